@@ -1,0 +1,5 @@
+"""`python -m ductile`."""
+
+from ductile.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""How commands talk to the running service: its local socket, or the address somebody names.
+
+Plain HTTP from the standard library; a command that only asks a question imports nothing more.
+"""
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from attrs import field, frozen
+
+from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
+
+CONNECT_SECONDS = 5.0
+LONGEST_ANSWER_SECONDS = 330.0
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    """HTTP over the service's unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=CONNECT_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(CONNECT_SECONDS)
+        self.sock.connect(str(self._path))
+
+
+class Refused(DuctileError):
+    """The service refused."""
+
+    code, exit_code = "refused", 1
+
+
+class Busy(DuctileError):
+    """The service cannot do this now."""
+
+    code, exit_code = "busy", 75
+
+
+@frozen
+class Client:
+    """Where the service is and how to get in."""
+
+    socket_path: Path | None = None
+    url: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """The JSON answer; a refusal or no answer is an error with what to do."""
+        connection = self._connection()
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+        try:
+            connection.connect()
+            connection.sock.settimeout(LONGEST_ANSWER_SECONDS)
+            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServiceUnreachable(
+                f"the service does not answer at {self.url or self.socket_path}: {error}",
+                hint="is it running? start it with `ductile system start`",
+            ) from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refusal(answer.status, content)
+        return dict(content)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.url is None:
+            assert self.socket_path is not None
+            return _LocalConnection(self.socket_path)
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServiceUnreachable(f"{self.url!r} is not an address", hint="write http://HOST:PORT")
+        return kind(parts.hostname, parts.port, timeout=CONNECT_SECONDS)
+
+
+def _refusal(status: int, content: Any) -> DuctileError:
+    answer = content if isinstance(content, dict) else {}
+    kinds: dict[int, type[DuctileError]] = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 503: Busy}
+    kind = kinds.get(status, Refused)
+    error = kind(str(answer.get("error", f"HTTP {status}")), hint=str(answer.get("hint", "")))
+    error.code = str(answer.get("code", error.code))  # type: ignore[misc]
+    error.context = {"status": status, **(answer.get("context") or {})}
+    return error

@@ -1,0 +1,289 @@
+"""`ductile config`: make, check, seal and look at the configuration."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ductile.cli import options, output
+from ductile.errors import Complaint, ConfigInvalid, DuctileError, NotFound
+
+DEFAULT_DIRECTORY = "~/.config/ductile"
+
+
+@click.group("config")
+def group() -> None:
+    """Make, check, seal and look at the configuration."""
+
+
+@group.command("init")
+@click.option(
+    "--config-dir",
+    "--config",
+    "directory",
+    type=click.Path(path_type=Path),
+    help=f"Where. Default: $DUCTILE_CONFIG_DIR or {DEFAULT_DIRECTORY}.",
+)
+@click.option("--demo", is_flag=True, help="With the echo plugin, an enabled API and a fresh token.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@options.dry_run
+@options.as_json
+def init(directory: Path | None, demo: bool, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Make a first configuration: files, directories and the seal.
+
+    Example: ductile config init --demo --config-dir ./my-config
+    """
+    from ductile.config import scaffold
+
+    where = Path(os.path.abspath((directory or _default_directory()).expanduser()))
+    planned = scaffold.plan(demo=demo)
+    scaffold.require_free(where, planned, force=force)
+    if not dry_run:
+        scaffold.write(where, planned)
+        _lock(where / "config.yaml")
+    result = {
+        "directory": str(where),
+        "files": [*planned.files, ".checksums", *(f"plugins/{plugin.name}/" for plugin in planned.plugins)],
+        "token": planned.token if not dry_run else None,
+        "dry_run": dry_run,
+    }
+    output.show(result, as_json=as_json, human=_init_lines)
+
+
+def _init_lines(result: dict[str, Any]) -> list[str]:
+    lines = [f"{'would make' if result['dry_run'] else 'made'} {result['directory']}"]
+    lines += [f"  {name}" for name in result["files"]]
+    if result["token"]:
+        lines += [f"API token (kept in .env): {result['token']}"]
+    return [*lines, f"next: ductile config check --config {result['directory']}"]
+
+
+@group.command("check")
+@options.config
+@click.option("--strict", is_flag=True, help="Exit 3 when there are warnings.")
+@click.option("--format", "form", type=click.Choice(["human", "json"]), help="The same as --json.")
+@options.as_json
+@options.verbose
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config_path: Path | None,
+    config_dir: Path | None,
+    strict: bool,
+    form: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Load the configuration, verify the seal, find the plugins, and say everything that is wrong.
+
+    Exit codes: 0 valid, 3 valid with warnings under --strict, 78 invalid.
+
+    Example: ductile config check --strict --json
+    """
+    from ductile.config.check import examine
+
+    as_json = as_json or form == "json"
+    try:
+        config = _load(options.chosen(config_path, config_dir), verbose=verbose)
+        report = examine(config).report
+        errors, warnings = report.errors, report.warnings
+        failure: DuctileError | None = ConfigInvalid(errors) if errors else None
+    except ConfigInvalid as invalid:
+        failure, errors, warnings = invalid, invalid.complaints, ()
+    result: dict[str, Any] = {
+        "valid": failure is None,
+        "errors": [_complaint(complaint) for complaint in errors],
+        "warnings": [_complaint(complaint) for complaint in warnings],
+    }
+    if failure is not None:
+        result |= output.as_error(failure)
+    output.show(result, as_json=as_json, human=lambda _: _check_lines(errors, warnings))
+    if failure is not None:
+        if failure.hint and not as_json:
+            output.note(f"hint: {failure.hint}")
+        return failure.exit_code
+    return output.WARNINGS_EXIT if strict and warnings else 0
+
+
+def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...]) -> list[str]:
+    lines = [f"error: {complaint}" for complaint in errors] + [f"warning: {complaint}" for complaint in warnings]
+    counts = f"{_count(len(errors), 'error')}, {_count(len(warnings), 'warning')}"
+    return [*lines, f"configuration is {'invalid' if errors else 'valid'}: {counts}"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def _complaint(complaint: Complaint) -> dict[str, Any]:
+    mark = complaint.mark
+    place = {"file": mark.source, "line": mark.line} if mark else {}
+    return {"category": complaint.category, "message": complaint.message, "field": complaint.path, **place}
+
+
+@group.command("lock")
+@options.config
+@options.dry_run
+@options.as_json
+@options.verbose
+def lock(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool, verbose: bool) -> None:
+    """Seal what is there: hashes of every loaded file and every configured plugin go into .checksums.
+
+    Example: ductile config lock --dry-run
+    """
+    result = _lock(_found(options.chosen(config_path, config_dir)), dry_run=dry_run)
+    output.show(result, as_json=as_json, human=lambda sealed: _lock_lines(sealed, verbose=verbose))
+
+
+def _lock(root: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    from ductile.config.lock import seal_configuration
+
+    sealed = seal_configuration(root, now=datetime.now(UTC), dry_run=dry_run)
+    return {
+        "seal": str(sealed.path),
+        "changes": sealed.changes,
+        "files": sorted(sealed.seal.hashes),
+        "plugins": sorted(sealed.seal.plugins),
+        "dry_run": dry_run,
+    }
+
+
+def _lock_lines(result: dict[str, Any], *, verbose: bool) -> list[str]:
+    verb = "would seal" if result["dry_run"] else "sealed"
+    counts = f"{_count(len(result['files']), 'file')} and {_count(len(result['plugins']), 'plugin')}"
+    lines = [f"{verb} {counts} in {result['seal']}"]
+    lines += [f"  {change}" for change in result["changes"]] or ["  nothing changed"]
+    return lines + ([f"  = {name}" for name in result["files"]] if verbose else [])
+
+
+@group.command("show")
+@click.argument("entity", required=False)
+@options.config
+@options.as_json
+def show(entity: str | None, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
+    """Print the effective configuration: everything merged, defaults filled in, secrets hidden.
+
+    ENTITY narrows it: a section (service, api, …), plugin:NAME, webhook:NAME-OR-PATH or pipeline:NAME;
+    the name * stands for all.
+
+    Example: ductile config show plugin:echo
+    """
+    from ductile import strict_yaml
+    from ductile.config.show import redacted
+
+    config = _load(options.chosen(config_path, config_dir))
+    shown = redacted(config.settings, config.mask)
+    value = _entity(shown, entity) if entity else shown
+    output.show(value, as_json=as_json, human=lambda data: strict_yaml.dump(data).splitlines())
+
+
+def _entity(shown: dict[str, Any], entity: str) -> Any:
+    noun, colon, name = entity.partition(":")
+    if not colon:
+        if noun not in shown:
+            raise NotFound(f"there is no section {noun!r}", hint=f"sections: {', '.join(shown)}")
+        return shown[noun]
+    found: dict[str, Any]
+    match noun:
+        case "plugin":
+            found = shown["plugins"]
+        case "webhook":
+            found = {}
+            for endpoint in shown["webhooks"]["endpoints"]:
+                for alias in (endpoint["path"], endpoint["plugin"], endpoint["name"]):
+                    found.setdefault(alias, endpoint)
+            if name == "*":
+                return shown["webhooks"]["endpoints"]
+        case "pipeline":
+            found = {str(pipeline.get("name")): pipeline for pipeline in shown["pipelines"]}
+        case _:
+            raise NotFound(f"unknown entity {entity!r}", hint="use plugin:NAME, webhook:NAME or pipeline:NAME")
+    if name == "*":
+        return found
+    if name not in found:
+        raise NotFound(
+            f"there is no {noun} {name!r}", hint=f"known: {', '.join(str(key) for key in found if key) or 'none'}"
+        )
+    return found[name]
+
+
+@group.command("get")
+@click.argument("path")
+@options.config
+@options.as_json
+def get(path: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
+    """Print one value of the effective configuration by its dotted path.
+
+    Example: ductile config get plugins.echo.retry.max_attempts
+    """
+    from ductile import strict_yaml
+    from ductile.config.show import redacted
+
+    config = _load(options.chosen(config_path, config_dir))
+    value = _walk(redacted(config.settings, config.mask), path)
+
+    def human(data: Any) -> list[str]:
+        return strict_yaml.dump(data).splitlines() if isinstance(data, dict | list) else [_scalar(data)]
+
+    output.show(value, as_json=as_json, human=human)
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _walk(value: Any, path: str) -> Any:
+    """The value at `path`: names joined by dots (a name may contain some), list members as `[0]` or `.0`."""
+    rest = path.replace("[", ".").replace("]", "")
+    while rest:
+        if isinstance(value, list):
+            member, _, rest = rest.partition(".")
+            if not member.isdigit() or int(member) >= len(value):
+                raise NotFound(
+                    f"there is no [{member}] on the way to {path!r}", hint=f"the list has {len(value)} members"
+                )
+            value = value[int(member)]
+            continue
+        keys = [key for key in value if rest == key or rest.startswith(f"{key}.")] if isinstance(value, dict) else []
+        if not keys:
+            known = f"known here: {', '.join(value)}" if isinstance(value, dict) else "it is a single value"
+            raise NotFound(f"there is nothing at {path!r}", hint=known)
+        key = max(keys, key=len)
+        value, rest = value[key], rest[len(key) + 1 :]
+    return value
+
+
+@group.command("schema")
+@options.as_json
+def schema(as_json: bool) -> None:
+    """Print the JSON Schema of the configuration; editors can use it for completion.
+
+    Example: ductile config schema > ductile.schema.json
+    """
+    from ductile.config.schema import schema as build
+
+    output.show(build(), as_json=True, human=lambda _: ())
+
+
+def _default_directory() -> Path:
+    return Path(os.environ.get("DUCTILE_CONFIG_DIR") or DEFAULT_DIRECTORY)
+
+
+def _found(explicit: Path | None) -> Path:
+    from ductile.config.sources import find
+
+    return find(explicit, os.environ).path
+
+
+def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
+    from ductile.config.load import load
+    from ductile.config.sources import find
+
+    found = find(explicit, os.environ)
+    if verbose:
+        output.note(f"configuration: {found.path} ({found.origin})")
+    return load(found.path)

@@ -1,0 +1,125 @@
+"""What a command prints and how it exits: results on stdout, everything else on stderr, errors in one shape.
+
+Exit codes and the JSON form of errors are decided here and nowhere else.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from ductile.errors import ConfigInvalid, DuctileError
+
+USAGE_EXIT = 2
+WARNINGS_EXIT = 3
+INTERRUPTED_EXIT = 130
+
+
+def show(value: Any, *, as_json: bool, human: Callable[[Any], Iterable[str]]) -> None:
+    """Print `value`: as JSON, or as the lines `human` makes of it."""
+    if as_json:
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        for line in human(value):
+            click.echo(line)
+
+
+def note(line: str) -> None:
+    """Something to know that is not the result."""
+    click.echo(line, err=True)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def run(command: click.Command, args: list[str]) -> int:
+    """Run the command line and return the exit code. No traceback reaches the operator."""
+    as_json = "--json" in args
+    try:
+        result = command.main(args=args, prog_name="ductile", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE_EXIT
+    except click.ClickException as error:
+        return _fail_usage(error, as_json=as_json)
+    except click.exceptions.Abort:
+        return INTERRUPTED_EXIT
+    except DuctileError as error:
+        return fail(error, as_json=as_json)
+    except BaseExceptionGroup as group:
+        return _fail_together(group, as_json=as_json)
+    except BrokenPipeError:
+        # The reader of a pipe left early; Python would complain once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT
+    return result if isinstance(result, int) else 0
+
+
+def fail(error: DuctileError, *, as_json: bool) -> int:
+    """Tell what went wrong and give the exit code for it."""
+    if as_json:
+        click.echo(json.dumps(as_error(error), indent=2, ensure_ascii=False))
+        return error.exit_code
+    for line in str(error).splitlines():
+        note(f"error: {line}")
+    if error.hint:
+        note(f"hint: {error.hint}")
+    return error.exit_code
+
+
+def _fail_together(group: BaseExceptionGroup[BaseException], *, as_json: bool) -> int:
+    """Several tasks of the service failed at once: tell each reason; a mistake of ours is raised as it is."""
+    known, unknown = group.split(DuctileError)
+    if unknown is not None or known is None:
+        raise group
+    reasons = list({str(error): error for error in _leaves(known)}.values())
+    return max(fail(error, as_json=as_json) for error in reasons[: 1 if as_json else None])
+
+
+def _leaves(group: BaseExceptionGroup[DuctileError]) -> Iterator[DuctileError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def as_error(error: DuctileError) -> dict[str, Any]:
+    """The one JSON form of an error."""
+    context = dict(error.context)
+    if isinstance(error, ConfigInvalid):
+        context["complaints"] = [str(complaint) for complaint in error.complaints]
+    return {
+        "error": str(error),
+        "code": error.code,
+        "exit_code": error.exit_code,
+        "hint": error.hint,
+        "context": context,
+    }
+
+
+def _fail_usage(error: click.ClickException, *, as_json: bool) -> int:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"see `{context.command_path} --help`" if context else "see `ductile --help`"
+    if as_json:
+        content = {
+            "error": error.format_message(),
+            "code": "usage",
+            "exit_code": USAGE_EXIT,
+            "hint": hint,
+            "context": {},
+        }
+        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        note(f"error: {error.format_message()}")
+        note(f"hint: {hint}")
+    return USAGE_EXIT

@@ -1,0 +1,106 @@
+"""`ductile system`: run the service and see how it is."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ductile.cli import options, output
+from ductile.errors import DuctileError
+
+
+@click.group("system")
+def group() -> None:
+    """Run the service and see how it is."""
+
+
+@group.command("start")
+@options.config
+@options.as_json
+def start(config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
+    """Run the service in the foreground until Ctrl-C or SIGTERM; log lines go to stdout.
+
+    The first signal lets running jobs finish (service.drain_timeout), a second one ends at once.
+    --json says why it could not start as JSON.
+
+    Example: ductile system start --config ./my-config
+    """
+    from ductile import runtime
+    from ductile.config.sources import find
+
+    found = find(options.chosen(config_path, config_dir), os.environ)
+    runtime.run(found.path, origin=found.origin, announce=output.note)
+
+
+@group.command("status")
+@options.config
+@options.as_json
+def status(config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
+    """Say whether the configuration, the ledger and the service are well. Exit 1 if something is not.
+
+    Example: ductile system status --json
+    """
+    report = _status(options.chosen(config_path, config_dir))
+    output.show(report, as_json=as_json, human=_status_lines)
+    return 0 if report["healthy"] else 1
+
+
+def _status(explicit: Path | None) -> dict[str, Any]:
+    from ductile.cli.client import Client
+    from ductile.config.load import load
+    from ductile.config.sources import find
+    from ductile.lock import LOCK_NAME, holder, is_held
+    from ductile.web.listen import local_socket_path
+
+    checks: list[dict[str, Any]] = []
+    service: dict[str, Any] | None = None
+
+    def check(name: str, ok: bool, detail: str = "", **more: Any) -> None:
+        checks.append({"name": name, "ok": ok, "detail": detail, **more})
+
+    try:
+        found = find(explicit, os.environ)
+        check("config_discovery", True, found.origin, path=str(found.path))
+        config = load(found.path)
+        check("config_load", True, f"plugins configured: {len(config.settings.plugins)}")
+    except DuctileError as error:
+        check("config_load", False, str(error).splitlines()[0])
+        return {"healthy": False, "checks": checks, "service": None}
+    ledger = config.settings.state.path
+    check(*_ledger_check(ledger), path=str(ledger))
+    running = is_held(ledger.parent / LOCK_NAME)
+    pid, since = holder(ledger.parent / LOCK_NAME)
+    detail = f"held by process {pid} since {since}" if running else "free: the service is not running"
+    check("pid_lock", True, detail, active_pid=pid if running else None)
+    if running:
+        try:
+            service = Client(local_socket_path(ledger.parent)).ask("GET", "/healthz")
+            check("service", service["status"] == "ok", service["status"])
+        except DuctileError as error:
+            check("service", False, str(error))
+    return {"healthy": all(entry["ok"] for entry in checks), "checks": checks, "service": service}
+
+
+def _ledger_check(path: Path) -> tuple[str, bool, str]:
+    from ductile.ledger import reports
+    from ductile.ledger.store import open_reader
+
+    if not path.exists():
+        return "state_db", True, "not made yet: the first start makes it"
+    try:
+        with open_reader(path) as db:
+            queue = reports.queue(db)
+    except DuctileError as error:
+        return "state_db", False, str(error)
+    return "state_db", True, f"{queue.queued} queued, {queue.running} running, {queue.dead} dead"
+
+
+def _status_lines(report: dict[str, Any]) -> list[str]:
+    lines = [f"System Status: {'HEALTHY' if report['healthy'] else 'DEGRADED'}"]
+    rows = [("ok" if entry["ok"] else "FAIL", entry["name"], entry["detail"]) for entry in report["checks"]]
+    lines += [f"  {line}" for line in output.table(rows)]
+    if service := report["service"]:
+        facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
+        lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
+    return lines

@@ -1,0 +1,49 @@
+"""Wall and monotonic time, and the one way a moment is written down.
+
+The wall clock says *when*; deadlines and timeouts run on the monotonic clock. Stored moments are UTC text of fixed
+width, so that text order is time order.
+"""
+
+import re
+import time
+from datetime import UTC, datetime
+
+_WRITTEN = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)?)?", re.ASCII)
+_STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")
+
+
+class Clock:
+    """The time of this host. Tests pass another one."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def to_text(moment: datetime) -> str:
+    """`2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone: nobody can say when that was")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")[: _STORED_LENGTH - 1] + "Z"
+
+
+def from_text(text: str) -> datetime:
+    """The aware moment behind stored text; also reads RFC 3339 with any fraction or offset, and a date alone.
+
+    Without an offset the text is taken as UTC. Raises ValueError for what is not a moment.
+    """
+    if len(text) == _STORED_LENGTH and text[20:26].isdigit() and text[26] == "Z":
+        return datetime.fromisoformat(text)
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:60]!r} is not a moment such as 2026-02-08T09:30:00Z")
+    day, minute, second, zone = match.groups(default="")
+    # Python reads at most six digits of a second, other programs write nine.
+    seconds, dot, fraction = (second or ":00").partition(".")
+    written = f"{day}T{minute or '00:00'}{seconds}{dot}{fraction[:6]}{zone.upper() or 'Z'}"
+    try:
+        return datetime.fromisoformat(written).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text} is outside the years 1 to 9999 in UTC") from error

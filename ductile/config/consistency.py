@@ -1,0 +1,174 @@
+"""Rules between the values of one configuration, needing nothing but the settings themselves.
+
+Every breach is an error at load. What depends on the plugins that are really there is the doctor's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+
+from attrs import frozen
+
+from ductile.config.rules import SLUG
+from ductile.config.scopes import Grant
+from ductile.config.sections import PluginEntry, Schedule, Settings, WebhookEndpoint
+
+LEAST_TICK = timedelta(milliseconds=100)
+DAYS_IN_A_WEEK = 7
+
+
+@frozen
+class Breach:
+    """A value that contradicts another."""
+
+    path: str
+    message: str
+    category: str
+
+
+def breaches(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
+    """Everything in `settings` that cannot be meant."""
+    yield from _service(settings)
+    yield from _api(settings, grants)
+    for name, entry in settings.plugins.items():
+        yield from _plugin(settings, name, entry)
+    yield from _webhooks(settings)
+    yield from _relay(settings)
+    yield from _tokens(settings)
+
+
+def token_names(settings: Settings) -> frozenset[str]:
+    return frozenset(token.name for token in settings.tokens)
+
+
+def _service(settings: Settings) -> Iterator[Breach]:
+    service = settings.service
+    if timedelta() < service.job_queue_retention < service.dedupe_ttl:
+        message = "is shorter than dedupe_ttl; a success must be known for as long as it blocks"
+        yield Breach("service.job_queue_retention", message, "service")
+    if service.tick_interval < LEAST_TICK:
+        yield Breach("service.tick_interval", "must be 100ms or longer", "service")
+    if (settings.instances or settings.remote_ingress) and not SLUG.allows(service.name):
+        yield Breach("service.name", f"must be {SLUG.allowed}, because peers know this instance by it", "service")
+
+
+def _api(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
+    usable = settings.api.auth.tokens or any(not grant.refused for grant in grants.values())
+    wanted = settings.api.enabled or settings.service.strict_mode or settings.service.admission.require_api_auth
+    if wanted and not usable:
+        message = "has no token; add one with a scope, or set api.enabled: false"
+        yield Breach("api.auth.tokens" if settings.api.auth.tokens else "api", message, "api")
+    repeated = _repeated(token.token.fingerprint() for token in settings.api.auth.tokens)
+    for index, token in enumerate(settings.api.auth.tokens):
+        if token.token.fingerprint() in repeated:
+            yield Breach(f"api.auth.tokens[{index}].token", "is the same as another token", "api")
+
+
+def _plugin(settings: Settings, name: str, entry: PluginEntry) -> Iterator[Breach]:
+    path, workers = f"plugins.{name}", settings.service.max_workers
+    if entry.parallelism is not None and entry.parallelism > workers:
+        message = f"{entry.parallelism} is more than service.max_workers ({workers})"
+        yield Breach(f"{path}.parallelism", message, "service")
+    repeated = _repeated(schedule.id for schedule in entry.schedules)
+    for index, schedule in enumerate(entry.schedules):
+        where = f"{path}.schedules[{index}]"
+        if schedule.id in repeated:
+            yield Breach(f"{where}.id", f"{schedule.id!r} is used twice; give each schedule its own id", "schedule")
+        yield from _schedule(schedule, where)
+    for key, value in entry.config.items():
+        if key.endswith("_ref") and not (isinstance(value, str) and value in token_names(settings)):
+            yield Breach(f"{path}.config.{key}", _no_such_token(settings), "plugin_refs")
+
+
+def _schedule(schedule: Schedule, path: str) -> Iterator[Breach]:
+    modes = [mode for mode in ("every", "cron", "at", "after") if getattr(schedule, mode) is not None]
+    if len(modes) != 1:
+        found = f"has {' and '.join(modes)}" if modes else "has none of them"
+        yield Breach(path, f"needs exactly one of every, cron, at, after; it {found}", "schedule")
+    if schedule.command == "handle":
+        yield Breach(f"{path}.command", "`handle` needs an event and cannot be scheduled", "schedule")
+    if schedule.catch_up != "skip" and modes != ["every"]:
+        yield Breach(f"{path}.catch_up", f"{schedule.catch_up} works with `every` only", "schedule")
+    if schedule.jitter and modes not in (["every"], ["cron"]):
+        yield Breach(f"{path}.jitter", "works with `every` and `cron` only", "schedule")
+    if schedule.every and schedule.jitter > schedule.every:
+        yield Breach(f"{path}.jitter", "is longer than the interval", "schedule")
+    if len(set(schedule.not_on)) == DAYS_IN_A_WEEK:
+        yield Breach(f"{path}.not_on", "names every day of the week, so it would never run", "schedule")
+    window = schedule.preferred_window
+    if window and window.start.zfill(5) == window.end.zfill(5):
+        yield Breach(f"{path}.preferred_window", "begins and ends at the same time", "schedule")
+
+
+def _webhooks(settings: Settings) -> Iterator[Breach]:
+    endpoints = settings.webhooks.endpoints
+    paths, names = (
+        _repeated(endpoint.path for endpoint in endpoints),
+        _repeated(endpoint.name for endpoint in endpoints),
+    )
+    # What else may be wrong with a pipeline is not known here.
+    pipelines = {name for pipeline in settings.pipelines if isinstance(name := pipeline.get("name"), str)}
+    for index, endpoint in enumerate(endpoints):
+        path = f"webhooks.endpoints[{index}]"
+        if endpoint.path in paths:
+            yield Breach(f"{path}.path", f"{endpoint.path} is used twice", "webhooks")
+        if endpoint.name in names:
+            yield Breach(f"{path}.name", f"{endpoint.name!r} is used twice", "webhooks")
+        if endpoint.pipeline and endpoint.pipeline not in pipelines:
+            yield Breach(f"{path}.pipeline", f"there is no pipeline {endpoint.pipeline!r}", "webhooks")
+        yield from _endpoint(endpoint, path)
+        yield from _secret_refs(settings, endpoint.secret_ref, f"{path}.secret_ref", "webhooks")
+    if endpoints and settings.api.enabled and settings.webhooks.listen == settings.api.listen:
+        yield Breach("webhooks.listen", f"{settings.webhooks.listen} is the API's address too", "webhooks")
+
+
+def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
+    targets = [target for target in ("plugin", "pipeline", "event") if getattr(endpoint, target)]
+    if len(targets) != 1:
+        found = f"has {' and '.join(targets)}" if targets else "has none of them"
+        yield Breach(path, f"needs exactly one of plugin, pipeline, event; it {found}", "webhooks")
+    if endpoint.scheme == "hmac-sha256" and endpoint.signature_header is None:
+        yield Breach(f"{path}.signature_header", "is missing: scheme hmac-sha256 needs the header's name", "webhooks")
+    if endpoint.path == "/healthz":
+        yield Breach(f"{path}.path", "/healthz is taken by the health check", "webhooks")
+
+
+def _relay(settings: Settings) -> Iterator[Breach]:
+    repeated = _repeated(instance.name for instance in settings.instances)
+    for index, instance in enumerate(settings.instances):
+        path = f"instances[{index}]"
+        if instance.name in repeated:
+            yield Breach(f"{path}.name", f"{instance.name!r} is used twice", "relay")
+        yield from _secret_refs(settings, (instance.secret_ref,), f"{path}.secret_ref", "relay")
+    ingress = settings.remote_ingress
+    repeated = _repeated(peer.name for peer in ingress.peers) if ingress else frozenset()
+    for index, peer in enumerate(ingress.peers if ingress else ()):
+        path = f"remote_ingress.peers[{index}]"
+        if peer.name in repeated:
+            yield Breach(f"{path}.name", f"{peer.name!r} is used twice", "relay")
+        if ingress and ingress.require_key_id and not peer.key_id:
+            yield Breach(f"{path}.key_id", "is missing: remote_ingress.require_key_id asks for it", "relay")
+        yield from _secret_refs(settings, (peer.secret_ref,), f"{path}.secret_ref", "relay")
+
+
+def _tokens(settings: Settings) -> Iterator[Breach]:
+    repeated = _repeated(token.name for token in settings.tokens)
+    for index, token in enumerate(settings.tokens):
+        if token.name in repeated:
+            yield Breach(f"tokens[{index}].name", f"{token.name!r} is used twice", "token_scopes")
+
+
+def _secret_refs(settings: Settings, names: Iterable[str], path: str, category: str) -> Iterator[Breach]:
+    for name in names:
+        if name not in token_names(settings):
+            yield Breach(path, _no_such_token(settings), category)
+
+
+def _no_such_token(settings: Settings) -> str:
+    """Does not quote the value: a secret that was written in the place of its name stays unsaid."""
+    known = ", ".join(sorted(token_names(settings))) or "it names none"
+    return f"has no source: it must be the name of a token in tokens.yaml ({known})"
+
+
+def _repeated(values: Iterable[str | None]) -> frozenset[str | None]:
+    return frozenset(value for value, count in Counter(values).items() if count > 1 and value is not None)

@@ -1,0 +1,234 @@
+"""Read, verify, include, interpolate, merge, structure: from a path to one immutable `Config`.
+
+The story of a load on one page. Each step has its own room; what went wrong in any of them is told at once. Does not
+look for plugins: rules that need them are the doctor's (`check`).
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, field, frozen
+from blake3 import blake3
+
+from ductile.config.consistency import breaches
+from ductile.config.dialect import translate
+from ductile.config.interpolate import Interpolated, interpolate
+from ductile.config.scopes import Grant, Grants, read_grants
+from ductile.config.seal import (
+    SEAL_FILE,
+    Drift,
+    Seal,
+    Weight,
+    drift_of_files,
+    drift_of_gone_files,
+    read_seal,
+    refusals,
+)
+from ductile.config.sections import Settings, State
+from ductile.config.show import digest, looks_secret
+from ductile.config.sources import SourceFile, read_sources
+from ductile.config.structure import structure
+from ductile.errors import Complaint, ConfigInvalid, DuctileError, IntegrityBroken, Mark, Unreadable
+from ductile.files import permission_findings
+from ductile.secret import Mask, Secret
+
+
+@frozen(kw_only=True)
+class Config:
+    """A configuration as it was at one moment. A reload makes another one; nothing edits this."""
+
+    settings: Settings
+    root: Path
+    files: tuple[SourceFile, ...] = field(repr=False)
+    grants: Mapping[str, Grant]
+    seal: Seal | None = field(repr=False)
+    drifts: tuple[Drift, ...]
+    warnings: tuple[Complaint, ...]
+    places: Mapping[str, Mark] = field(repr=False)
+    """Dotted path → where it is written, for complaints that come later."""
+    mask: Mask = field(repr=False)
+    digest: str
+    source_digest: str
+
+    @property
+    def directory(self) -> Path:
+        return self.root.parent
+
+    @property
+    def seal_path(self) -> Path:
+        return self.directory / SEAL_FILE
+
+    def complaint(self, message: str, path: str, category: str) -> Complaint:
+        """A complaint about the value at `path`, with the nearest place that is written down."""
+        return Complaint(message, path, _place(self.places, path) or Mark(str(self.root), 1), category)
+
+
+def load(root: Path, *, environ: Mapping[str, str] | None = None, verify: bool = True) -> Config:
+    """The configuration at `root`. ConfigInvalid or IntegrityBroken say all that is wrong; nothing is changed.
+
+    `verify=False` is for sealing: what is about to be approved need not be approved yet.
+    """
+    sources = read_sources(root, os.environ if environ is None else environ)
+    seal = _seal_of(root, verify=verify)
+    drifts = drift_of_files(sources.files, seal)
+    if verify:
+        _refuse([drift.complaint for drift in drifts if drift.weight is Weight.HIGH])
+    translated = translate(sources.root)
+    resolved = interpolate(translated.root, sources.environment)
+    settings = _structure(resolved, errors=(*sources.errors, *translated.errors))
+    # A path that is written starts at its file; the default one has no file but the root.
+    # Two names for one ledger are one ledger: the lock and the socket lie beside the file itself.
+    settings = evolve(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
+    unset_errors, unset_warnings = _unset(settings, resolved.unset)
+    grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks)
+    places = {path: node.mark for path, node in resolved.root.walk() if path}
+    _require_consistency(settings, grants, places, root, errors=unset_errors)
+    files = (*sources.files, *grants.files)
+    drifts += [*drift_of_files(grants.files, seal), *drift_of_gone_files(files, seal)]
+    if verify:
+        admission, strict = settings.service.admission, settings.service.strict_mode
+        changed = strict or admission.verify_integrity_on_boot or admission.fail_on_drift
+        _refuse(refusals(drifts, changed=changed, unsealed=strict or admission.fail_on_drift, seal=seal))
+    return Config(
+        settings=settings,
+        root=root,
+        files=files,
+        grants=grants.by_token,
+        seal=seal,
+        drifts=tuple(drifts),
+        warnings=(
+            *sources.warnings,
+            *translated.warnings,
+            *unset_warnings,
+            *_placed(grants.warnings, places, root),
+            *_drift_warnings(drifts, seal),
+        ),
+        places=places,
+        mask=Mask(_secret_values(settings, resolved)),
+        digest=digest(settings),
+        source_digest=_source_digest(files),
+    )
+
+
+def _seal_of(root: Path, *, verify: bool) -> Seal | None:
+    """The seal beside `root`. One that is damaged, or that a stranger can write, vouches for nothing."""
+    path = root.parent / SEAL_FILE
+    try:
+        seal = read_seal(path)
+        findings = permission_findings(path) if seal else []
+    except Unreadable as error:
+        complaints = [Complaint(error.reason, mark=error.mark, category="integrity")]
+    except DuctileError as error:
+        complaints = [Complaint(str(error), category="integrity")]
+    else:
+        complaints = [Complaint(str(finding), category="integrity") for finding in findings if finding.is_refusal]
+        if not complaints:
+            return seal
+    if verify:
+        raise IntegrityBroken(complaints)
+    return None
+
+
+def _refuse(complaints: list[Complaint]) -> None:
+    if complaints:
+        raise IntegrityBroken(complaints)
+
+
+def _structure(resolved: Interpolated, errors: tuple[Complaint, ...]) -> Settings:
+    """The settings, or every complaint of this and the earlier steps together."""
+    try:
+        settings = structure(resolved.root)
+    except ConfigInvalid as invalid:
+        refused = {complaint.path for complaint in invalid.complaints}
+        unset = (complaint for complaint in resolved.unset if complaint.path in refused)
+        raise ConfigInvalid((*errors, *invalid.complaints, *unset)) from None
+    if errors:
+        raise ConfigInvalid(errors)
+    return settings
+
+
+def _require_consistency(
+    settings: Settings, grants: Grants, places: Mapping[str, Mark], root: Path, *, errors: Iterable[Complaint]
+) -> None:
+    """The settings agree with themselves, and `errors` and the grants have nothing to say either."""
+    found = [
+        Complaint(breach.message, breach.path, None, breach.category) for breach in breaches(settings, grants.by_token)
+    ]
+    complaints = (*errors, *_placed((*grants.errors, *found), places, root))
+    if complaints:
+        raise ConfigInvalid(complaints)
+
+
+def _placed(complaints: Iterable[Complaint], places: Mapping[str, Mark], root: Path) -> list[Complaint]:
+    """Every complaint with the place where the value it is about is written."""
+    return [
+        complaint if complaint.mark else evolve(complaint, mark=_place(places, complaint.path) or Mark(str(root), 1))
+        for complaint in complaints
+    ]
+
+
+def _place(places: Mapping[str, Mark], path: str) -> Mark | None:
+    """Where `path`, or else the nearest thing around it, is written."""
+    while path and path not in places:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return places.get(path)
+
+
+def _unset(settings: Settings, unset: Iterable[Complaint]) -> tuple[list[Complaint], list[Complaint]]:
+    """An unset variable is an error where a secret or an enabled plugin waits for it, elsewhere it stays literal."""
+    live = tuple(
+        f"plugins.{name}.{part}"
+        for name, entry in settings.plugins.items()
+        if entry.enabled
+        for part in ("config", "env")
+    )
+    errors: list[Complaint] = []
+    warnings: list[Complaint] = []
+    for complaint in unset:
+        needed = complaint.path.startswith(("api.auth.tokens[", "tokens[", *live))
+        (errors if needed else warnings).append(complaint)
+    return errors, warnings
+
+
+def _secret_values(settings: Settings, resolved: Interpolated) -> set[str]:
+    """Tokens, keys, what the environment put into plugin configuration, and what sits there under telling names."""
+    secrets = [token.token for token in settings.api.auth.tokens] + [token.key for token in settings.tokens]
+    values = {Secret.reveal(secret) for secret in secrets}
+    values |= {value for path, value in resolved.used if _is_handed_on(path)}
+    for entry in settings.plugins.values():
+        values.update(_telling(entry.config), _telling(entry.env))
+        values.update(*(_telling(schedule.payload) for schedule in entry.schedules))
+    return values | _telling(settings.pipelines)
+
+
+def _is_handed_on(path: str) -> bool:
+    """True for values that Ductile passes to plugins without knowing what they mean."""
+    inside = path.startswith("plugins.") and any(part in path for part in (".config", ".env", ".payload"))
+    return inside or path.startswith("pipelines[")
+
+
+def _telling(data: Any, *, under_secret: bool = False) -> set[str]:
+    if isinstance(data, Mapping):
+        parts = [_telling(value, under_secret=under_secret or looks_secret(name)) for name, value in data.items()]
+    elif isinstance(data, list | tuple):
+        parts = [_telling(item, under_secret=under_secret) for item in data]
+    else:
+        return {str(data)} if under_secret and isinstance(data, str | int) else set()
+    return set().union(*parts)
+
+
+def _drift_warnings(drifts: Iterable[Drift], seal: Seal | None) -> list[Complaint]:
+    if seal is None:
+        return [
+            Complaint("nothing is sealed yet; approve what is there with `ductile config lock`", category="integrity")
+        ]
+    return [drift.complaint for drift in drifts]
+
+
+def _source_digest(files: Iterable[SourceFile]) -> str:
+    hasher = blake3()
+    for source in files:
+        hasher.update(f"{source.path}\0{source.digest}\0".encode())
+    return hasher.hexdigest()

@@ -1,0 +1,179 @@
+"""A first configuration: the files `config init` writes, and the demo that `--demo` adds.
+
+Makes directories 0700 and files 0600, seals them, and refuses to touch a configuration that is there already.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from attrs import frozen
+
+from ductile import files
+from ductile.config.schema import schema
+from ductile.config.sources import CONFIG_FILE
+from ductile.errors import UsageInvalid
+
+SCHEMA_FILE = "ductile.schema.json"
+HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+PLUGINS = "plugins"
+
+
+@frozen
+class Scaffold:
+    """The files of a new configuration, by their path below its directory."""
+
+    files: dict[str, bytes]
+    plugins: tuple[Path, ...]
+    token: str | None
+
+
+def plan(*, demo: bool) -> Scaffold:
+    """What a new configuration consists of. A demo gets a fresh API token."""
+    token = f"demo-{secrets.token_hex(16)}" if demo else None
+    written = {
+        CONFIG_FILE: HINT + _config_text(demo=demo),
+        "plugins.yaml": HINT + (_DEMO_PLUGINS if demo else _EMPTY_PLUGINS),
+        "pipelines.yaml": HINT + _EMPTY_PIPELINES,
+        "webhooks.yaml": HINT + _EMPTY_WEBHOOKS,
+        "tokens.yaml": HINT + _EMPTY_TOKENS,
+        ".env": _ENV + (f"DUCTILE_API_TOKEN={token}\n" if token else "# DUCTILE_API_TOKEN=\n"),
+        SCHEMA_FILE: json.dumps(schema(), indent=2) + "\n",
+    }
+    bundled = (bundled_plugins() / "echo",) if demo else ()
+    return Scaffold({name: text.encode() for name, text in written.items()}, bundled, token)
+
+
+def require_free(directory: Path, scaffold: Scaffold, *, force: bool) -> None:
+    """Nothing of the operator's would be replaced, or they said so."""
+    written = [*scaffold.files, *(f"{PLUGINS}/{plugin.name}" for plugin in scaffold.plugins)]
+    existing = [name for name in written if os.path.lexists(directory / name)]
+    if existing and not force:
+        raise UsageInvalid(
+            f"{directory} already has {', '.join(existing)}",
+            hint="choose another directory with --config-dir, or replace them with --force",
+        )
+
+
+def write(directory: Path, scaffold: Scaffold) -> None:
+    """The files of `scaffold` are in `directory`."""
+    for folder in (directory, directory / PLUGINS, directory / "scopes", directory / "data"):
+        _make_private(folder)
+    for name, content in scaffold.files.items():
+        files.write_private(directory / name, content)
+    for plugin in scaffold.plugins:
+        _copy_plugin(plugin, directory / PLUGINS / plugin.name)
+
+
+def bundled_plugins() -> Path:
+    """Where the plugins that come with Ductile are: inside the installed package, or beside it in a checkout."""
+    installed = Path(str(resources.files("ductile"))) / "bundled"
+    return installed if installed.is_dir() else installed.parent.parent / PLUGINS
+
+
+def _make_private(folder: Path) -> None:
+    """`folder` is there; whatever had to be made on the way to it is the user's alone, whatever the umask."""
+    try:
+        if not folder.parent.is_dir():
+            _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise files.FileRefused(folder, os.strerror(error.errno or 0).lower()) from error
+
+
+def _copy_plugin(source: Path, target: Path) -> None:
+    def copy(origin: str, copied: str) -> str:
+        shutil.copyfile(origin, copied)
+        os.chmod(copied, 0o700 if os.access(origin, os.X_OK) else 0o600)
+        return copied
+
+    try:
+        shutil.copytree(
+            source, target, copy_function=copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for folder, _, _ in os.walk(target):
+            os.chmod(folder, 0o700)
+    except (OSError, shutil.Error) as error:
+        raise files.FileRefused(target, str(error)) from error
+
+
+def _config_text(*, demo: bool) -> str:
+    return f"""\
+# Ductile's configuration. Every key is explained by `ductile config schema`.
+# After a change: ductile config check, then ductile config lock.
+
+include:
+  - plugins.yaml
+  - pipelines.yaml
+  - webhooks.yaml
+  - tokens.yaml
+
+environment_vars:
+  include:
+    - .env
+
+plugin_roots:
+  - {PLUGINS}
+
+state:
+  path: data/state.db
+
+service:
+  name: ductile
+  log_level: info
+
+api:
+  enabled: {"true" if demo else "false"}
+  listen: 127.0.0.1:8080
+{_DEMO_AUTH if demo else _EMPTY_AUTH}"""
+
+
+_DEMO_AUTH = """\
+  auth:
+    tokens:
+      - name: demo
+        token: ${DUCTILE_API_TOKEN}
+        scopes: ["*"]
+"""
+_EMPTY_AUTH = """\
+  # The API needs at least one token. Put its value into .env.
+  # auth:
+  #   tokens:
+  #     - name: admin
+  #       token: ${DUCTILE_API_TOKEN}
+  #       scopes: ["*"]
+"""
+_DEMO_PLUGINS = """\
+plugins:
+  echo:
+    config:
+      message: hello from Ductile
+"""
+_EMPTY_PLUGINS = """\
+plugins: {}
+#  my-plugin:
+#    config: {}
+#    schedules:
+#      - every: 15m
+"""
+_EMPTY_PIPELINES = """\
+pipelines: []
+"""
+_EMPTY_WEBHOOKS = """\
+webhooks:
+  listen: 127.0.0.1:8081
+  endpoints: []
+#    - path: /hook/github
+#      plugin: my-plugin
+#      scheme: github
+#      secret_ref: github
+"""
+_ENV = "# Values for ${NAME} in the configuration. They stay here; plugins do not see them.\n"
+_EMPTY_TOKENS = """\
+tokens: []
+#  - name: github
+#    key: ${GITHUB_WEBHOOK_SECRET}
+"""

@@ -1,0 +1,77 @@
+"""Settings as plain data: for people with every secret hidden, for the hash with fingerprints in their place."""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import attrs
+from blake3 import blake3
+
+from ductile import strict_json
+from ductile.clock import to_text
+from ductile.config.rules import YAML_NAME
+from ductile.config.sections import Settings
+from ductile.secret import HIDDEN, Mask, Secret
+from ductile.units import format_duration
+
+_SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
+_URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+
+
+def looks_secret(name: str) -> bool:
+    """True for names such as `api_key` or `password`; `token_ref` only names a secret."""
+    lowered = name.lower()
+    return not lowered.endswith("_ref") and any(word in lowered for word in _SECRET_WORDS)
+
+
+def redacted(settings: Settings, mask: Mask) -> dict[str, Any]:
+    """The effective settings as plain data without any secret."""
+    shown: dict[str, Any] = plain(settings, hide=lambda _: HIDDEN)
+    for entry in shown["plugins"].values():
+        entry["config"] = without_secrets(entry["config"], mask)
+        entry["env"] = without_secrets(entry["env"], mask)
+        for schedule in entry["schedules"]:
+            schedule["payload"] = without_secrets(schedule["payload"], mask)
+    shown["pipelines"] = without_secrets(shown["pipelines"], mask)
+    return shown
+
+
+def without_secrets(data: Any, mask: Mask) -> Any:
+    """Plugin-owned data with secret-looking keys hidden and known secret values masked, at any depth."""
+    if isinstance(data, dict):
+        return {
+            name: HIDDEN if looks_secret(name) and value not in (None, "", [], {}) else without_secrets(value, mask)
+            for name, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        return [without_secrets(item, mask) for item in data]
+    return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
+
+
+def digest(settings: Settings) -> str:
+    """Changes whenever any setting changes, a secret included; gives none away."""
+    content = plain(settings, hide=Secret.fingerprint)
+    return blake3(strict_json.dumps(content).encode()).hexdigest()
+
+
+def plain(value: Any, *, hide: Callable[[Secret], str]) -> Any:
+    """JSON-like data under the names YAML uses; durations, paths and moments as text."""
+    if attrs.has(type(value)):
+        fields = attrs.fields(type(value))
+        return {f.metadata.get(YAML_NAME, f.name): plain(getattr(value, f.name), hide=hide) for f in fields}
+    match value:
+        case Secret():
+            return hide(value)
+        case timedelta():
+            return format_duration(value)
+        case datetime():
+            return to_text(value)
+        case Path():
+            return str(value)
+        case Mapping():
+            return {name: plain(member, hide=hide) for name, member in value.items()}
+        case list() | tuple():
+            return [plain(item, hide=hide) for item in value]
+    return value

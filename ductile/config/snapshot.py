@@ -1,0 +1,161 @@
+"""The configuration as the running service uses it: every name that can be called, with all that is decided beforehand.
+
+Made once per start or reload; jobs keep the one they were claimed under. Nothing here is computed per job.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from attrs import define, field, frozen
+
+from ductile import strict_json
+from ductile.config.check import Examination
+from ductile.config.load import Config
+from ductile.config.sections import PluginEntry
+from ductile.errors import DuctileError, NotFound
+from ductile.pipeline.route import Routes
+from ductile.plugin.manifest import Command, CommandType
+from ductile.plugin.registry import Plugin
+
+INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+INHERITED_PREFIXES = ("LC_", "XDG_")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class PluginUnavailable(DuctileError):
+    """The plugin is there but must not be started."""
+
+    code, exit_code, status = "plugin_unavailable", 1, 409
+
+
+@frozen(kw_only=True)
+class Lane:
+    """A plugin or alias that may run: how many at once, and what each of its processes is given."""
+
+    plugin: Plugin
+    entry: PluginEntry
+    slots: int
+    config_json: str = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.plugin.name
+
+    def command(self, name: str) -> Command:
+        commands = self.plugin.manifest.commands
+        if name not in commands:
+            raise CommandUnknown(f"plugin {self.name} has no command {name!r}", hint=f"it has {', '.join(commands)}")
+        return commands[name]
+
+    def writes(self, command: str) -> bool:
+        return self.command(command).type is CommandType.WRITE
+
+
+class CommandUnknown(DuctileError):
+    """The plugin has no such command."""
+
+    code, exit_code, status = "command_unknown", 1, 400
+
+
+@define(slots=False, eq=False)
+class Snapshot:
+    """One immutable configuration with its lanes and routes."""
+
+    config: Config
+    lanes: Mapping[str, Lane]
+    unavailable: Mapping[str, str]
+    """Name → why nothing may start it."""
+    failed_to_load: frozenset[str]
+    """Those of them that are wanted, but not usable as they are."""
+    routes: Routes
+
+    @cached_property
+    def slots(self) -> dict[str, int]:
+        return {name: lane.slots for name, lane in self.lanes.items()}
+
+    @property
+    def max_workers(self) -> int:
+        return self.config.settings.service.max_workers
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name; NotFound, or PluginUnavailable with the reason."""
+        lane = self.lanes.get(name)
+        if lane is not None:
+            return lane
+        if name in self.unavailable:
+            raise PluginUnavailable(f"plugin {name} {self.unavailable[name]}")
+        raise NotFound(f"there is no plugin {name!r}", hint=f"known: {', '.join(sorted(self.lanes)) or 'none'}")
+
+    def why_unavailable(self, name: str) -> str | None:
+        """Why nothing may start it; None for a lane."""
+        return None if name in self.lanes else self.unavailable.get(name, "is not there any more")
+
+
+def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snapshot:
+    """The examined configuration, ready for jobs."""
+    settings = examination.config.settings
+    lanes, unavailable = {}, dict(examination.unusable)
+    for name, plugin in examination.plugins.items():
+        entry = settings.plugins.get(name)
+        if entry is not None and not entry.enabled:
+            unavailable[name] = "is disabled (enabled: false)"
+        else:
+            lanes[name] = _lane(
+                plugin, entry, settings.service.max_workers, settings.service.plugin_env_passthrough, environ
+            )
+    for rejected in examination.discovery.rejected:
+        unavailable.setdefault(rejected.name, f"is not usable: {rejected.reason}")
+    routes = Routes.of((route.source, route.event_type, route.to) for route in settings.routes)
+    failed = frozenset(examination.unusable) | {rejected.name for rejected in examination.discovery.rejected}
+    disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
+    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes)
+
+
+def _lane(
+    plugin: Plugin, entry: PluginEntry | None, workers: int, passed: tuple[str, ...], environ: Mapping[str, str]
+) -> Lane:
+    used = entry or PluginEntry()
+    return Lane(
+        plugin=plugin,
+        entry=used,
+        slots=_slots(plugin, entry, workers),
+        config_json=strict_json.dumps(used.config),
+        environment=plugin_environment(plugin, used, passed, environ),
+    )
+
+
+def _slots(plugin: Plugin, entry: PluginEntry | None, workers: int) -> int:
+    """What the operator says; else one for a plugin that is unconfigured or not safe beside itself; else all."""
+    if entry is None:
+        return 1
+    if entry.parallelism is not None:
+        return min(entry.parallelism, workers)
+    return workers if plugin.manifest.concurrency_safe else 1
+
+
+def plugin_environment(
+    plugin: Plugin, entry: PluginEntry, passed: tuple[str, ...], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Built from nothing: a short list of ordinary variables, what the operator passes, the entry's own."""
+
+    def is_ordinary(name: str) -> bool:
+        return name in INHERITED or name.startswith(INHERITED_PREFIXES) or name.lower() in PROXIES
+
+    everything = "*" in passed
+    kept = {name: value for name, value in environ.items() if everything or is_ordinary(name) or name in passed}
+    own = {"DUCTILE_PLUGIN": plugin.name, "DUCTILE_PLUGIN_DIR": str(plugin.folder)}
+    return {"PATH": DEFAULT_PATH, **kept, **entry.env, **own}

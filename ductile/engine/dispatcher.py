@@ -1,0 +1,211 @@
+"""From queued rows to running jobs and back: claims what may run, owns its tasks, writes what it came to.
+
+One loop does all the writing: endings that arrive during a commit share the next one, and every commit claims for the
+slots that are free by then, so there is never more than one claim at a time. Knows nothing of HTTP or schedules.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+import trio
+from attrs import define, field
+
+from ductile.config.snapshot import Snapshot
+from ductile.engine.judge import DRAIN
+from ductile.engine.processes import identify
+from ductile.engine.run_job import Attempt, Surroundings, run_job
+from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
+from ductile.failpoints import failpoint
+from ductile.hub import Hub, job_topic, tree_topic
+from ductile.ledger.claim import Claimed, note_process, record_and_claim
+from ductile.ledger.record import Recorded, Stale
+from ductile.ledger.trees import Budget
+from ductile.ledger.writer import Ledger
+from ductile.model import Ending, Retried
+
+RECHECK_SECONDS, IDLE_RECHECK_SECONDS = 1.0, 30.0
+"""How long a lost hint can cost: while something runs, and while nothing does."""
+NOTED_AFTER_SECONDS = 0.5
+LEDGER_PATIENCE_SECONDS, LEDGER_RETRY_SECONDS = 60.0, 0.5
+AFTER_OUR_OWN_FAULT = timedelta(seconds=30)
+
+
+@define(eq=False)
+class Dispatcher:
+    """The running jobs of this process."""
+
+    around: Surroundings
+    ledger: Ledger
+    hub: Hub
+    snapshot: Callable[[], Snapshot]
+    run_id: str
+    attempts: dict[str, Attempt] = field(factory=dict)
+    """Job id → its running attempt."""
+    endings: list[Ending] = field(factory=list)
+    is_draining: bool = False
+    drain_is_over: bool = False
+    writing_since: float | None = None
+
+    async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
+        async with trio.open_nursery() as jobs:
+            jobs.start_soon(self._drain_when, stopping)
+            task_status.started()
+            while True:
+                pause = await self._turn(jobs)
+                if self.is_draining and not self.attempts and not self.endings:
+                    break
+                await self.hub.work_waiting(at_most=pause)
+            jobs.cancel_scope.cancel()
+
+    def live_stderr(self, job_id: str) -> str | None:
+        """What a running job has written to stderr so far, with known secrets masked."""
+        attempt = self.attempts.get(job_id)
+        if attempt is None:
+            return None
+        return attempt.snapshot.config.mask(attempt.tail.read().decode("utf-8", "backslashreplace"))
+
+    def stuck_seconds(self) -> float:
+        """How long the ledger has kept us waiting."""
+        return 0.0 if self.writing_since is None else trio.current_time() - self.writing_since
+
+    def kill_all(self) -> None:
+        """The last resort: every plugin process group gets SIGKILL now; the next start recovers their jobs."""
+        for attempt in self.attempts.values():
+            if attempt.pid is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(attempt.pid, signal.SIGKILL)
+
+    async def _turn(self, jobs: trio.Nursery) -> float:
+        """Write what has ended, start what may start; how long the next turn can wait for a hint."""
+        endings, self.endings = self.endings, []
+        snapshot = self.snapshot()
+        limit = 0 if self.is_draining else max(0, snapshot.max_workers - len(self.attempts))
+        await self._note_processes()
+        if not endings and not limit:
+            return RECHECK_SECONDS
+        recorded, claimed = await self._write(endings, snapshot, limit)
+        # No await from here to the last start_soon: a claimed job always has an owner.
+        for job in claimed.jobs:
+            attempt = self.attempts[job.id] = Attempt(job, snapshot)
+            if self.drain_is_over:
+                attempt.stop.request(DRAIN)
+            jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
+        self._announce((*recorded, *claimed.skipped))
+        if claimed.more or self.endings:
+            self.hub.announce_work()
+        return self._until(claimed.next_due)
+
+    async def _run_in_slot(self, attempt: Attempt) -> None:
+        """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
+        failpoint("claim.after_commit")
+        job = attempt.job
+        try:
+            async with trio.open_nursery():
+                ending = await run_job(self.around, attempt)
+        except* Exception as errors:
+            fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
+            self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
+            ending = Ending(job_id=job.id, attempt=job.attempt, outcome=Retried(fault, AFTER_OUR_OWN_FAULT))
+        del self.attempts[job.id]
+        self.endings.append(ending)
+        self.hub.announce_work()
+
+    async def _note_processes(self) -> None:
+        """Attempts that run for a while are written down with their process, so that a recovery can find and end it."""
+        started_before = trio.current_time() - NOTED_AFTER_SECONDS
+        for attempt in [one for one in self.attempts.values() if not one.is_noted and one.since < started_before]:
+            process = identify(attempt.pid) if attempt.pid is not None else None
+            if process is None:
+                continue
+            attempt.is_noted = True
+            try:
+                await self.ledger.write(
+                    note_process,
+                    attempt.job.id,
+                    attempt.job.attempt,
+                    pid=process.pid,
+                    start_ticks=process.start_ticks,
+                    boot_id=process.boot_id,
+                )
+            except LedgerError as error:
+                # The mark in its environment finds it too.
+                self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
+
+    async def _write(
+        self, endings: list[Ending], snapshot: Snapshot, limit: int
+    ) -> tuple[list[Recorded | Stale], Claimed]:
+        """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
+        failpoint("record.before")
+        self.writing_since = trio.current_time()
+        # Shielded: what a plugin did is not forgotten because the service is told to stop.
+        written = None
+        with trio.CancelScope(shield=True):
+            while written is None:
+                written = await self._try_to_write(endings, snapshot, limit)
+                if written is None and self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS:
+                    break
+        self.writing_since = None
+        failpoint("record.after_commit")
+        if written is None:
+            raise LedgerFull("the ledger takes nothing; what was running is run again after the next start")
+        return written
+
+    async def _try_to_write(
+        self, endings: list[Ending], snapshot: Snapshot, limit: int
+    ) -> tuple[list[Recorded | Stale], Claimed] | None:
+        service = snapshot.config.settings.service
+        try:
+            return await self.ledger.write(
+                record_and_claim,
+                endings,
+                now=self.around.clock.now(),
+                run_id=self.run_id,
+                free=self._free(snapshot),
+                limit=limit,
+                default_ttl=service.dedupe_ttl,
+                budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+            )
+        except (LedgerFull, LedgerBusy) as error:
+            self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
+            await trio.sleep(LEDGER_RETRY_SECONDS)
+            return None
+        except LedgerError as error:
+            if self.ledger.broken.is_set():
+                raise LedgerLost(f"{self.ledger.path}: {error}") from error
+            raise
+
+    def _free(self, snapshot: Snapshot) -> dict[str, int]:
+        busy = Counter(attempt.job.plugin for attempt in self.attempts.values())
+        return {name: slots - busy[name] for name, slots in snapshot.slots.items() if slots > busy[name]}
+
+    def _announce(self, results: Iterable[Recorded | Stale]) -> None:
+        for result in results:
+            if isinstance(result, Stale):
+                about = {"job_id": result.job_id, "attempt": result.attempt}
+                self.around.log.warn("dispatcher", f"late result dropped: the job is {result.found}", **about)
+            else:
+                self.hub.announce(job_topic(result.job_id))
+                if result.tree_is_done:
+                    self.hub.announce(tree_topic(result.root_job_id))
+
+    def _until(self, due: datetime | None) -> float:
+        """How long nothing can be missed: until a delayed job is due, or as long as a lost hint may cost."""
+        recheck = RECHECK_SECONDS if self.attempts else IDLE_RECHECK_SECONDS
+        if due is None:
+            return recheck
+        return min(max((due - self.around.clock.now()).total_seconds(), 0.0), recheck)
+
+    async def _drain_when(self, stopping: trio.Event) -> None:
+        await stopping.wait()
+        self.is_draining = True
+        failpoint("drain.started")
+        self.hub.announce_work()
+        await trio.sleep(self.snapshot().config.settings.service.drain_timeout.total_seconds())
+        self.drain_is_over = True
+        for attempt in self.attempts.values():
+            attempt.stop.request(DRAIN)

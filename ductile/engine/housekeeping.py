@@ -1,0 +1,41 @@
+"""What is done from time to time: old finished work leaves the ledger in small portions."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import trio
+
+from ductile.clock import Clock
+from ductile.config.sections import Service
+from ductile.errors import DuctileError
+from ductile.ledger import retention
+from ductile.ledger.writer import Ledger
+from ductile.logs import Log
+
+
+async def keep_house(ledger: Ledger, service: Callable[[], Service], log: Log, clock: Clock) -> None:
+    """Prunes after every `tick_interval`. What goes wrong in one round is told and tried again in the next."""
+    while True:
+        await trio.sleep(service().tick_interval.total_seconds())
+        try:
+            while (await ledger.write(retention.prune, retention_policy(service()), now=clock.now())).total:
+                await trio.lowlevel.checkpoint()
+        except DuctileError as error:
+            log.warn("housekeeping", f"nothing pruned: {error}")
+        except Exception as error:
+            log.error("housekeeping", f"internal error: {error!r}")
+
+
+def retention_policy(service: Service) -> retention.Policy:
+    """How long each kind of row is kept; zero means for ever."""
+    return retention.Policy(
+        job_queue=_keep(service.job_queue_retention),
+        job_log=_keep(service.job_log_retention, service.job_attempts_retention),
+        journal=_keep(service.job_transitions_retention),
+        breaker_transitions=_keep(service.breaker_transitions_retention),
+        facts=_keep(service.facts_retention),
+    )
+
+
+def _keep(*spans: timedelta) -> timedelta | None:
+    return min((span for span in spans if span), default=None)

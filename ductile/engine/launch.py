@@ -1,0 +1,177 @@
+"""The start of one plugin process: three pipes, a spawn, and the descriptors to watch it with.
+
+Blocks until the child has exec'd: a fraction of a millisecond, but several where others keep every core busy, so it
+can run in a thread as well. Knows nothing of what the process then does; `spawn` is the only caller.
+"""
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from attrs import Factory, define, frozen
+
+from ductile.engine.executable import explain_refusal, predict_refusal
+from ductile.engine.limits import Limits, limited
+
+CHUNK = 65_536  # what a pipe holds unless it is widened
+WIDE_PIPE = 1 << 20
+
+# Python ignores the first two, a shell's `nohup` or `&` the rest: an ignored signal would be inherited.
+_RESET_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+)
+
+
+Streams = tuple[int, int, int]
+
+
+@frozen
+class SpawnFailed:
+    """The process never existed: why, in words and as errno."""
+
+    reason: str
+    errno: int
+
+    @property
+    def is_busy_file(self) -> bool:
+        """True if the file was open for writing, which passes in a moment."""
+        return self.errno == errno.ETXTBSY
+
+
+@define
+class Descriptors:
+    """The open descriptors of one run. A number is in the set exactly while it is ours, so none is closed twice."""
+
+    _open: set[int] = Factory(set)
+
+    def pipe(self) -> tuple[int, int]:
+        ends = os.pipe2(os.O_CLOEXEC)
+        self._open.update(ends)
+        return ends
+
+    def pidfd(self, pid: int) -> int:
+        descriptor = os.pidfd_open(pid)
+        self._open.add(descriptor)
+        return descriptor
+
+    def close(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            self._open.remove(descriptor)
+            os.close(descriptor)
+
+    def close_all(self) -> None:
+        self.close(*self._open)
+
+
+@frozen
+class Launched:
+    """A process that runs, our ends of its pipes, and the part of its request that did not fit into stdin yet."""
+
+    descriptors: Descriptors
+    poll: select.epoll
+    pid: int
+    pidfd: int
+    stdin: int
+    stdout: int
+    stderr: int
+    unsent: memoryview
+    started_at: float
+
+
+def launch(
+    argv: Sequence[str], request: bytes, env: Mapping[str, str], limits: Limits | None, *, in_thread: bool = False
+) -> Launched | SpawnFailed:
+    """The process runs in its own session with exactly this environment, or nothing of it exists."""
+    # A shell that sets limits would report a bad entrypoint as an exit code of its own.
+    if limits is not None and (code := predict_refusal(argv[0])) is not None:
+        return SpawnFailed(explain_refusal(argv[0], code), code)
+    try:
+        return _launch(limited(argv, limits), request, env, _spawn_in_thread if in_thread else _spawn)
+    except ValueError as error:  # a NUL or a lone surrogate in a name or value
+        return SpawnFailed(f"{argv[0]}: cannot be given its arguments or environment: {error}", errno.EINVAL)
+    except OSError as error:
+        code = error.errno or errno.EIO
+        return SpawnFailed(explain_refusal(argv[0], code), code)
+
+
+def widen(pipe: int, size: int) -> None:
+    """The pipe holds up to `size` bytes, if the host allows it: a matter of speed only."""
+    with suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(WIDE_PIPE, size))
+
+
+def _launch(
+    argv: list[str],
+    request: bytes,
+    env: Mapping[str, str],
+    spawn: Callable[[list[str], Mapping[str, str], Streams], int],
+) -> Launched:
+    """Raises OSError or ValueError with nothing left open."""
+    descriptors = Descriptors()
+    try:
+        poll = select.epoll()
+        theirs_in, ours_in = descriptors.pipe()
+        ours_out, theirs_out = descriptors.pipe()
+        ours_err, theirs_err = descriptors.pipe()
+        for end in (ours_in, ours_out, ours_err):
+            os.set_blocking(end, False)  # ours only: a plugin expects ordinary, blocking streams
+        unsent = _prefill(ours_in, request)
+        started_at = time.monotonic()
+        pid = spawn(argv, env, (theirs_in, theirs_out, theirs_err))
+        descriptors.close(theirs_in, theirs_out, theirs_err)
+        pidfd = _pidfd_or_kill(descriptors, pid)
+    except BaseException:
+        descriptors.close_all()
+        raise
+    return Launched(descriptors, poll, pid, pidfd, ours_in, ours_out, ours_err, unsent, started_at)
+
+
+def _spawn(argv: list[str], env: Mapping[str, str], streams: Streams) -> int:
+    """The cheapest way, but it holds the interpreter lock while it blocks."""
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        env,
+        file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(streams)],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_RESET_SIGNALS,
+    )
+
+
+def _spawn_in_thread(argv: list[str], env: Mapping[str, str], streams: Streams) -> int:
+    """Twice the work, but it gives way to the loop: many `posix_spawn` in threads starve it for seconds."""
+    stdin, stdout, stderr = streams
+    child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
+    child.returncode = 0  # it is watched and reaped by its pidfd, not by this object
+    return child.pid
+
+
+def _prefill(stdin: int, request: bytes) -> memoryview:
+    """Put what fits into the pipe before anybody reads it; returns the rest. Most requests need no feeding at all."""
+    if len(request) > CHUNK:
+        widen(stdin, len(request))
+    rest = memoryview(request)
+    return rest[os.write(stdin, rest) :] if rest else rest
+
+
+def _pidfd_or_kill(descriptors: Descriptors, pid: int) -> int:
+    """A process that cannot be watched may not live."""
+    try:
+        return descriptors.pidfd(pid)
+    except OSError:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED)
+        raise

@@ -1,0 +1,163 @@
+"""Everything a process is given, decided before it is spawned: request, environment, deadline. Pure but for one look
+at the entrypoint.
+
+A job that must not run ends here with its reason.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from attrs import define, field, frozen
+
+from ductile.config.sections import ProcessLimits
+from ductile.config.snapshot import Lane, Snapshot
+from ductile.engine.judge import Policy
+from ductile.engine.limits import Limits
+from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
+from ductile.engine.spawn import Caps
+from ductile.errors import DuctileError
+from ductile.files import Finding
+from ductile.model import Job
+from ductile.plugin import protocol
+from ductile.plugin.protocol import encode_request
+from ductile.plugin.registry import Plugin
+
+LOOK_IS_GOOD_FOR_SECONDS = 0.1
+
+
+@frozen(kw_only=True)
+class Ready:
+    """One attempt, ready to be spawned."""
+
+    lane: Lane
+    argv: tuple[str, ...]
+    request: bytes = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+    policy: Policy
+    caps: Caps
+    limits: Limits | None
+    grace: timedelta
+    """How long the process may take to end after SIGTERM."""
+    warnings: tuple[str, ...] = ()
+    """What is odd about the plugin now, without being a reason not to run it."""
+
+
+@frozen
+class Refuse:
+    """The job cannot run, now or later."""
+
+    error: str
+
+
+@frozen
+class Postpone:
+    """The job cannot run now: something is wrong with the plugin that may be put right. Retried as the policy says."""
+
+    error: str
+    policy: Policy
+
+
+@define(eq=False)
+class Memory:
+    """What need not be worked out again for every job: policies, and how a plugin's files looked a moment ago."""
+
+    policies: dict[tuple[int, str, str], Policy] = field(factory=dict)
+    looks: dict[str, tuple[float, Plugin, tuple[Finding, ...]]] = field(factory=dict)
+
+    def policy(self, snapshot: Snapshot, lane: Lane, command: str) -> Policy:
+        key = (id(snapshot), lane.name, command)
+        if key not in self.policies:
+            if any(known[0] != id(snapshot) for known in self.policies):
+                self.policies.clear()
+            self.policies[key] = policy_of(snapshot, lane, command)
+        return self.policies[key]
+
+    def findings(self, plugin: Plugin) -> tuple[Finding, ...]:
+        """What speaks against the plugin's files. The entrypoint is looked at every time; the way to it, with all its
+        folders, once for everything that starts within a moment."""
+        seen = self.looks.get(plugin.name)
+        moment = time.monotonic()
+        is_fresh = seen is not None and seen[1] is plugin and moment - seen[0] <= LOOK_IS_GOOD_FOR_SECONDS
+        if seen is None or not is_fresh or not plugin.is_as_loaded():
+            seen = self.looks[plugin.name] = (moment, plugin, plugin.recheck())
+        return seen[2]
+
+
+def preflight(
+    snapshot: Snapshot,
+    job: Job,
+    *,
+    state_json: str,
+    instance: str,
+    now: datetime,
+    memory: Memory | None = None,
+) -> Ready | Refuse | Postpone:
+    """What to run for this attempt, or why not."""
+    memory = memory or Memory()
+    try:
+        lane = snapshot.lane(job.plugin)
+        lane.command(job.command)
+    except DuctileError as error:
+        return Refuse(str(error))
+    policy = memory.policy(snapshot, lane, job.command)
+    findings = memory.findings(lane.plugin)
+    refusals = [str(finding) for finding in findings if finding.is_refusal]
+    if refusals:
+        return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
+    service = snapshot.config.settings.service
+    return Ready(
+        lane=lane,
+        argv=(str(lane.plugin.entrypoint),),
+        request=_request(lane, job, policy.timeout, state_json, now),
+        environment={**lane.environment, JOB_MARKER: job.id, INSTANCE_MARKER: instance},
+        policy=policy,
+        caps=Caps(service.limits.stdout, service.limits.stderr),
+        limits=_process_limits(lane.entry.limits),
+        grace=service.kill_grace,
+        warnings=tuple(str(finding) for finding in findings),
+    )
+
+
+def policy_of(snapshot: Snapshot, lane: Lane, command: str) -> Policy:
+    limits = snapshot.config.settings.service.limits
+    return Policy(
+        timeout=lane.entry.timeout_for(command),
+        backoff_base=lane.entry.retry.backoff_base,
+        ignore_exit_code=lane.entry.ignore_exit_code,
+        mask=snapshot.config.mask,
+        limits=protocol.Limits(
+            stdout_bytes=limits.stdout,
+            events=limits.events,
+            dedupe_key_bytes=limits.dedupe_key,
+            state_bytes=limits.state,
+            log_lines=limits.logs,
+        ),
+    )
+
+
+def _request(lane: Lane, job: Job, timeout: timedelta, state_json: str, now: datetime) -> bytes:
+    # The payload of a `handle` job is the whole event; plugins find it under both names.
+    return encode_request(
+        job_id=job.id,
+        command=job.command,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        deadline_at=now + timeout,
+        config=lane.config_json,
+        state=state_json,
+        payload=job.payload,
+        event=job.payload if job.command == "handle" else None,
+    )
+
+
+def _process_limits(wanted: ProcessLimits) -> Limits | None:
+    if wanted == ProcessLimits():
+        return None
+    return Limits(
+        address_space=wanted.memory,
+        open_files=wanted.open_files,
+        processes=wanted.processes,
+        cpu_seconds=max(1, round(wanted.cpu.total_seconds())) if wanted.cpu else None,
+        file_size=wanted.file_size,
+    )

@@ -1,0 +1,58 @@
+"""After a crash: first the processes that the dead service left behind, then the rows that say `running`.
+
+Done once per start, under the lock, before the first claim: nobody else can own what is found here.
+"""
+
+from datetime import datetime, timedelta
+
+from attrs import frozen
+
+from ductile.engine.processes import Leftovers, ProcessId, kill_marked
+from ductile.ledger.record import Recorded
+from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
+from ductile.ledger.writer import Ledger
+from ductile.logs import Log
+from ductile.model import JobStatus
+
+PATIENCE_SECONDS = 10.0
+
+
+@frozen
+class Recovery:
+    """What a start found and put right."""
+
+    leftovers: Leftovers
+    jobs: tuple[Recorded | Quarantined, ...]
+
+
+async def recover(
+    ledger: Ledger, log: Log, *, instance: str, run_id: str, now: datetime, default_ttl: timedelta
+) -> Recovery:
+    """No plugin process of an earlier run is alive and no job is `running`. What is found is told, one line each."""
+    stored = [ProcessId(*process) for process in ledger.read(noted_processes)]
+    leftovers = await kill_marked(instance, stored, patience=PATIENCE_SECONDS)
+    for process in leftovers.killed:
+        log.warn("recovery", "a plugin process of an earlier run was still alive and was ended", pid=process.pid)
+    for process in leftovers.survivors:
+        log.error(
+            "recovery",
+            "a plugin process of an earlier run cannot be ended; its job runs again beside it",
+            pid=process.pid,
+        )
+    jobs = await ledger.write(recover_orphans, run_id=run_id, now=now, default_ttl=default_ttl)
+    for job in jobs:
+        _tell(log, job)
+    return Recovery(leftovers, tuple(jobs))
+
+
+def _tell(log: Log, job: Recorded | Quarantined) -> None:
+    if isinstance(job, Quarantined):
+        log.error("recovery", f"job set apart: {job.reason}", job_id=job.job_id)
+        return
+    again = job.status is JobStatus.QUEUED
+    what = (
+        "was running when the service died and is queued again"
+        if again
+        else "was running when the service died; given up"
+    )
+    log.warn("recovery", f"job {what}", plugin=job.plugin, job_id=job.job_id, attempt=job.attempt)

@@ -1,0 +1,58 @@
+"""Named places where a test can make the core die, to prove that nothing is lost there.
+
+Off unless DUCTILE_FAILPOINT is set when the process starts: `NAME` or `NAME:COUNT` kills it when it gets to that place
+for the COUNT-th time. Otherwise every place is a call that does nothing.
+"""
+
+import os
+import signal
+
+from attrs import define
+
+NAMES = frozenset(
+    {
+        "enqueue.before_begin",
+        "enqueue.after_insert",
+        "enqueue.after_commit",
+        "claim.after_commit",
+        "spawn.before",
+        "spawn.after",
+        "plugin.exited",
+        "record.before",
+        "record.after_status",
+        "record.after_facts",
+        "record.after_children",
+        "record.after_commit",
+        "recover.after_first",
+        "drain.started",
+        "prune.half_way",
+    }
+)
+
+
+@define
+class _Armed:
+    """The one place where this process is to die."""
+
+    name: str
+    passes_left: int
+
+    def __call__(self, name: str) -> None:
+        if name == self.name:
+            self.passes_left -= 1
+            if self.passes_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _pass_by(name: str) -> None:
+    """Nothing happens here in production."""
+
+
+def _armed_by(variable: str) -> _Armed:
+    name, _, count = variable.partition(":")
+    if name not in NAMES:
+        raise SystemExit(f"DUCTILE_FAILPOINT: there is no failpoint {name!r}; there are {', '.join(sorted(NAMES))}")
+    return _Armed(name, int(count or 1))
+
+
+failpoint = _armed_by(os.environ["DUCTILE_FAILPOINT"]) if "DUCTILE_FAILPOINT" in os.environ else _pass_by

@@ -1,0 +1,60 @@
+"""In-process announcements: "work is waiting", "this job has ended", "this tree is done". Hints, never truth.
+
+Whoever waits looks into the ledger after every hint, and again after a while without one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import trio
+
+
+class Hub:
+    """Who waits for what in this process. Announcing never blocks and never fails."""
+
+    def __init__(self) -> None:
+        self._work = trio.Event()
+        self._watchers: dict[str, set[trio.MemorySendChannel[None]]] = {}
+
+    def announce_work(self) -> None:
+        self._work.set()
+
+    async def work_waiting(self, *, at_most: float) -> None:
+        """Returns when work was announced since the last call, or after `at_most` seconds."""
+        with trio.move_on_after(at_most):
+            await self._work.wait()
+        self._work = trio.Event()
+
+    @contextmanager
+    def watch(self, topic: str) -> Iterator[trio.MemoryReceiveChannel[None]]:
+        """A channel that gets something whenever `topic` is announced. Watch first, then read the ledger."""
+        send, receive = trio.open_memory_channel[None](1)
+        self._watchers.setdefault(topic, set()).add(send)
+        try:
+            yield receive
+        finally:
+            watchers = self._watchers[topic]
+            watchers.discard(send)
+            if not watchers:
+                del self._watchers[topic]
+            send.close()
+            receive.close()
+
+    def announce(self, topic: str) -> None:
+        for watcher in tuple(self._watchers.get(topic, ())):
+            with suppress(trio.WouldBlock):  # it has not read the last hint yet; one is enough
+                watcher.send_nowait(None)
+
+    def announce_everyone(self) -> None:
+        """Whoever waits for anything looks again: the service is stopping."""
+        self.announce_work()
+        for topic in tuple(self._watchers):
+            self.announce(topic)
+
+
+def job_topic(job_id: str) -> str:
+    return f"job {job_id}"
+
+
+def tree_topic(root_job_id: str) -> str:
+    return f"tree {root_job_id}"

@@ -1,0 +1,84 @@
+"""The attempt log: one `job_log` row for every attempt, whatever became of it, with the evidence it left.
+
+A job that ended without running (skipped, cancelled in the queue, settled) has one row too, so that it can be
+inspected for as long as the log is kept. Called by `jobs`, `record` and `quarantine`.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+
+from ductile.clock import to_text
+from ductile.model import AttemptStatus, Evidence, JobStatus, Settled
+
+LOG_ATTEMPT = """
+    INSERT INTO job_log (
+        id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
+        last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
+        started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
+        max_attempts, pipeline, step_id, schedule_id, slot_at)
+    SELECT id || '-' || :attempt, id, plugin, command, :status, :result, :attempt, submitted_by, created_at, :now,
+           :error, :stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
+           started_config_snapshot_id, root_job_id, status, :started_at, :duration_ms, :exit_code, :signal,
+           max_attempts, pipeline, step_id, schedule_id, slot_at
+      FROM job_queue
+     WHERE id = :id
+"""
+
+
+def log_attempt(
+    db: sqlite3.Connection,
+    job_id: str,
+    attempt: int,
+    status: AttemptStatus,
+    *,
+    now: datetime,
+    error: str | None = None,
+    evidence: Evidence | None = None,
+    started_at: str | None = None,
+    result: str | None = None,
+) -> None:
+    """The attempt has its row. `started_at` stands in where there is no evidence of a run that did start."""
+    db.execute(
+        LOG_ATTEMPT,
+        {
+            "id": job_id,
+            "attempt": attempt,
+            "status": status,
+            "now": to_text(now),
+            "error": error,
+            "result": evidence.result if evidence else result,
+            "stderr": evidence.stderr if evidence else None,
+            "started_at": to_text(evidence.started_at) if evidence else started_at,
+            "duration_ms": evidence.duration // timedelta(milliseconds=1) if evidence else None,
+            "exit_code": evidence.exit_code if evidence else None,
+            "signal": evidence.signal if evidence else None,
+        },
+    )
+
+
+# An attempt that has its row already keeps its evidence.
+LOG_LAST = f"{LOG_ATTEMPT} ON CONFLICT (id) DO UPDATE SET job_status = excluded.job_status"
+
+
+def log_last(db: sqlite3.Connection, job_id: str, attempt: int, *, now: datetime, error: str) -> None:
+    """The attempt a job was set apart in has a row, whatever the log had before."""
+    empty = dict.fromkeys(("result", "stderr", "started_at", "duration_ms", "exit_code", "signal"))
+    values = {"id": job_id, "attempt": attempt, "status": AttemptStatus.FAILED, "now": to_text(now), "error": error}
+    db.execute(LOG_LAST, empty | values)
+
+
+def log_settled(db: sqlite3.Connection, job_id: str, settled: Settled, *, now: datetime) -> None:
+    """A job that was over when it was written has its one row."""
+    status = AttemptStatus(settled.status.value)
+    log_attempt(db, job_id, 1, status, now=now, error=settled.error, result=settled.result)
+
+
+def kind_of(status: JobStatus, *, timed_out: bool = False) -> str:
+    """The journal's name for this ending, as the event stream has always called it."""
+    match status:
+        case JobStatus.SUCCEEDED:
+            return "job.completed"
+        case JobStatus.SKIPPED:
+            return "job.skipped"
+        case _:
+            return "job.timed_out" if timed_out else "job.failed"

@@ -1,0 +1,111 @@
+"""Circuit breakers as rows: one per command of a plugin, and the history of its state.
+
+The rule that decides is a pure function from outside; it runs inside the transaction that ends a job, so that two jobs
+ending together are counted one after the other.
+"""
+
+import sqlite3
+import uuid
+from datetime import datetime
+
+from ductile.clock import to_text
+from ductile.ledger import journal
+from ductile.ledger.rows import moment
+from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
+
+_COLUMNS = "plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id"
+GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?"
+
+
+def get(db: sqlite3.Connection, plugin: str, command: str) -> Breaker:
+    """The breaker as it stands; one that nobody has touched is closed."""
+    row = db.execute(GET, (plugin, command)).fetchone()
+    return _breaker(row) if row else Breaker(plugin=plugin, command=command)
+
+
+ALL = f"SELECT {_COLUMNS} FROM circuit_breakers ORDER BY plugin, command"
+
+
+def all_breakers(db: sqlite3.Connection) -> list[Breaker]:
+    return [_breaker(row) for row in db.execute(ALL)]
+
+
+def apply_rule(db: sqlite3.Connection, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> None:
+    """The breaker of the job's command is what `rule` makes of it."""
+    change = rule(get(db, job.plugin, job.command), job, status, now)
+    if change is not None:
+        put(db, change, now=now, job_id=job.id)
+
+
+PUT = """
+    INSERT INTO circuit_breakers
+        (plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id, updated_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (plugin, command) DO UPDATE
+       SET state = excluded.state, failure_count = excluded.failure_count, opened_at = excluded.opened_at,
+           last_failure_at = excluded.last_failure_at, last_job_id = excluded.last_job_id,
+           probe_job_id = excluded.probe_job_id, updated_at = excluded.updated_at
+"""
+
+
+def put(db: sqlite3.Connection, change: BreakerChange, *, now: datetime, job_id: str | None = None) -> None:
+    """The breaker has its new values; a change of state is in its history and in the journal."""
+    new = change.breaker
+    old = get(db, new.plugin, new.command)
+    db.execute(
+        PUT,
+        (
+            new.plugin,
+            new.command,
+            new.state,
+            new.failure_count,
+            to_text(new.opened_at) if new.opened_at else None,
+            to_text(new.last_failure_at) if new.last_failure_at else None,
+            new.last_job_id,
+            new.probe_job_id,
+            to_text(now),
+        ),
+    )
+    if new.state is not old.state:
+        _note_transition(db, old, new, change.reason, job_id, now=now)
+
+
+NOTE_TRANSITION = """
+    INSERT INTO circuit_breaker_transitions
+        (id, plugin, command, from_state, to_state, failure_count, reason, job_id, created_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+def _note_transition(
+    db: sqlite3.Connection, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime
+) -> None:
+    values = (new.plugin, new.command, old.state, new.state, new.failure_count, reason, job_id, to_text(now))
+    db.execute(NOTE_TRANSITION, (str(uuid.uuid4()), *values))
+    journal.append(
+        db,
+        "scheduler.circuit_state_changed",
+        now=now,
+        plugin=new.plugin,
+        data={
+            "command": new.command,
+            "previous_state": old.state,
+            "state": new.state,
+            "failure_count": new.failure_count,
+            "reason": reason,
+            "job_id": job_id,
+        },
+    )
+
+
+def _breaker(row: tuple[str, str, str, int, str | None, str | None, str | None, str | None]) -> Breaker:
+    return Breaker(
+        plugin=row[0],
+        command=row[1],
+        state=BreakerState(row[2]),
+        failure_count=row[3],
+        opened_at=moment(row[4]),
+        last_failure_at=moment(row[5]),
+        last_job_id=row[6],
+        probe_job_id=row[7],
+    )

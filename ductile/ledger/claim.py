@@ -1,0 +1,221 @@
+"""From queued to running: the oldest claimable jobs of every lane that has a free slot.
+
+A lane is one plugin's ready jobs in order of arrival. A full lane, a delayed job or a held key is never looked at, so
+the cost of a claim depends neither on history nor on the backlog behind them. Called by the dispatcher.
+"""
+
+import heapq
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from attrs import evolve, frozen
+
+from ductile.clock import to_text
+from ductile.ledger import dedupe, journal
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.endings import record_all
+from ductile.ledger.record import Recorded, Stale, end_queued
+from ductile.ledger.rows import JOB_COLUMNS, job_from_row, moment
+from ductile.ledger.trees import ORDINARY, Budget
+from ductile.model import Ending, Job, JobStatus, Skipped
+
+CLOCK_SLACK = timedelta(seconds=60)
+"""A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
+FEW_LANES = 4
+MOST_SET_ASIDE = 200
+"""How many jobs one claim skips or lets wait for their key at most, so that its transaction stays short."""
+
+
+@frozen(kw_only=True)
+class Claimed:
+    """The jobs that now run, and those found unnecessary on the way. `more` asks for another claim at once.
+
+    `next_due` is when the next delayed job becomes claimable; only told when there was room for more jobs.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    skipped: tuple[Recorded, ...] = ()
+    more: bool = False
+    next_due: datetime | None = None
+
+
+def claim(
+    db: sqlite3.Connection,
+    *,
+    now: datetime,
+    run_id: str,
+    free: Mapping[str, int],
+    limit: int,
+    default_ttl: timedelta = DEFAULT_TTL,
+    snapshot_id: str | None = None,
+) -> Claimed:
+    """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
+
+    A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out.
+    """
+    wake_due(db, now=now)
+    slots = {plugin: count for plugin, count in free.items() if count > 0} if limit > 0 else {}
+    heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
+    heapq.heapify(heads)
+    jobs: list[Job] = []
+    skipped: list[Recorded] = []
+    set_aside = 0
+    while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
+        _, asked_at, job = heapq.heappop(heads)
+        aside = _set_aside(db, job, asked_at, now=now, ttl=default_ttl) if job.dedupe_key is not None else None
+        if aside is not None:
+            skipped.extend(aside)
+            set_aside += 1
+        else:
+            jobs.append(_start(db, job, now=now, run_id=run_id, snapshot_id=snapshot_id))
+            slots[job.plugin] -= 1
+        # Either way the job left its lane, so the lane has a new head.
+        if slots[job.plugin] > 0 and len(jobs) < limit and (head := _head(db, job.plugin)):
+            heapq.heappush(heads, head)
+    has_room = len(jobs) < limit
+    return Claimed(
+        jobs=tuple(jobs),
+        skipped=tuple(skipped),
+        more=bool(heads) and has_room,
+        next_due=next_due(db) if has_room else None,
+    )
+
+
+def record_and_claim(
+    db: sqlite3.Connection,
+    endings: Sequence[Ending],
+    *,
+    now: datetime,
+    run_id: str,
+    free: Mapping[str, int],
+    limit: int,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+    snapshot_id: str | None = None,
+) -> tuple[list[Recorded | Stale], Claimed]:
+    """`record_all`, then `claim`, in one transaction; `free` counts the slots the endings give back."""
+    recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget)
+    claimed = claim(
+        db, now=now, run_id=run_id, free=free, limit=limit, default_ttl=default_ttl, snapshot_id=snapshot_id
+    )
+    return recorded, claimed
+
+
+# Asked first, because nearly always nobody is due and an update that finds nothing costs three times as much.
+ANYONE_DUE = """
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at <= ?)
+        OR EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL AND failed_at > ?)
+"""
+WAKE_DUE = "UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at <= ?"
+WAKE_STRANDED = """
+    UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at IS NOT NULL AND failed_at > ?
+"""
+
+
+def wake_due(db: sqlite3.Connection, *, now: datetime) -> None:
+    """Jobs whose delay is over are in their lanes; so are those a clock that was set back would strand for years."""
+    due, stranded = to_text(now), to_text(now + CLOCK_SLACK)
+    if db.execute(ANYONE_DUE, (due, stranded)).fetchone()[0]:
+        db.execute(WAKE_DUE, (due,))
+        db.execute(WAKE_STRANDED, (stranded,))
+
+
+NEXT_DUE = "SELECT MIN(next_retry_at) FROM job_queue WHERE next_retry_at IS NOT NULL"
+
+
+def next_due(db: sqlite3.Connection) -> datetime | None:
+    """When the next delayed job becomes claimable, if one is delayed."""
+    return moment(db.execute(NEXT_DUE).fetchone()[0])
+
+
+# One step per lane that has jobs, however many jobs it has.
+LANES = """
+    WITH RECURSIVE lane (plugin) AS (
+        SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane IS NOT NULL
+        UNION ALL
+        SELECT (SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane > lane.plugin)
+          FROM lane WHERE lane.plugin IS NOT NULL
+    )
+    SELECT plugin FROM lane WHERE plugin IS NOT NULL
+"""
+
+
+def lanes_with_work(db: sqlite3.Connection) -> list[str]:
+    """The plugins that have a job ready, whether or not somebody may claim it."""
+    return [plugin for (plugin,) in db.execute(LANES)]
+
+
+def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
+    return list(slots) if len(slots) <= FEW_LANES else [lane for lane in lanes_with_work(db) if lane in slots]
+
+
+LANE_HEAD = f"SELECT asked_at, {JOB_COLUMNS} FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+
+
+def _head(db: sqlite3.Connection, lane: str) -> tuple[int, str, Job] | None:
+    """The oldest job of the lane with its place in the queue and the moment it was asked for."""
+    row = db.execute(LANE_HEAD, (lane,)).fetchone()
+    if row is None:
+        return None
+    job = job_from_row(row[1:])
+    return job.seq, row[0], job
+
+
+def _set_aside(
+    db: sqlite3.Connection, job: Job, asked_at: str, *, now: datetime, ttl: timedelta
+) -> tuple[Recorded, ...] | None:
+    """A keyed job that must not start waits for its key, or is skipped and returned; None if it may start."""
+    assert job.dedupe_key is not None
+    scope = (job.plugin, job.command, job.dedupe_key)
+    if dedupe.is_held(db, scope):
+        dedupe.wait_for_key(db, job.id)
+        return ()
+    if winner := dedupe.winner_meanwhile(db, job, asked_at=asked_at, now=now, ttl=ttl):
+        ended = end_queued(db, job.id, job.attempt, Skipped(f"deduplicated: {winner} succeeded meanwhile"), now=now)
+        return (ended,) if ended else ()
+    return None
+
+
+START = """
+    UPDATE job_queue
+       SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,
+           blocked_reason = NULL
+     WHERE id = ? AND status = 'queued' AND attempt = ?
+"""
+
+
+def _start(db: sqlite3.Connection, job: Job, *, now: datetime, run_id: str, snapshot_id: str | None) -> Job:
+    moment = to_text(now)
+    changed = db.execute(START, (moment, run_id, snapshot_id, job.id, job.attempt)).rowcount
+    assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
+    data = {"from": "queued", "to": "running", "attempt": job.attempt, "command": job.command}
+    journal.append(
+        db, "job.started", now=moment, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
+    )
+    return evolve(job, status=JobStatus.RUNNING, started_at=now, started_snapshot_id=snapshot_id)
+
+
+NOTE_PROCESS = """
+    UPDATE job_queue SET pid = ?, pid_started = ?, boot_id = ? WHERE id = ? AND status = 'running' AND attempt = ?
+"""
+
+
+def note_process(
+    db: sqlite3.Connection, job_id: str, attempt: int, *, pid: int, start_ticks: int, boot_id: str
+) -> bool:
+    """The running attempt names its process, so that recovery can find and end it; False if the attempt is over."""
+    return db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt)).rowcount == 1
+
+
+BLOCK = """
+    UPDATE job_queue INDEXED BY job_queue_by_status SET blocked_reason = ? WHERE status = 'queued' AND plugin = ?
+"""
+
+
+def note_blocked(db: sqlite3.Connection, plugin: str, reason: str | None) -> int:
+    """Readers see why a plugin's queued jobs do not start (None: nothing holds them); how many there are.
+
+    Not starting them is the dispatcher's doing: it leaves the plugin out of `free`.
+    """
+    return db.execute(BLOCK, (reason, plugin)).rowcount

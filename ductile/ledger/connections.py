@@ -1,0 +1,139 @@
+"""Connections to a ledger file and what holds on them: pragmas, transactions, savepoints, snapshots.
+
+One connection writes and checkpoints; every other one is read-only and never checkpoints, because a second writer or
+checkpointer can damage a write-ahead log. Knows nothing of tables.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+from attrs import frozen
+
+from ductile.errors import LedgerError
+from ductile.ledger.faults import is_of_one_row, told, translating
+
+T = TypeVar("T")
+Synchronous = Literal["full", "normal", "off"]
+BUSY_SECONDS = 5.0
+WAL_LIMIT_BYTES = 64 << 20
+# Small on purpose: pages the kernel has cached cost microseconds, and memory must not grow with history. No memory map
+# either: with one, a disk error is not an exception but the end of the process.
+WRITER_CACHE_KILOBYTES = 2000
+READER_CACHE_KILOBYTES = 500
+_SYNCHRONOUS = {"off": 0, "normal": 1, "full": 2}
+
+
+def connect_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
+    with translating(path):
+        db = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=rw",
+            uri=True,
+            isolation_level=None,  # otherwise the module opens transactions behind our back
+            timeout=BUSY_SECONDS,
+            cached_statements=256,
+            check_same_thread=False,
+        )
+        try:
+            configure(db, path, synchronous)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -> None:
+    """The writer's pragmas hold; those that durability stands on are read back."""
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KILOBYTES}")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints by itself, after it has answered
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    journal_mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if (
+        journal_mode not in ("wal", "memory")
+        or db.execute("PRAGMA synchronous").fetchone()[0] != (_SYNCHRONOUS[synchronous])
+    ):
+        raise LedgerError(f"{where}: SQLite does not give the durability asked for (journal mode {journal_mode})")
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Inside, `db` writes in one transaction: committed at the end, rolled back if anything is raised."""
+    with translating("ledger"):
+        # IMMEDIATE: a transaction that reads first and writes later fails at once when somebody else wrote between.
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+
+@frozen
+class RowFault:
+    """Why something could not be written because of the row it was about."""
+
+    reason: str
+
+
+def written_or_fault(db: sqlite3.Connection, work: Callable[[], T]) -> T | RowFault:
+    """What `work()` gave; or the fault of a row, with nothing written and the transaction as it was before.
+
+    Errors that are not one row's are raised.
+    """
+    db.execute("SAVEPOINT attempted")
+    try:
+        result = work()
+    except Exception as error:
+        if not is_of_one_row(error) or not db.in_transaction:
+            raise
+        db.execute("ROLLBACK TO attempted")
+        db.execute("RELEASE attempted")
+        return RowFault(told(error))
+    db.execute("RELEASE attempted")
+    return result
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that can neither write nor checkpoint. It sees every commit, whether or not a service runs.
+
+    While no service runs SQLite may leave an empty `-wal` and `-shm` beside the file; in a directory that cannot be
+    written the file is read as it is, which is exact as long as there is no log.
+    """
+    with translating(path):
+        wal = path.with_name(path.name + "-wal")
+        frozen_file = not wal.exists() and not os.access(path.parent, os.W_OK)
+        db = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=ro{'&immutable=1' if frozen_file else ''}",
+            uri=True,
+            isolation_level=None,
+            timeout=BUSY_SECONDS,
+            check_same_thread=False,
+        )
+        try:
+            db.execute("PRAGMA query_only = ON")
+            db.execute(f"PRAGMA cache_size = -{READER_CACHE_KILOBYTES}")
+            db.execute("PRAGMA temp_store = MEMORY")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextlib.contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """Inside, all reads of `db` see the same moment."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if db.in_transaction:
+            db.execute("COMMIT")

@@ -1,0 +1,219 @@
+"""The door into the queue: every producer's `NewJob` becomes a row here, or is recognised as one that exists.
+
+Dedupe check, budgets, tree counter, row and journal are one transaction, the caller's. What happens to the row later
+is in `claim` (queued → running) and `record` (running → everything else).
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from attrs import frozen
+
+from ductile.clock import to_text
+from ductile.failpoints import failpoint
+from ductile.ledger import attempts, dedupe, journal, trees
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.trees import ORDINARY, Budget
+from ductile.model import JobStatus, NewJob, Settled
+
+
+@frozen(kw_only=True)
+class Enqueued:
+    """The answer to a producer: the job that will do, or has done, what it asked for."""
+
+    job_id: str
+    root_job_id: str
+    status: JobStatus
+    deduplicated: bool = False
+    existed: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        return not (self.deduplicated or self.existed)
+
+    def is_open_in(self, root_job_id: str) -> bool:
+        """True if this made the tree of that root wait for one more job."""
+        return self.is_new and not self.status.is_final and self.root_job_id == root_job_id
+
+
+def enqueue(
+    db: sqlite3.Connection,
+    new: NewJob,
+    *,
+    now: datetime,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+) -> Enqueued:
+    """A job that does what `new` asks for is in the ledger: a new one, its dedupe winner, or the same child or slot."""
+    if winner := dedupe.winner_over(db, new, now=now, default_ttl=default_ttl):
+        return _dropped(db, new, winner, now=now)
+    root = trees.root_of(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
+    settled = new.settled or _over_budget(new, root, budget)
+    job_id = new.id or new_id(now)
+    root_id = root.id if root else job_id
+    if not _insert(db, new, job_id, root_id, settled, now=now):
+        return _existing(db, new, job_id)
+    failpoint("enqueue.after_insert")
+    if root:
+        trees.grow(db, root.id, is_open=settled is None)
+    status = settled.status if settled else JobStatus.QUEUED
+    if settled:
+        attempts.log_settled(db, job_id, settled, now=now)
+    _announce(db, new, job_id, root_id, status, settled, now=now)
+    return Enqueued(job_id=job_id, root_job_id=root_id, status=status)
+
+
+def enqueue_all(
+    db: sqlite3.Connection,
+    news: Iterable[NewJob],
+    *,
+    now: datetime,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+) -> list[Enqueued]:
+    """`enqueue` for each, in order; all of them or, in the caller's transaction, none."""
+    return [enqueue(db, new, now=now, default_ttl=default_ttl, budget=budget) for new in news]
+
+
+def new_id(now: datetime) -> str:
+    """A UUID (version 7) that sorts by time, so that the rows of jobs that run together lie together on the disk."""
+    micros = (now - _EPOCH) // _MICROSECOND
+    millis, fraction = divmod(micros, 1000)
+    chance = int.from_bytes(os.urandom(8))
+    # 48 bits of milliseconds, then the version, twelve bits of what is left of the time, the variant, 62 random bits.
+    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | chance >> 2
+    text = f"{bits:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+def _over_budget(new: NewJob, root: trees.Root | None, budget: Budget) -> Settled | None:
+    """A job beyond the budget is written down as dead: it is never started and never silently missing."""
+    if new.hops > budget.hops:
+        return Settled(status=JobStatus.DEAD, error=f"chain of more than {budget.hops} hops")
+    if root and root.tree_jobs >= budget.tree_jobs:
+        return Settled(status=JobStatus.DEAD, error=f"tree of more than {budget.tree_jobs} jobs")
+    return None
+
+
+INSERT_JOB = """
+    INSERT INTO job_queue (
+        id, plugin, command, payload, status, max_attempts, submitted_by, dedupe_key, created_at, completed_at,
+        last_error, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id, root_job_id,
+        open_jobs, tree_jobs, tree_completed_at, hops, child_key, pipeline, step_id, schedule_id, slot_at, asked_at,
+        dedupe_ttl_seconds, notify, replay_of, lane)
+    VALUES (
+        :id, :plugin, :command, :payload, :status, :max_attempts, :submitted_by, :dedupe_key, :now, :completed_at,
+        :error, :parent, :event, :context, :snapshot, :root,
+        :open_jobs, :tree_jobs, :tree_completed_at, :hops, :child_key, :pipeline, :step_id, :schedule_id, :slot_at,
+        :now, :ttl, :notify, :replay_of, :lane)
+    ON CONFLICT DO NOTHING
+"""
+
+
+def _insert(
+    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, *, now: datetime
+) -> bool:
+    """True if the row is new; False if the same child, slot or id is there already."""
+    moment = to_text(now)
+    completed_at = moment if settled else None
+    is_root = root_id == job_id
+    cursor = db.execute(
+        INSERT_JOB,
+        {
+            "id": job_id,
+            "plugin": new.plugin,
+            "command": new.command,
+            "payload": new.payload,
+            "status": settled.status if settled else "queued",
+            "max_attempts": new.max_attempts,
+            "submitted_by": new.submitted_by,
+            "dedupe_key": new.dedupe_key,
+            "now": moment,
+            "completed_at": completed_at,
+            "error": settled.error if settled else None,
+            "parent": new.parent_job_id,
+            "event": new.source_event_id,
+            "context": new.event_context_id,
+            "snapshot": new.snapshot_id,
+            "root": root_id,
+            "open_jobs": int(settled is None) if is_root else None,
+            "tree_jobs": 1 if is_root else None,
+            "tree_completed_at": completed_at if is_root else None,
+            "hops": new.hops,
+            "child_key": new.child_key,
+            "pipeline": new.pipeline,
+            "step_id": new.step_id,
+            "schedule_id": new.schedule_id,
+            "slot_at": to_text(new.slot_at) if new.slot_at else None,
+            "ttl": new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
+            "notify": new.notify,
+            "replay_of": new.replay_of,
+            "lane": None if settled else new.plugin,
+        },
+    )
+    return cursor.rowcount == 1
+
+
+SAME_CHILD = "SELECT id, root_job_id, status FROM job_queue WHERE parent_job_id = ? AND child_key = ?"
+SAME_SLOT = "SELECT id, root_job_id, status FROM job_queue WHERE plugin = ? AND schedule_id = ? AND slot_at = ?"
+SAME_ID = "SELECT id, root_job_id, status FROM job_queue WHERE id = ?"
+
+
+def _existing(db: sqlite3.Connection, new: NewJob, job_id: str) -> Enqueued:
+    row = db.execute(SAME_ID, (job_id,)).fetchone()
+    if row is None and new.child_key is not None:
+        row = db.execute(SAME_CHILD, (new.parent_job_id, new.child_key)).fetchone()
+    if row is None and new.slot_at is not None:
+        row = db.execute(SAME_SLOT, (new.plugin, new.schedule_id, to_text(new.slot_at))).fetchone()
+    return Enqueued(job_id=row[0], root_job_id=row[1], status=JobStatus(row[2]), existed=True)
+
+
+def _dropped(db: sqlite3.Connection, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> Enqueued:
+    row = db.execute(SAME_ID, (winner.job_id,)).fetchone()  # the winner itself may have been pruned
+    root_id, status = (row[1], JobStatus(row[2])) if row else (winner.job_id, JobStatus.SUCCEEDED)
+    journal.append(
+        db,
+        "job.deduplicated",
+        now=now,
+        plugin=new.plugin,
+        job_id=new.parent_job_id or winner.job_id,
+        root_job_id=root_id,
+        data={
+            "reason": winner.reason,
+            "winner": winner.job_id,
+            "command": new.command,
+            "dedupe_key": new.dedupe_key,
+            "submitted_by": new.submitted_by,
+            "source_event_id": new.source_event_id,
+        },
+    )
+    return Enqueued(job_id=winner.job_id, root_job_id=root_id, status=status, deduplicated=True)
+
+
+def _announce(
+    db: sqlite3.Connection,
+    new: NewJob,
+    job_id: str,
+    root_id: str,
+    status: JobStatus,
+    settled: Settled | None,
+    *,
+    now: datetime,
+) -> None:
+    data = {"from": None, "to": status, "command": new.command, "submitted_by": new.submitted_by}
+    for name, value in (
+        ("parent_job_id", new.parent_job_id),
+        ("pipeline", new.pipeline),
+        ("step_id", new.step_id),
+        ("schedule_id", new.schedule_id),
+        ("reason", settled.error if settled else None),
+    ):
+        if value is not None:
+            data[name] = value
+    kind = attempts.kind_of(status) if settled else "job.enqueued"
+    journal.append(db, kind, now=now, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)

@@ -1,0 +1,117 @@
+"""The journal: everything that happened or was decided not to happen, in the transaction that made it so.
+
+Rows are only appended; `seq` is the position of the event stream. Who decides writes; this room only knows the shape.
+"""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import orjson
+from attrs import frozen
+
+from ductile import strict_json
+from ductile.clock import from_text, to_text
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One row of the journal."""
+
+    seq: int
+    at: datetime
+    kind: str
+    plugin: str | None
+    job_id: str | None
+    root_job_id: str | None
+    data: dict[str, Any]
+
+
+APPEND = "INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+def append(
+    db: sqlite3.Connection,
+    kind: str,
+    *,
+    now: datetime | str,
+    data: Mapping[str, Any] | None = None,
+    plugin: str | None = None,
+    job_id: str | None = None,
+    root_job_id: str | None = None,
+) -> None:
+    """The journal ends with this row."""
+    moment = now if isinstance(now, str) else to_text(now)
+    db.execute(APPEND, (moment, kind, plugin, job_id, root_job_id, _dumps(data)))
+
+
+READ_SINCE = "SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
+
+
+def read_since(db: sqlite3.Connection, seq: int, *, limit: int = 500) -> list[Entry]:
+    """The rows after position `seq`, oldest first."""
+    return [_entry(row) for row in db.execute(READ_SINCE, (seq, limit))]
+
+
+OF_JOB = """
+    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE job_id = ? ORDER BY seq LIMIT ?
+"""
+
+
+def of_job(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[Entry]:
+    """What the journal says about one job, oldest first."""
+    return [_entry(row) for row in db.execute(OF_JOB, (job_id, limit))]
+
+
+OF_PLUGIN = """
+    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+     WHERE plugin = ? AND job_id IS NULL AND seq < ? ORDER BY seq DESC LIMIT ?
+"""
+
+
+def of_plugin(db: sqlite3.Connection, plugin: str, *, before: int = 1 << 62, limit: int = 200) -> list[Entry]:
+    """What was decided about a plugin and belongs to no job (held slots, breakers), newest first."""
+    return [_entry(row) for row in db.execute(OF_PLUGIN, (plugin, before, limit))]
+
+
+LAST_SEQ = "SELECT COALESCE(MAX(seq), 0) FROM journal"
+FIRST_SEQ = "SELECT COALESCE(MIN(seq), 0) FROM journal"
+
+
+def bounds(db: sqlite3.Connection) -> tuple[int, int]:
+    """The first and last position that exist; (0, 0) in an empty journal."""
+    return db.execute(FIRST_SEQ).fetchone()[0], db.execute(LAST_SEQ).fetchone()[0]
+
+
+NEWEST_MOMENT = "SELECT at FROM journal ORDER BY seq DESC LIMIT 1"
+
+
+def newest_moment(db: sqlite3.Connection) -> datetime | None:
+    """When the last row was written; a wall clock far before it is wrong."""
+    row = db.execute(NEWEST_MOMENT).fetchone()
+    return from_text(row[0]) if row else None
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    seq, at, kind, plugin, job_id, root_job_id, data = row
+    return Entry(
+        seq=seq,
+        at=from_text(at),
+        kind=kind,
+        plugin=plugin,
+        job_id=job_id,
+        root_job_id=root_job_id,
+        data=json.loads(data),
+    )
+
+
+def _dumps(data: Mapping[str, Any] | None) -> str:
+    """Every job writes at least three of these, so the fast encoder first; what it refuses is rare."""
+    if not data:
+        return "{}"
+    try:
+        return orjson.dumps(data).decode()
+    except TypeError:
+        return strict_json.dumps(data)

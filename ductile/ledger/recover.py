@@ -1,0 +1,120 @@
+"""After a crash: rows that say `running` although nobody runs them.
+
+Only rows of another run are orphans, so this is safe at any time; it is done once, before the first claim, when the
+leftover processes are gone. Every row has its own savepoint: a bad one is set apart, the rest go on. A disk that
+fails is no row's fault: then nothing is recovered and the caller hears of it.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from attrs import frozen
+
+from ductile.failpoints import failpoint
+from ductile.ledger import dedupe, journal
+from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.quarantine import quarantine
+from ductile.ledger.record import Recorded, Stale, record
+from ductile.ledger.rows import JOB_COLUMNS, job_from_row
+from ductile.model import BreakerRule, Dead, Ending, Job, NewJob, Retried
+
+FIRST_BACKOFF = timedelta(seconds=30)
+LONGEST_BACKOFF = timedelta(hours=1)
+REASON = "core restart"
+
+
+@frozen
+class Quarantined:
+    """A row that could not be recovered, with what was wrong with it: dead, unless it takes no change at all."""
+
+    job_id: str
+    reason: str
+
+
+FollowUps = Callable[[Job, Dead], Iterable[NewJob]]
+
+
+def recover_orphans(
+    db: sqlite3.Connection,
+    *,
+    run_id: str,
+    now: datetime,
+    follow_ups: FollowUps = lambda job, outcome: (),
+    breaker: BreakerRule | None = None,
+    default_ttl: timedelta = DEFAULT_TTL,
+) -> list[Recorded | Quarantined]:
+    """No row of another run is `running`: each is queued for its next attempt, or dead, or set apart.
+
+    `follow_ups` gives the hook jobs of those that end dead; they are in the same savepoint.
+    """
+    dedupe.release_all(db)
+    recovered: list[Recorded | Quarantined] = []
+    for job_id, attempt, *row in db.execute(ORPHANS, (run_id,)).fetchall():
+        ended = written_or_fault(
+            db, partial(_recover, db, tuple(row), follow_ups, breaker, now=now, default_ttl=default_ttl)
+        )
+        recovered.append(_quarantined(db, job_id, attempt, ended, now=now) if isinstance(ended, RowFault) else ended)
+        failpoint("recover.after_first")
+    return recovered
+
+
+ORPHANS = f"SELECT id, attempt, {JOB_COLUMNS} FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
+COUNT_RECOVERY = "UPDATE job_queue SET recoveries = recoveries + 1 WHERE id = ? AND status = 'running' AND attempt = ?"
+
+
+def _recover(
+    db: sqlite3.Connection,
+    row: tuple[Any, ...],
+    follow_ups: FollowUps,
+    breaker: BreakerRule | None,
+    *,
+    now: datetime,
+    default_ttl: timedelta,
+) -> Recorded:
+    job = job_from_row(row)
+    outcome = _outcome(job)
+    db.execute(COUNT_RECOVERY, (job.id, job.attempt))
+    children = tuple(follow_ups(job, outcome)) if isinstance(outcome, Dead) else ()
+    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, children=children, breaker=breaker)
+    ended = record(db, ending, now=now, default_ttl=default_ttl)
+    assert not isinstance(ended, Stale), "the row was running a moment ago in this transaction"
+    data = {"attempt": job.attempt, "status": ended.status, "reason": REASON, "recoveries": job.recoveries + 1}
+    journal.append(
+        db, "job.recovered", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
+    )
+    return ended
+
+
+def _quarantined(db: sqlite3.Connection, job_id: str, attempt: int, fault: RowFault, *, now: datetime) -> Quarantined:
+    reason = f"cannot be recovered: {fault.reason}"
+    quarantine(db, job_id, attempt, reason, now=now)
+    return Quarantined(job_id, reason)
+
+
+NOTED = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"
+
+
+def noted_processes(db: sqlite3.Connection) -> list[tuple[int, int, str]]:
+    """Pid, start time and boot id of every process that a running attempt has named."""
+    return [(pid, started, boot_id) for pid, started, boot_id in db.execute(NOTED)]
+
+
+def _outcome(job: Job) -> Retried | Dead:
+    """A lost attempt counts; a job that takes the core down with it waits longer each time, then is given up."""
+    if job.cancel_requested_at:
+        return Dead(f"cancelled: {job.cancel_reason}")
+    if job.tries >= job.max_attempts:
+        return Dead(f"{REASON}: the core died {job.recoveries + 1} times while it ran; attempts used up")
+    return Retried(REASON, _backoff(job.recoveries))
+
+
+def _backoff(recoveries: int) -> timedelta:
+    """None after the first crash, then 30 s, doubled each time, up to an hour."""
+    if recoveries == 0:
+        return timedelta()
+    doublings = min(recoveries - 1, 10)
+    return min(FIRST_BACKOFF * (1 << doublings), LONGEST_BACKOFF)

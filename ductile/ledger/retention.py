@@ -1,0 +1,141 @@
+"""What is forgotten, when, and in which portions.
+
+Jobs leave the queue as whole finished trees; their attempts stay in the log for longer. Nothing a tree, a dedupe
+window or a log row still needs is touched. One call is one short transaction; the caller repeats it in quiet moments.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+
+from attrs import asdict, frozen
+
+from ductile.clock import to_text
+from ductile.failpoints import failpoint
+
+
+@frozen(kw_only=True)
+class Policy:
+    """How long each kind of row is kept; None keeps it for good."""
+
+    job_queue: timedelta | None = timedelta(hours=24)
+    job_log: timedelta | None = timedelta(days=30)
+    journal: timedelta | None = timedelta(days=30)
+    breaker_transitions: timedelta | None = timedelta(days=90)
+    facts: timedelta | None = None
+
+
+@frozen(kw_only=True)
+class Pruned:
+    """How many rows are gone."""
+
+    jobs: int = 0
+    attempts: int = 0
+    journal: int = 0
+    contexts: int = 0
+    facts: int = 0
+    snapshots: int = 0
+    receipts: int = 0
+    breaker_transitions: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+def prune(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500) -> Pruned:
+    """Up to about `limit` rows of each kind that nobody needs are gone; call again while anything is."""
+    pruned = Pruned(
+        jobs=_prune_trees(db, _before(now, policy.job_queue), limit),
+        attempts=_run(db, PRUNE_ATTEMPTS, _before(now, policy.job_log), limit),
+        journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit),
+        contexts=_run(db, PRUNE_CONTEXTS, _before(now, _longer(policy.job_queue, policy.job_log)), limit),
+        facts=_run(db, PRUNE_FACTS, _before(now, policy.facts), limit),
+        snapshots=_run(db, PRUNE_SNAPSHOTS, to_text(now), limit),
+        receipts=_run(db, PRUNE_RECEIPTS, to_text(now), limit) + _run(db, PRUNE_WINDOWS, to_text(now), limit),
+        breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _before(now, policy.breaker_transitions), limit),
+    )
+    if pruned.total:
+        db.execute(f"PRAGMA incremental_vacuum({limit})").fetchall()
+    return pruned
+
+
+def _before(now: datetime, keep: timedelta | None) -> str | None:
+    return None if keep is None else to_text(now - keep)
+
+
+def _longer(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    return None if one is None or other is None else max(one, other)
+
+
+def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int) -> int:
+    return 0 if before is None else db.execute(statement, {"before": before, "limit": limit}).rowcount
+
+
+FINISHED_TREES = """
+    SELECT id, tree_jobs FROM job_queue WHERE tree_completed_at < ? AND open_jobs = 0 ORDER BY tree_completed_at LIMIT ?
+"""
+DELETE_TREE = "DELETE FROM job_queue WHERE root_job_id = ? AND root_job_id <> id"
+DELETE_ROOT = "DELETE FROM job_queue WHERE id = ? AND open_jobs = 0"
+
+
+def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int) -> int:
+    """Whole trees, oldest first, until `limit` rows are gone; one tree may be larger than that."""
+    gone = 0
+    for root_id, tree_jobs in db.execute(FINISHED_TREES, (before, limit)).fetchall() if before else ():
+        if gone and gone + tree_jobs > limit:
+            break
+        gone += db.execute(DELETE_TREE, (root_id,)).rowcount
+        failpoint("prune.half_way")
+        gone += db.execute(DELETE_ROOT, (root_id,)).rowcount
+    return gone
+
+
+# A job still in the queue keeps its attempts, however old: they tell how it came to where it is.
+PRUNE_ATTEMPTS = """
+    DELETE FROM job_log WHERE seq IN (
+        SELECT seq FROM job_log AS log
+         WHERE completed_at < :before AND NOT EXISTS (SELECT 1 FROM job_queue WHERE job_queue.id = log.job_id)
+         ORDER BY completed_at LIMIT :limit)
+"""
+# Only the oldest rows are looked at, so a call that finds nothing to do costs as little as one that does.
+PRUNE_JOURNAL = """
+    DELETE FROM journal WHERE seq IN (
+        SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before)
+"""
+# Asked only of contexts older than any job or log row is kept, so nearly every one looked at can go.
+PRUNE_CONTEXTS = """
+    DELETE FROM event_context WHERE id IN (
+        SELECT id FROM event_context AS context
+         WHERE created_at < :before
+           AND NOT EXISTS (SELECT 1 FROM job_queue WHERE event_context_id = context.id)
+           AND NOT EXISTS (SELECT 1 FROM job_log WHERE event_context_id = context.id)
+           AND NOT EXISTS (SELECT 1 FROM event_context AS child WHERE child.parent_id = context.id)
+         ORDER BY created_at LIMIT :limit)
+"""
+PRUNE_FACTS = """
+    DELETE FROM plugin_facts WHERE id IN (
+        SELECT id FROM (SELECT id, created_at FROM plugin_facts ORDER BY id LIMIT :limit) WHERE created_at < :before)
+"""
+# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that.
+PRUNE_SNAPSHOTS = """
+    DELETE FROM config_snapshots WHERE id IN (
+        SELECT id FROM config_snapshots AS snapshot
+         WHERE (SELECT MIN(later.loaded_at) FROM config_snapshots AS later
+                 WHERE later.loaded_at > snapshot.loaded_at)
+               < MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :before),
+                     COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :before))
+         ORDER BY loaded_at LIMIT :limit)
+"""
+PRUNE_RECEIPTS = """
+    DELETE FROM receipts WHERE (scope, key) IN (
+        SELECT scope, key FROM receipts WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)
+"""
+PRUNE_WINDOWS = """
+    DELETE FROM dedupe_receipts WHERE (plugin, command, dedupe_key) IN (
+        SELECT plugin, command, dedupe_key FROM dedupe_receipts
+         WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)
+"""
+PRUNE_BREAKER_TRANSITIONS = """
+    DELETE FROM circuit_breaker_transitions WHERE id IN (
+        SELECT id FROM circuit_breaker_transitions WHERE created_at < :before ORDER BY created_at LIMIT :limit)
+"""

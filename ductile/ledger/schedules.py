@@ -1,0 +1,247 @@
+"""Schedule entries and their slots: what fired last, what is next, what holds it.
+
+When a schedule is due is decided elsewhere; here a firing is one transaction of job, slot and next run, so a crash can
+neither repeat a slot nor lose it.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from attrs import frozen
+
+from ductile.clock import to_text
+from ductile.ledger import journal
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs import Enqueued, enqueue
+from ductile.ledger.rows import moment
+from ductile.model import NewJob
+
+
+class EntryStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED_MANUAL = "paused_manual"
+    PAUSED_INVALID = "paused_invalid"
+    EXHAUSTED = "exhausted"
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One schedule of one plugin as the ledger remembers it."""
+
+    plugin: str
+    schedule_id: str
+    command: str
+    status: EntryStatus = EntryStatus.ACTIVE
+    reason: str | None = None
+    last_fired_at: datetime | None = None
+    last_success_job_id: str | None = None
+    last_success_at: datetime | None = None
+    next_run_at: datetime | None = None
+    definition_hash: str | None = None
+    last_slot_at: datetime | None = None
+    last_job_id: str | None = None
+    anchored_at: datetime | None = None
+    held_reason: str | None = None
+
+
+_COLUMNS = """plugin, schedule_id, command, status, reason, last_fired_at, last_success_job_id, last_success_at,
+    next_run_at, definition_hash, last_slot_at, last_job_id, anchored_at, held_reason"""
+GET = f"SELECT {_COLUMNS} FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
+
+
+def get(db: sqlite3.Connection, plugin: str, schedule_id: str) -> Entry | None:
+    row = db.execute(GET, (plugin, schedule_id)).fetchone()
+    return _entry(row) if row else None
+
+
+ALL = f"SELECT {_COLUMNS} FROM schedule_entries ORDER BY plugin, schedule_id"
+
+
+def all_entries(db: sqlite3.Connection) -> list[Entry]:
+    return [_entry(row) for row in db.execute(ALL)]
+
+
+DEFINE = """
+    INSERT INTO schedule_entries (plugin, schedule_id, command, definition_hash, anchored_at, updated_at)
+    VALUES (:plugin, :schedule_id, :command, :hash, :now, :now)
+    ON CONFLICT (plugin, schedule_id) DO UPDATE
+       SET command = excluded.command, definition_hash = excluded.definition_hash, anchored_at = excluded.anchored_at,
+           status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END, reason = NULL,
+           last_fired_at = NULL, last_success_job_id = NULL, last_success_at = NULL, next_run_at = NULL,
+           last_slot_at = NULL, held_reason = NULL, updated_at = excluded.updated_at
+     WHERE schedule_entries.definition_hash IS NOT excluded.definition_hash
+"""
+
+
+def define(
+    db: sqlite3.Connection, plugin: str, schedule_id: str, command: str, definition_hash: str, *, now: datetime
+) -> Entry:
+    """The entry exists with this definition; one that had another starts anew, unless paused by the operator."""
+    values = {
+        "plugin": plugin,
+        "schedule_id": schedule_id,
+        "command": command,
+        "hash": definition_hash,
+        "now": to_text(now),
+    }
+    db.execute(DEFINE, values)
+    entry = get(db, plugin, schedule_id)
+    assert entry is not None
+    return entry
+
+
+FIRED = """
+    UPDATE schedule_entries
+       SET last_fired_at = :now, last_slot_at = COALESCE(:slot, last_slot_at), last_job_id = :job,
+           next_run_at = :next, held_reason = NULL, updated_at = :now,
+           status = CASE WHEN :exhausted THEN 'exhausted' ELSE status END
+     WHERE plugin = :plugin AND schedule_id = :schedule_id
+"""
+
+
+def fire(
+    db: sqlite3.Connection,
+    new: NewJob,
+    *,
+    now: datetime,
+    next_run_at: datetime | None,
+    exhausted: bool = False,
+    default_ttl: timedelta = DEFAULT_TTL,
+) -> Enqueued:
+    """The slot's job is queued (or was already) and the entry points at the next run."""
+    enqueued = enqueue(db, new, now=now, default_ttl=default_ttl)
+    db.execute(
+        FIRED,
+        {
+            "plugin": new.plugin,
+            "schedule_id": new.schedule_id,
+            "now": to_text(now),
+            "slot": to_text(new.slot_at) if new.slot_at else None,
+            "job": enqueued.job_id,
+            "next": to_text(next_run_at) if next_run_at else None,
+            "exhausted": exhausted,
+        },
+    )
+    return enqueued
+
+
+HOLD = """
+    UPDATE schedule_entries SET held_reason = :reason, next_run_at = :next, updated_at = :now
+     WHERE plugin = :plugin AND schedule_id = :schedule_id
+    RETURNING command
+"""
+
+
+def hold(
+    db: sqlite3.Connection,
+    plugin: str,
+    schedule_id: str,
+    reason: str,
+    *,
+    now: datetime,
+    slot_at: datetime | None,
+    next_run_at: datetime | None,
+) -> None:
+    """The slot did not run and the entry says why; the journal gets one row when the reason changes, not every look."""
+    before = get(db, plugin, schedule_id)
+    values = {
+        "plugin": plugin,
+        "schedule_id": schedule_id,
+        "reason": reason,
+        "now": to_text(now),
+        "next": to_text(next_run_at) if next_run_at else None,
+    }
+    db.execute(HOLD, values).fetchall()
+    if before is None or before.held_reason != reason or before.next_run_at != next_run_at:
+        data = {
+            "schedule_id": schedule_id,
+            "reason": reason,
+            "slot_at": to_text(slot_at) if slot_at else None,
+            "next_run_at": values["next"],
+        }
+        journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)
+
+
+SET_NEXT = """
+    UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?
+"""
+
+
+def set_next(
+    db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
+) -> None:
+    """The entry will next be looked at then."""
+    db.execute(SET_NEXT, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
+
+
+SET_STATUS = """
+    UPDATE schedule_entries SET status = ?, reason = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?
+"""
+
+
+def set_status(
+    db: sqlite3.Connection,
+    plugin: str,
+    schedule_id: str,
+    status: EntryStatus,
+    *,
+    now: datetime,
+    reason: str | None = None,
+) -> bool:
+    """The entry has this status; False if there is no such entry."""
+    changed = db.execute(SET_STATUS, (status, reason, to_text(now), plugin, schedule_id)).rowcount == 1
+    if changed:
+        data = {"schedule_id": schedule_id, "status": status, "reason": reason}
+        journal.append(db, "scheduler.status_changed", now=now, plugin=plugin, data=data)
+    return changed
+
+
+FORGET = "DELETE FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
+
+
+def forget(db: sqlite3.Connection, plugin: str, schedule_id: str) -> None:
+    """A schedule that is no longer configured has no entry."""
+    db.execute(FORGET, (plugin, schedule_id))
+
+
+NOTE_SUCCESS = """
+    UPDATE schedule_entries SET last_success_job_id = ?, last_success_at = ?, updated_at = ?
+     WHERE plugin = ? AND schedule_id = ?
+"""
+
+
+def note_success(db: sqlite3.Connection, plugin: str, schedule_id: str, job_id: str, *, now: datetime) -> None:
+    """The entry, if it still exists, knows its last success."""
+    db.execute(NOTE_SUCCESS, (job_id, to_text(now), to_text(now), plugin, schedule_id))
+
+
+OUTSTANDING = """
+    SELECT id FROM job_queue
+     WHERE status IN ('queued', 'running') AND plugin = ? AND schedule_id = ? ORDER BY +seq
+"""
+
+
+def outstanding(db: sqlite3.Connection, plugin: str, schedule_id: str) -> list[str]:
+    """The schedule's jobs that are not over, oldest first."""
+    return [job_id for (job_id,) in db.execute(OUTSTANDING, (plugin, schedule_id))]
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(
+        plugin=row[0],
+        schedule_id=row[1],
+        command=row[2],
+        status=EntryStatus(row[3]),
+        reason=row[4],
+        last_fired_at=moment(row[5]),
+        last_success_job_id=row[6],
+        last_success_at=moment(row[7]),
+        next_run_at=moment(row[8]),
+        definition_hash=row[9],
+        last_slot_at=moment(row[10]),
+        last_job_id=row[11],
+        anchored_at=moment(row[12]),
+        held_reason=row[13],
+    )

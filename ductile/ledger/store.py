@@ -1,0 +1,109 @@
+"""Opens the ledger: checks first, changes after.
+
+`open_writer` is for whoever holds the instance lock (the service, through `writer`, or an offline command);
+`open_reader` is for everybody. Imports no Trio, so that the CLI reads a ledger at the price of `sqlite3` alone.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+
+from ductile.errors import LedgerError, NotFound
+from ductile.ledger import location, migrate
+from ductile.ledger.connections import Synchronous, connect_reader, connect_writer, snapshot
+from ductile.ledger.examine import APPLICATION_ID, Kind, examine
+from ductile.ledger.faults import translating
+
+SCHEMA_VERSION = 1
+
+
+def schema() -> str:
+    return resources.files("ductile.ledger").joinpath("schema.sql").read_text(encoding="utf-8")
+
+
+def tables() -> frozenset[str]:
+    """The tables every ledger of this version has."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(schema())
+        rows = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        return frozenset(name for (name,) in rows)
+
+
+def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Connection:
+    """The one writing connection to the ledger at `path`, which is created, adopted or migrated first if need be.
+
+    The caller holds the instance lock. Raises LedgerError (or LedgerBusy) with nothing changed if the file is not ours.
+    """
+    target = location.resolve(path)
+    condition = examine(target, newest=SCHEMA_VERSION, tables=tables())
+    empty = not target.exists() or target.stat().st_size == 0
+    if condition.kind is Kind.NEW and empty:
+        create(target)
+    db = connect_writer(target, synchronous)
+    try:
+        if condition.kind is Kind.NEW and not empty:
+            fill(db)
+        migrate.bring_up_to_date(db, target, condition, newest=SCHEMA_VERSION, schema=schema(), now=datetime.now(UTC))
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def create(path: Path) -> None:
+    """A complete, empty ledger stands at `path`, 0600 in a 0700 directory; a crash on the way leaves none at all."""
+    location.make_private_directory(path.parent)
+    fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        fresh.chmod(0o600)
+        with translating(path), contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+            fill(db)
+        fresh.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be created: {error.strerror}") from error
+    finally:
+        for leftover in (fresh, *(fresh.with_name(fresh.name + end) for end in ("-wal", "-shm", "-journal"))):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+
+def fill(db: sqlite3.Connection) -> None:
+    """The empty database `db` is a ledger of the newest version."""
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript(
+        f"BEGIN IMMEDIATE;\n{schema()}\n"
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
+    """One consistent view of the ledger at `path` for the length of the block. Raises NotFound if there is none."""
+    if not path.exists():
+        raise NotFound(f"{path}: there is no ledger yet", hint="start the service once; it makes the file")
+    target = location.resolve_readable(path)
+    condition = examine(target, newest=SCHEMA_VERSION, tables=tables(), thorough=False)
+    if condition.kind is not Kind.OURS or condition.version != SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path}: not yet a ledger of this version",
+            hint="start the service once; it backs the file up and migrates",
+        )
+    with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):
+        yield db

@@ -1,0 +1,73 @@
+"""The counters on a root row: how many jobs of its tree are open, how many there ever were, when it was done.
+
+Changed only inside the transactions that add or end jobs, so "the tree is done" is one number that is never wrong.
+"""
+
+import sqlite3
+
+from attrs import frozen
+
+
+@frozen
+class Budget:
+    """How far one root may reach: crossings in a chain, jobs in a tree."""
+
+    hops: int = 20
+    tree_jobs: int = 10_000
+
+
+ORDINARY = Budget()
+
+
+@frozen
+class Root:
+    id: str
+    tree_jobs: int
+
+
+ROOT_OF = """
+    SELECT root.id, root.tree_jobs
+      FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
+     WHERE member.id = ?
+"""
+
+
+def root_of(db: sqlite3.Connection, job_id: str) -> Root | None:
+    """The root of the tree `job_id` is in; None if the job is unknown."""
+    row = db.execute(ROOT_OF, (job_id,)).fetchone()
+    return Root(*row) if row else None
+
+
+GROW = """
+    UPDATE job_queue
+       SET open_jobs = open_jobs + :opened, tree_jobs = tree_jobs + 1,
+           tree_completed_at = CASE WHEN open_jobs + :opened = 0 THEN tree_completed_at END
+     WHERE id = :root
+"""
+
+
+def grow(db: sqlite3.Connection, root_id: str, *, is_open: bool) -> None:
+    """One more job is in the tree."""
+    db.execute(GROW, {"root": root_id, "opened": int(is_open)})
+
+
+CLOSE_ONE = """
+    UPDATE job_queue
+       SET open_jobs = open_jobs - 1, tree_completed_at = CASE WHEN open_jobs = 1 THEN :now END
+     WHERE id = :root
+    RETURNING open_jobs
+"""
+
+
+def close_one(db: sqlite3.Connection, root_id: str, *, now: str) -> bool:
+    """One job of the tree is final; True if it was the last open one."""
+    rows = db.execute(CLOSE_ONE, {"root": root_id, "now": now}).fetchall()
+    return bool(rows) and rows[0][0] == 0
+
+
+REOPEN_ONE = "UPDATE job_queue SET open_jobs = open_jobs + 1, tree_completed_at = NULL WHERE id = ?"
+
+
+def reopen_one(db: sqlite3.Connection, root_id: str) -> None:
+    """One final job of the tree is queued again."""
+    db.execute(REOPEN_ONE, (root_id,))

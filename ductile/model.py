@@ -1,0 +1,270 @@
+"""The nouns of Ductile: what a job is, how one is asked for, and how an attempt can end.
+
+Frozen values without behaviour beyond their own shape. Payloads, results and states are JSON text that passes through
+unread; whoever makes one of these has validated it before.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from attrs import field, frozen
+
+
+class JobStatus(StrEnum):
+    """Where a job is. The last four are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    DEAD = "dead"
+    SKIPPED = "skipped"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
+
+
+class AttemptStatus(StrEnum):
+    """How one attempt ended; `interrupted` does not count against `max_attempts`, the last two never ran a plugin."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+    DEAD = "dead"
+
+
+@frozen(kw_only=True)
+class Settled:
+    """A job that is over the moment it is written, such as a decided switch."""
+
+    status: JobStatus
+    result: str | None = field(default=None, repr=False)
+    error: str | None = None
+
+
+@frozen(kw_only=True)
+class NewJob:
+    """A job as a producer asks for it; `ledger.jobs.enqueue` is the one door.
+
+    `child_key` tells the children of one parent apart: event, pipeline run, call-frame path, step, foreach index.
+    A job with `own_tree` is a root although it has a parent (a hook run). A `dedupe_ttl` of its own makes the producer
+    lose against a twin that is still in flight, too.
+    """
+
+    plugin: str
+    command: str
+    submitted_by: str
+    payload: str | None = field(default=None, repr=False)
+    max_attempts: int = 4
+    id: str | None = None
+    dedupe_key: str | None = None
+    dedupe_ttl: timedelta | None = None
+    parent_job_id: str | None = None
+    own_tree: bool = False
+    child_key: str | None = None
+    source_event_id: str | None = None
+    event_context_id: str | None = None
+    pipeline: str | None = None
+    step_id: str | None = None
+    schedule_id: str | None = None
+    slot_at: datetime | None = None
+    hops: int = 0
+    snapshot_id: str | None = None
+    notify: bool = False
+    replay_of: str | None = None
+    settled: Settled | None = None
+
+
+@frozen(kw_only=True)
+class Job:
+    """A row of the queue as the engine sees it. `(id, attempt)` is the fencing token of a claim."""
+
+    id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    attempt: int
+    max_attempts: int
+    submitted_by: str
+    created_at: datetime
+    payload: str | None = field(default=None, repr=False)
+    dedupe_key: str | None = None
+    parent_job_id: str | None = None
+    root_job_id: str = ""
+    seq: int = 0
+    interruptions: int = 0
+    recoveries: int = 0
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    next_retry_at: datetime | None = None
+    last_error: str | None = None
+    dedupe_ttl: timedelta | None = None
+    child_key: str | None = None
+    source_event_id: str | None = None
+    event_context_id: str | None = None
+    pipeline: str | None = None
+    step_id: str | None = None
+    schedule_id: str | None = None
+    slot_at: datetime | None = None
+    hops: int = 0
+    enqueued_snapshot_id: str | None = None
+    started_snapshot_id: str | None = None
+    notify: bool = False
+    replay_of: str | None = None
+    cancel_requested_at: datetime | None = None
+    cancel_reason: str | None = None
+
+    @property
+    def tries(self) -> int:
+        """Attempts that count against `max_attempts`, this one included."""
+        return self.attempt - self.interruptions
+
+    @property
+    def is_root(self) -> bool:
+        return self.root_job_id == self.id
+
+
+@frozen(kw_only=True)
+class Evidence:
+    """What one run of a plugin left behind."""
+
+    started_at: datetime
+    duration: timedelta
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    result: str | None = field(default=None, repr=False)
+    stderr: str | None = field(default=None, repr=False)
+
+
+@frozen
+class Succeeded:
+    """The attempt did what it was asked."""
+
+    evidence: Evidence
+
+
+@frozen
+class Retried:
+    """The attempt failed or timed out; the job is queued again after `delay`."""
+
+    error: str
+    delay: timedelta
+    evidence: Evidence | None = None
+
+
+@frozen
+class Failed:
+    """Finally failed: trying again would not help."""
+
+    error: str
+    evidence: Evidence | None = None
+
+
+@frozen
+class Dead:
+    """Given up: attempts used up, cancelled, plugin removed, or a budget exceeded."""
+
+    error: str
+    evidence: Evidence | None = None
+
+
+@frozen
+class Skipped:
+    """Decided not to run."""
+
+    reason: str
+
+
+@frozen
+class Interrupted:
+    """Ended by the drain; queued again, not counted."""
+
+    reason: str
+    evidence: Evidence | None = None
+
+
+Outcome = Succeeded | Retried | Failed | Dead | Skipped | Interrupted
+
+
+@frozen(kw_only=True)
+class NewContext:
+    """One row of baggage; its id is chosen by the maker, so that jobs of the same transaction can name it."""
+
+    id: str
+    parent_id: str | None = None
+    pipeline_name: str | None = None
+    step_id: str | None = None
+    accumulated_json: str = field(default="{}", repr=False)
+
+
+@frozen(kw_only=True)
+class NewFact:
+    """An observation of a plugin; `mirrored` makes it the plugin's state as well."""
+
+    fact_type: str
+    fact_json: str = field(repr=False)
+    mirrored: bool = False
+
+
+@frozen(kw_only=True)
+class Note:
+    """Something that happened, or was decided not to happen, for the journal."""
+
+    kind: str
+    data: Mapping[str, Any]
+    plugin: str | None = None
+    job_id: str | None = None
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@frozen(kw_only=True)
+class Breaker:
+    """The circuit breaker of one command of one plugin."""
+
+    plugin: str
+    command: str
+    state: BreakerState = BreakerState.CLOSED
+    failure_count: int = 0
+    opened_at: datetime | None = None
+    last_failure_at: datetime | None = None
+    last_job_id: str | None = None
+    probe_job_id: str | None = None
+
+
+@frozen
+class BreakerChange:
+    """The breaker as it shall be, and why; the reason is kept only when the state changes."""
+
+    breaker: Breaker
+    reason: str
+
+
+BreakerRule = Callable[[Breaker, Job, JobStatus, datetime], BreakerChange | None]
+"""Decides, from the breaker as it is and a job that just ended, what it becomes; None leaves it alone."""
+
+
+@frozen(kw_only=True)
+class Ending:
+    """Everything that ends one attempt, for one transaction: either all of it is in the ledger or none."""
+
+    job_id: str
+    attempt: int
+    outcome: Outcome
+    facts: tuple[NewFact, ...] = ()
+    state_updates: str | None = field(default=None, repr=False)
+    state_limit: int = 1 << 20
+    contexts: tuple[NewContext, ...] = ()
+    children: tuple[NewJob, ...] = ()
+    notes: tuple[Note, ...] = ()
+    breaker: BreakerRule | None = None

@@ -1,0 +1,351 @@
+"""The envelopes of protocol 2: what a plugin is told on stdin, and what its stdout means.
+
+Pure: bytes in, values out. Whatever a plugin prints, `decode_response` answers with a value and never raises. What
+follows from an answer (retry, route, record) is the engine's decision.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from attrs import field, frozen
+
+from ductile.clock import to_text
+from ductile.errors import Unreadable
+from ductile.plugin.manifest import PROTOCOL
+from ductile.strict_json import dumps, parse
+from ductile.units import shown
+
+JsonObject = Mapping[str, Any] | str
+"""An object, or its JSON text, which is passed on without being read."""
+
+_KEYS = ("status", "result", "error", "retry", "retry_after", "events", "state_updates", "logs")
+
+
+@frozen(kw_only=True)
+class Limits:
+    """`service.limits`: how much a plugin may say."""
+
+    stdout_bytes: int = 10 << 20
+    depth: int = 64
+    events: int = 1_000
+    dedupe_key_bytes: int = 512
+    state_bytes: int = 1 << 20
+    retry_after: timedelta = timedelta(hours=1)
+    log_lines: int = 1_000
+    log_bytes: int = 256 << 10
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@frozen(kw_only=True)
+class RequestEvent:
+    """`event` of a `handle` request. Id, source and time are the core's, never a plugin's."""
+
+    type: str
+    event_id: str
+    source: str
+    timestamp: datetime
+    payload: JsonObject = field(factory=dict, repr=False)
+    dedupe_key: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+
+
+@frozen
+class EmittedEvent:
+    """An event as a plugin emitted it: what it may say about it, and no more."""
+
+    type: str
+    payload: dict[str, Any] = field(repr=False)
+    dedupe_key: str | None = None
+
+
+class LogLevel(StrEnum):
+    """The levels a plugin's log line can have."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@frozen
+class LogLine:
+    """One entry of `logs`."""
+
+    level: LogLevel
+    message: str
+
+
+@frozen(kw_only=True)
+class Response:
+    """A valid answer. `state_json` is `state_updates` as the compact text whose size was judged.
+
+    `notes` are warnings about the answer for whoever maintains the plugin.
+    """
+
+    ok: bool
+    result: str = ""
+    error: str = ""
+    retry: bool = True
+    retry_after: timedelta | None = None
+    events: tuple[EmittedEvent, ...] = ()
+    state_updates: dict[str, Any] | None = field(default=None, repr=False)
+    state_json: str | None = field(default=None, repr=False)
+    logs: tuple[LogLine, ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
+
+
+@frozen
+class Garbled:
+    """Not a valid answer. `final` when the next attempt would only say too much again."""
+
+    reason: str
+    final: bool = False
+
+
+def encode_request(
+    *,
+    job_id: str,
+    command: str,
+    deadline_at: datetime,
+    attempt: int,
+    max_attempts: int,
+    config: JsonObject | None = None,
+    state: JsonObject | None = None,
+    payload: JsonObject | None = None,
+    context: JsonObject | None = None,
+    event: RequestEvent | str | None = None,
+) -> bytes:
+    """One line of JSON and a newline. `payload`, `context` and `event` are left out when there is nothing to say."""
+    head = {
+        "protocol": PROTOCOL,
+        "job_id": job_id,
+        "command": command,
+        "attempt": attempt,
+        "max_attempts": max_attempts,
+        "deadline_at": to_text(deadline_at),
+    }
+    members = {"config": _object_text(config), "state": _object_text(state)}
+    if payload is not None:
+        members["payload"] = _object_text(payload)
+    if (context_text := _object_text(context)) != "{}":
+        members["context"] = context_text
+    if event is not None:
+        members["event"] = _object_text(event) if isinstance(event, str) else _event_text(event)
+    return _spliced(head, members).encode() + b"\n"
+
+
+def decode_response(stdout: bytes, limits: Limits = DEFAULT_LIMITS) -> Response | Garbled:
+    """What a plugin's whole output means."""
+    try:
+        envelope, replaced = _envelope(stdout, limits)
+        note = f"lone surrogates in the answer were replaced by U+FFFD: {replaced}"
+        return _response(envelope, limits, notes=(note,) if replaced else ())
+    except _Nonsense as nonsense:
+        return nonsense.verdict
+
+
+class _Nonsense(Exception):
+    """Carries a verdict out of the decoding; never leaves this module."""
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.verdict = Garbled(reason, final)
+
+
+def _object_text(value: JsonObject | None) -> str:
+    if value is None:
+        return "{}"
+    if not isinstance(value, str):
+        return dumps(value)
+    # Line breaks in JSON text are blanks between tokens, never part of a value; the request must stay one line.
+    return value.replace("\r", " ").replace("\n", " ").strip()
+
+
+def _event_text(event: RequestEvent) -> str:
+    head: dict[str, Any] = {
+        "type": event.type,
+        "source": event.source,
+        "timestamp": to_text(event.timestamp),
+        "event_id": event.event_id,
+    }
+    if event.dedupe_key is not None:
+        head["dedupe_key"] = event.dedupe_key
+    if event.headers:
+        head["headers"] = event.headers
+    return _spliced(head, {"payload": _object_text(event.payload)})
+
+
+def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
+    """One object of the values in `head` and of the texts in `members`."""
+    texts = "".join(f',"{key}":{text}' for key, text in members.items())
+    return f"{dumps(head)[:-1]}{texts}}}"
+
+
+def _envelope(stdout: bytes, limits: Limits) -> tuple[dict[str, Any], int]:
+    if len(stdout) > limits.stdout_bytes:
+        raise _Nonsense(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
+    if not stdout.strip():
+        raise _Nonsense("plugin produced no output on stdout")
+    try:
+        envelope, replaced = parse(stdout, source="stdout", max_depth=limits.depth)
+    except Unreadable as error:
+        raise _Nonsense(f"stdout is not one JSON object: {error.reason} (line {error.mark.line})") from error
+    if not isinstance(envelope, dict):
+        raise _Nonsense(f"stdout must be one JSON object, not {_kind(envelope)}")
+    for key in envelope:
+        if key not in _KEYS and key.lower() in _KEYS and key.lower() not in envelope:
+            raise _Nonsense(f"the key {shown(key)} must be written {key.lower()!r}")
+    return envelope, replaced
+
+
+def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) -> Response:
+    status = envelope.get("status")
+    if status not in ("ok", "error") or not isinstance(status, str):
+        raise _Nonsense(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
+    ok = status == "ok"
+    result, error = _text(envelope, "result"), _text(envelope, "error")
+    if ok and not result.strip():
+        raise _Nonsense("status is 'ok' but result is missing or blank")
+    if not ok and not error.strip():
+        raise _Nonsense("status is 'error' but error is missing or blank")
+    retry = envelope.get("retry")
+    if not isinstance(retry, bool | None):
+        raise _Nonsense(f"retry must be true or false, not {_kind(retry)}")
+    state_updates, state_json = _state(envelope, limits)
+    return Response(
+        ok=ok,
+        result=result,
+        error=error,
+        retry=retry is not False,
+        retry_after=_retry_after(envelope, limits),
+        events=_events(envelope, limits),
+        state_updates=state_updates,
+        state_json=state_json,
+        logs=_logs(envelope.get("logs"), limits),
+        notes=notes,
+    )
+
+
+def _text(envelope: Mapping[str, Any], key: str) -> str:
+    value = envelope.get(key)
+    if not isinstance(value, str | None):
+        raise _Nonsense(f"{key} must be text, not {_kind(value)}")
+    return value or ""
+
+
+def _retry_after(envelope: Mapping[str, Any], limits: Limits) -> timedelta | None:
+    seconds = envelope.get("retry_after")
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise _Nonsense(f"retry_after must be a number of seconds from 0 up, not {_kind(seconds)}")
+    most = limits.retry_after.total_seconds()
+    # Compared first: an int from JSON can be larger than any float.
+    return timedelta(seconds=min(seconds, most))
+
+
+def _events(envelope: Mapping[str, Any], limits: Limits) -> tuple[EmittedEvent, ...]:
+    events = envelope.get("events")
+    if events is None:
+        return ()
+    if not isinstance(events, list):
+        raise _Nonsense(f"events must be a list, not {_kind(events)}")
+    if len(events) > limits.events:
+        raise _Nonsense(f"{len(events)} events, more than the {limits.events} allowed", final=True)
+    return tuple(_event(event, f"events[{index}]", limits) for index, event in enumerate(events))
+
+
+def _event(event: Any, path: str, limits: Limits) -> EmittedEvent:
+    if not isinstance(event, dict):
+        raise _Nonsense(f"{path} must be an object with type and payload, not {_kind(event)}")
+    kind = event.get("type")
+    if not isinstance(kind, str) or not kind.strip():
+        raise _Nonsense(f"{path}.type must be text that is not blank, not {_described(event, 'type')}")
+    payload = event.get("payload")
+    if payload is not None and not isinstance(payload, dict):
+        raise _Nonsense(f"{path}.payload must be an object, not {_kind(payload)}")
+    dedupe_key = event.get("dedupe_key")
+    if not isinstance(dedupe_key, str | None):
+        raise _Nonsense(f"{path}.dedupe_key must be text, not {_kind(dedupe_key)}")
+    if dedupe_key and len(dedupe_key.encode()) > limits.dedupe_key_bytes:
+        raise _Nonsense(f"{path}.dedupe_key is longer than {limits.dedupe_key_bytes} bytes")
+    return EmittedEvent(kind, payload or {}, dedupe_key if dedupe_key and dedupe_key.strip() else None)
+
+
+def _state(envelope: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any] | None, str | None]:
+    state = envelope.get("state_updates")
+    if state is not None and not isinstance(state, dict):
+        raise _Nonsense(f"state_updates must be an object, not {_kind(state)}")
+    if not state:
+        return None, None
+    text = dumps(state)
+    if (size := len(text.encode())) > limits.state_bytes:
+        raise _Nonsense(f"state_updates has {size} bytes, more than the {limits.state_bytes} allowed", final=True)
+    return state, text
+
+
+def _logs(logs: Any, limits: Limits) -> tuple[LogLine, ...]:
+    """As many lines as the limits allow, with a last line that says what is missing. Logs never fail a job."""
+    if logs is None:
+        return ()
+    if not isinstance(logs, list):
+        return (LogLine(LogLevel.WARN, f"logs ignored: must be a list, not {_kind(logs)}"),)
+    kept: list[LogLine] = []
+    room = limits.log_bytes
+    for entry in logs[: limits.log_lines]:
+        if room <= 0:
+            break
+        line = _log_line(entry)
+        message = line.message.encode()
+        if len(message) > room:
+            cut = message[:room].decode(errors="ignore")
+            line = LogLine(line.level, f"{cut}… [{len(message) - room} more bytes dropped]")
+        room -= len(message)
+        kept.append(line)
+    if dropped := len(logs) - len(kept):
+        bound = f"{limits.log_lines} lines or {limits.log_bytes} bytes"
+        kept.append(LogLine(LogLevel.WARN, f"{dropped} more log lines dropped: more than {bound}"))
+    return tuple(kept)
+
+
+def _log_line(entry: Any) -> LogLine:
+    if not isinstance(entry, dict):
+        return LogLine(LogLevel.INFO, entry if isinstance(entry, str) else dumps(entry))
+    message = entry.get("message", "")
+    level = str(entry.get("level", "")).lower()
+    return LogLine(_LEVELS.get(level, LogLevel.INFO), message if isinstance(message, str) else dumps(message))
+
+
+_LEVELS = {str(level): level for level in LogLevel} | {
+    "warning": LogLevel.WARN,
+    "err": LogLevel.ERROR,
+    "fatal": LogLevel.ERROR,
+}
+
+
+def _described(envelope: Mapping[str, Any], key: str) -> str:
+    return _kind(envelope[key]) if key in envelope else "missing"
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value}" if _is_short(value) else "a number"
+        case str():
+            return f"the text {shown(value)}"
+        case list():
+            return "a list"
+    return "an object"
+
+
+def _is_short(value: int | float) -> bool:
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 64

@@ -1,0 +1,296 @@
+"""The root nursery: start order, signals, reload, drain. Introduces the rooms below to each other.
+
+Lock → ledger → recovery → servers bound → dispatcher → ready. The nesting is the shutdown order: nobody comes in,
+running jobs finish or are put back, what is known is written, the lock is released.
+"""
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import define, field
+from blake3 import blake3
+
+from ductile import __version__
+from ductile.clock import Clock
+from ductile.config.check import examine
+from ductile.config.load import Config, load
+from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.engine.dispatcher import Dispatcher
+from ductile.engine.housekeeping import keep_house
+from ductile.engine.processes import harden_self
+from ductile.engine.recover import recover
+from ductile.engine.run_job import Surroundings
+from ductile.engine.stranded import settle_stranded
+from ductile.errors import ConfigInvalid, DuctileError, LedgerLost
+from ductile.files import FileRefused
+from ductile.hub import Hub
+from ductile.ledger import facts
+from ductile.ledger.location import make_private_directory
+from ductile.ledger.writer import Ledger, open_ledger
+from ductile.lock import instance_lock
+from ductile.logs import Log
+from ductile.notify import Notifier
+from ductile.web import api
+from ductile.web.auth import Keyring, authorizer
+from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
+from ductile.web.routes import Table
+from ductile.web.serve import serve
+from ductile.web.site import Served, Site
+
+LAST_WORDS_SECONDS = 15.0
+"""How long the end may take after the drain and the last grace, before what still goes on is cut short."""
+
+
+@define(eq=False)
+class Runtime:
+    """What lives as long as the process. A reload replaces the snapshot, it never edits one."""
+
+    snapshot: Snapshot
+    log: Log
+    notifier: Notifier
+    clock: Clock = field(factory=Clock)
+    hub: Hub = field(factory=Hub)
+    run_id: str = field(factory=lambda: str(uuid.uuid4()))
+    stopping: trio.Event = field(factory=trio.Event)
+    reloading: trio.Event = field(factory=trio.Event)
+    kill_all: Callable[[], None] = lambda: None
+    """Ends every plugin process at once; nothing runs before the dispatcher does."""
+
+    @property
+    def config(self) -> Config:
+        return self.snapshot.config
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.hub.announce_everyone()
+
+
+def run(root: Path, *, origin: str, announce: Callable[[str], None]) -> None:
+    """Run the service in the foreground until it is told to stop; `announce` tells whoever started it."""
+    snapshot = _prepare(root)
+    service = snapshot.config.settings.service
+    log = Log(level=service.log_level, style=service.log_format, mask=snapshot.config.mask)
+    try:
+        for refused in harden_self():
+            log.warn("runtime", f"not allowed by the host: {refused}")
+        _enter(snapshot.config.directory)
+        ledger = snapshot.config.settings.state.path
+        make_private_directory(ledger.parent)
+        rt = Runtime(snapshot, log, Notifier.from_environment(os.environ))
+        with instance_lock(ledger.parent, ledger, now=rt.clock.now()):
+            trio.run(_main, rt, origin, announce, strict_exception_groups=True)
+    finally:
+        log.close()
+
+
+def _prepare(root: Path) -> Snapshot:
+    """The configuration, or every reason why the service must not start with it."""
+    config = load(root)
+    examination = examine(config)
+    service = config.settings.service
+    fatal = [
+        complaint
+        for complaint in examination.report.errors
+        if complaint.category == "integrity" or service.strict_mode or service.admission.validate_config_on_boot
+    ]
+    if fatal:
+        raise ConfigInvalid(fatal)
+    return take_snapshot(examination, os.environ)
+
+
+def _enter(directory: Path) -> None:
+    """Relative paths of plugins start at the configuration."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise FileRefused(directory, f"cannot be entered: {error.strerror}") from error
+
+
+async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> None:
+    # Before anything else: a signal that nobody receives ends the process, in the middle of whatever it does.
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(_watch_signals, rt, signals)
+            settings = rt.config.settings
+            about = {"version": __version__, "config": str(rt.config.root), "origin": origin, "pid": os.getpid()}
+            rt.log.info("runtime", "starting", **about)
+            async with open_ledger(settings.state.path, synchronous=settings.service.synchronous) as ledger:
+                await _start(rt, ledger, announce)
+            watching.cancel_scope.cancel()
+    rt.log.info("runtime", "stopped")
+
+
+async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
+    """What an earlier run left behind is put right, the addresses are bound, and work begins."""
+    instance = _instance(ledger.path)
+    ttl = rt.config.settings.service.dedupe_ttl
+    await recover(ledger, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now(), default_ttl=ttl)
+    await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
+    with _open_doors(rt) as doors:
+        await _work(rt, ledger, instance, doors, announce)
+
+
+async def _work(
+    rt: Runtime, ledger: Ledger, instance: str, doors: Sequence[Door], announce: Callable[[str], None]
+) -> None:
+    """The service from ready to drained."""
+    around = Surroundings(
+        log=rt.log, clock=rt.clock, instance=instance, state_of=lambda plugin: ledger.look_up(facts.state, plugin)
+    )
+    dispatcher = Dispatcher(around, ledger, rt.hub, lambda: rt.snapshot, rt.run_id)
+    rt.kill_all = dispatcher.kill_all
+    async with trio.open_nursery() as root:
+        root.start_soon(_watch_ledger, ledger, dispatcher)
+        root.start_soon(_reload_when_asked, rt, ledger)
+        root.start_soon(keep_house, ledger, lambda: rt.config.settings.service, rt.log, rt.clock)
+        root.start_soon(rt.notifier.keep_alive, dispatcher.stuck_seconds)
+        async with trio.open_nursery() as serving:
+            addresses = await serving.start(_serve_api, rt, ledger, dispatcher, doors)
+            await serving.start(dispatcher.run, rt.stopping)
+            rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
+            rt.notifier.send("READY=1")
+            announce(f"ductile {__version__} is ready: {', '.join(addresses)}")
+            await rt.stopping.wait()
+            rt.notifier.send("STOPPING=1")
+            service = rt.config.settings.service
+            patience = (service.drain_timeout + service.kill_grace).total_seconds() + LAST_WORDS_SECONDS
+            serving.cancel_scope.deadline = trio.current_time() + patience
+        root.cancel_scope.cancel()
+
+
+async def _serve_api(
+    rt: Runtime,
+    ledger: Ledger,
+    dispatcher: Dispatcher,
+    doors: Sequence[Door],
+    *,
+    task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    desk = api.Desk(
+        ledger=ledger,
+        hub=rt.hub,
+        clock=rt.clock,
+        snapshot=lambda: rt.snapshot,
+        live_stderr=dispatcher.live_stderr,
+        stuck_seconds=dispatcher.stuck_seconds,
+        is_stopping=rt.stopping.is_set,
+    )
+    site = Site(
+        table=Table(api.routes(desk)),
+        authorize=authorizer(_Keys(rt)),
+        on_request=partial(_log_request, rt.log),
+        on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),
+    )
+    await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+
+
+@define(eq=False)
+class _Keys:
+    """The keyring of the configuration of the moment, made once for each."""
+
+    rt: Runtime
+    _made: tuple[Config, Keyring] | None = None
+
+    def __call__(self) -> Keyring:
+        if self._made is None or self._made[0] is not self.rt.config:
+            self._made = (self.rt.config, Keyring.of(self.rt.config))
+        return self._made[1]
+
+
+def _log_request(log: Log, served: Served) -> None:
+    log.debug(
+        "api",
+        f"{served.method} {served.path} {served.status}",
+        peer=served.peer,
+        duration_ms=round(served.duration_seconds * 1000, 1),
+        principal=getattr(served.principal, "name", None),
+    )
+
+
+@contextmanager
+def _open_doors(rt: Runtime) -> Iterator[list[Door]]:
+    """The addresses, bound: a port that is taken is a plain error, before anything runs."""
+    settings = rt.config.settings
+    with ExitStack() as opened:
+        doors = [open_unix(local_socket_path(settings.state.path.parent))]
+        opened.callback(doors[0].close)
+        if settings.api.enabled:
+            doors.insert(0, open_tcp(settings.api.listen))
+            opened.callback(doors[0].close)
+        yield doors
+
+
+async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
+    async for number in signals:
+        name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            rt.reloading.set()
+        elif not rt.stopping.is_set():
+            rt.log.info("runtime", f"{name}: draining; once more ends at once")
+            rt.stop()
+        else:
+            rt.log.warn("runtime", f"{name} again: ending now; what was running is run again after the next start")
+            rt.kill_all()
+            rt.log.close()
+            os._exit(128 + number)
+
+
+async def _watch_ledger(ledger: Ledger, dispatcher: Dispatcher) -> None:
+    """A ledger that failed to write is not to be believed any more: end at once, let the next start recover."""
+    await ledger.broken.wait()
+    dispatcher.kill_all()
+    raise LedgerLost(f"{ledger.path}: writing failed; ending, so that a new start can recover")
+
+
+async def _reload_when_asked(rt: Runtime, ledger: Ledger) -> None:
+    while True:
+        await rt.reloading.wait()
+        rt.reloading = trio.Event()
+        rt.notifier.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        await _reload(rt, ledger)
+        rt.notifier.send("READY=1")
+
+
+async def _reload(rt: Runtime, ledger: Ledger) -> None:
+    """New jobs use the configuration as it is on disk now; one that cannot be used changes nothing."""
+    try:
+        snapshot = await trio.to_thread.run_sync(_prepare, rt.config.root)
+        _require_same_places(rt.config, snapshot.config)
+    except DuctileError as error:
+        rt.log.error("runtime", f"not reloaded, the old configuration stays: {error}")
+        return
+    rt.snapshot = snapshot
+    rt.log.mask = snapshot.config.mask
+    rt.log.set_level(snapshot.config.settings.service.log_level)
+    await settle_stranded(ledger, snapshot, rt.log, now=rt.clock.now())
+    rt.hub.announce_work()
+    rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
+
+
+def _require_same_places(old: Config, new: Config) -> None:
+    """Where the ledger is and where the service listens cannot change while it runs."""
+    fixed = {
+        "state.path": (old.settings.state.path, new.settings.state.path),
+        "api.enabled": (old.settings.api.enabled, new.settings.api.enabled),
+        "api.listen": (old.settings.api.listen, new.settings.api.listen),
+    }
+    moved = [
+        new.complaint("cannot change while the service runs; restart it", path, "service")
+        for path, (was, now) in fixed.items()
+        if was != now
+    ]
+    if moved:
+        raise ConfigInvalid(moved)
+
+
+def _instance(ledger: Path) -> str:
+    """A name for this installation that every start has in common: plugin processes carry it."""
+    status = ledger.stat()
+    return blake3(f"{ledger}|{status.st_dev}|{status.st_ino}".encode()).hexdigest()[:32]

@@ -1,0 +1,91 @@
+"""Values that never print, and the mask that takes known ones out of text.
+
+`reveal` is the only way to the text. Who holds secrets decides what to mask; this room only knows how.
+"""
+
+import base64
+import hmac
+import json
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+import blake3
+
+HIDDEN = "***"
+MASKED_FROM = 8
+"""Shorter values are not masked: they would blank out ordinary words."""
+
+
+class Secret:
+    """Text that shows as `***` wherever it is printed, logged or dumped."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def fingerprint(self) -> str:
+        """Tells two secrets apart without giving either away."""
+        return f"secretfp_blake3:{blake3.blake3(self._text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        ours, theirs = (secret._text.encode("utf-8", "surrogatepass") for secret in (self, other))
+        return hmac.compare_digest(ours, theirs)
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    def __repr__(self) -> str:
+        return f"Secret({HIDDEN!r})"
+
+    def __reduce__(self) -> tuple[type["Secret"], tuple[str]]:
+        raise TypeError("a secret is not pickled")
+
+
+class Mask:
+    """Replaces known secret values in text, longest first, also where they are escaped or encoded."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        forms = {form for text in secrets if len(text) >= MASKED_FROM for form in _forms(text)}
+        self._forms = sorted((form for form in forms if len(form) >= MASKED_FROM), key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for form in self._forms:
+            if form in text:
+                text = text.replace(form, HIDDEN)
+        return text
+
+
+def _forms(text: str) -> Iterator[str]:
+    """How a program that holds `text` is likely to print it."""
+    raw = text.encode("utf-8", "surrogatepass")
+    yield text
+    yield from text.splitlines()
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield quote(raw, safe="")
+    yield raw.hex()
+    for before in range(3):
+        standard = _inside_base64(raw, before)
+        yield standard
+        yield standard.translate(_URL_SAFE)
+
+
+_URL_SAFE = str.maketrans("+/", "-_")
+
+
+def _inside_base64(raw: bytes, before: int) -> str:
+    """The characters that `raw` alone decides when it is encoded with `before` bytes in front of it, modulo three."""
+    encoded = base64.b64encode(bytes(before) + raw).decode()
+    return encoded[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]

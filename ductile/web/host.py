@@ -1,0 +1,48 @@
+"""The Quart-Trio side of the server, made when it is first needed.
+
+Importing Quart and Hypercorn takes longer than starting everything else, and the hot routes never need them. The import
+runs in a thread; requests that need it wait, everybody else goes on.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import trio
+from attrs import define, field
+
+from ductile.web.http1 import Head, Limits
+from ductile.web.message import Request
+from ductile.web.routes import ChannelRoute, Route
+from ductile.web.site import Site
+from ductile.web.wire import Reply, Wire
+
+if TYPE_CHECKING:
+    from ductile.web.app import QuartHost
+
+
+@define(eq=False)
+class LateHost:
+    """Stands in for the `QuartHost` until somebody asks for what only it can do."""
+
+    site: Site
+    limits: Limits
+    _made: "QuartHost | None" = None
+    _turn: trio.Lock = field(factory=trio.Lock)
+
+    async def ready(self) -> "QuartHost":
+        """The host; the first call makes it."""
+        async with self._turn:
+            if self._made is None:
+                module = await trio.to_thread.run_sync(import_module, "ductile.web.app", abandon_on_cancel=True)
+                self._made = module.QuartHost(self.site, self.limits)
+            return self._made
+
+    async def http(self, route: Route, request: Request, head: Head, wire: Wire, reply: Reply) -> None:
+        await (self._made or await self.ready()).http(route, request, head, wire, reply)
+
+    async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None:
+        await (self._made or await self.ready()).websocket(route, request, raw_head, wire)
+
+    async def stop(self) -> None:
+        if self._made is not None:
+            await self._made.stop()

@@ -1,0 +1,215 @@
+"""HTTP/1.1 as we accept and write it: the limits, the strict reading of a head, the bytes of an answer.
+
+Pure functions of bytes. Reads less than the standard allows: whatever two readers could read differently is refused.
+h11 decodes chunked bodies, and is the tests' oracle for heads. Does not know sockets or routes. The lane calls it.
+"""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import h11
+from attrs import field, frozen
+
+from ductile.web.message import Headers, Refusal, refusal_response
+from ductile.web.routes import MIB
+
+
+@frozen(kw_only=True)
+class Limits:
+    """What one client may use up before it is told to stop."""
+
+    connections: int = 256
+    connections_per_peer: int = 64
+    request_line_bytes: int = 8 * 1024
+    header_fields: int = 64
+    header_bytes: int = 32 * 1024
+    header_seconds: float = 5.0
+    body_seconds: float = 10.0
+    body_seconds_per_mib: float = 1.0
+    idle_seconds: float = 30.0
+    write_stall_seconds: float = 30.0
+    # At the connection limit, whoever has asked for nothing for this long makes room for a newcomer.
+    yield_after_seconds: float = 1.0
+    # A client that is still sending when we close needs time and room to see our answer before the reset.
+    linger_seconds: float = 1.0
+    linger_bytes: int = MIB
+
+    def body_patience(self, received: int) -> float:
+        """Seconds from the first wait for a body until it must be complete, given what has come so far."""
+        return self.body_seconds + self.body_seconds_per_mib * received / MIB
+
+
+@frozen(kw_only=True)
+class Head:
+    """A request's head: strictly framed, not yet matched with a route."""
+
+    method: str
+    target: str
+    headers: Mapping[str, tuple[str, ...]] = field(repr=False)
+    is_http_10: bool
+    content_length: int
+    chunked: bool
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or self.content_length > 0
+
+    @property
+    def keeps_alive(self) -> bool:
+        return not self.is_http_10 and "close" not in self._tokens("connection")
+
+    @property
+    def awaits_continue(self) -> bool:
+        return not self.is_http_10 and "100-continue" in self._tokens("expect")
+
+    @property
+    def wants_websocket(self) -> bool:
+        return (
+            self.method == "GET"
+            and not self.is_http_10
+            and not self.has_body
+            and "upgrade" in self._tokens("connection")
+            and "websocket" in self._tokens("upgrade")
+        )
+
+    def _tokens(self, name: str) -> set[str]:
+        values = self.headers.get(name)
+        return {token.strip().lower() for value in values for token in value.split(",")} if values else set()
+
+
+def head_end(buffer: bytearray, scanned: int, limits: Limits) -> int:
+    """Where the head ends, just past its blank line, or 0 while that has not come. `scanned` bytes were seen before.
+
+    Refuses as soon as the bytes so far cannot become an acceptable head, so nobody waits for a deadline to learn it.
+    """
+    if buffer.startswith(HTTP2_PREFACE):
+        raise _refused(
+            426,
+            "http_1_1_only",
+            "HTTP/2 is not spoken here",
+            "use HTTP/1.1",
+            (("connection", "upgrade"), ("upgrade", "HTTP/1.1")),
+        )
+    if not scanned and not _TOKEN.match(buffer, 0, 1):
+        raise malformed("it does not begin with a method", "this port speaks plain HTTP/1.1, not TLS")
+    blank = buffer.find(b"\r\n\r\n", max(0, scanned - 3))
+    seen = blank if blank >= 0 else len(buffer)
+    line_end = buffer.find(b"\r\n", 0, limits.request_line_bytes + 2)
+    if line_end < 0 and seen > limits.request_line_bytes:
+        raise _refused(414, "request_line_too_long", f"the request line is over {limits.request_line_bytes} bytes")
+    if line_end >= 0 and seen - line_end > limits.header_bytes:
+        raise _refused(431, "headers_too_large", f"the headers are over {limits.header_bytes} bytes")
+    if _BARE_LF.search(buffer, scanned, seen):
+        raise malformed("a line ends without CR LF")
+    return blank + 4 if blank >= 0 else 0
+
+
+def parse_head(raw: bytes, limits: Limits) -> Head:
+    """The head, if it can be read in one way only."""
+    first, *lines = raw[:-4].split(b"\r\n")
+    if len(lines) > limits.header_fields:
+        raise _refused(431, "too_many_headers", f"there are more than {limits.header_fields} header fields")
+    if _AMBIGUOUS.search(raw):
+        raise malformed("it has a control character, a bare CR or a folded header")
+    request_line = _REQUEST_LINE.fullmatch(first)
+    if request_line is None:
+        raise malformed("its first line is not METHOD /path HTTP/1.1")
+    headers: dict[str, tuple[str, ...]] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise malformed("a header is not NAME: VALUE")
+        key = name.lower().decode("ascii")
+        headers[key] = (*headers.get(key, ()), value.strip(b" \t").decode("latin-1"))
+    is_http_10 = request_line["version"] == b"1.0"
+    if len(headers.get("host", ())) != 1 and not (is_http_10 and "host" not in headers):
+        raise malformed("it must have exactly one Host header")
+    content_length, chunked = _framing(headers, is_http_10=is_http_10)
+    return Head(
+        method=request_line["method"].decode("ascii"),
+        target=request_line["target"].decode("ascii"),
+        headers=headers,
+        is_http_10=is_http_10,
+        content_length=content_length,
+        chunked=chunked,
+    )
+
+
+def chunk_reader(limits: Limits) -> h11.Connection:
+    """h11 at the point where a chunked body begins."""
+    reader = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.request_line_bytes)
+    reader.receive_data(b"POST / HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
+    reader.next_event()
+    return reader
+
+
+def response_head(status: int, headers: Headers, date: str) -> bytes:
+    """The bytes before a body. `ValueError` for a header that would not stay one header on the wire."""
+    lines = [f"HTTP/1.1 {status} {_reason(status)}\r\ndate: {date}\r\n"]
+    for name, value in headers:
+        if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
+            raise ValueError(f"header {name!r} cannot be sent as it is")
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode("latin-1")
+
+
+def has_no_body(status: int) -> bool:
+    return status < 200 or status in (204, 304)
+
+
+def malformed(reason: str, hint: str = "") -> Refusal:
+    return _refused(400, "malformed_request", f"this is not a valid HTTP/1.1 request: {reason}", hint)
+
+
+def too_large(max_body: int) -> Refusal:
+    return _refused(413, "body_too_large", f"the body is over {max_body} bytes")
+
+
+def too_slow(part: str) -> Refusal:
+    return _refused(408, "too_slow", f"the {part} did not arrive in time")
+
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_REQUEST_LINE = re.compile(
+    rb"(?P<method>[!#$%&'*+\-.^_`|~0-9A-Za-z]+) (?P<target>/[!\"$-~]*) HTTP/(?P<version>1\.[01])"
+)
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_AMBIGUOUS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\n[ \t]")
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
+
+
+def _framing(headers: Mapping[str, tuple[str, ...]], *, is_http_10: bool) -> tuple[int, bool]:
+    """Declared length, and whether the body is chunked instead."""
+    lengths, encodings = headers.get("content-length", ()), headers.get("transfer-encoding", ())
+    if lengths and encodings:
+        raise malformed("it has both Content-Length and Transfer-Encoding")
+    if len(lengths) > 1 or len(encodings) > 1:
+        raise malformed("it says more than once how long its body is")
+    if encodings:
+        if is_http_10 or encodings[0].lower() != "chunked":
+            raise malformed("its Transfer-Encoding is not chunked, or not allowed in HTTP/1.0")
+        return 0, True
+    if not lengths:
+        return 0, False
+    if not (lengths[0].isascii() and lengths[0].isdigit()):
+        raise malformed("its Content-Length is not a number")
+    if len(lengths[0]) > 18:
+        raise _refused(413, "body_too_large", "the body is larger than anything accepted here")
+    return int(lengths[0]), False
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _refused(status: int, code: str, message: str, hint: str = "", headers: Headers = ()) -> Refusal:
+    return Refusal(refusal_response(status, code, message, hint=hint, headers=headers))

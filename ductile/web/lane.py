@@ -1,0 +1,254 @@
+"""The lane: every request of one connection, from its first byte to the last byte of its answer.
+
+Reads head and body under their limits, asks the site who answers, and serves hot routes itself; other routes go to
+the Quart-Trio host as plain ASGI, WebSockets with the whole connection. Does not accept connections; `serve` does.
+"""
+
+from contextlib import suppress
+from typing import Protocol
+
+import h11
+import trio
+from attrs import evolve, frozen
+
+from ductile.web.http1 import CONTINUE, Head, Limits, chunk_reader, head_end, malformed, parse_head, too_large, too_slow
+from ductile.web.message import Refusal, Request, Response
+from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
+from ductile.web.site import Served, Site
+from ductile.web.wire import ClientGone, Reply, Wire
+
+CHUNK_READ_BYTES = 4 * 1024
+CHUNK_OVERHEAD_BYTES = 32 * 1024
+
+
+class Host(Protocol):
+    """Whoever serves what the lane does not serve itself."""
+
+    async def http(self, route: Route, request: Request, head: Head, wire: Wire, reply: Reply) -> None: ...
+
+    async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None: ...
+
+
+class Waiting(Protocol):
+    """Where a connection stands while it asks for nothing, so that it can be sent away."""
+
+    def begin(self, scope: trio.CancelScope) -> None: ...
+
+    def end(self, scope: trio.CancelScope) -> None: ...
+
+    @property
+    def is_closing(self) -> bool: ...
+
+
+@frozen(kw_only=True)
+class Lane:
+    """One connection."""
+
+    wire: Wire
+    peer: str
+    site: Site
+    host: Host
+    limits: Limits
+    waiting: Waiting
+
+    async def run(self) -> None:
+        """Requests are served one after the other until either side has had enough."""
+        try:
+            while await self._serve_next():
+                pass
+            if self.wire.unread:
+                await self.wire.linger()
+        except ClientGone:
+            pass
+
+    async def _serve_next(self) -> bool:
+        """One request is answered; whether the connection can carry another."""
+        try:
+            raw = await self._read_head()
+            if raw is None:
+                return False
+            head = parse_head(raw, self.limits)
+        except Refusal as refusal:
+            reply = Reply(self.wire, None)
+            await self._refuse(reply, refusal)
+            self._report(None, None, reply, trio.current_time(), 0)
+            return False
+        return await self._serve(raw, head)
+
+    async def _read_head(self) -> bytes | None:
+        """The next request's head, taken out of the inbox; None when the client asks for nothing more."""
+        inbox = self.wire.inbox
+        if inbox.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line after a body is forgiven
+            del inbox[:2]
+        end = head_end(inbox, 0, self.limits) if inbox else 0
+        if end:
+            await trio.lowlevel.checkpoint()  # a client that sends many requests at once takes turns with the others
+        elif not self.waiting.is_closing:
+            end = await self._wait_for_head()
+        if not end:
+            return None
+        raw = bytes(memoryview(inbox)[:end])
+        del inbox[:end]
+        return raw
+
+    async def _wait_for_head(self) -> int:
+        """Where the head in the inbox ends; 0 if the client has to go: too long idle, in the way, or we are closing."""
+        inbox, limits = self.wire.inbox, self.limits
+        patience = trio.CancelScope()
+        self.waiting.begin(patience)
+        try:
+            with patience:
+                if not inbox:
+                    patience.deadline = trio.current_time() + limits.idle_seconds
+                    await self.wire.read_more()
+                patience.deadline = trio.current_time() + limits.header_seconds
+                scanned = 0
+                while not (end := head_end(inbox, scanned, limits)):
+                    scanned = len(inbox)
+                    await self.wire.read_more()
+                return end
+        finally:
+            self.waiting.end(patience)
+        if inbox and not self.waiting.is_closing:
+            raise too_slow("header")
+        return 0
+
+    async def _serve(self, raw: bytes, head: Head) -> bool:
+        started_at = trio.current_time()
+        reply = Reply(self.wire, head, lambda: self.waiting.is_closing)
+        route: AnyRoute | None = None
+        request: Request | None = None
+        try:
+            request = self._request(head)
+            route, request = self.site.admit(request, wants_websocket=head.wants_websocket)
+            if isinstance(route, ChannelRoute):
+                reply.status = 101
+                await self.host.websocket(route, request, raw, self.wire)
+                return False
+            if head.has_body:
+                request = evolve(request, body=await self._read_body(head, route.max_body))
+            await self._answer(route, request, head, reply)
+            return reply.keeps_alive
+        except Refusal as refusal:
+            if head.has_body:
+                reply.keeps_alive = False
+            await self._refuse(reply, refusal)
+            return reply.keeps_alive
+        finally:
+            self._report(route, request, reply, started_at, len(raw))
+
+    def _request(self, head: Head) -> Request:
+        path, _, query = head.target.partition("?")
+        return Request(
+            method=head.method,
+            path=decode_path(path),
+            query=decode_query(query),
+            headers=head.headers,
+            peer=self.peer,
+        )
+
+    async def _read_body(self, head: Head, max_body: int) -> bytes:
+        """The whole body, never more than the cap of it in memory."""
+        if head.content_length > max_body:
+            raise too_large(max_body)
+        inbox, length = self.wire.inbox, head.content_length
+        if head.chunked or len(inbox) < length:
+            if head.awaits_continue and not inbox:
+                await self.wire.write(CONTINUE)
+            with trio.CancelScope(deadline=trio.current_time() + self.limits.body_patience(0)) as patience:
+                if head.chunked:
+                    return await self._read_chunks(max_body, patience)
+                await self._read_until(length, patience)
+            if patience.cancelled_caught:
+                raise too_slow("body")
+        body = bytes(memoryview(inbox)[:length])
+        del inbox[:length]
+        return body
+
+    async def _read_until(self, length: int, patience: trio.CancelScope) -> None:
+        began = trio.current_time()
+        while len(self.wire.inbox) < length:
+            await self.wire.read_more()
+            patience.deadline = began + self.limits.body_patience(len(self.wire.inbox))
+
+    async def _read_chunks(self, max_body: int, patience: trio.CancelScope) -> bytes:
+        parser, inbox, began = chunk_reader(self.limits), self.wire.inbox, trio.current_time()
+        body, fed, tail = bytearray(), 0, b""
+        while True:
+            try:
+                event = parser.next_event()
+            except h11.RemoteProtocolError:
+                raise malformed("a chunk of the body is not valid") from None
+            if event is h11.NEED_DATA:
+                if not inbox:
+                    await self.wire.read_more(CHUNK_READ_BYTES)
+                data = bytes(inbox[:CHUNK_READ_BYTES])
+                del inbox[:CHUNK_READ_BYTES]
+                fed, tail = fed + len(data), (tail + data)[-CHUNK_READ_BYTES - 4 :]
+                parser.receive_data(data)
+                patience.deadline = began + self.limits.body_patience(len(body))
+                # Chunks of one byte cost a thousand times their size to read.
+                if fed > 2 * len(body) + CHUNK_OVERHEAD_BYTES + CHUNK_READ_BYTES:
+                    raise malformed("its chunks are too small")
+                await trio.lowlevel.checkpoint()
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > max_body:
+                    raise too_large(max_body)
+            elif isinstance(event, h11.EndOfMessage):
+                left = parser.trailing_data[0]
+                if list(event.headers) or not tail[: len(tail) - len(left)].endswith(b"\r\n\r\n"):
+                    raise malformed("its body does not end with an empty last chunk")
+                inbox[:0] = left
+                return bytes(body)
+            else:
+                raise malformed("a chunk of the body is not valid")
+
+    async def _answer(self, route: Route, request: Request, head: Head, reply: Reply) -> None:
+        if not route.hot:
+            await self.host.http(route, request, head, self.wire, reply)
+        elif route.waits:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+                await self._send(route, await self.site.answer(route, request), reply)
+                nursery.cancel_scope.cancel()
+        else:
+            await self._send(route, await self.site.answer(route, request), reply)
+
+    async def _send(self, route: Route, response: Response, reply: Reply) -> None:
+        try:
+            await reply.send(response.status, response.headers, response.body)
+        except ClientGone:
+            reply.keeps_alive = False
+        except Exception as error:
+            fault = self.site.fault(error, route)
+            reply.keeps_alive = False
+            if not reply.status:  # otherwise the answer has begun: all that is left is to break it off
+                with suppress(ClientGone):
+                    await reply.send(fault.status, fault.headers, fault.body)
+
+    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
+        await self.wire.hung_up()
+        scope.cancel()
+
+    async def _refuse(self, reply: Reply, refusal: Refusal) -> None:
+        self.wire.unread = not reply.keeps_alive
+        response = refusal.response
+        await reply.send(response.status, response.headers, response.body)
+
+    def _report(
+        self, route: AnyRoute | None, request: Request | None, reply: Reply, started_at: float, head_bytes: int
+    ) -> None:
+        self.site.on_request(
+            Served(
+                peer=self.peer,
+                method=request.method if request else "",
+                path=request.path if request else "",
+                route=route,
+                status=reply.status,
+                duration_seconds=trio.current_time() - started_at,
+                received_bytes=head_bytes + (len(request.body) if request else 0),
+                sent_bytes=reply.sent_bytes,
+                principal=request.principal if request else None,
+            )
+        )

@@ -1,0 +1,190 @@
+"""Doors: TCP and unix sockets, bound and listening before anything else starts.
+
+Plain synchronous functions, so that a busy address is a plain error and the CLI can find the local socket without an
+event loop. Does not accept connections; `serve` does.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ductile.errors import Complaint, ConfigInvalid, DuctileError, NotAllowed
+
+BACKLOG = 256
+# Bytes of a path that fit into sockaddr_un, without its closing NUL.
+LONGEST_SOCKET_PATH = 107
+SHARED_DIRECTORY = Path("/tmp")
+
+
+class AddressBusy(DuctileError):
+    """The address is in use by another process."""
+
+    code, exit_code, status = "address_in_use", 75, 503
+
+
+@frozen
+class Door:
+    """A listening socket. `address` is how a person writes it; `identity` tells our socket file from a later one."""
+
+    sock: socket.socket
+    address: str
+    port: int = 0
+    path: Path | None = None
+    identity: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Nobody can connect any more; the socket file is gone unless someone else has put a new one there."""
+        self.sock.close()
+        if self.path is not None and _identity(self.path) == self.identity:
+            self.path.unlink(missing_ok=True)
+
+
+def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Door:
+    """A door at `host:port`; port 0 takes a free one. An empty host means every interface."""
+    host, port = parse_listen(listen)
+    family, address = _resolve(host, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit these two.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(listen, error) from error
+    bound_host, bound_port = sock.getsockname()[:2]
+    shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
+    return Door(sock, f"http://{shown_host}:{bound_port}", port=bound_port)
+
+
+def open_unix(path: Path) -> Door:
+    """A door at `path` that only its owner can use, whatever the umask; a socket nobody answers at is replaced."""
+    _prepare(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        # The mode given to the open socket is the one the file gets, so there is no moment with another.
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(os.fspath(path))
+        path.chmod(0o600)  # a umask can only have taken away more
+        sock.listen(BACKLOG)
+        return Door(sock, f"unix:{path}", path=path, identity=_identity(path))
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(str(path), error) from error
+    except DuctileError:
+        sock.close()
+        raise
+
+
+def local_socket_path(state_dir: Path) -> Path:
+    """Where the service with this state directory listens for its operator; the CLI asks the same question.
+
+    A name too long for the OS becomes a short one in a directory of the owner alone.
+    """
+    path = state_dir.absolute() / "ductile.sock"
+    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        return path
+    try:
+        owner = state_dir.stat().st_uid
+    except OSError:
+        owner = os.geteuid()
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return SHARED_DIRECTORY / f"ductile-{owner}" / f"{digest}.sock"
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `[v6]:port` or `:port`."""
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > 65535:
+        raise ConfigInvalid(
+            [Complaint(f"{listen!r} is not an address: write host:port, like 127.0.0.1:8080", "listen")]
+        )
+    return match["v6"] or match["host"] or "", int(match["port"])
+
+
+_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[^\[\]:\s]*)):(?P<port>[0-9]{1,5})", re.ASCII)
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    if not host:
+        return (socket.AF_INET6, ("::", port)) if socket.has_dualstack_ipv6() else (socket.AF_INET, ("0.0.0.0", port))
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigInvalid([Complaint(f"{host!r} is not an address of this host: {error}", "listen")]) from error
+    # "localhost" has two addresses; the older one is where clients look first.
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
+
+
+def _prepare(path: Path) -> None:
+    """The fallback directory exists and is ours alone; in a shared place somebody else could have made it."""
+    if path.parent.parent != SHARED_DIRECTORY or not path.parent.name.startswith("ductile-"):
+        return
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        found = path.parent.lstat()
+    except OSError as error:
+        raise _cannot_listen(str(path), error) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise NotAllowed(
+            f"{path.parent} is not a directory of this user alone",
+            hint="remove it, or give the service a state directory with a shorter path",
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise DuctileError(f"{path} is there already and is not a socket", hint="move it away and start again")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # its queue is full, so somebody listens
+            pass
+    raise AddressBusy(f"{path} is in use", hint="another instance is listening there; stop it first")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _cannot_listen(address: str, error: OSError) -> DuctileError:
+    reason = error.strerror or str(error)
+    match error.errno:
+        case errno.EADDRINUSE:
+            return AddressBusy(
+                f"cannot listen on {address}: {reason}",
+                hint="another program has this address: stop it, or choose another one with `listen`",
+                context={"address": address},
+            )
+        case errno.EACCES | errno.EPERM:
+            return NotAllowed(
+                f"cannot listen on {address}: {reason}",
+                hint="ports below 1024 and foreign directories need more rights",
+            )
+        case _:
+            return ConfigInvalid([Complaint(f"cannot listen on {address}: {reason}", "listen")])

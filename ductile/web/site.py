@@ -1,0 +1,73 @@
+"""A site: one route table, who may use it, and who is told about it.
+
+The single place where a route's scope is checked and the edge of a request, where any error becomes an answer. Does
+not know how requests arrive. The lane and the Quart-Trio host share it.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from attrs import evolve, field, frozen
+
+from ductile.errors import DuctileError
+from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
+from ductile.web.routes import AnyRoute, Route, Table
+
+
+@frozen(kw_only=True)
+class Served:
+    """One finished exchange, for the access log and the counters. No query and no headers: those can hold secrets."""
+
+    peer: str
+    method: str
+    path: str
+    route: AnyRoute | None
+    status: int  # 0: the client left before it was answered
+    duration_seconds: float
+    received_bytes: int
+    sent_bytes: int
+    principal: object = None
+
+
+Authorize: TypeAlias = Callable[[AnyRoute, Request], Request | Response]
+
+
+@frozen(kw_only=True)
+class Site:
+    """What a server serves. `authorize` returns the request, with its principal, or the answer that refuses it."""
+
+    table: Table
+    authorize: Authorize
+    on_request: Callable[[Served], None] = field(default=lambda _: None)
+    on_fault: Callable[[BaseException, str], None] = field(default=lambda _error, _where: None)
+
+    def admit(self, request: Request, *, wants_websocket: bool = False) -> tuple[AnyRoute, Request]:
+        """The route that answers, and the request with its principal; a `Refusal` where there is none or no right."""
+        if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
+            raise Refusal(refusal_response(501, "method_unknown", "there is no such method"))
+        match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
+        try:
+            admitted = self.authorize(match.route, evolve(request, params=match.params) if match.params else request)
+        except DuctileError as error:
+            raise Refusal(error_response(error)) from error
+        except Exception as error:
+            raise Refusal(self.fault(error, match.route)) from error
+        if isinstance(admitted, Response):
+            raise Refusal(admitted)
+        return match.route, admitted
+
+    async def answer(self, route: Route, request: Request) -> Response:
+        """What the handler returns; what it raises instead, as an answer that says no more than it should."""
+        try:
+            return await route.handler(request)
+        except Refusal as refusal:
+            return refusal.response
+        except DuctileError as error:
+            return error_response(error)
+        except Exception as error:
+            return self.fault(error, route)
+
+    def fault(self, error: Exception, route: AnyRoute) -> Response:
+        """Our own mistake is reported to the operator in full and to the client not at all."""
+        self.on_fault(error, f"{route.method} {route.path}")
+        return refusal_response(500, "internal_error", "something went wrong here", hint="the service's log says what")

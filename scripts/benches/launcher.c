@@ -1,0 +1,104 @@
+/* What this machine can do at most: runs PLUGIN COUNT times from WIDTH threads with posix_spawn and three pipes,
+ * a 300-byte request, both outputs read to their end, and waits for each.
+ * Prints: runs per second, median microseconds of one run, bytes read per second. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+static const char *plugin;
+static int total;
+static atomic_int next_run;
+static atomic_llong bytes_read;
+static double *took;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static void run_once(char *buffer, size_t size) {
+    int in[2], out[2], err[2];
+    char request[300];
+    memset(request, ' ', sizeof request);
+    request[0] = '{';
+    request[298] = '}';
+    request[299] = '\n';
+    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC)) exit(2);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    posix_spawn_file_actions_adddup2(&actions, err[1], 2);
+    char *argv[] = {(char *)plugin, NULL};
+    pid_t pid;
+    if (posix_spawn(&pid, plugin, &actions, NULL, argv, environ)) exit(3);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    close(err[1]);
+    if (write(in[1], request, sizeof request) < 0) exit(4);
+    close(in[1]);
+    struct pollfd fds[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
+    for (int open = 2; open;) {
+        poll(fds, 2, -1);
+        for (int i = 0; i < 2; i++) {
+            if (fds[i].fd < 0 || !fds[i].revents) continue;
+            ssize_t n = read(fds[i].fd, buffer, size);
+            if (n > 0) {
+                atomic_fetch_add(&bytes_read, n);
+            } else {
+                close(fds[i].fd);
+                fds[i].fd = -1;
+                open--;
+            }
+        }
+    }
+    int status;
+    waitpid(pid, &status, 0);
+}
+
+static void *work(void *unused) {
+    size_t size = 1 << 16;
+    char *buffer = malloc(size);
+    for (;;) {
+        int i = atomic_fetch_add(&next_run, 1);
+        if (i >= total) break;
+        double begin = now();
+        run_once(buffer, size);
+        took[i] = now() - begin;
+    }
+    free(buffer);
+    return unused;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) return 1;
+    plugin = argv[1];
+    int width = atoi(argv[2]);
+    total = atoi(argv[3]);
+    took = calloc(total, sizeof *took);
+    pthread_t threads[64];
+    double begin = now();
+    for (int i = 0; i < width; i++) pthread_create(&threads[i], NULL, work, NULL);
+    for (int i = 0; i < width; i++) pthread_join(threads[i], NULL);
+    double seconds = now() - begin;
+    qsort(took, total, sizeof *took, compare);
+    printf("%.1f %.1f %.0f\n", total / seconds, took[total / 2] * 1e6, bytes_read / seconds);
+    return 0;
+}

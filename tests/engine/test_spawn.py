@@ -1,0 +1,593 @@
+"""Rules for one plugin process: it is fed, read, bounded, ended and swept, whatever it does."""
+
+import errno
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from ductile.engine.processes import identify, is_same
+from ductile.engine.spawn import Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
+from ductile.engine.sweep import BUSY_SECONDS, SLOW_SPAWN_SECONDS, house
+from tests.engine.conftest import MakePlugin, request_for
+from tests.zoo.catalogue import ANIMALS, MIB, STDOUT_CAP, ZOO, Animal, Expected, break_entrypoint, copy_of
+
+ANSWER = b'{"status":"ok","result":"done"}'
+# Long enough for a busy machine; only a run that hangs would ever need it.
+PATIENCE = 60.0
+
+MakeScript = Callable[[str], list[str]]
+Env = dict[str, str]
+
+
+async def run(argv: list[str], env: Env, request: bytes = b"{}", timeout: float = PATIENCE, **more: object) -> Finished:  # noqa: ASYNC109
+    finished = await run_plugin(argv, request, timeout=timeout, env=env, **more)  # type: ignore[arg-type]
+    assert isinstance(finished, Finished), finished
+    return finished
+
+
+in_the_loop_and_in_threads = pytest.mark.parametrize("busy", [False, True], ids=["in_the_loop", "in_threads"])
+
+
+def pretend_to_be(busy: bool) -> None:
+    """On a busy host spawns go through threads; both ways keep the same rules."""
+    house().busy_until = math.inf if busy else -math.inf
+
+
+def animal(folder: str) -> list[str]:
+    return [str(ZOO / folder / "run")]
+
+
+# --- the whole zoo ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("creature", [one for one in ANIMALS if not one.runs_alone], ids=str)
+async def test_every_animal_ends_the_way_the_catalogue_says(creature: Animal, env: Env, tmp_path: Path) -> None:
+    """Whatever a plugin does is a value, and nothing of it is left."""
+    folder = copy_of(creature, tmp_path) if creature.on_a_copy else creature.path
+    hangs = creature.expected in (Expected.TIMED_OUT, Expected.SUCCESS_OR_TIMED_OUT)
+    ended = await run_plugin(
+        [str(folder / "run")],
+        request_for(dict(creature.config), creature.request_bytes),
+        timeout=0.3 if hangs else PATIENCE,
+        grace=0.2,
+        env=env,
+        limits=creature.limits,
+    )
+    match creature.expected:
+        case Expected.SPAWN_ERROR:
+            assert isinstance(ended, SpawnFailed)
+        case Expected.TIMED_OUT:
+            assert isinstance(ended, Finished)
+            assert ended.timed_out
+        case Expected.SUCCESS:
+            assert isinstance(ended, Finished)
+            assert (ended.ending, ended.exit_code, ended.stdout_over_cap) == (Ending.EXITED, 0, False), ended.stderr
+            assert ended.stdout.lstrip().startswith(b"{")
+        case _:
+            assert isinstance(ended, Finished)
+
+
+def test_the_zoo_has_all_66_animals() -> None:
+    """Each animal has a folder with a manifest and an executable, and each folder is in the catalogue."""
+    folders = {path.parent.name for path in ZOO.glob("z*/manifest.yaml") if os.access(path.parent / "run", os.X_OK)}
+    assert folders == {one.folder for one in ANIMALS}
+    assert {one.id for one in ANIMALS} == {f"Z{number:02}" for number in range(1, 67)}
+
+
+# --- in and out -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_large_request_is_fed_while_the_answer_is_read(make_script: MakeScript, env: Env) -> None:
+    """Neither side waits for the other: what goes in can come out while it is still going in."""
+    request = os.urandom(5 * MIB)
+    finished = await run(make_script("exec cat"), env, request)
+    assert finished.exit_code == 0
+    assert finished.stdout == request
+    assert finished.stdout_total == len(request)
+
+
+async def test_a_plugin_sees_the_end_of_its_request(make_script: MakeScript, env: Env) -> None:
+    """Stdin ends after the request, for an empty one too."""
+    assert (await run(make_script("wc -c"), env, b"12345")).stdout.strip() == b"5"
+    assert (await run(make_script("wc -c"), env, b"")).stdout.strip() == b"0"
+
+
+@pytest.mark.parametrize("folder", ["z41_never_reads", "z42_closes_stdin"])
+async def test_a_plugin_need_not_read_its_request(folder: str, env: Env) -> None:
+    """An unread request is no failure and no noise."""
+    finished = await run(animal(folder), env, b"x" * 2 * MIB)
+    assert (finished.exit_code, finished.stdout.strip(), finished.stderr) == (0, ANSWER, b"")
+
+
+@in_the_loop_and_in_threads
+async def test_a_plugin_inherits_nothing_but_what_it_is_given(
+    busy: bool, env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly the given environment, a session of its own, no ignored or blocked signal (Python ignores SIGPIPE)."""
+    pretend_to_be(busy)
+    monkeypatch.setenv("CANARY", "sings")
+    finished = await run(animal("z61_spy"), env)
+    seen = json.loads(json.loads(finished.stdout)["result"])
+    assert {name: seen["environ"].get(name) for name in env} == env
+    assert set(seen["environ"]) - set(env) <= {"LC_CTYPE"}  # set by the interpreter itself
+    assert seen["session_is_own"]
+    finished = await run(["/bin/grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"], env)
+    masks = [int(line.split()[1], 16) for line in finished.stdout.splitlines()]
+    assert [mask & (1 << 31) - 1 for mask in masks] == [0, 0]  # above are the C library's own two
+
+
+# --- caps -------------------------------------------------------------------------------------------------------------
+
+
+async def test_output_of_exactly_the_cap_is_an_answer(env: Env) -> None:
+    """The cap itself is allowed."""
+    finished = await run(animal("z34_exactly_at_the_cap"), env, request_for({"bytes": STDOUT_CAP}))
+    assert finished.ending is Ending.EXITED
+    assert len(finished.stdout) == finished.stdout_total == STDOUT_CAP
+    assert not finished.stdout_over_cap
+
+
+async def test_one_byte_over_the_cap_ends_the_run_at_once(env: Env) -> None:
+    """A plugin that says too much is killed without grace, and the prefix is kept."""
+    finished = await run(animal("z35_one_byte_over"), env, request_for({"bytes": STDOUT_CAP}), grace=PATIENCE)
+    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert finished.signal == signal.SIGKILL
+    assert finished.stdout_over_cap
+    assert len(finished.stdout) == STDOUT_CAP
+    assert finished.stdout_total == STDOUT_CAP + 1
+
+
+async def test_endless_output_is_cut_off(env: Env) -> None:
+    """Memory is bounded by the cap, not by the plugin."""
+    finished = await run(animal("z36_endless_stdout"), env, caps=Caps(stdout=100_000))
+    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert len(finished.stdout) == 100_000
+
+
+async def test_of_too_much_stderr_the_end_is_kept(env: Env) -> None:
+    """Stderr is always drained and never fails a run; its last lines say most."""
+    finished = await run(animal("z37_loud_stderr"), env)
+    assert (finished.exit_code, finished.stdout.strip()) == (0, ANSWER)
+    assert len(finished.stderr) == 64 << 10
+    assert finished.stderr.endswith(b"last words\n")
+    assert finished.stderr_truncated
+    assert finished.stderr_total > 20_000_000
+
+
+async def test_stderr_can_be_read_while_the_plugin_runs(
+    make_plugin: MakePlugin, env: Env, nursery: trio.Nursery
+) -> None:
+    """The tail is live."""
+    plugin = make_plugin("""
+        print("half way", file=sys.stderr, flush=True)
+        sys.stdin.read()
+        checkpoint()
+        signal.pause()
+    """)
+    tail, stop = Tail(), Stop()
+
+    async def look() -> None:
+        await plugin.reached_checkpoint()
+        while tail.read() != b"half way\n":
+            await trio.lowlevel.checkpoint()
+        stop.request("seen")
+
+    nursery.start_soon(look)
+    finished = await run(plugin.argv, env, stop=stop, tail=tail)
+    assert finished.stderr == b"half way\n"
+
+
+# --- the deadline -----------------------------------------------------------------------------------------------------
+
+
+async def test_plugin_that_outlives_its_deadline_is_asked_to_stop(
+    make_plugin: MakePlugin, env: Env, mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """At its deadline a plugin gets SIGTERM, and what it had said so far is kept."""
+    plugin = make_plugin("""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        print("half done", file=sys.stderr, flush=True)
+        checkpoint()
+        signal.pause()
+    """)
+
+    async def let_the_deadline_pass() -> None:
+        await plugin.reached_checkpoint()
+        mock_clock.jump(60)
+
+    nursery.start_soon(let_the_deadline_pass)
+    finished = await run(plugin.argv, env, timeout=60)
+    assert finished.timed_out
+    assert finished.exit_code == 3
+    assert finished.stderr == b"half done\n"
+
+
+async def test_plugin_that_ignores_sigterm_is_killed_after_the_grace(
+    make_plugin: MakePlugin, env: Env, mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """Asking has an end: after the grace comes SIGKILL."""
+    plugin = make_plugin("""
+        signal.signal(signal.SIGTERM, lambda *_: checkpoint())
+        checkpoint()
+        while True:
+            signal.pause()
+    """)
+
+    async def let_time_pass() -> None:
+        await plugin.reached_checkpoint()
+        mock_clock.jump(60)
+        await plugin.reached_checkpoint()
+        mock_clock.jump(5)
+
+    nursery.start_soon(let_time_pass)
+    finished = await run(plugin.argv, env, timeout=60, grace=5)
+    assert finished.timed_out
+    assert finished.signal == signal.SIGKILL
+    assert finished.exit_code is None
+
+
+async def test_a_stopped_plugin_still_gets_its_chance_to_end_in_order(
+    make_plugin: MakePlugin, env: Env, mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """SIGTERM alone would wait for ever in a process that has stopped itself: SIGCONT comes with it."""
+    plugin = make_plugin("""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+        checkpoint()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pause()
+    """)
+
+    async def let_the_deadline_pass() -> None:
+        await plugin.reached_checkpoint()
+        mock_clock.jump(60)
+
+    nursery.start_soon(let_the_deadline_pass)
+    finished = await run(plugin.argv, env, timeout=60)
+    assert finished.timed_out
+    assert finished.exit_code == 4
+
+
+async def test_what_is_finished_when_the_deadline_fires_counts(
+    make_script: MakeScript, env: Env, mock_clock: trio.testing.MockClock
+) -> None:
+    """The decision is one: a leader that has exited when we look gave a result, however late we look."""
+
+    def wait_for_its_exit_then_miss_the_deadline(pid: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        mock_clock.jump(1000)
+
+    script = make_script("cat >/dev/null; echo done")
+    finished = await run(script, env, timeout=60, on_started=wait_for_its_exit_then_miss_the_deadline)
+    assert finished.ending is Ending.EXITED
+    assert finished.stdout == b"done\n"
+
+
+async def test_around_the_deadline_a_run_is_either_finished_or_timed_out(make_script: MakeScript, env: Env) -> None:
+    """A result that counts is complete; never both, never neither."""
+    script, endings = make_script("echo done; exec sleep 0.04"), []
+
+    async def one(timeout: float) -> None:  # noqa: ASYNC109
+        finished = await run(script, env, timeout=timeout)
+        assert finished.ending in (Ending.EXITED, Ending.TIMED_OUT)
+        if finished.ending is Ending.EXITED:
+            assert (finished.exit_code, finished.stdout) == (0, b"done\n")
+        endings.append(finished.ending)
+
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for step in range(8):
+                nursery.start_soon(one, 0.036 + step / 1000)
+    assert len(endings) == 80
+
+
+# --- ended from outside -----------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_is_stopped_says_why_and_keeps_what_it_said(
+    make_plugin: MakePlugin, env: Env, nursery: trio.Nursery
+) -> None:
+    """The drain and an operator end a run the way a deadline does, and get its result."""
+    plugin = make_plugin("""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        print("so far", flush=True)
+        checkpoint()
+        signal.pause()
+    """)
+    stop = Stop()
+
+    async def ask() -> None:
+        await plugin.reached_checkpoint()
+        stop.request("drain")
+        stop.request("a later reason")
+
+    nursery.start_soon(ask)
+    finished = await run(plugin.argv, env, stop=stop)
+    assert finished.interrupted
+    assert not finished.timed_out
+    assert (finished.stopped, finished.exit_code, finished.stdout) == ("drain", 5, b"so far\n")
+
+
+async def test_a_stop_asked_for_before_the_start_is_obeyed(make_script: MakeScript, env: Env) -> None:
+    """No request is lost between claim and spawn."""
+    stop = Stop()
+    stop.request("cancelled by the operator")
+    finished = await run(make_script("exec sleep 3600"), env, stop=stop)
+    assert finished.stopped == "cancelled by the operator"
+
+
+async def test_a_stop_that_comes_too_late_changes_nothing(make_script: MakeScript, env: Env) -> None:
+    """A finished run stays finished."""
+    stop = Stop()
+
+    def wait_for_its_exit_then_ask(pid: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        stop.request("drain")
+
+    finished = await run(make_script("echo done"), env, stop=stop, on_started=wait_for_its_exit_then_ask)
+    assert finished.ending is Ending.EXITED
+    assert finished.stopped is None
+
+
+async def test_cancellation_ends_the_process_before_it_goes_on(make_plugin: MakePlugin, env: Env) -> None:
+    """Nobody who leaves a cancelled scope leaves a process behind."""
+    plugin = make_plugin("checkpoint(); signal.pause()")
+    started: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run, plugin.argv, env, on_started=started.append))
+        await plugin.reached_checkpoint()
+        process = identify(started[0])
+        assert process is not None
+        nursery.cancel_scope.cancel()
+    assert not is_same(process)
+
+
+# --- exits and starts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+async def test_a_plugin_that_dies_of_a_signal_says_which(name: str, env: Env) -> None:
+    """An exit code or a signal, never both."""
+    finished = await run(animal("z49_kills_itself"), env, request_for({"signal": name}))
+    assert (finished.ending, finished.exit_code) == (Ending.EXITED, None)
+    assert finished.signal == signal.Signals[name]
+
+
+SPAWN_REFUSALS = {
+    "missing_interpreter": (errno.ENOENT, "interpreter /nowhere/interpreter does not exist"),
+    "crlf_shebang": (errno.ENOENT, "carriage return"),
+    "no_shebang": (errno.ENOEXEC, "#! line"),
+    "not_executable": (errno.EACCES, "chmod +x"),
+    "deleted": (errno.ENOENT, "no such file"),
+    "directory": (errno.EACCES, "is a directory"),
+    "fifo": (errno.EACCES, "not a regular file"),
+}
+
+
+@in_the_loop_and_in_threads
+@pytest.mark.parametrize("limits", [None, Limits(open_files=64)], ids=["direct", "with_limits"])
+@pytest.mark.parametrize("how", SPAWN_REFUSALS)
+async def test_what_cannot_be_spawned_says_why(
+    how: str, limits: Limits | None, busy: bool, make_script: MakeScript, env: Env
+) -> None:
+    """A broken entrypoint is named in words and as errno, with and without the shell that sets limits."""
+    pretend_to_be(busy)
+    script = make_script("echo hello")
+    break_entrypoint(Path(script[0]), how)
+    failed = await run_plugin(script, b"{}", timeout=PATIENCE, env=env, limits=limits)
+    code, words = SPAWN_REFUSALS[how]
+    assert isinstance(failed, SpawnFailed)
+    assert failed.errno == code
+    assert failed.reason.startswith(script[0])
+    assert words in failed.reason
+
+
+async def test_an_environment_too_large_for_the_kernel_is_a_spawn_failure(make_script: MakeScript, env: Env) -> None:
+    """E2BIG is the operator's to cure, not a crash."""
+    failed = await run_plugin(make_script("true"), b"{}", timeout=PATIENCE, env=env | {"HUGE": "x" * 300_000})
+    assert isinstance(failed, SpawnFailed)
+    assert failed.errno == errno.E2BIG
+
+
+@in_the_loop_and_in_threads
+@pytest.mark.parametrize("bad", [{"NUL": "a\0b"}, {"A=B": "x"}, {"HALF": "\ud800"}], ids=["nul", "equals", "surrogate"])
+async def test_an_environment_that_cannot_exist_is_a_spawn_failure(
+    bad: Env, busy: bool, make_script: MakeScript, env: Env
+) -> None:
+    """Values from a configuration may be anything; the core survives them."""
+    pretend_to_be(busy)
+    failed = await run_plugin(make_script("true"), b"{}", timeout=PATIENCE, env=env | bad)
+    assert isinstance(failed, SpawnFailed)
+    assert failed.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("free", range(9))
+async def test_without_free_descriptors_the_spawn_fails_and_leaks_none(
+    free: int, make_script: MakeScript, env: Env
+) -> None:
+    """Whichever descriptor is the first that cannot be had: a failure or a whole run, and the next run is good."""
+    script = make_script("echo done")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + free, hard))
+    try:
+        ended = await run_plugin(script, b"{}", timeout=PATIENCE, env=env)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(ended, SpawnFailed) == (free < 7)
+    assert isinstance(ended, Finished) or ended.errno == errno.EMFILE
+    assert (await run(script, env)).stdout == b"done\n"
+
+
+async def test_a_program_that_is_still_being_written_is_tried_again(tmp_path: Path, env: Env) -> None:
+    """A busy file passes in a moment: it is waited for, but not for ever."""
+    program = tmp_path / "program"
+    shutil.copy("/bin/true", program)
+    with program.open("ab"):
+        failed = await run_plugin([str(program)], b"", timeout=PATIENCE, env=env)
+    assert isinstance(failed, SpawnFailed)
+    assert failed.errno == errno.ETXTBSY
+    assert (await run([str(program)], env)).exit_code == 0
+
+
+async def test_spawns_that_keep_stalling_the_loop_go_through_threads() -> None:
+    """One slow spawn proves nothing; several in a row do, for a while."""
+    home, busy = house(), []
+    for _ in range(5):
+        with home.watching_for_a_stall():
+            over_at = time.monotonic() + 2 * SLOW_SPAWN_SECONDS
+            while time.monotonic() < over_at:
+                pass
+        busy.append(home.is_busy)
+    assert (busy[0], busy[-1]) == (False, True)
+    assert home.busy_until < time.monotonic() + 2 * BUSY_SECONDS
+
+
+# --- descendants ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "holds_pipes"),
+    [("z54_child_keeps_pipes", True), ("z55_daemon_keeps_pipes", True), ("z56_daemon_without_traces", False)],
+)
+async def test_a_descendant_that_stays_behind_is_killed(folder: str, holds_pipes: bool, env: Env) -> None:
+    """The run ends with its leader; who was left in its group, in a session of his own or without traces is swept."""
+    finished = await run(animal(folder), env)
+    assert (finished.ending, finished.exit_code, finished.stdout.strip()) == (Ending.EXITED, 0, ANSWER)
+    assert finished.pipe_held == holds_pipes
+    assert finished.swept == 1
+    assert not finished.lost
+
+
+async def test_a_fork_bomb_is_swept(env: Env) -> None:
+    """All of them, however many."""
+    finished = await run(animal("z57_fork_bomb"), env)
+    assert json.loads(finished.stdout)["result"] == f"forked {finished.swept}"
+
+
+@pytest.mark.parametrize("environment", ["os.environ", "{}"], ids=["marked", "without_traces"])
+async def test_the_end_of_one_run_spares_the_daemons_of_another(
+    environment: str, make_plugin: MakePlugin, make_script: MakeScript, env: Env
+) -> None:
+    """An adopted process is only swept when no running plugin can be its ancestor."""
+    plugin = make_plugin(f"""
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() > 0:
+                os._exit(0)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
+            os.execve("/bin/sleep", ["sleep", "3600"], {environment})
+        os.wait()
+        checkpoint()
+        signal.sigwait([signal.SIGUSR1])
+        print("end", flush=True)
+    """)
+    started: list[int] = []
+    ended: list[Finished] = []
+
+    async def run_long() -> None:
+        ended.append(await run(plugin.argv, env, on_started=started.append))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_long)
+        await plugin.reached_checkpoint()
+        beside = await run(make_script("true"), env | {"DUCTILE_JOB_ID": "another"})
+        os.kill(started[0], signal.SIGUSR1)
+    assert beside.swept == 0
+    assert ended[0].swept == 1
+    assert ended[0].stdout == b"end\n"
+
+
+async def test_what_the_process_itself_started_is_never_swept(env: Env) -> None:
+    """A child of our own session is somebody else's here, not a stray."""
+    ours = await trio.lowlevel.open_process(["/bin/sleep", "3600"])
+    try:
+        finished = await run(animal("z56_daemon_without_traces"), env)
+        assert finished.swept == 1
+        assert ours.poll() is None
+    finally:
+        ours.kill()
+        await ours.wait()
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_are_what_the_plugin_gets(make_plugin: MakePlugin, env: Env) -> None:
+    """Sizes in bytes, counts as they are, whatever unit the shell speaks."""
+    plugin = make_plugin("""
+        sys.path.append([p for p in sys.path if p.endswith("lib-dynload")][0])
+        import resource
+        for name in ("AS", "NOFILE", "NPROC", "CPU", "FSIZE"):
+            print(name, *resource.getrlimit(getattr(resource, "RLIMIT_" + name)))
+    """)
+    limits = Limits(address_space=512 * MIB, open_files=64, processes=1000, cpu_seconds=30, file_size=4 * MIB)
+    finished = await run(plugin.argv, env, limits=limits)
+    assert finished.stdout.decode().split("\n")[:-1] == [
+        f"AS {512 * MIB} {512 * MIB}",
+        "NOFILE 64 64",
+        "NPROC 1000 1000",
+        "CPU 30 30",
+        f"FSIZE {4 * MIB} {4 * MIB}",
+    ]
+
+
+async def test_a_plugin_with_limits_is_still_the_leader_of_its_session(env: Env) -> None:
+    """The shell that sets limits becomes the plugin: same pid, same group, same deadline."""
+    finished = await run(animal("z61_spy"), env, limits=Limits(open_files=64))
+    assert json.loads(json.loads(finished.stdout)["result"])["session_is_own"]
+
+
+# --- all at once ------------------------------------------------------------------------------------------------------
+
+
+@in_the_loop_and_in_threads
+async def test_a_storm_of_runs_cancelled_at_random_moments_leaves_nothing(
+    busy: bool, make_script: MakeScript, env: Env
+) -> None:
+    """Deadlines, stops and cancellations at any moment of any run: no survivor, no zombie, no descriptor."""
+    pretend_to_be(busy)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    dice = random.Random(seed)
+    scripts = [
+        make_script("cat >/dev/null; echo done"),
+        make_script("exec sleep 3600"),
+        make_script("sleep 3600 & echo done"),
+        make_script("trap '' TERM; sleep 3600 & wait"),
+        make_script("exec yes"),
+    ]
+
+    async def one(moment: float, how: str, script: list[str]) -> None:
+        stop = Stop()
+        with trio.move_on_after(moment if how == "cancel" else PATIENCE):
+            async with trio.open_nursery() as nursery:
+                if how == "stop":
+                    nursery.start_soon(stop_after, moment, stop)
+                timeout = moment if how == "deadline" else PATIENCE
+                await run(script, env, timeout=timeout, grace=0.02, stop=stop, caps=Caps(stdout=1 << 20))
+                nursery.cancel_scope.cancel()
+
+    async def stop_after(moment: float, stop: Stop) -> None:
+        await trio.sleep(moment)
+        stop.request("storm")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            how = dice.choice(["cancel", "stop", "deadline"])
+            nursery.start_soon(one, dice.uniform(0, 1.0), how, dice.choice(scripts))

@@ -1,0 +1,44 @@
+"""The other side of `reader`: loads one text after the other and says what became of each.
+
+A text that crashes the decoder crashes this process and not the test run. Requests are a format and a length on one
+line, then that many bytes; each answer is a line of JSON.
+"""
+
+import json
+import resource
+import sys
+import time
+
+from ductile import strict_json, strict_yaml
+from ductile.errors import Unreadable
+
+LOADERS = {"yaml": lambda text: strict_yaml.load(text, source="text"), "json": strict_json.loads}
+CPU_LIMIT_SECONDS = 20
+MEMORY_LIMIT = 2 << 30
+
+
+def judged(kind: str, text: bytes) -> dict[str, object]:
+    started = time.process_time()
+    try:
+        value = LOADERS[kind](text)
+        verdict: dict[str, object] = {"shape": shape(value)}
+    except Unreadable as error:
+        verdict = {"reason": error.reason, "line": error.mark.line, "column": error.mark.column}
+    return {**verdict, "cpu_seconds": time.process_time() - started}
+
+
+def shape(value: object) -> str:
+    return type(value.value if isinstance(value, strict_yaml.Node) else value).__name__
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while request := sys.stdin.buffer.readline().split():
+        text = sys.stdin.buffer.read(int(request[1]))
+        used = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_LIMIT_SECONDS, resource.RLIM_INFINITY))
+        print(json.dumps(judged(request[0].decode(), text)), flush=True)
+
+
+main()

@@ -1,0 +1,85 @@
+"""A real ledger file for every test, and a driver that plays producer, dispatcher and engine on it."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ductile.ledger.claim import Claimed, claim
+from ductile.ledger.connections import transaction
+from ductile.ledger.jobs import Enqueued, enqueue
+from ductile.ledger.record import Recorded, Stale, record
+from ductile.ledger.store import open_writer
+from ductile.model import Ending, Evidence, Job, NewJob, Outcome, Succeeded
+
+START = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
+
+
+class Driver:
+    """Every call is one transaction at the moment `now`; `later` moves it."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db, self.now, self.run_id = db, START, "run-1"
+
+    def later(self, **span: float) -> datetime:
+        self.now += timedelta(**span)
+        return self.now
+
+    def new(self, **values: Any) -> NewJob:
+        return NewJob(**{"plugin": "echo", "command": "poll", "submitted_by": "test", **values})
+
+    def enqueue(self, **values: Any) -> Enqueued:
+        with transaction(self.db):
+            return enqueue(self.db, self.new(**values), now=self.now)
+
+    def claim(self, limit: int = 100, **free: int) -> Claimed:
+        with transaction(self.db):
+            return claim(self.db, now=self.now, run_id=self.run_id, free=free or {"echo": 100}, limit=limit)
+
+    def claim_one(self, plugin: str = "echo") -> Job:
+        (job,) = self.claim(1, **{plugin: 1}).jobs
+        return job
+
+    def evidence(self, **values: Any) -> Evidence:
+        return Evidence(**{"started_at": self.now, "duration": timedelta(seconds=1), "exit_code": 0, **values})
+
+    def end(self, job: Job, outcome: Outcome | None = None, **more: Any) -> Recorded | Stale:
+        with transaction(self.db):
+            return record(
+                self.db,
+                Ending(
+                    job_id=job.id, attempt=job.attempt, outcome=outcome or Succeeded(self.evidence(result="{}")), **more
+                ),
+                now=self.now,
+            )
+
+    def row(self, job_id: str) -> dict[str, Any]:
+        cursor = self.db.execute("SELECT * FROM job_queue WHERE id = ?", (job_id,))
+        names = [column[0] for column in cursor.description]
+        return dict(zip(names, cursor.fetchone(), strict=True))
+
+    def kinds(self) -> list[str]:
+        return [kind for (kind,) in self.db.execute("SELECT kind FROM journal ORDER BY seq")]
+
+    def statuses(self) -> list[str]:
+        return [status for (status,) in self.db.execute("SELECT status FROM job_queue ORDER BY seq")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "ductile.db"
+
+
+@pytest.fixture
+def db(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(open_writer(path, synchronous="off")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def drive(db: sqlite3.Connection) -> Driver:
+    return Driver(db)

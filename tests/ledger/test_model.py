@@ -1,0 +1,422 @@
+"""The ledger against a small model of itself: random histories must leave both in the same state.
+
+The normal run tries 2,000 histories, split so that they run in parallel; `scripts/model-check` sets
+DUCTILE_MODEL_EXAMPLES to try more.
+"""
+
+import os
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+from attrs import define, field
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ductile.errors import WrongState
+from ductile.ledger.claim import claim
+from ductile.ledger.connections import transaction
+from ductile.ledger.jobs import enqueue
+from ductile.ledger.operate import cancel, retry
+from ductile.ledger.record import Stale, record
+from ductile.ledger.recover import recover_orphans
+from ductile.ledger.retention import Policy, prune
+from ductile.ledger.store import schema
+from ductile.model import Dead, Ending, Evidence, Failed, Interrupted, NewJob, Outcome, Retried, Skipped, Succeeded
+
+EXAMPLES = int(os.environ.get("DUCTILE_MODEL_EXAMPLES", "2000"))
+PARTS = 8
+TTL = timedelta(minutes=10)
+KEEP = timedelta(minutes=30)
+DELAY = timedelta(minutes=2)
+PLUGINS = ("a", "b")
+KEYS = st.sampled_from(["k", None, "k", "l"])
+PICK = st.integers(0, 7)
+FINAL = ("succeeded", "failed", "dead", "skipped")
+
+
+@define
+class Twin:
+    """What the model knows about one job."""
+
+    id: str
+    seq: int
+    plugin: str
+    key: str | None
+    own_ttl: timedelta | None
+    asked_at: datetime
+    max_attempts: int
+    parent: str | None
+    root: str
+    status: str = "queued"
+    attempt: int = 1
+    uncounted: int = 0
+    recoveries: int = 0
+    due_at: datetime | None = None
+    cancelled: bool = False
+    ended_at: datetime | None = None
+    pruned: bool = False
+
+    @property
+    def scope(self) -> tuple[str, str] | None:
+        return None if self.key is None else (self.plugin, self.key)
+
+
+@define
+class Model:
+    """The state machine of design, without a database."""
+
+    jobs: dict[str, Twin] = field(factory=dict)
+    successes: dict[tuple[str, str], tuple[str, datetime]] = field(factory=dict)
+
+    def open_in(self, root: str) -> int:
+        return sum(job.root == root and job.status not in FINAL for job in self.jobs.values())
+
+    def overdue(self, moment: datetime) -> set[str]:
+        """The jobs of trees that were over before `moment` and are still there."""
+        young = {job.root for job in self.jobs.values() if job.ended_at is None or job.ended_at >= moment}
+        return {job.id for job in self.jobs.values() if job.root not in young and not job.pruned}
+
+    def duplicate_of(self, plugin: str, key: str | None, own_ttl: timedelta | None, now: datetime) -> str | None:
+        if key is None:
+            return None
+        if own_ttl is not None:
+            for job in self.jobs.values():
+                if job.scope == (plugin, key) and job.status not in FINAL:
+                    return job.id
+        winner, at = self.successes.get((plugin, key), ("", now - TTL * 99))
+        window = TTL if own_ttl is None else own_ttl
+        return winner if now - window < at < now + window else None
+
+    def ready(self, now: datetime, slots: dict[str, int]) -> list[Twin]:
+        running = {job.scope for job in self.jobs.values() if job.status == "running" and job.scope}
+        return [
+            job
+            for job in sorted(self.jobs.values(), key=lambda job: job.seq)
+            if job.status == "queued"
+            and (job.due_at is None or job.due_at <= now)
+            and slots.get(job.plugin, 0) > 0
+            and job.scope not in running
+        ]
+
+    def claim(self, now: datetime, slots: dict[str, int], limit: int) -> tuple[list[str], list[str]]:
+        started: list[str] = []
+        skipped: list[str] = []
+        while len(started) < limit and (ready := self.ready(now, slots)):
+            job = ready[0]
+            if self._succeeded_meanwhile(job, now):
+                self.end(job, "skipped", now)
+                skipped.append(job.id)
+            else:
+                job.status, job.due_at = "running", None
+                slots[job.plugin] -= 1
+                started.append(job.id)
+        return started, skipped
+
+    def _succeeded_meanwhile(self, job: Twin, now: datetime) -> bool:
+        if job.scope is None or job.scope not in self.successes:
+            return False
+        winner, at = self.successes[job.scope]
+        window = TTL if job.own_ttl is None else job.own_ttl
+        return winner != job.id and at >= max(job.asked_at, now - window)
+
+    def end(self, job: Twin, status: str, now: datetime) -> None:
+        job.status, job.due_at, job.ended_at = status, None, now
+        if status == "succeeded" and job.scope:
+            self.successes[job.scope] = (job.id, now)
+
+    def again(self, job: Twin, due_at: datetime | None, *, counted: bool, now: datetime) -> str:
+        """Back into the queue, unless it was cancelled or has no attempt left; the status it got."""
+        if job.cancelled or (counted and job.attempt - job.uncounted >= job.max_attempts):
+            self.end(job, "dead", now)
+        else:
+            job.status, job.due_at, job.attempt = "queued", due_at, job.attempt + 1
+            job.uncounted += not counted
+        return job.status
+
+
+@cache
+def empty_ledger() -> bytes:
+    db = sqlite3.connect(":memory:")
+    db.executescript(schema())
+    image = db.serialize()
+    db.close()
+    return image
+
+
+def connect(image: bytes) -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.deserialize(image)
+    return db
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Producers, a dispatcher, operators, time and crashes, in any order."""
+
+    made = Bundle("made")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.db = connect(empty_ledger())
+        self.model, self.now, self.runs = Model(), datetime(2026, 1, 1, tzinfo=UTC), 1
+
+    def teardown(self) -> None:
+        self.db.close()
+
+    @property
+    def run_id(self) -> str:
+        return f"run-{self.runs}"
+
+    def new(self, plugin: str, key: str | None, own: bool, attempts: int, parent: str | None) -> NewJob:
+        return NewJob(
+            plugin=plugin,
+            command="poll",
+            submitted_by="model",
+            dedupe_key=key,
+            dedupe_ttl=TTL / 2 if own else None,
+            max_attempts=attempts,
+            parent_job_id=parent,
+        )
+
+    def track(self, new: NewJob, got: Any, expected: str | None) -> str:
+        """The model learns of a job the ledger made, or sees that the ledger recognised the duplicate it expected."""
+        if expected is not None:
+            assert (got.deduplicated, got.job_id) == (True, expected)
+            return expected
+        assert got.is_new
+        parent = self.model.jobs.get(new.parent_job_id or "")
+        self.model.jobs[got.job_id] = Twin(
+            got.job_id,
+            len(self.model.jobs) + 1,
+            new.plugin,
+            new.dedupe_key,
+            new.dedupe_ttl,
+            self.now,
+            new.max_attempts,
+            parent.id if parent else None,
+            parent.root if parent else got.job_id,
+        )
+        assert got.root_job_id == self.model.jobs[got.job_id].root
+        return str(got.job_id)
+
+    @rule(target=made, plugin=st.sampled_from(PLUGINS), key=KEYS, own=st.sampled_from([False, False, True]))
+    def ask(self, plugin: str, key: str | None, own: bool, attempts: int = 3) -> str:
+        new = self.new(plugin, key, own, attempts, None)
+        expected = self.model.duplicate_of(plugin, key, new.dedupe_ttl, self.now)
+        with transaction(self.db):
+            got = enqueue(self.db, new, now=self.now, default_ttl=TTL)
+        return self.track(new, got, expected)
+
+    @rule(target=made, plugin=st.sampled_from(PLUGINS), key=KEYS, attempts=st.integers(1, 2))
+    def ask_for_something_that_may_fail_once(self, plugin: str, key: str | None, attempts: int) -> str:
+        return str(self.ask(plugin, key, False, attempts))
+
+    @rule(limit=st.integers(1, 4))
+    def dispatch_all(self, limit: int) -> None:
+        self.dispatch(dict.fromkeys(PLUGINS, 3), limit)
+
+    @rule(free=st.dictionaries(st.sampled_from(PLUGINS), st.integers(0, 3), min_size=1), limit=st.integers(0, 4))
+    def dispatch(self, free: dict[str, int], limit: int) -> None:
+        with transaction(self.db):
+            got = claim(self.db, now=self.now, run_id=self.run_id, free=free, limit=limit, default_ttl=TTL)
+        started, skipped = self.model.claim(self.now, dict(free), limit)
+        assert [job.id for job in got.jobs] == started
+        assert [ended.job_id for ended in got.skipped] == skipped
+        assert [job.attempt for job in got.jobs] == [self.model.jobs[job_id].attempt for job_id in started]
+
+    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, *children: NewJob) -> Ending:
+        return Ending(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, children=children)
+
+    def evidence(self) -> Evidence:
+        return Evidence(started_at=self.now, duration=timedelta(0))
+
+    def something_runs(self) -> bool:
+        return any(job.status == "running" for job in self.model.jobs.values())
+
+    def one_running(self, pick: int) -> Twin:
+        running = [job for job in self.model.jobs.values() if job.status == "running"]
+        return running[pick % len(running)]
+
+    @precondition(something_runs)
+    @rule(pick=PICK, children=st.lists(st.tuples(st.sampled_from(PLUGINS), KEYS), max_size=2))
+    def succeed(self, pick: int, children: list[tuple[str, str | None]]) -> None:
+        job = self.one_running(pick)
+        news = [self.new(plugin, key, False, 2, job.id) for plugin, key in children]
+        with transaction(self.db):
+            ending = self.ending(job, Succeeded(self.evidence()), None, *news)
+            got = record(self.db, ending, now=self.now, default_ttl=TTL)
+        assert not isinstance(got, Stale)
+        self.model.end(job, "succeeded", self.now)
+        for new, child in zip(news, got.children, strict=True):
+            self.track(new, child, self.model.duplicate_of(new.plugin, new.dedupe_key, None, self.now))
+        assert got.tree_is_done == (self.model.open_in(job.root) == 0)
+
+    @precondition(something_runs)
+    @rule(pick=PICK, kind=st.sampled_from(["failed", "dead", "skipped"]))
+    def end_for_good(self, pick: int, kind: str) -> None:
+        job = self.one_running(pick)
+        outcomes: dict[str, Outcome] = {"failed": Failed("no"), "dead": Dead("no"), "skipped": Skipped("no")}
+        with transaction(self.db):
+            got = record(self.db, self.ending(job, outcomes[kind]), now=self.now)
+        assert not isinstance(got, Stale)
+        self.model.end(job, kind, self.now)
+
+    @precondition(something_runs)
+    @rule(pick=PICK, counted=st.booleans(), delayed=st.booleans())
+    def fail_or_interrupt(self, pick: int, counted: bool, delayed: bool) -> None:
+        job = self.one_running(pick)
+        outcome: Outcome = Retried("no", DELAY if delayed else timedelta(0)) if counted else Interrupted("drain")
+        with transaction(self.db):
+            got = record(self.db, self.ending(job, outcome), now=self.now)
+        assert not isinstance(got, Stale)
+        due_at = self.now + DELAY if counted and delayed else None
+        assert got.status == self.model.again(job, due_at, counted=counted, now=self.now)
+
+    @rule(job_id=made, outcome=st.sampled_from([Failed("late"), Retried("late", DELAY), Interrupted("late")]))
+    def late_result_of_a_job_that_does_not_run(self, job_id: str, outcome: Outcome) -> None:
+        job = self.model.jobs[job_id]
+        if job.status != "running":
+            with transaction(self.db):
+                assert isinstance(record(self.db, self.ending(job, outcome), now=self.now), Stale)
+
+    @rule(job_id=made)
+    def late_result_of_an_earlier_attempt(self, job_id: str) -> None:
+        job = self.model.jobs[job_id]
+        with transaction(self.db):
+            got = record(self.db, self.ending(job, Succeeded(self.evidence()), job.attempt + 1), now=self.now)
+        assert isinstance(got, Stale)
+
+    @precondition(something_runs)
+    @rule(pick=PICK)
+    def cancel_a_running_job(self, pick: int) -> None:
+        self.cancel(self.one_running(pick).id)
+
+    @rule(job_id=made)
+    def cancel(self, job_id: str) -> None:
+        job = self.model.jobs[job_id]
+        if job.status in FINAL:
+            with pytest.raises((WrongState,)), transaction(self.db):
+                cancel(self.db, job_id, "operator", now=self.now)
+            return
+        with transaction(self.db):
+            cancel(self.db, job_id, "operator", now=self.now)
+        if job.status == "running":
+            job.cancelled = True
+        else:
+            self.model.end(job, "dead", self.now)
+
+    @rule(job_id=made)
+    def try_again(self, job_id: str) -> None:
+        job = self.model.jobs[job_id]
+        if job.status not in ("failed", "dead") or job.pruned:
+            return
+        with transaction(self.db):
+            retry(self.db, job_id, now=self.now)
+        job.status, job.attempt, job.cancelled = "queued", job.attempt + 1, False
+        job.asked_at, job.ended_at = self.now, None
+        job.max_attempts = max(job.max_attempts, job.attempt - job.uncounted)
+
+    @rule(minutes=st.sampled_from([1, 3, 11, 40]))
+    def time_passes(self, minutes: int) -> None:
+        self.now += timedelta(minutes=minutes)
+
+    @rule(free=st.integers(1, 3))
+    def crash(self, free: int) -> None:
+        """Killed inside a transaction; what was committed is opened by the next run, which recovers."""
+        image = self.db.serialize()
+        self.db.execute("BEGIN IMMEDIATE")
+        claim(self.db, now=self.now, run_id=self.run_id, free=dict.fromkeys(PLUGINS, free), limit=free)
+        self.db.close()
+        self.db, self.runs = connect(image), self.runs + 1
+        with transaction(self.db):
+            got = recover_orphans(self.db, run_id=self.run_id, now=self.now, default_ttl=TTL)
+        orphans = sorted((job for job in self.model.jobs.values() if job.status == "running"), key=lambda job: job.seq)
+        assert [one.job_id for one in got] == [job.id for job in orphans]
+        for job in orphans:
+            backoff = timedelta(seconds=30) * 2 ** (job.recoveries - 1) if job.recoveries else None
+            job.recoveries += 1
+            self.model.again(job, self.now + backoff if backoff else None, counted=True, now=self.now)
+
+    @rule(limit=st.sampled_from([1, 500]))
+    def prune(self, limit: int) -> None:
+        overdue = self.model.overdue(self.now - KEEP)
+        with transaction(self.db):
+            prune(self.db, Policy(job_queue=KEEP), now=self.now, limit=limit)
+        kept = {job_id for (job_id,) in self.db.execute("SELECT id FROM job_queue")}
+        gone = {job.id for job in self.model.jobs.values() if not job.pruned} - kept
+        assert gone <= overdue, "only what is over for long enough"
+        assert gone == overdue or limit < len(overdue)
+        for job_id in gone:
+            self.model.jobs[job_id].pruned = True
+        split = {job.root for job in self.model.jobs.values() if job.pruned}
+        assert not any(job.root in split and not job.pruned for job in self.model.jobs.values()), "whole trees"
+
+    @invariant()
+    def ledger_and_model_agree(self) -> None:
+        rows = self.db.execute(
+            "SELECT id, status, attempt, interruptions, max_attempts, root_job_id, cancel_requested_at IS NOT NULL"
+            "  FROM job_queue ORDER BY seq"
+        ).fetchall()
+        expected = [
+            (job.id, job.status, job.attempt, job.uncounted, job.max_attempts, job.root)
+            for job in sorted(self.model.jobs.values(), key=lambda job: job.seq)
+            if not job.pruned
+        ]
+        assert [row[:6] for row in rows] == expected
+
+    @invariant()
+    def every_tree_knows_its_open_jobs(self) -> None:
+        for root, open_jobs, done_at in self.db.execute(
+            "SELECT id, open_jobs, tree_completed_at FROM job_queue WHERE root_job_id = id"
+        ):
+            assert open_jobs == self.model.open_in(root)
+            assert (done_at is not None) == (open_jobs == 0)
+
+    @invariant()
+    def nobody_waits_for_a_key_that_nobody_has(self) -> None:
+        stuck = self.db.execute(
+            "SELECT id FROM job_queue AS waiter WHERE waits_for_key = 1 AND NOT EXISTS ("
+            " SELECT 1 FROM job_queue AS other WHERE other.plugin = waiter.plugin"
+            "    AND other.dedupe_key = waiter.dedupe_key AND other.status IN ('queued', 'running')"
+            "    AND other.waits_for_key = 0 AND other.next_retry_at IS NULL)"
+        ).fetchall()
+        assert stuck == []
+
+    @invariant()
+    def the_journal_replays_to_the_current_status(self) -> None:
+        last = dict(self.db.execute("SELECT job_id, to_status FROM job_transitions ORDER BY id").fetchall())
+        for job_id, status in self.db.execute("SELECT id, status FROM job_queue"):
+            assert last[job_id] == status
+
+    @invariant()
+    def every_finished_attempt_has_one_row(self) -> None:
+        for job_id, count in self.db.execute(
+            "SELECT queue.id, (SELECT COUNT(*) FROM job_log WHERE job_log.job_id = queue.id) FROM job_queue AS queue"
+        ):
+            job = self.model.jobs[job_id]
+            assert count == (job.attempt if job.status in FINAL else job.attempt - 1)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_any_history_leaves_ledger_and_model_in_the_same_state(part: int) -> None:
+    """Enqueue, dedupe, claim, every ending, retry, cancel, crash and prune, in any order, behave as the model says."""
+    run_state_machine_as_test(
+        LedgerMachine,
+        settings=settings(
+            max_examples=-(-EXAMPLES // PARTS),
+            stateful_step_count=25,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,134 @@
+"""No hot statement and no listing walks through history: what SQLite plans for each of them."""
+
+import re
+import sqlite3
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ductile.ledger import (
+    attempts,
+    breakers,
+    claim,
+    contexts,
+    dedupe,
+    facts,
+    jobs,
+    journal,
+    operate,
+    quarantine,
+    receipts,
+    record,
+    recover,
+    reports,
+    retention,
+    rows,
+    schedules,
+    trees,
+)
+
+ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, jobs, journal, operate, receipts, record, recover)
+MORE_ROOMS = (quarantine, reports, retention, rows, schedules, trees)
+SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot")
+ALLOWED = {
+    "SCAN CONSTANT ROW": "no table at all",
+    "SCAN journal": "in order of its key, with a limit",
+    "SCAN job_queue": "the oldest row, by its key",
+    "SCAN job_log": "the oldest row, by its key",
+    "SCAN plugin_facts": "in order of its key, with a limit",
+    "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
+}
+
+
+def statements(rooms: tuple[ModuleType, ...]) -> list[tuple[str, str]]:
+    found = []
+    for room in rooms:
+        for name, text in vars(room).items():
+            if isinstance(text, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", text):
+                found.append((f"{room.__name__.rsplit('.', 1)[1]}.{name}", text))
+    return found
+
+
+def plan(db: sqlite3.Connection, statement: str) -> list[str]:
+    named = set(re.findall(r":([a-z_]+)", statement))
+    values: dict[str, int] | tuple[int, ...] = dict.fromkeys(named, 1) if named else (1,) * statement.count("?")
+    return [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+
+ALL = statements(ROOMS + MORE_ROOMS)
+
+
+@pytest.mark.parametrize(("name", "statement"), ALL, ids=[name for name, _ in ALL])
+def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection, name: str, statement: str) -> None:
+    """Claim, dedupe, record, tree, journal, prune: each goes through an index."""
+    for step in plan(db, statement):
+        scanned = step.startswith("SCAN") and not any(table in step for table in (*SMALL_TABLES, "lane", "line", "("))
+        assert not scanned or step in ALLOWED, f"{name}: {step}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [
+        (claim.LANE_HEAD, "job_queue_lanes (lane=?)"),
+        (claim.LANES, "job_queue_lanes (lane>?)"),
+        (claim.WAKE_DUE, "job_queue_delayed (next_retry_at<?)"),
+        (claim.WAKE_STRANDED, "job_queue_delayed_since (failed_at>?)"),
+        (dedupe.IN_FLIGHT, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
+        (dedupe.HELD, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
+        (dedupe.RELEASE_NEXT, "job_queue_waiting (plugin=? AND command=? AND dedupe_key=?)"),
+        (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
+        (reports.TREE, "job_queue_by_root (root_job_id=?)"),
+        (reports.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
+        (reports.HEAD_OF_LANE, "job_queue_lanes (lane=?)"),
+        (reports.DEPTH, "job_queue_by_status (status=?)"),
+        (reports.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
+        (schedules.OUTSTANDING, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
+        (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
+        (operate.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),
+    ],
+)
+def test_each_question_has_its_index(db: sqlite3.Connection, statement: str, index: str) -> None:
+    """The narrow index is chosen over one that leads through all of a plugin's or a status's history."""
+    assert any(index in step for step in plan(db, statement)), plan(db, statement)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (reports.Filter(), "USING INTEGER PRIMARY KEY"),
+        (reports.Filter(plugin="echo"), "job_queue_by_plugin (plugin=? AND seq<?)"),
+        (reports.Filter(status="dead"), "job_queue_by_status (status=? AND seq<?)"),
+    ],
+)
+def test_lists_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: reports.Filter, expected: str) -> None:
+    """Newest first without sorting."""
+    asked: list[str] = []
+    db.set_trace_callback(asked.append)
+    reports.jobs(db, wanted)
+    db.set_trace_callback(None)
+    steps = plan(db, asked[-1])
+    assert any(expected in step for step in steps), steps
+    assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+def documented() -> list[str]:
+    page = (Path(__file__).parents[2] / "docs" / "database.md").read_text()
+    blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    return [statement.strip() for block in blocks for statement in block.split(";\n") if statement.strip()]
+
+
+@pytest.mark.parametrize("statement", documented())
+def test_what_the_documentation_asks_can_be_asked(db: sqlite3.Connection, statement: str) -> None:
+    """Every query of docs/database.md runs as it stands."""
+    named = set(re.findall(r":([a-z]+)\b", re.sub(r"'[^']*'", "", statement)))
+    assert db.execute(statement, dict.fromkeys(named, "x")).fetchall() == []
+
+
+def test_every_table_and_column_of_the_queue_is_documented(db: sqlite3.Connection) -> None:
+    """docs/database.md names every table, and every column of job_queue."""
+    page = (Path(__file__).parents[2] / "docs" / "database.md").read_text()
+    tables = db.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'")
+    columns = db.execute("SELECT name FROM pragma_table_info('job_queue')")
+    missing = [name for (name,) in (*tables, *columns) if not re.search(rf"\b{name}\b", page)]
+    assert missing == []

@@ -1,0 +1,209 @@
+"""Read-only answers: one job, trees, lists, the queue; and the journal as a stream."""
+
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ductile.errors import NotFound
+from ductile.ledger import journal, reports
+from ductile.ledger.claim import note_blocked
+from ductile.ledger.connections import transaction
+from ductile.ledger.reports import Filter
+from ductile.model import Failed, NewContext, Retried
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_a_job_tells_its_story(drive: Any) -> None:
+    """Attempts, children, journal and baggage in one answer."""
+    drive.enqueue()
+    first = drive.claim_one()
+    drive.end(first, Retried("exit 1", MINUTE, drive.evidence(stderr="boom")))
+    drive.later(minutes=1)
+    context = NewContext(id="c", accumulated_json='{"a":1}')
+    drive.end(
+        drive.claim_one(),
+        children=(drive.new(plugin="next", child_key="1", event_context_id="c"),),
+        contexts=(context,),
+    )
+    report = reports.job(drive.db, first.id)
+    assert [(attempt.status, attempt.stderr) for attempt in report.attempts] == [
+        ("failed", "boom"),
+        ("succeeded", None),
+    ]
+    assert (report.result, report.open_jobs, len(report.children)) == ("{}", 1, 1)
+    assert [entry.kind for entry in report.journal] == [
+        "job.enqueued",
+        "job.started",
+        "job.retry_scheduled",
+        "job.started",
+        "job.completed",
+    ]
+    assert reports.job(drive.db, report.children[0].id).contexts[0].accumulated_json == '{"a":1}'
+
+
+def test_an_unknown_job_is_not_found(drive: Any) -> None:
+    """404 for a job, in short or in full, and for its tree."""
+    for ask in (reports.job, reports.brief, reports.tree):
+        with pytest.raises(NotFound):
+            ask(drive.db, "nobody")
+
+
+def test_the_result_is_that_of_the_last_attempt(drive: Any) -> None:
+    """An attempt that left nothing has no result, whatever an earlier one had."""
+    drive.enqueue()
+    drive.end(drive.claim_one(), Retried("no", timedelta(0), drive.evidence(result='{"first":1}')))
+    job = drive.claim_one()
+    drive.end(job, Failed("no", drive.evidence()))
+    assert reports.job(drive.db, job.id).result is None
+    assert reports.brief(drive.db, job.id).result is None
+
+
+def test_in_short_a_job_is_itself_and_its_result(drive: Any) -> None:
+    """The same as the full report says, while the job is in the queue and when only the log has it."""
+    drive.enqueue()
+    job = drive.claim_one()
+    drive.end(job)
+    for _ in ("in the queue", "in the log"):
+        brief, full = reports.brief(drive.db, job.id), reports.job(drive.db, job.id)
+        assert (brief.job, brief.result) == (full.job, "{}")
+        drive.db.execute("DELETE FROM job_queue")
+
+
+def test_a_job_that_may_not_start_says_why(drive: Any) -> None:
+    """What keeps its plugin from running is part of the report, until the job starts."""
+    job_id = drive.enqueue().job_id
+    assert reports.job(drive.db, job_id).blocked_reason is None
+    with transaction(drive.db):
+        note_blocked(drive.db, "echo", "did not load")
+    assert reports.job(drive.db, job_id).blocked_reason == "did not load"
+    drive.claim_one()
+    assert reports.job(drive.db, job_id).blocked_reason is None
+
+
+def steps(db: sqlite3.Connection, work: Callable[[], object]) -> int:
+    """How many instructions SQLite runs for `work`."""
+    count = 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+
+    db.set_progress_handler(tick, 1)
+    work()
+    db.set_progress_handler(None, 1)
+    return count
+
+
+def test_a_look_at_the_queue_costs_the_same_however_long_it_is(drive: Any) -> None:
+    """The oldest job is found at the head of each lane; the depth is counted up to a limit."""
+
+    def look() -> None:
+        reports.oldest_claimable(drive.db, {"echo"})
+        assert reports.depth(drive.db, at_most=5) == 5
+
+    for _ in range(10):
+        drive.enqueue()
+    short = steps(drive.db, look)
+    for _ in range(100):
+        drive.enqueue()
+    drive.claim(1)
+    assert steps(drive.db, look) == short
+    assert reports.depth(drive.db) == 110, "what waits and what runs"
+
+
+def test_a_tree_is_the_same_from_every_member(drive: Any) -> None:
+    """In order of arrival, with results; a hook run is not part of it."""
+    drive.enqueue()
+    root = drive.claim_one()
+    children = (drive.new(plugin="a", child_key="1"), drive.new(plugin="b", child_key="2"))
+    hook = drive.new(plugin="hook", child_key="h", own_tree=True)
+    drive.end(root, children=(*children, hook))
+    kid = drive.claim_one("b")
+    drive.end(kid, Failed("no"))
+    for member in (root.id, kid.id):
+        nodes = reports.tree(drive.db, member)
+        assert [(node.job.plugin, node.job.status, node.result) for node in nodes] == [
+            ("echo", "succeeded", "{}"),
+            ("a", "queued", None),
+            ("b", "failed", None),
+        ]
+    assert reports.open_jobs(drive.db, root.id) == 1
+
+
+def test_lists_are_newest_first_with_a_cursor(drive: Any) -> None:
+    """Pages follow each other by the last `seq` seen."""
+    made = [drive.enqueue(plugin="ab"[number % 2]).job_id for number in range(10)]
+    page = reports.jobs(drive.db, limit=4)
+    assert [job.id for job in page] == made[:5:-1]
+    rest = reports.jobs(drive.db, before=page[-1].seq, limit=100)
+    assert [job.id for job in rest] == made[5::-1]
+    assert [job.id for job in reports.jobs(drive.db, Filter(plugin="a"))] == made[8::-2]
+    assert reports.count_jobs(drive.db, Filter(plugin="a")) == 5
+    assert reports.count_jobs(drive.db, at_most=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        (Filter(), 3),
+        (Filter(status="failed"), 2),
+        (Filter(plugin="echo", command="poll"), 3),
+        (Filter(submitted_by="nobody"), 0),
+    ],
+)
+def test_attempts_are_listed_and_filtered(drive: Any, wanted: Filter, count: int) -> None:
+    """One row per attempt, retried ones too."""
+    drive.enqueue()
+    for outcome in (Retried("no", timedelta(0)), Retried("no", timedelta(0)), None):
+        drive.end(drive.claim_one(), outcome)
+    assert len(reports.logs(drive.db, wanted)) == count
+
+
+def test_the_queue_at_a_glance(drive: Any) -> None:
+    """Open work by kind and by lane, and what nobody may claim."""
+    for plugin in ("a", "a", "b", "ghost"):
+        drive.enqueue(plugin=plugin)
+    drive.enqueue(plugin="k", dedupe_key="k")
+    drive.enqueue(plugin="k", dedupe_key="k")
+    drive.claim(9, k=9)
+    drive.end(drive.claim_one("b"), Retried("no", MINUTE))
+    drive.end(drive.claim_one("a"), Failed("no"))
+    seen = reports.queue(drive.db, claimable={"a", "b", "k"})
+    assert (seen.queued, seen.running, seen.delayed, seen.waiting_for_key, seen.dead) == (4, 1, 1, 1, 0)
+    assert [(lane.plugin, lane.ready, lane.running) for lane in seen.lanes] == [
+        ("a", 1, 0),
+        ("ghost", 1, 0),
+        ("k", 0, 1),
+    ]
+    assert seen.unclaimable == ["ghost"]
+    assert reports.oldest_claimable(drive.db, {"a"}) == drive.now
+    assert reports.oldest_claimable(drive.db, {"b"}) is None
+    assert reports.ended_since(drive.db, drive.now - MINUTE) == {"failed": 1}
+
+
+def test_the_journal_is_a_stream_that_can_be_resumed(drive: Any) -> None:
+    """By position, oldest first, nothing skipped; it also knows when the last thing happened."""
+    assert journal.newest_moment(drive.db) is None
+    for _ in range(3):
+        drive.enqueue()
+    with transaction(drive.db):
+        journal.append(drive.db, "scheduler.skipped", now=drive.now, plugin="echo", data={"reason": "window"})
+    first = journal.read_since(drive.db, 0, limit=2)
+    rest = journal.read_since(drive.db, first[-1].seq)
+    assert [entry.seq for entry in first + rest] == [1, 2, 3, 4]
+    assert journal.bounds(drive.db) == (1, 4)
+    assert journal.newest_moment(drive.db) == drive.now
+    assert [entry.data for entry in journal.of_plugin(drive.db, "echo")] == [{"reason": "window"}]
+
+
+@pytest.mark.parametrize("data", [{"big": 1 << 80}, {"text": "\ud800 half a character"}, {"deep": [[{"x": "é"}]]}])
+def test_whatever_was_decided_can_be_journalled(drive: Any, data: dict[str, Any]) -> None:
+    """Numbers of any size and text that is not quite text do not stop a transaction."""
+    with transaction(drive.db):
+        journal.append(drive.db, "note", now=drive.now, data=data)
+    (entry,) = journal.read_since(drive.db, 0)
+    assert entry.data.keys() == data.keys()

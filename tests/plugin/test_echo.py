@@ -1,0 +1,121 @@
+"""The plugin that comes with Ductile, run for real."""
+
+import os
+import signal
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ductile.plugin.manifest import CommandType
+from ductile.plugin.protocol import Garbled, RequestEvent, Response, decode_response, encode_request
+from ductile.plugin.registry import Plugin, discover
+
+NOW = datetime(2026, 2, 8, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def echo() -> Plugin:
+    return discover([Path(__file__).parents[2] / "plugins"]).plugins["echo"]
+
+
+def ask(echo: Plugin, command: str = "poll", **fields: Any) -> Response | Garbled:
+    request = encode_request(job_id="j", command=command, deadline_at=NOW, attempt=1, max_attempts=4, **fields)
+    # The poorest locale: what it prints must not depend on it.
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
+    run = subprocess.run([echo.entrypoint], input=request, capture_output=True, check=True, env=environment)
+    assert run.stderr == b""
+    return decode_response(run.stdout)
+
+
+def test_echo_declares_two_writing_commands_and_a_reading_one(echo: Plugin) -> None:
+    """As in the original."""
+    assert {name: command.type for name, command in echo.manifest.commands.items()} == {
+        "poll": CommandType.WRITE,
+        "handle": CommandType.WRITE,
+        "health": CommandType.READ,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"payload": {"message": "from the payload"}, "config": {"message": "c"}}, "from the payload"),
+        ({"config": {"message": "from the configuration"}}, "from the configuration"),
+        ({}, "hello from echo"),
+    ],
+)
+def test_echo_says_the_nearest_message(echo: Plugin, fields: dict[str, Any], message: str) -> None:
+    """Payload, then configuration, then its own."""
+    response = ask(echo, **fields)
+    assert isinstance(response, Response)
+    assert (response.ok, response.result) == (True, f"echo: {message}")
+    assert [(event.type, event.payload["message"]) for event in response.events] == [("echo.poll", message)]
+    assert response.state_updates is not None
+    assert list(response.state_updates) == ["last_run"]
+
+
+@pytest.mark.parametrize("message", ["", "ü\u2028\0\x1b[31m\"\\'", 10**30, None, {"deep": [1.5, True]}])
+def test_echo_answers_validly_whatever_it_is_told(echo: Plugin, message: Any) -> None:
+    """Quotes, control characters and numbers come back as they were."""
+    response = ask(echo, payload={"message": message, "other": message})
+    assert isinstance(response, Response)
+    assert response.events[0].payload == {"message": message, "other": message, "command": "poll"}
+
+
+def test_echo_passes_the_payload_of_an_event_on(echo: Plugin) -> None:
+    """A pipeline can be tried out with echo in every place."""
+    event = RequestEvent(type="a", event_id="e", source="s", timestamp=NOW, payload={"x": 1, "message": "m"})
+    response = ask(echo, "handle", event=event, payload={"ignored": True})
+    assert isinstance(response, Response)
+    assert (response.events[0].type, response.events[0].payload) == (
+        "echo.handle",
+        {"x": 1, "message": "m", "command": "handle"},
+    )
+
+
+def test_echo_fails_on_request(echo: Plugin) -> None:
+    """`mode: error` may be retried; a mode that does not exist may not."""
+    failed, wrong = ask(echo, config={"mode": "error"}), ask(echo, config={"mode": "loud"})
+    assert isinstance(failed, Response)
+    assert isinstance(wrong, Response)
+    assert [(failed.ok, failed.retry), (wrong.ok, wrong.retry)] == [(False, True), (False, False)]
+
+
+def test_echo_talks_nonsense_on_request(echo: Plugin) -> None:
+    """`mode: protocol_error` is not an answer."""
+    assert isinstance(ask(echo, config={"mode": "protocol_error"}), Garbled)
+
+
+def test_echo_hangs_on_request_until_it_is_ended(echo: Plugin) -> None:
+    """`mode: hang` answers nothing and ends by a signal."""
+    request = encode_request(
+        job_id="j", command="poll", deadline_at=NOW, attempt=1, max_attempts=1, config={"mode": "hang"}
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([echo.entrypoint], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write(request)
+        process.stdin.close()
+        assert process.stderr.readline() == b"echo hangs, as configured\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+        assert process.stdout
+        assert process.stdout.read() == b""
+
+
+def test_echo_is_healthy_in_every_mode(echo: Plugin) -> None:
+    """Health asks whether the configuration is usable, not whether jobs succeed."""
+    for mode in ("ok", "error", "hang", "protocol_error"):
+        response = ask(echo, "health", config={"mode": mode})
+        assert isinstance(response, Response)
+        assert (response.ok, response.events, response.state_updates) == (True, (), None)
+
+
+def test_echo_refuses_another_protocol(echo: Plugin) -> None:
+    """78 tells the core that trying again is of no use."""
+    run = subprocess.run([echo.entrypoint], input=b'{"protocol": 3}', capture_output=True, check=False)
+    assert (run.returncode, run.stdout, b"protocol 2" in run.stderr) == (78, b"", True)

@@ -1,0 +1,69 @@
+"""The authoring guide is true: its plugin is accepted and works, and it names every key there is."""
+
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from ductile.plugin import manifest, protocol
+from ductile.plugin.protocol import Response, decode_response, encode_request
+from ductile.plugin.registry import Plugin, discover
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+
+
+@pytest.fixture
+def plugin(root: Path) -> Plugin:
+    blocks = re.findall(r"```(yaml|python)\n(.*?)```", GUIDE, re.DOTALL)
+    folder = root / "disk"
+    folder.mkdir()
+    (folder / "manifest.yaml").write_text(next(text for kind, text in blocks if kind == "yaml"))
+    (folder / "run.py").write_text(next(text for kind, text in blocks if kind == "python"))
+    (folder / "run.py").chmod(0o755)
+    found = discover([root])
+    assert found.rejected == ()
+    assert not any(str(root) in str(warning) for warning in found.warnings)
+    return found.plugins["disk"]
+
+
+def ask(plugin: Plugin, command: str, config: dict[str, Any]) -> Response:
+    request = encode_request(
+        job_id="j", command=command, deadline_at=datetime.now(UTC), attempt=1, max_attempts=4, config=config
+    )
+    run = subprocess.run([plugin.entrypoint], input=request, capture_output=True, check=True)
+    response = decode_response(run.stdout)
+    assert isinstance(response, Response), response
+    return response
+
+
+def test_the_plugin_of_the_guide_works(plugin: Plugin, tmp_path: Path) -> None:
+    """What is shown there can be copied."""
+    calm = ask(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 0})
+    alarmed = ask(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 101})
+    failed = ask(plugin, "health", {"path": str(tmp_path / "no")})
+    assert (calm.ok, calm.events) == (True, ())
+    assert [event.type for event in alarmed.events] == ["disk.low"]
+    assert alarmed.state_updates is not None
+    assert set(alarmed.state_updates) == {"free_percent"}
+    assert (failed.ok, failed.retry) == (False, True)
+
+
+def test_the_plugin_of_the_guide_declares_what_it_does(plugin: Plugin) -> None:
+    """Its events, its facts and the keys it needs."""
+    assert plugin.manifest.missing_keys({}) == ("path",)
+    assert [rule.fact_type for rule in plugin.manifest.facts_of("poll")] == ["disk.snapshot"]
+    assert plugin.manifest.commands["poll"].values.emit[0].event == "disk.low"
+
+
+def test_the_guide_names_every_key_of_a_manifest_and_every_field_of_the_protocol() -> None:
+    """What exists is documented."""
+    fields = [field.name for kind in (manifest.Manifest, manifest.Command) for field in attrs.fields(kind)]
+    answered = [field.name for field in attrs.fields(protocol.Response)]
+    asked = ["deadline_at", "job_id", "attempt", "max_attempts", "config", "state", "payload", "context", "event"]
+    internal = {"warnings", "ok", "state_json", "notes"}
+    missing = [name for name in (*fields, *answered, *asked) if name not in internal and f"`{name}" not in GUIDE]
+    assert missing == []

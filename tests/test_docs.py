@@ -1,0 +1,92 @@
+"""The documentation is true: commands, keys, routes and journal kinds stand in it, and its links lead somewhere."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ductile
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(ductile.__file__).parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+KIND = re.compile(r"(?:job|event|scheduler)\.[a-z_]+")
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    """docs/cli.md and docs/configuration.md say what the code says."""
+    done = subprocess.run(
+        [sys.executable, "scripts/reference.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    """A relative link names a file of this repository."""
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+    assert missing == []
+
+
+def test_every_route_is_documented() -> None:
+    """docs/api.md names each path and method of the table."""
+    text = (ROOT / "docs" / "api.md").read_text()
+    routes = re.findall(r'method="([A-Z]+)",\s*path="([^"]+)"', (PACKAGE / "web" / "api.py").read_text())
+
+    assert routes
+    assert [f"{method} {path}" for method, path in routes if f"`{method} {path}`" not in text] == []
+
+
+def journal_kinds() -> set[str]:
+    """Every kind that something writes into the journal."""
+    return {
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and KIND.fullmatch(node.value)
+    }
+
+
+def test_every_kind_of_journal_entry_is_documented() -> None:
+    """docs/database.md explains what each kind means."""
+    text = (ROOT / "docs" / "database.md").read_text()
+    kinds = journal_kinds()
+
+    assert {"job.started", "event.unmatched"} <= kinds
+    assert sorted(kind for kind in kinds if f"`{kind}`" not in text) == []
+
+
+def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
+    """An exit code that an error can have is in the table of docs/cli.md."""
+    from ductile.errors import DuctileError
+
+    def family(cls: type[DuctileError]) -> Iterator[type[DuctileError]]:
+        yield cls
+        for below in cls.__subclasses__():
+            yield from family(below)
+
+    table = (ROOT / "docs" / "cli.md").read_text()
+    assert sorted({cls.exit_code for cls in family(DuctileError) if f"| {cls.exit_code} |" not in table}) == []
+
+
+def project_files() -> Iterator[Path]:
+    """Everything that belongs to the project, and nothing that a build or a run left beside it."""
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+    for folder in ("ductile", "plugins", "tests", "scripts", "docs", ".ci"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def test_nothing_names_a_machine_or_a_package_host() -> None:
+    """The project speaks of Ductile alone."""
+    pattern = re.compile(rb"(?:^|[^A-Za-z0-9_.-])/(?:root|work|farm)/|pypi\.|files\.pythonhosted")
+    files = list(project_files())
+
+    assert ROOT / "README.md" in files
+    assert [str(path) for path in files if path.name != "test_docs.py" and pattern.search(path.read_bytes())] == []

@@ -1,0 +1,378 @@
+"""The plugin zoo as a list: every way of misbehaving we know, how to provoke it, and what has to come of it.
+
+Each folder beside this file is one animal: a manifest and an executable. Variants of an animal are told apart by the
+`config` of its request. Tests of single processes and of the whole service draw from this list.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, frozen
+
+from ductile.engine.limits import Limits
+
+ZOO = Path(__file__).parent
+MIB = 1 << 20
+STDOUT_CAP = 10 * MIB
+
+
+class Expected(StrEnum):
+    """What the service makes of one attempt."""
+
+    SUCCESS = "success"
+    RETRY = "retry"  # the attempt failed; tried again until the attempts are used up
+    FINAL = "final"  # failed, never tried again
+    TIMED_OUT = "timed_out"
+    SPAWN_ERROR = "spawn_error"  # never started; tried again like any failure
+    SUCCESS_OR_TIMED_OUT = "success_or_timed_out"  # exactly one of the two
+    DRAIN = "drain"  # the service stops in order; the job is run again after its restart
+    RECOVERY = "recovery"  # the service dies; the job is run again after its restart, as a further attempt
+
+
+@frozen(kw_only=True)
+class Animal:
+    """One way to misbehave. `runs_alone` animals need a service of their own; `on_a_copy` ones damage their folder.
+
+    `says` is what the error of its job must tell; `routed` how many jobs come of its events where each event type has a
+    route (`zoo.large` has ten); `keeps_state` whether what it says about its state is kept.
+    """
+
+    folder: str
+    expected: Expected
+    variant: str = ""
+    says: str = ""
+    routed: int = 0
+    keeps_state: bool = False
+    config: Mapping[str, Any] = Factory(dict)
+    limits: Limits | None = None
+    request_bytes: int = 0
+    breakage: str | None = None
+    runs_alone: bool = False
+    on_a_copy: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.folder}-{self.variant}" if self.variant else self.folder
+
+    @property
+    def id(self) -> str:
+        return self.folder[:3].upper()
+
+    @property
+    def path(self) -> Path:
+        return ZOO / self.folder
+
+
+def break_entrypoint(entrypoint: Path, how: str) -> None:
+    """Make a good entrypoint unspawnable in one of the ways of Z50. Only ever call this on a copy."""
+    match how:
+        case "missing_interpreter":
+            entrypoint.write_text("#!/nowhere/interpreter\n")
+        case "crlf_shebang":
+            entrypoint.write_bytes(b"#!/bin/sh\r\necho hello\r\n")
+        case "no_shebang":
+            entrypoint.write_text("echo hello\n")
+        case "not_executable":
+            entrypoint.chmod(0o644)
+        case "deleted":
+            entrypoint.unlink()
+        case "directory":
+            entrypoint.unlink()
+            entrypoint.mkdir()
+        case "fifo":
+            entrypoint.unlink()
+            os.mkfifo(entrypoint, 0o755)
+        case _:
+            raise ValueError(how)
+
+
+def copy_of(animal: Animal, into: Path) -> Path:
+    """A copy of the animal's folder, already broken where the animal is about that."""
+    folder = into / animal.folder
+    shutil.copytree(animal.path, folder)
+    if animal.breakage is not None:
+        break_entrypoint(folder / "run", animal.breakage)
+    return folder
+
+
+@frozen
+class _As:
+    """An outcome with the words of its error, or with what it leads to."""
+
+    expected: Expected
+    says: str = ""
+    routed: int = 0
+    keeps_state: bool = False
+
+    def animal(self, folder: str, **more: Any) -> Animal:
+        return Animal(
+            folder=folder,
+            expected=self.expected,
+            says=self.says,
+            routed=self.routed,
+            keeps_state=self.keeps_state,
+            **more,
+        )
+
+
+def _one(folder: str, outcome: _As, note: str = "", **more: Any) -> list[Animal]:
+    return [outcome.animal(folder, note=note, **more)]
+
+
+def _variants(folder: str, outcomes: Mapping[str, _As], note: str = "", **more: Any) -> list[Animal]:
+    return [
+        outcome.animal(folder, variant=name, config={"variant": name}, note=note, **more)
+        for name, outcome in outcomes.items()
+    ]
+
+
+def _sizes(folder: str, key: str, outcomes: Mapping[int, _As], note: str = "") -> list[Animal]:
+    return [
+        outcome.animal(folder, variant=str(size), config={key: size}, note=note) for size, outcome in outcomes.items()
+    ]
+
+
+def _retry(says: str) -> _As:
+    return _As(Expected.RETRY, says)
+
+
+def _final(says: str) -> _As:
+    return _As(Expected.FINAL, says)
+
+
+_S, _KEPT, _T = _As(Expected.SUCCESS), _As(Expected.SUCCESS, keeps_state=True), _As(Expected.TIMED_OUT, "timed out")
+_NOT_UTF8 = _retry("expected UTF-8")
+_NO_OUTPUT = _retry("no output on stdout")
+
+ANIMALS: tuple[Animal, ...] = (
+    # --- what is on stdout -------------------------------------------------------------------------------------------
+    *_one("z01_silent", _NO_OUTPUT),
+    *_one("z02_random_bytes", _retry("stdout is not one JSON object"), "a prefix is kept as escaped text"),
+    *_one("z03_banner_first", _retry("found 'Welcome to my plugin")),
+    *_one("z04_two_answers", _retry("two JSON values, only one is allowed (line 2)")),
+    *_one("z05_blank_margins", _S),
+    *_variants(
+        "z06_no_object",
+        {
+            "array": _retry("must be one JSON object, not a list"),
+            "string": _retry("must be one JSON object, not the text 'ok'"),
+            "number": _retry("must be one JSON object, not the number 5"),
+            "null": _retry("must be one JSON object, not null"),
+        },
+    ),
+    *_variants("z07_byte_order_mark", {"utf8": _retry("starts with a byte order mark")}),
+    *_variants("z08_other_encoding", {"utf16": _NOT_UTF8, "utf32": _NOT_UTF8, "gzip": _retry("UTF-8")}),
+    *_variants("z09_broken_utf8", {"latin1": _retry("byte 0xe9 is not UTF-8")}, "stored escaped"),
+    *_variants(
+        "z10_lone_surrogate",
+        {"result": _S, "event": _As(Expected.SUCCESS, routed=1), "state": _KEPT},
+        "replaced by U+FFFD, with a warning",
+    ),
+    *_variants("z11_nul_in_string", {"all": _KEPT}, "stored and returned intact"),
+    *_variants(
+        "z12_not_a_number",
+        {
+            "nan": _retry("NaN is not JSON"),
+            "infinity": _retry("Infinity is not JSON"),
+            "minus_infinity": _retry("-Infinity is not JSON"),
+        },
+    ),
+    *_variants("z13_infinite_exponent", {"positive": _retry("'1e999' is too large for a number")}),
+    *_variants(
+        "z14_huge_integers",
+        {
+            "exact": _As(Expected.SUCCESS, routed=1, keeps_state=True),
+            "too_many_digits": _retry("a number of more than 4,300 digits"),
+        },
+        "exact in state and event",
+    ),
+    *_variants(
+        "z15_nested",
+        {"64": _KEPT, "65": _retry("nested deeper than 64"), "100000": _retry("nested deeper than 64")},
+    ),
+    *_variants(
+        "z16_duplicate_keys",
+        {"top": _retry('duplicate key "status"'), "inside": _retry('duplicate key "a"')},
+    ),
+    *_variants("z17_wrong_case", {"status": _retry("the key 'Status' must be written 'status'")}),
+    *_variants("z18_unknown_keys", {"extra": _S}),
+    *_variants(
+        "z19_bad_status",
+        {
+            "missing": _retry("status must be 'ok' or 'error', not missing"),
+            "upper": _retry("status must be 'ok' or 'error', not the text 'OK'"),
+            "true": _retry("status must be 'ok' or 'error', not true"),
+        },
+    ),
+    *_variants("z20_no_result", dict.fromkeys(("missing", "blank"), _retry("result is missing or blank"))),
+    *_variants("z21_no_error_text", dict.fromkeys(("missing", "blank"), _retry("error is missing or blank"))),
+    *_variants(
+        "z22_bad_retry",
+        {
+            "text": _retry("retry must be true or false, not the text 'false'"),
+            "zero": _retry("retry must be true or false, not the number 0"),
+            "null": _retry("no luck"),
+        },
+        "null is the same as absent",
+    ),
+    *_one("z23_error_final", _final("no such account")),
+    *_one("z24_error_retry", _retry("try later")),
+    *_variants(
+        "z25_bad_events",
+        {
+            "object": _retry("events must be a list, not an object"),
+            "null_item": _retry("events[1] must be an object with type and payload, not null"),
+            "no_type": _retry("events[0].type must be text that is not blank, not missing"),
+            "number_type": _retry("events[0].type must be text that is not blank, not the number 5"),
+            "blank_type": _retry("events[0].type must be text that is not blank, not the text ''"),
+            "list_payload": _retry("events[0].payload must be an object, not a list"),
+        },
+        "nothing is routed, no state is written",
+    ),
+    *_sizes(
+        "z26_many_events",
+        "events",
+        {
+            1_000: _As(Expected.SUCCESS, routed=1_000),
+            1_001: _final("1001 events, more than the 1000 allowed"),
+            10_000: _final("10000 events, more than the 1000 allowed"),
+        },
+        "over the limit: nothing routed",
+    ),
+    *_sizes(
+        "z27_large_payload",
+        "bytes",
+        dict.fromkeys((MIB, MIB + 1), _As(Expected.SUCCESS, routed=10)),
+        "a payload may be as large as stdout",
+    ),
+    *_variants(
+        "z28_dedupe_keys",
+        {
+            "512": _As(Expected.SUCCESS, routed=1),
+            "513": _retry("events[0].dedupe_key is longer than 512 bytes"),
+            "number": _retry("events[0].dedupe_key must be text, not the number 5"),
+            "blank": _As(Expected.SUCCESS, routed=1),
+        },
+        "blank is none",
+    ),
+    *_one("z29_forged_event", _As(Expected.SUCCESS, routed=1), "event_id, source and timestamp are the core's"),
+    *_sizes(
+        "z30_large_state",
+        "bytes",
+        {MIB: _KEPT, MIB + 1: _final("state_updates has 1048577 bytes, more than the 1048576 allowed")},
+        "over the limit: events are not routed either",
+    ),
+    *_variants(
+        "z31_bad_state",
+        {
+            "list": _retry("state_updates must be an object, not a list"),
+            "string": _retry("state_updates must be an object, not the text 'x'"),
+            "null": _S,
+            "many_keys": _final("bytes, more than the 1048576 allowed"),
+        },
+        "null is none",
+    ),
+    *_variants("z32_chatty_logs", {"many": _S, "bad_level": _S, "long": _S}, "capped, with a mark"),
+    *_one("z33_forged_log_lines", _S, "stored as is, one escaped line in the log of the core"),
+    # --- how much, how fast, on which stream -------------------------------------------------------------------------
+    *_sizes("z34_exactly_at_the_cap", "bytes", {STDOUT_CAP: _S}),
+    *_sizes(
+        "z35_one_byte_over",
+        "bytes",
+        {STDOUT_CAP: _retry("output limit: more than 10485760 bytes")},
+        "killed at once; the prefix is kept",
+    ),
+    *_one("z36_endless_stdout", _retry("output limit: more than 10485760 bytes"), "killed at once; the prefix is kept"),
+    *_one("z37_loud_stderr", _S, "the last 64 KiB are kept, and marked as cut"),
+    *_one("z38_trickle", _T),
+    *_one("z39_byte_by_byte", _S),
+    *_one("z40_wrong_stream", _NO_OUTPUT),
+    *_one("z41_never_reads", _S, request_bytes=2 * MIB),
+    *_one("z42_closes_stdin", _S, request_bytes=2 * MIB),
+    *_one("z43_closes_stdout_early", _S),
+    *_one("z44_closes_all_and_hangs", _T),
+    *_one("z45_answers_and_hangs", _T, "its answer is kept as a diagnosis, nothing is routed"),
+    # --- exits, signals, starts --------------------------------------------------------------------------------------
+    *_one("z46_ok_but_exit_1", _retry("exit code 1 after a response with status ok")),
+    *_one("z47_exit_78", _final("exit code 78; plugin produced no output")),
+    *_one("z48_ok_but_exit_78", _final("exit code 78 after a response with status ok")),
+    *(
+        _retry(f"killed by {name}").animal("z49_kills_itself", variant=name, config={"signal": name}, note="no core")
+        for name in ("SIGSEGV", "SIGABRT", "SIGKILL")
+    ),
+    *(
+        _As(Expected.SPAWN_ERROR, says).animal(
+            "z50_unspawnable",
+            variant=how,
+            breakage=how,
+            on_a_copy=True,
+            note="loads well and is broken afterwards; never blocks",
+        )
+        for how, says in {
+            "missing_interpreter": "its interpreter /nowhere/interpreter does not exist",
+            "crlf_shebang": "its #! line ends with a carriage return",
+            "no_shebang": "neither a program nor a script with a #! line",
+            "not_executable": "entrypoint is not executable; run chmod +x",
+            "deleted": "does not exist",
+            "directory": "entrypoint is not a regular file",
+            "fifo": "entrypoint is not a regular file",
+        }.items()
+    ),
+    *_one("z51_ignores_sigterm", _T, "SIGKILL after the grace"),
+    *_one("z52_answers_on_sigterm", _T, "an answer after the deadline does not count"),
+    *_one("z53_stops_itself", _T, "SIGTERM, SIGCONT, then SIGKILL"),
+    # --- descendants and hunger --------------------------------------------------------------------------------------
+    *_one("z54_child_keeps_pipes", _S, "within a second of the leader's exit; the child is killed; a warning"),
+    *_one("z55_daemon_keeps_pipes", _S, "the same"),
+    *_one("z56_daemon_without_traces", _S, "found by adoption and killed; a warning"),
+    *_one("z57_fork_bomb", _S, "all are killed; root is above the limit", limits=Limits(processes=200)),
+    *_one("z58_memory_hog", _retry("stderr: MemoryError"), limits=Limits(address_space=512 * MIB)),
+    _retry("Too many open files").animal(
+        "z59_resource_hog", variant="files", config={"variant": "files"}, limits=Limits(open_files=256)
+    ),
+    _retry("File too large").animal(
+        "z59_resource_hog", variant="disk", config={"variant": "disk"}, limits=Limits(file_size=8 * MIB)
+    ),
+    Animal(
+        folder="z60_kills_its_parent",
+        variant="SIGTERM",
+        config={"signal": "SIGTERM"},
+        runs_alone=True,
+        expected=Expected.DRAIN,
+    ),
+    Animal(
+        folder="z60_kills_its_parent",
+        variant="SIGKILL",
+        config={"signal": "SIGKILL"},
+        runs_alone=True,
+        expected=Expected.RECOVERY,
+        note="dead when its attempts are used up",
+    ),
+    *_one("z61_spy", _S, "sees the allowed environment, descriptors 0 to 2, and nothing of its parent"),
+    *_one("z62_on_the_deadline", _As(Expected.SUCCESS_OR_TIMED_OUT, "timed out"), config={"seconds": 1.0}),
+    *_one("z63_burns_cpu", _T, "the loop stays responsive"),
+    *_one("z64_echo_chamber", _S, "with a route from zoo.again to itself: ends at the hop limit"),
+    Animal(
+        folder="z64_echo_chamber",
+        variant="fan_out",
+        config={"fan_out": 10},
+        expected=Expected.SUCCESS,
+        note="with the same route: ends at the tree budget",
+    ),
+    *(
+        Animal(
+            folder="z65_saws_off_its_branch",
+            variant=victim,
+            config={"victim": victim, "expendable": True},
+            on_a_copy=True,
+            expected=Expected.SUCCESS,
+            note="the next run: a clean error, or the changed fingerprint is refused or flagged",
+        )
+        for victim in ("cwd", "manifest", "entrypoint")
+    ),
+    *_one("z66_late_writer", _S, "late bytes are ignored"),
+)
