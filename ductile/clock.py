@@ -26,7 +26,9 @@ def to_text(moment: datetime) -> str:
     """`2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no time zone: nobody can say when that was")
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")[: _STORED_LENGTH - 1] + "Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds")[: _STORED_LENGTH - 1] + "Z"
 
 
 def from_text(text: str) -> datetime:

@@ -19,10 +19,19 @@ class Hub:
     def announce_work(self) -> None:
         self._work.set()
 
+    async def announce_coming_work(self) -> None:
+        """For whoever is about to write a job: a dispatcher that waits asks for its claim in the same moment, so that
+        one commit does both. Announce it again afterwards, for a dispatcher that was busy."""
+        self._work.set()
+        await trio.lowlevel.checkpoint()
+
     async def work_waiting(self, *, at_most: float) -> None:
         """Returns when work was announced since the last call, or after `at_most` seconds."""
-        with trio.move_on_after(at_most):
-            await self._work.wait()
+        if not self._work.is_set():
+            with trio.CancelScope(deadline=trio.current_time() + at_most):
+                await self._work.wait()
+        else:
+            await trio.lowlevel.checkpoint()
         self._work = trio.Event()
 
     @contextmanager

@@ -160,7 +160,7 @@ class Dispatcher:
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         service = snapshot.config.settings.service
         try:
-            return await self.ledger.write(
+            return await self.ledger.write_last(
                 record_and_claim,
                 endings,
                 now=self.around.clock.now(),

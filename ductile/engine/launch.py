@@ -9,32 +9,18 @@ import fcntl
 import os
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from attrs import Factory, define, frozen
 
 from ductile.engine.executable import explain_refusal, predict_refusal
 from ductile.engine.limits import Limits, limited
+from ductile.engine.posix_spawn import posix_spawn
 
 CHUNK = 65_536  # what a pipe holds unless it is widened
 WIDE_PIPE = 1 << 20
-
-# Python ignores the first two, a shell's `nohup` or `&` the rest: an ignored signal would be inherited.
-_RESET_SIGNALS = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-)
-
-
-Streams = tuple[int, int, int]
 
 
 @frozen
@@ -91,14 +77,14 @@ class Launched:
 
 
 def launch(
-    argv: Sequence[str], request: bytes, env: Mapping[str, str], limits: Limits | None, *, in_thread: bool = False
+    argv: Sequence[str], request: bytes, env: Mapping[str, str], limits: Limits | None
 ) -> Launched | SpawnFailed:
     """The process runs in its own session with exactly this environment, or nothing of it exists."""
     # A shell that sets limits would report a bad entrypoint as an exit code of its own.
     if limits is not None and (code := predict_refusal(argv[0])) is not None:
         return SpawnFailed(explain_refusal(argv[0], code), code)
     try:
-        return _launch(limited(argv, limits), request, env, _spawn_in_thread if in_thread else _spawn)
+        return _launch(limited(argv, limits), request, env)
     except ValueError as error:  # a NUL or a lone surrogate in a name or value
         return SpawnFailed(f"{argv[0]}: cannot be given its arguments or environment: {error}", errno.EINVAL)
     except OSError as error:
@@ -112,12 +98,7 @@ def widen(pipe: int, size: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(WIDE_PIPE, size))
 
 
-def _launch(
-    argv: list[str],
-    request: bytes,
-    env: Mapping[str, str],
-    spawn: Callable[[list[str], Mapping[str, str], Streams], int],
-) -> Launched:
+def _launch(argv: list[str], request: bytes, env: Mapping[str, str]) -> Launched:
     """Raises OSError or ValueError with nothing left open."""
     descriptors = Descriptors()
     try:
@@ -129,34 +110,13 @@ def _launch(
             os.set_blocking(end, False)  # ours only: a plugin expects ordinary, blocking streams
         unsent = _prefill(ours_in, request)
         started_at = time.monotonic()
-        pid = spawn(argv, env, (theirs_in, theirs_out, theirs_err))
+        pid = posix_spawn(argv, env, (theirs_in, theirs_out, theirs_err))
         descriptors.close(theirs_in, theirs_out, theirs_err)
         pidfd = _pidfd_or_kill(descriptors, pid)
     except BaseException:
         descriptors.close_all()
         raise
     return Launched(descriptors, poll, pid, pidfd, ours_in, ours_out, ours_err, unsent, started_at)
-
-
-def _spawn(argv: list[str], env: Mapping[str, str], streams: Streams) -> int:
-    """The cheapest way, but it holds the interpreter lock while it blocks."""
-    return os.posix_spawn(
-        argv[0],
-        argv,
-        env,
-        file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(streams)],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=_RESET_SIGNALS,
-    )
-
-
-def _spawn_in_thread(argv: list[str], env: Mapping[str, str], streams: Streams) -> int:
-    """Twice the work, but it gives way to the loop: many `posix_spawn` in threads starve it for seconds."""
-    stdin, stdout, stderr = streams
-    child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
-    child.returncode = 0  # it is watched and reaped by its pidfd, not by this object
-    return child.pid
 
 
 def _prefill(stdin: int, request: bytes) -> memoryview:

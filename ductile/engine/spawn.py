@@ -179,10 +179,12 @@ async def _launch_here_or_in_a_thread(
     if not home.is_busy:
         async with home.door:
             if not home.is_busy:  # the one before us may have found out
-                with home.watching_for_a_stall():
-                    return start()
+                began = time.monotonic()
+                launched = start()
+                home.note_spawn(began)
+                return launched
     # Not abandoned when cancelled: the process could be lost.
-    return await trio.to_thread.run_sync(partial(start, in_thread=True), limiter=home.side_door)
+    return await trio.to_thread.run_sync(start, limiter=home.side_door)
 
 
 class _Run:

@@ -5,8 +5,7 @@ nothing of pipes and outcomes. `spawn` is the only caller.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 import trio
 from attrs import Factory, define
@@ -49,13 +48,10 @@ class House:
         """True if the host is too busy to spawn in the loop."""
         return time.monotonic() < self.busy_until
 
-    @contextmanager
-    def watching_for_a_stall(self) -> Iterator[None]:
-        """Around a spawn in the loop: if these take long, the host counts as busy for a while."""
-        before = time.monotonic()
-        yield
+    def note_spawn(self, began: float) -> None:
+        """A spawn in the loop is over: if these take long, the host counts as busy for a while."""
         now = time.monotonic()
-        self.average_spawn += (min(now - before, LONGEST_COUNTED_SECONDS) - self.average_spawn) / 5
+        self.average_spawn += (min(now - began, LONGEST_COUNTED_SECONDS) - self.average_spawn) / 5
         # A child of a thread is not in the main thread's list of children; without such lists it would look adopted.
         if self.average_spawn > SLOW_SPAWN_SECONDS and HAS_CHILDREN_LIST:
             self.busy_until = now + BUSY_SECONDS

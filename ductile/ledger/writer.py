@@ -36,6 +36,8 @@ CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
 class _Request:
     work: Callable[[sqlite3.Connection], Any]
     task: trio.lowlevel.Task
+    is_last: bool
+    """Whether it wants to see what the others of its commit have written."""
 
 
 @define(eq=False)
@@ -58,10 +60,19 @@ class Ledger:
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
         """
+        return await self._ask(lambda db: function(db, *args, **kwargs), is_last=False)
+
+    async def write_last(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`write`, but behind everything else of the same commit: a claim finds the jobs that share it."""
+        return await self._ask(lambda db: function(db, *args, **kwargs), is_last=True)
+
+    async def _ask(self, work: Callable[[sqlite3.Connection], T], *, is_last: bool) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self._is_open:
             raise LedgerError(f"{self.path}: closed")
-        self._requests.put(_Request(lambda db: function(db, *args, **kwargs), trio.lowlevel.current_task()))
+        self._requests.put(_Request(work, trio.lowlevel.current_task(), is_last))
         result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         return result
 
@@ -161,6 +172,7 @@ class _Writer:
                     self.requests.put(None)
                 break
             batch.append(request)
+        batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
         return batch
 
     def _serve(self, batch: list[_Request]) -> None:
@@ -257,6 +269,10 @@ class _Writer:
             self.db.close()
         except sqlite3.Error as error:
             os.write(2, f"{self.path}: {error}\n".encode())
+
+
+def _is_last(request: _Request) -> bool:
+    return request.is_last
 
 
 def _caused(error: LedgerError, cause: BaseException) -> LedgerError:

@@ -136,6 +136,7 @@ async def trigger(desk: Desk, request: Request) -> Response:
         max_attempts=lane.entry.retry.max_attempts,
     )
     failpoint("enqueue.before_begin")
+    await desk.hub.announce_coming_work()
     made = await desk.ledger.write(enqueue, new, now=now, default_ttl=snapshot.config.settings.service.dedupe_ttl)
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()

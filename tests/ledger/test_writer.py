@@ -68,6 +68,25 @@ async def test_writers_that_wait_share_a_commit(path: Path) -> None:
     assert commits == list(range(1, 51))
 
 
+async def test_who_wants_to_be_last_sees_what_the_others_of_its_commit_wrote(path: Path) -> None:
+    """A claim that was asked for before the job it claims finds it, if both are in one commit."""
+    gate, order = threading.Event(), []
+
+    def hold(db: sqlite3.Connection) -> None:
+        gate.wait(30)
+
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        nursery.start_soon(ledger.write, hold)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ledger.write_last, lambda db: order.append(f"last sees {count(db)}"))
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(2):
+            nursery.start_soon(ledger.write, lambda db: order.append(enqueue(db, JOB, now=NOW).status.value))
+        await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    assert order == ["queued", "queued", "last sees 2"]
+
+
 async def test_one_bad_request_fails_alone(path: Path) -> None:
     """Every request has its own savepoint; 250 of 500 fail and 250 are written."""
 
