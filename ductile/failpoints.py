@@ -26,6 +26,9 @@ NAMES = frozenset(
         "recover.after_first",
         "drain.started",
         "prune.half_way",
+        "schedule.before_fire",
+        "schedule.after_insert",
+        "schedule.after_commit",
     }
 )
 

@@ -53,7 +53,8 @@ class NewJob:
 
     `child_key` tells the children of one parent apart: event, pipeline run, call-frame path, step, foreach index.
     A job with `own_tree` is a root although it has a parent (a hook run). A `dedupe_ttl` of its own makes the producer
-    lose against a twin that is still in flight, too.
+    lose against a twin that is still in flight, too. `join_id` is the innermost join it is a member of; a row that
+    `is_join` runs nothing and waits for its members. A `tolerated` job may fail without failing its tree or its join.
     """
 
     plugin: str
@@ -77,12 +78,18 @@ class NewJob:
     snapshot_id: str | None = None
     notify: bool = False
     replay_of: str | None = None
+    join_id: str | None = None
+    is_join: bool = False
+    tolerated: bool = False
     settled: Settled | None = None
 
 
 @frozen(kw_only=True)
 class Job:
-    """A row of the queue as the engine sees it. `(id, attempt)` is the fencing token of a claim."""
+    """A row of the queue as the engine sees it. `(id, attempt)` is the fencing token of a claim.
+
+    `context` is the baggage of its `event_context_id`, read together with the row.
+    """
 
     id: str
     plugin: str
@@ -118,6 +125,10 @@ class Job:
     replay_of: str | None = None
     cancel_requested_at: datetime | None = None
     cancel_reason: str | None = None
+    join_id: str | None = None
+    is_join: bool = False
+    tolerated: bool = False
+    context: str | None = field(default=None, repr=False)
 
     @property
     def tries(self) -> int:
@@ -222,6 +233,47 @@ class Note:
     job_id: str | None = None
 
 
+@frozen(kw_only=True)
+class NewArrival:
+    """A branch of a join has come to its end with this payload."""
+
+    join_id: str
+    item: int = 0
+    branch: int = 0
+    payload: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class Following:
+    """What follows from a job that has ended, for the same transaction; the members of a join stand before the join."""
+
+    contexts: tuple[NewContext, ...] = ()
+    children: tuple[NewJob, ...] = ()
+    arrivals: tuple[NewArrival, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+FollowRule = Callable[[Job, Outcome, datetime], Following]
+"""Decides what follows from a final ending that was not known before the transaction."""
+
+
+@frozen(kw_only=True)
+class Joined:
+    """A join whose members are all over: what arrived, in order, and how many members failed without being tolerated.
+
+    `failures` are the first few of those, as "step_id: error".
+    """
+
+    job: Job
+    arrivals: tuple[NewArrival, ...] = ()
+    failures: tuple[str, ...] = ()
+    failed: int = 0
+
+
+JoinRule = Callable[[Joined, datetime], tuple[Outcome, Following]]
+"""Decides how a join ends, and what follows from it."""
+
+
 class BreakerState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
@@ -256,7 +308,10 @@ BreakerRule = Callable[[Breaker, Job, JobStatus, datetime], BreakerChange | None
 
 @frozen(kw_only=True)
 class Ending:
-    """Everything that ends one attempt, for one transaction: either all of it is in the ledger or none."""
+    """Everything that ends one attempt, for one transaction: either all of it is in the ledger or none.
+
+    What follows is known for `outcome`; where the ledger makes another final ending of it, `rule` is asked instead.
+    """
 
     job_id: str
     attempt: int
@@ -266,5 +321,7 @@ class Ending:
     state_limit: int = 1 << 20
     contexts: tuple[NewContext, ...] = ()
     children: tuple[NewJob, ...] = ()
+    arrivals: tuple[NewArrival, ...] = ()
     notes: tuple[Note, ...] = ()
     breaker: BreakerRule | None = None
+    rule: FollowRule | None = None

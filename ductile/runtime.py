@@ -19,15 +19,20 @@ from blake3 import blake3
 
 from ductile import __version__
 from ductile.clock import Clock
+from ductile.config.changes import Reloaded, changes_between
 from ductile.config.check import examine
 from ductile.config.load import Config, load
 from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine.dispatcher import Dispatcher
 from ductile.engine.housekeeping import keep_house
+from ductile.engine.initialise import Health, initialise, mark_pending
 from ductile.engine.processes import harden_self
 from ductile.engine.recover import recover
+from ductile.engine.remember import remember
 from ductile.engine.run_job import Surroundings
-from ductile.engine.stranded import settle_stranded
+from ductile.engine.scheduler import Scheduler
+from ductile.engine.stranded import settle_stranded, would_end
+from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerLost
 from ductile.files import FileRefused
 from ductile.hub import Hub
@@ -37,12 +42,13 @@ from ductile.ledger.writer import Ledger, open_ledger
 from ductile.lock import instance_lock
 from ductile.logs import Log
 from ductile.notify import Notifier
-from ductile.web import api
+from ductile.web import api, system, webhooks
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
 from ductile.web.routes import Table
 from ductile.web.serve import serve
 from ductile.web.site import Served, Site
+from ductile.web.tally import Tally
 
 LAST_WORDS_SECONDS = 15.0
 """How long the end may take after the drain and the last grace, before what still goes on is cut short."""
@@ -59,7 +65,8 @@ class Runtime:
     hub: Hub = field(factory=Hub)
     run_id: str = field(factory=lambda: str(uuid.uuid4()))
     stopping: trio.Event = field(factory=trio.Event)
-    reloading: trio.Event = field(factory=trio.Event)
+    wishes: Wishes = field(factory=Wishes)
+    health: Health = field(factory=Health)
     kill_all: Callable[[], None] = lambda: None
     """Ends every plugin process at once; nothing runs before the dispatcher does."""
 
@@ -130,30 +137,42 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
 async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
     """What an earlier run left behind is put right, the addresses are bound, and work begins."""
     instance = _instance(ledger.path)
-    ttl = rt.config.settings.service.dedupe_ttl
-    await recover(ledger, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now(), default_ttl=ttl)
+    await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
+    await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
-    with _open_doors(rt) as doors:
-        await _work(rt, ledger, instance, doors, announce)
+    with _open_doors(rt) as doors, _open_webhook_door(rt) as webhook_doors:
+        await _work(rt, ledger, instance, doors, webhook_doors, announce)
 
 
 async def _work(
-    rt: Runtime, ledger: Ledger, instance: str, doors: Sequence[Door], announce: Callable[[str], None]
+    rt: Runtime,
+    ledger: Ledger,
+    instance: str,
+    doors: Sequence[Door],
+    webhook_doors: Sequence[Door],
+    announce: Callable[[str], None],
 ) -> None:
     """The service from ready to drained."""
     around = Surroundings(
         log=rt.log, clock=rt.clock, instance=instance, state_of=lambda plugin: ledger.look_up(facts.state, plugin)
     )
-    dispatcher = Dispatcher(around, ledger, rt.hub, lambda: rt.snapshot, rt.run_id)
+    dispatcher = Dispatcher(around, ledger, rt.hub, lambda: rt.snapshot, rt.run_id, rt.health.held)
     rt.kill_all = dispatcher.kill_all
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ledger, dispatcher)
-        root.start_soon(_reload_when_asked, rt, ledger)
+        root.start_soon(_reload_when_asked, rt, ledger, around)
         root.start_soon(keep_house, ledger, lambda: rt.config.settings.service, rt.log, rt.clock)
         root.start_soon(rt.notifier.keep_alive, dispatcher.stuck_seconds)
         async with trio.open_nursery() as serving:
-            addresses = await serving.start(_serve_api, rt, ledger, dispatcher, doors)
+            mark_pending(ledger, rt.snapshot, rt.health)
+            serving.start_soon(initialise, ledger, rt.snapshot, rt.health, around, rt.hub, rt.stopping)
+            desk = _desk(rt, ledger, dispatcher)
+            addresses = await serving.start(_serve_api, rt, desk, doors)
+            if webhook_doors:
+                more = await serving.start(_serve_webhooks, rt, desk, webhook_doors)
+                addresses = (*addresses[:-1], *more, addresses[-1])
             await serving.start(dispatcher.run, rt.stopping)
+            await serving.start(_schedule, rt, ledger, dispatcher)
             rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
             rt.notifier.send("READY=1")
             announce(f"ductile {__version__} is ready: {', '.join(addresses)}")
@@ -165,15 +184,8 @@ async def _work(
         root.cancel_scope.cancel()
 
 
-async def _serve_api(
-    rt: Runtime,
-    ledger: Ledger,
-    dispatcher: Dispatcher,
-    doors: Sequence[Door],
-    *,
-    task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    desk = api.Desk(
+def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher) -> api.Desk:
+    return api.Desk(
         ledger=ledger,
         hub=rt.hub,
         clock=rt.clock,
@@ -181,14 +193,69 @@ async def _serve_api(
         live_stderr=dispatcher.live_stderr,
         stuck_seconds=dispatcher.stuck_seconds,
         is_stopping=rt.stopping.is_set,
+        unhealthy=lambda: rt.health.unhealthy,
+        reload=rt.wishes.ask,
     )
+
+
+async def _schedule(
+    rt: Runtime,
+    ledger: Ledger,
+    dispatcher: Dispatcher,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Schedules make jobs until the service stops taking work."""
+    scheduler = Scheduler(
+        ledger,
+        rt.hub,
+        rt.clock,
+        rt.log,
+        lambda: rt.snapshot,
+        lambda: rt.health.unhealthy,
+        dispatcher.stop_job,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scheduler.run)
+        task_status.started()
+        await rt.stopping.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_api(
+    rt: Runtime,
+    desk: api.Desk,
+    doors: Sequence[Door],
+    *,
+    task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
+) -> None:
     site = Site(
-        table=Table(api.routes(desk)),
+        table=Table((*api.routes(desk), *system.routes(desk))),
         authorize=authorizer(_Keys(rt)),
-        on_request=partial(_log_request, rt.log),
+        on_request=partial(_log_request, rt.log, "api"),
         on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),
     )
     await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+
+
+async def _serve_webhooks(
+    rt: Runtime,
+    desk: api.Desk,
+    doors: Sequence[Door],
+    *,
+    task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    tally = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
+    site = webhooks.site(
+        desk,
+        tally,
+        on_request=partial(_log_request, rt.log, "webhooks"),
+        on_fault=lambda error, where: rt.log.error("webhooks", f"{where}: {error!r}"),
+    )
+    async with trio.open_nursery() as counting:
+        counting.start_soon(tally.keep)
+        await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+        counting.cancel_scope.cancel()
 
 
 @define(eq=False)
@@ -204,9 +271,9 @@ class _Keys:
         return self._made[1]
 
 
-def _log_request(log: Log, served: Served) -> None:
+def _log_request(log: Log, component: str, served: Served) -> None:
     log.debug(
-        "api",
+        component,
         f"{served.method} {served.path} {served.status}",
         peer=served.peer,
         duration_ms=round(served.duration_seconds * 1000, 1),
@@ -227,11 +294,22 @@ def _open_doors(rt: Runtime) -> Iterator[list[Door]]:
         yield doors
 
 
+@contextmanager
+def _open_webhook_door(rt: Runtime) -> Iterator[list[Door]]:
+    """The address for deliveries, if there is anything to deliver to."""
+    with ExitStack() as opened:
+        doors = []
+        if rt.config.settings.webhooks.endpoints:
+            doors.append(open_tcp(rt.config.settings.webhooks.listen))
+            opened.callback(doors[0].close)
+        yield doors
+
+
 async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         name = signal.Signals(number).name
         if number == signal.SIGHUP:
-            rt.reloading.set()
+            rt.wishes.make(Wish())
         elif not rt.stopping.is_set():
             rt.log.info("runtime", f"{name}: draining; once more ends at once")
             rt.stop()
@@ -249,29 +327,47 @@ async def _watch_ledger(ledger: Ledger, dispatcher: Dispatcher) -> None:
     raise LedgerLost(f"{ledger.path}: writing failed; ending, so that a new start can recover")
 
 
-async def _reload_when_asked(rt: Runtime, ledger: Ledger) -> None:
-    while True:
-        await rt.reloading.wait()
-        rt.reloading = trio.Event()
-        rt.notifier.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        await _reload(rt, ledger)
-        rt.notifier.send("READY=1")
+async def _reload_when_asked(rt: Runtime, ledger: Ledger, around: Surroundings) -> None:
+    """One after the other, whoever asks; a caller that leaves does not stop what it began."""
+    async with trio.open_nursery() as initialising:
+        async for wish in rt.wishes.taken:
+            if not wish.dry_run:
+                rt.notifier.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            before = rt.snapshot
+            wish.answer = await _granted(rt, ledger, wish)
+            if rt.snapshot is not before:
+                initialising.start_soon(initialise, ledger, rt.snapshot, rt.health, around, rt.hub, rt.stopping)
+            if not wish.dry_run:
+                rt.notifier.send("READY=1")
+            wish.done.set()
 
 
-async def _reload(rt: Runtime, ledger: Ledger) -> None:
-    """New jobs use the configuration as it is on disk now; one that cannot be used changes nothing."""
+async def _granted(rt: Runtime, ledger: Ledger, wish: Wish) -> Reloaded | DuctileError:
     try:
-        snapshot = await trio.to_thread.run_sync(_prepare, rt.config.root)
-        _require_same_places(rt.config, snapshot.config)
+        return await _reload(rt, ledger, dry_run=wish.dry_run)
     except DuctileError as error:
-        rt.log.error("runtime", f"not reloaded, the old configuration stays: {error}")
-        return
+        if not wish.dry_run:
+            rt.log.error("runtime", f"not reloaded, the old configuration stays: {error}")
+        return error
+
+
+async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
+    """New jobs use the configuration as it is on disk now; one that cannot be used changes nothing and is raised."""
+    snapshot = await trio.to_thread.run_sync(_prepare, rt.config.root)
+    _require_same_places(rt.config, snapshot.config)
+    changes = changes_between(rt.snapshot, snapshot)
+    now = rt.clock.now()
+    if dry_run:
+        return Reloaded(at=now, changes=changes, ended_jobs=would_end(ledger, snapshot), dry_run=True)
+    await remember(ledger, snapshot, reason="reload", now=now)
+    mark_pending(ledger, snapshot, rt.health)
     rt.snapshot = snapshot
     rt.log.mask = snapshot.config.mask
     rt.log.set_level(snapshot.config.settings.service.log_level)
-    await settle_stranded(ledger, snapshot, rt.log, now=rt.clock.now())
-    rt.hub.announce_work()
+    ended = await settle_stranded(ledger, snapshot, rt.log, now=now)
+    rt.hub.announce_everyone()
     rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
+    return Reloaded(at=now, changes=changes, ended_jobs=ended)
 
 
 def _require_same_places(old: Config, new: Config) -> None:
@@ -280,6 +376,7 @@ def _require_same_places(old: Config, new: Config) -> None:
         "state.path": (old.settings.state.path, new.settings.state.path),
         "api.enabled": (old.settings.api.enabled, new.settings.api.enabled),
         "api.listen": (old.settings.api.listen, new.settings.api.listen),
+        "webhooks.listen": (_listens_for_webhooks(old), _listens_for_webhooks(new)),
     }
     moved = [
         new.complaint("cannot change while the service runs; restart it", path, "service")
@@ -288,6 +385,11 @@ def _require_same_places(old: Config, new: Config) -> None:
     ]
     if moved:
         raise ConfigInvalid(moved)
+
+
+def _listens_for_webhooks(config: Config) -> str | None:
+    section = config.settings.webhooks
+    return section.listen if section.endpoints else None
 
 
 def _instance(ledger: Path) -> str:

@@ -16,6 +16,9 @@ MASKED_FROM = 8
 """Shorter values are not masked: they would blank out ordinary words."""
 
 
+FINGERPRINT = "secretfp_blake3:"
+
+
 class Secret:
     """Text that shows as `***` wherever it is printed, logged or dumped."""
 
@@ -29,7 +32,7 @@ class Secret:
 
     def fingerprint(self) -> str:
         """Tells two secrets apart without giving either away."""
-        return f"secretfp_blake3:{blake3.blake3(self._text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+        return f"{FINGERPRINT}{blake3.blake3(self._text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
     def __bool__(self) -> bool:
         return bool(self._text)

@@ -10,6 +10,7 @@ from ductile.cli import options, output
 NOUNS = {
     "config": "Make, check, seal and look at the configuration.",
     "job": "See what became of a job.",
+    "pipeline": "See which pipelines there are, draw, rehearse and run one.",
     "plugin": "See which plugins there are, what they can do, and run one.",
     "system": "Run the service and see how it is.",
 }

@@ -53,6 +53,13 @@ class Client:
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The JSON answer; a refusal or no answer is an error with what to do."""
+        return dict(self._answer(method, path, body))
+
+    def ask_list(self, method: str, path: str) -> list[dict[str, Any]]:
+        """The same where the answer is a list."""
+        return list(self._answer(method, path, None))
+
+    def _answer(self, method: str, path: str, body: Any) -> Any:
         connection = self._connection()
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
         try:
@@ -70,7 +77,7 @@ class Client:
             connection.close()
         if answer.status >= 400:
             raise _refusal(answer.status, content)
-        return dict(content)
+        return content
 
     def _connection(self) -> http.client.HTTPConnection:
         if self.url is None:

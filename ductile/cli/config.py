@@ -197,7 +197,7 @@ def _entity(shown: dict[str, Any], entity: str) -> Any:
             if name == "*":
                 return shown["webhooks"]["endpoints"]
         case "pipeline":
-            found = {str(pipeline.get("name")): pipeline for pipeline in shown["pipelines"]}
+            found = {pipeline["name"]: pipeline for pipeline in shown["pipelines"]}
         case _:
             raise NotFound(f"unknown entity {entity!r}", hint="use plugin:NAME, webhook:NAME or pipeline:NAME")
     if name == "*":

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from ductile.cli import options, output
 from ductile.errors import DuctileError
+
+LONGEST_RESULT = 500
 
 
 @click.group("job")
@@ -38,6 +41,77 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
     output.show(shown, as_json=as_json, human=_lines)
 
 
+@group.command("tree")
+@click.argument("job_id")
+@click.option("--wait", "waits", is_flag=True, help="Ask the service, and wait until every job of the tree is over.")
+@click.option("--timeout", default="5m", show_default=True, help="How long --wait waits.")
+@options.config
+@options.service
+@options.as_json
+@options.verbose
+def tree(
+    job_id: str,
+    waits: bool,
+    timeout: str,
+    config_path: Path | None,
+    config_dir: Path | None,
+    api_url: str | None,
+    api_key: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Show every job of the tree that a job is in, each below the one that led to it.
+
+    Works while the service does not run, unless --wait or --api-url asks it. -v adds the results, shortened.
+    Exit 1 if the waiting was over before the tree was.
+
+    Example: ductile job tree 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --wait
+    """
+    from ductile.cli.connect import client
+    from ductile.cli.trees import tree_lines
+    from ductile.cli.waiting import is_open, patience, tree_when_over
+
+    seconds, explicit = patience(timeout), options.chosen(config_path, config_dir)
+    if waits or api_url:
+        service = client(explicit, api_url, api_key)
+        nodes = tree_when_over(service, quote(job_id, safe=""), seconds if waits else 0.0)
+    else:
+        nodes = _tree_in_ledger(explicit, job_id)
+    output.show(nodes, as_json=as_json, human=lambda shown: [*tree_lines(shown), *_results(shown, verbose=verbose)])
+    return 1 if waits and any(map(is_open, nodes)) else 0
+
+
+def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
+    """The same as the service shows, read from the file."""
+    import json
+    import os
+
+    from ductile.config.load import load
+    from ductile.config.sources import find
+    from ductile.ledger import reports
+    from ductile.ledger.store import open_reader
+    from ductile.web.views import ends_run, tree_text
+
+    config = load(find(explicit, os.environ).path)
+    with open_reader(config.settings.state.path) as db:
+        nodes = reports.tree(db, job_id)
+    shown: list[dict[str, Any]] = json.loads(tree_text(nodes, ends_run(config.plans)))
+    return shown
+
+
+def _results(nodes: list[dict[str, Any]], *, verbose: bool) -> list[str]:
+    if not verbose:
+        return []
+    return [f"{node['job_id']}: {_glimpse(node['result'])}" for node in nodes if "result" in node]
+
+
+def _glimpse(value: Any) -> str:
+    from ductile import strict_json
+
+    text = strict_json.dumps(value)
+    return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}…"
+
+
 def _live_stderr(ledger: Path, job_id: str) -> str | None:
     from ductile.cli.client import Client
     from ductile.web.listen import local_socket_path
@@ -66,6 +140,10 @@ def _report(report: Any) -> dict[str, Any]:
         "context_id": job.event_context_id,
         "parent_job_id": job.parent_job_id,
         "root_job_id": job.root_job_id,
+        "pipeline": job.pipeline,
+        "step_id": job.step_id,
+        "tolerated": job.tolerated,
+        "waits_for": report.waits_for,
         "dedupe_key": job.dedupe_key,
         "created_at": moment(job.created_at),
         "started_at": moment(job.started_at),
@@ -73,6 +151,8 @@ def _report(report: Any) -> dict[str, Any]:
         "next_retry_at": moment(job.next_retry_at),
         "last_error": job.last_error,
         "blocked_reason": report.blocked_reason,
+        "hops": len(report.contexts),
+        "steps": [_hop(hop, context) for hop, context in enumerate(report.contexts)],
         "attempts": [_attempt(attempt, moment) for attempt in report.attempts],
         "children": [
             {"job_id": child.id, "plugin": child.plugin, "command": child.command, "status": str(child.status)}
@@ -82,6 +162,20 @@ def _report(report: Any) -> dict[str, Any]:
             {"seq": entry.seq, "at": moment(entry.at), "kind": entry.kind, "data": entry.data}
             for entry in report.journal
         ],
+    }
+
+
+def _hop(hop: int, context: Any) -> dict[str, Any]:
+    """One context on the way to the job, with what is durable there."""
+    from ductile import strict_json
+
+    return {
+        "hop": hop,
+        "pipeline": context.pipeline_name,
+        "step_id": context.step_id,
+        "context_id": context.id,
+        "parent_id": context.parent_id,
+        "baggage": strict_json.loads(context.accumulated_json),
     }
 
 
@@ -109,6 +203,10 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         "completed_at",
         "next_retry_at",
         "parent_job_id",
+        "pipeline",
+        "step_id",
+        "tolerated",
+        "waits_for",
         "dedupe_key",
         "last_error",
         "blocked_reason",
@@ -116,6 +214,8 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     lines += [f"  {name}: {shown[name]}" for name in facts if shown[name]]
     if shown.get("stderr"):
         lines += ["  stderr so far:", *(f"    {line}" for line in shown["stderr"].splitlines())]
+    for step in shown["steps"]:
+        lines.append(f"  hop {step['hop']}: {step['step_id'] or 'start'}  {_glimpse(step['baggage'])}")
     for attempt in shown["attempts"]:
         lines += _attempt_lines(attempt, shown["max_attempts"])
     for child in shown["children"]:

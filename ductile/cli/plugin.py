@@ -1,8 +1,6 @@
 """`ductile plugin`: which plugins there are, what they can do, and running one."""
 
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from ductile.cli import options, output
-from ductile.errors import NotFound, Unreadable, UsageInvalid
+from ductile.errors import NotFound
 
 
 @click.group("plugin")
@@ -76,53 +74,18 @@ def run_plugin(
     Example: ductile plugin run echo --payload '{"message": "hi"}' --wait
     """
     from ductile.cli.connect import client
+    from ductile.cli.payload import read_payload
+    from ductile.cli.waiting import job_when_over, patience
 
-    patience = _patience(timeout)
-    body = {"payload": _payload(payload, payload_file)} if payload or payload_file else None
+    seconds = patience(timeout)
+    given = read_payload(payload, payload_file)
+    body = {"payload": given} if given is not None else None
     service = client(options.chosen(config_path, config_dir), api_url, api_key)
     job = service.ask("POST", f"/plugin/{quote(name, safe='')}/{quote(command, safe='')}", body)
     if waits:
-        job = _wait_for(service, job["job_id"], patience)
+        job = job_when_over(service, job["job_id"], seconds)
     output.show(job, as_json=as_json, human=_job_lines)
     return 1 if waits and job["status"] != "succeeded" else 0
-
-
-def _patience(timeout: str) -> float:
-    from ductile.units import parse_duration
-
-    try:
-        return parse_duration(timeout).total_seconds()
-    except ValueError as error:
-        raise UsageInvalid(f"--timeout: {error}") from error
-
-
-def _wait_for(service: Any, job_id: str, patience: float) -> dict[str, Any]:
-    """The job when it is over, or as it is when patience is; one request waits for a minute at most."""
-    deadline = time.monotonic() + patience
-    while True:
-        left = max(0.0, deadline - time.monotonic())
-        job: dict[str, Any] = service.ask("GET", f"/job/{job_id}?wait={min(left, 60):.3f}s")
-        if job["status"] not in ("queued", "running") or not left:
-            return job
-
-
-def _payload(text: str | None, path: Path | None) -> Any:
-    from ductile import strict_json
-
-    if text is not None and path is not None:
-        raise UsageInvalid("--payload and --payload-file say the same thing; give one of them")
-    if path is not None:
-        try:
-            text = sys.stdin.read() if str(path) == "-" else path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageInvalid(f"{path}: {error}") from error
-    try:
-        value = strict_json.loads(text or "", source=str(path or "--payload"))
-    except Unreadable as error:
-        raise UsageInvalid(str(error), hint="""write it like '{"message": "hi"}'""") from error
-    if not isinstance(value, dict):
-        raise UsageInvalid("the payload must be a JSON object")
-    return value
 
 
 def _job_lines(job: dict[str, Any]) -> list[str]:

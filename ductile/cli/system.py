@@ -33,6 +33,49 @@ def start(config_path: Path | None, config_dir: Path | None, as_json: bool) -> N
     runtime.run(found.path, origin=found.origin, announce=output.note)
 
 
+@group.command("reload")
+@options.config
+@options.service
+@options.dry_run
+@options.as_json
+def reload(
+    config_path: Path | None,
+    config_dir: Path | None,
+    api_url: str | None,
+    api_key: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Have the running service use the configuration as it is on disk now, and say what changed.
+
+    A configuration that cannot be used changes nothing. Running jobs and open connections go on.
+
+    Example: ductile system reload --dry-run
+    """
+    from ductile.cli.connect import client
+
+    running = client(options.chosen(config_path, config_dir), api_url, api_key)
+    answer = running.ask("POST", f"/system/reload?dry_run={'true' if dry_run else 'false'}")
+    output.show(answer, as_json=as_json, human=_reload_lines)
+
+
+def _reload_lines(answer: dict[str, Any]) -> list[str]:
+    lines = [f"{answer['status']}: {answer['message']}"]
+    changes = dict(answer["changes"])
+    settings, unavailable = changes.pop("settings"), changes.pop("unavailable")
+    rows = []
+    for section, named in changes.items():
+        rows += [("+", section, name, "") for name in named["added"]]
+        rows += [("-", section, name, "") for name in named["removed"]]
+        rows += [("~", section, name, ", ".join(paths)) for name, paths in named["changed"].items()]
+    rows += [("~", "settings", path, "") for path in settings]
+    rows += [("!", "plugins", name, reason) for name, reason in unavailable.items()]
+    lines += [f"  {line}" for line in output.table(rows)]
+    ended = "would end" if answer["status"] == "planned" else "ended"
+    lines += [f"  {count} waiting jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
+    return lines
+
+
 @group.command("status")
 @options.config
 @options.as_json

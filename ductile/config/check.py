@@ -11,10 +11,13 @@ from datetime import timedelta
 from attrs import frozen
 
 from ductile.config import seal
+from ductile.config.contracts import broken_contracts
 from ductile.config.load import Config
+from ductile.config.pipelines import Workflows, own_nodes
 from ductile.config.sections import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.errors import Complaint, did_you_mean
 from ductile.files import shown_path
+from ductile.pipeline.graph import circles, way
 from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resolve_aliases
 
 SHORT_INTERVAL = timedelta(minutes=1)
@@ -156,6 +159,7 @@ class _Visit:
             elif name in self.plugins:
                 yield from self._commands(name, entry)
         yield from self._targets()
+        yield from self._steps()
         yield from self._route_cycles()
 
     def warnings(self) -> Iterator[Complaint]:
@@ -163,6 +167,8 @@ class _Visit:
         yield from self._tokens()
         yield from self._schedules()
         yield from self._unused()
+        yield from Workflows(self.config, self.plugins).warnings()
+        yield from broken_contracts(self.config, self.plugins)
         for rejected in self.discovery.rejected:
             if not self._is_configured(rejected):
                 yield Complaint(f"plugin {rejected.name} is not usable: {rejected.reason}", category="plugin_refs")
@@ -190,6 +196,16 @@ class _Visit:
                 where = f"webhooks.endpoints[{index}].plugin"
                 yield from self._plugin_named(endpoint.plugin, where, "webhooks", command="handle")
 
+    def _steps(self) -> Iterator[Complaint]:
+        """A disabled plugin is only worth a warning here: an operator may do without a step for a while."""
+        disabled = {name for name, entry in self.config.settings.plugins.items() if not entry.enabled}
+        for plan in self.config.plans.by_name.values():
+            for node in own_nodes(plan):
+                if node.kind == "uses" and node.plugin not in disabled:
+                    yield from self._plugin_named(node.plugin, f"{node.where}.uses", "pipelines", command=node.command)
+            if plan.from_plugin and plan.from_plugin not in disabled:
+                yield from self._plugin_named(plan.from_plugin, f"{plan.where}.from_plugin", "pipelines")
+
     def _plugin_named(self, name: str, path: str, category: str, *, command: str | None = None) -> Iterator[Complaint]:
         entry = self.config.settings.plugins.get(name)
         if name not in self.plugins:
@@ -198,16 +214,18 @@ class _Visit:
         elif entry is not None and not entry.enabled:
             yield self._say(f"plugin {name} is disabled", path, category)
         elif command and command not in self.plugins[name].manifest.commands:
-            yield self._say(f"plugin {name} has no command {command!r}", path, category)
+            known = self.plugins[name].manifest.commands
+            message = f"plugin {name} has no command {command!r}{did_you_mean(command, known)}"
+            yield self._say(f"{message}; it has {', '.join(known)}", path, category)
 
     def _route_cycles(self) -> Iterator[Complaint]:
         routes = self.config.settings.routes
         following: dict[str, dict[str, None]] = {}
         for route in routes:
             following.setdefault(route.source, {})[route.to] = None
-        for cycle in _cycles({source: list(targets) for source, targets in following.items()}):
+        for cycle in circles(following):
             index = next(i for i, route in enumerate(routes) if [route.source, route.to] == cycle[:2])
-            yield self._say(f"routes go in a circle: {' → '.join(cycle)}", f"routes[{index}]", "routes")
+            yield self._say(f"routes go in a circle: {way(cycle)}", f"routes[{index}]", "routes")
 
     # ── warnings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -273,15 +291,14 @@ class _Visit:
                 why = self.unusable.get(name, "has no entry; it can be triggered, not scheduled")
                 message = f"plugin {name} ({shown_path(plugin.folder)}) {why}"
                 yield Complaint(message, f"plugins.{name}", category="unused")
-        reached = {route.to for route in settings.routes} | {
-            endpoint.plugin for endpoint in settings.webhooks.endpoints
-        }
+        reached = {route.to for route in settings.routes}
+        reached |= {endpoint.plugin for endpoint in settings.webhooks.endpoints if endpoint.plugin}
+        reached |= {node.plugin for plan in self.config.plans.by_name.values() for node in own_nodes(plan)}
         for name, entry in settings.plugins.items():
-            has_reason = (
-                entry.schedules or name in reached or name in bases or settings.api.enabled or settings.pipelines
-            )
+            has_reason = entry.schedules or name in reached or name in bases or settings.api.enabled
             if entry.enabled and not has_reason:
-                yield self._say("nothing starts it: no schedule, route, webhook or API", f"plugins.{name}", "unused")
+                message = "nothing starts it: no schedule, route, pipeline, webhook or API"
+                yield self._say(message, f"plugins.{name}", "unused")
 
     def _is_configured(self, rejected: Rejected) -> bool:
         entries = self.config.settings.plugins
@@ -301,20 +318,3 @@ def is_scope(scope: str) -> bool:
     noun, _, rest = scope.partition(":")
     name, _, right = rest.rpartition(":")
     return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))
-
-
-def _cycles(following: Mapping[str, list[str]]) -> Iterator[list[str]]:
-    """One cycle for each way back to a name that is being followed; iterative, so that length cannot hurt."""
-    done: set[str] = set()
-    for start in following:
-        trail, waiting = [start], [iter(following.get(start, ()))]
-        while waiting:
-            step = next(waiting[-1], None)
-            if step is None:
-                done.add(trail.pop())
-                waiting.pop()
-            elif step in trail:
-                yield [*trail[trail.index(step) :], step]
-            elif step not in done:
-                trail.append(step)
-                waiting.append(iter(following.get(step, ())))

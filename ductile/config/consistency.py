@@ -9,9 +9,11 @@ from datetime import timedelta
 
 from attrs import frozen
 
-from ductile.config.rules import SLUG
 from ductile.config.scopes import Grant
 from ductile.config.sections import PluginEntry, Schedule, Settings, WebhookEndpoint
+from ductile.errors import did_you_mean
+from ductile.pipeline.dsl import RelayStep, textual
+from ductile.vocabulary import SLUG
 
 LEAST_TICK = timedelta(milliseconds=100)
 DAYS_IN_A_WEEK = 7
@@ -34,6 +36,10 @@ def breaches(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach
         yield from _plugin(settings, name, entry)
     yield from _webhooks(settings)
     yield from _relay(settings)
+    for index, pipeline in enumerate(settings.pipelines):
+        for place, step in textual(pipeline.steps, f"pipelines[{index}].steps"):
+            if step.relay is not None:
+                yield from _relay_step(settings, step.relay, f"{place}.relay")
     yield from _tokens(settings)
 
 
@@ -106,8 +112,7 @@ def _webhooks(settings: Settings) -> Iterator[Breach]:
         _repeated(endpoint.path for endpoint in endpoints),
         _repeated(endpoint.name for endpoint in endpoints),
     )
-    # What else may be wrong with a pipeline is not known here.
-    pipelines = {name for pipeline in settings.pipelines if isinstance(name := pipeline.get("name"), str)}
+    pipelines = [pipeline.name for pipeline in settings.pipelines]
     for index, endpoint in enumerate(endpoints):
         path = f"webhooks.endpoints[{index}]"
         if endpoint.path in paths:
@@ -115,7 +120,8 @@ def _webhooks(settings: Settings) -> Iterator[Breach]:
         if endpoint.name in names:
             yield Breach(f"{path}.name", f"{endpoint.name!r} is used twice", "webhooks")
         if endpoint.pipeline and endpoint.pipeline not in pipelines:
-            yield Breach(f"{path}.pipeline", f"there is no pipeline {endpoint.pipeline!r}", "webhooks")
+            hint = did_you_mean(endpoint.pipeline, pipelines)
+            yield Breach(f"{path}.pipeline", f"there is no pipeline {endpoint.pipeline!r}{hint}", "webhooks")
         yield from _endpoint(endpoint, path)
         yield from _secret_refs(settings, endpoint.secret_ref, f"{path}.secret_ref", "webhooks")
     if endpoints and settings.api.enabled and settings.webhooks.listen == settings.api.listen:
@@ -149,6 +155,16 @@ def _relay(settings: Settings) -> Iterator[Breach]:
         if ingress and ingress.require_key_id and not peer.key_id:
             yield Breach(f"{path}.key_id", "is missing: remote_ingress.require_key_id asks for it", "relay")
         yield from _secret_refs(settings, (peer.secret_ref,), f"{path}.secret_ref", "relay")
+
+
+def _relay_step(settings: Settings, relay: RelayStep, path: str) -> Iterator[Breach]:
+    instances = {instance.name: instance for instance in settings.instances}
+    if relay.to not in instances:
+        known = did_you_mean(relay.to, instances) or f"; known: {', '.join(instances) or 'none'}"
+        yield Breach(f"{path}.to", f"there is no instance {relay.to!r}{known}", "pipelines")
+    elif (allowed := instances[relay.to].allow) and relay.event not in allowed:
+        message = f"instance {relay.to} does not allow it; it allows {', '.join(allowed)}"
+        yield Breach(f"{path}.event", message, "pipelines")
 
 
 def _tokens(settings: Settings) -> Iterator[Breach]:

@@ -27,11 +27,21 @@ from ductile.config.seal import (
     refusals,
 )
 from ductile.config.sections import Settings, State
-from ductile.config.show import digest, looks_secret
+from ductile.config.show import digest, is_reference, looks_secret
 from ductile.config.sources import SourceFile, read_sources
 from ductile.config.structure import structure
-from ductile.errors import Complaint, ConfigInvalid, DuctileError, IntegrityBroken, Mark, Unreadable
+from ductile.errors import (
+    Complaint,
+    ConfigInvalid,
+    DuctileError,
+    IntegrityBroken,
+    Mark,
+    PipelineInvalid,
+    Unreadable,
+)
 from ductile.files import permission_findings
+from ductile.pipeline.dsl import Pipeline, textual
+from ductile.pipeline.plan import Plans
 from ductile.secret import Mask, Secret
 
 
@@ -42,6 +52,8 @@ class Config:
     settings: Settings
     root: Path
     files: tuple[SourceFile, ...] = field(repr=False)
+    plans: Plans = field(repr=False)
+    """The pipelines, compiled."""
     grants: Mapping[str, Grant]
     seal: Seal | None = field(repr=False)
     drifts: tuple[Drift, ...]
@@ -84,7 +96,8 @@ def load(root: Path, *, environ: Mapping[str, str] | None = None, verify: bool =
     unset_errors, unset_warnings = _unset(settings, resolved.unset)
     grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks)
     places = {path: node.mark for path, node in resolved.root.walk() if path}
-    _require_consistency(settings, grants, places, root, errors=unset_errors)
+    plans, refused = _compiled(settings, resolved)
+    _require_consistency(settings, grants, places, root, errors=unset_errors, refused=refused)
     files = (*sources.files, *grants.files)
     drifts += [*drift_of_files(grants.files, seal), *drift_of_gone_files(files, seal)]
     if verify:
@@ -95,6 +108,7 @@ def load(root: Path, *, environ: Mapping[str, str] | None = None, verify: bool =
         settings=settings,
         root=root,
         files=files,
+        plans=plans,
         grants=grants.by_token,
         seal=seal,
         drifts=tuple(drifts),
@@ -149,14 +163,36 @@ def _structure(resolved: Interpolated, errors: tuple[Complaint, ...]) -> Setting
     return settings
 
 
+def _compiled(settings: Settings, resolved: Interpolated) -> tuple[Plans, list[Complaint]]:
+    """The plans of all pipelines, or what is wrong with these."""
+    if not settings.pipelines:
+        return Plans(), []
+    # The compiler costs as much to import as the rest of a load takes, and many configurations have no pipeline.
+    from ductile.pipeline.compile import compile_pipelines
+
+    try:
+        hops = settings.service.limits.hops
+        return compile_pipelines(settings.pipelines, names=settings.plugins, most_calls=hops), []
+    except PipelineInvalid as invalid:
+        # A complaint may quote what `${NAME}` stands for.
+        mask = Mask({value for _, value in resolved.used})
+        return Plans(), [evolve(complaint, message=mask(complaint.message)) for complaint in invalid.complaints]
+
+
 def _require_consistency(
-    settings: Settings, grants: Grants, places: Mapping[str, Mark], root: Path, *, errors: Iterable[Complaint]
+    settings: Settings,
+    grants: Grants,
+    places: Mapping[str, Mark],
+    root: Path,
+    *,
+    errors: Iterable[Complaint],
+    refused: Iterable[Complaint],
 ) -> None:
-    """The settings agree with themselves, and `errors` and the grants have nothing to say either."""
+    """The settings agree with themselves, and there is nothing else to complain about."""
     found = [
         Complaint(breach.message, breach.path, None, breach.category) for breach in breaches(settings, grants.by_token)
     ]
-    complaints = (*errors, *_placed((*grants.errors, *found), places, root))
+    complaints = (*errors, *_placed((*grants.errors, *found, *refused), places, root))
     if complaints:
         raise ConfigInvalid(complaints)
 
@@ -200,7 +236,13 @@ def _secret_values(settings: Settings, resolved: Interpolated) -> set[str]:
     for entry in settings.plugins.values():
         values.update(_telling(entry.config), _telling(entry.env))
         values.update(*(_telling(schedule.payload) for schedule in entry.schedules))
-    return values | _telling(settings.pipelines)
+    return values.union(*map(_telling_in, settings.pipelines))
+
+
+def _telling_in(pipeline: Pipeline) -> set[str]:
+    """What a pipeline hands to plugins and peers under telling names."""
+    steps = [step for _, step in textual(pipeline.steps, "")]
+    return _telling([[step.with_, step.relay.with_ if step.relay else None] for step in steps])
 
 
 def _is_handed_on(path: str) -> bool:
@@ -215,7 +257,8 @@ def _telling(data: Any, *, under_secret: bool = False) -> set[str]:
     elif isinstance(data, list | tuple):
         parts = [_telling(item, under_secret=under_secret) for item in data]
     else:
-        return {str(data)} if under_secret and isinstance(data, str | int) else set()
+        is_secret = under_secret and isinstance(data, str | int) and not is_reference(data)
+        return {str(data)} if is_secret else set()
     return set().union(*parts)
 
 

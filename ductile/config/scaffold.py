@@ -161,6 +161,14 @@ plugins: {}
 """
 _EMPTY_PIPELINES = """\
 pipelines: []
+#  - name: my-pipeline
+#    on: my.event
+#    steps:
+#      - uses: my-plugin
+#      - uses: other-plugin
+#        if: {path: payload.status, op: eq, value: done}
+#        with:
+#          message: "Finished: {payload.name}"
 """
 _EMPTY_WEBHOOKS = """\
 webhooks:

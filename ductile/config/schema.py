@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import attrs
 
-from ductile.config.rules import DOC, YAML_NAME, Lone, Reader, Rule
 from ductile.config.sections import Settings
 from ductile.secret import Secret
 from ductile.units import format_duration
+from ductile.vocabulary import DOC, YAML_NAME, Grammar, Lone, Reader, Rule
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = {"type": "string", "pattern": "\\$\\{[A-Za-z_][A-Za-z0-9_]*\\}"}
@@ -56,12 +56,18 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
         properties[name] = described | {"description": field.metadata[DOC]} | _default(field)
     if cls.__name__ == "PluginEntry":
         properties |= _DEPRECATED_IN_PLUGINS
+    one_of = getattr(cls, "EXACTLY_ONE", ())
     section = {"type": ["object", "null"], "description": " ".join((cls.__doc__ or "").split())}
     return (
         section
         | {"properties": properties, "additionalProperties": False}
         | ({"required": required} if required else {})
+        | ({"oneOf": [_has(name) for name in one_of]} if one_of else {})
     )
+
+
+def _has(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 _DEPRECATED_IN_PLUGINS = {
@@ -94,6 +100,9 @@ def _of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _annotated(inner: Any, notes: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
+    for grammar in (note for note in notes if isinstance(note, Grammar)):
+        definitions[grammar.name] = grammar.schema
+        return {"$ref": f"#/$defs/{grammar.name}"}
     readers = [note for note in notes if isinstance(note, Reader)]
     described = dict(readers[0].schema) if readers else _of(inner, definitions)
     for rule in (note for note in notes if isinstance(note, Rule)):

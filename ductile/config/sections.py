@@ -15,30 +15,33 @@ from ductile.config.rules import (
     BASE_URL,
     BYTES,
     CLOCK_TIME,
-    COMMAND,
     ENV_NAME,
     ENV_NAME_OR_ALL,
     LISTEN,
-    NAME,
     NO_NUL,
-    NOT_NEGATIVE,
     ONE_OR_TWO,
     URL_PATH,
+    Header,
+    default_workers,
+)
+from ductile.config.timing import parse_at, parse_cron, parse_every, parse_weekday, parse_window, parse_zone
+from ductile.pipeline.dsl import Pipeline
+from ductile.secret import Secret
+from ductile.units import parse_size
+from ductile.vocabulary import (
+    COMMAND,
+    NOT_NEGATIVE,
     Count,
     EventType,
-    Header,
     Lone,
+    Name,
     Reader,
     Retention,
     Slug,
     Span,
     Text,
-    default_workers,
     option,
 )
-from ductile.config.timing import parse_at, parse_cron, parse_every, parse_weekday, parse_window, parse_zone
-from ductile.secret import Secret
-from ductile.units import parse_size
 
 Size = Annotated[int, Reader(parse_size, {"type": ["string", "integer"]}), BYTES]
 Every = Annotated[timedelta, Reader(parse_every, {"type": "string"})]
@@ -49,7 +52,6 @@ Window = Annotated[
     str, Reader(parse_window, {"type": "string", "pattern": "^[0-9]{1,2}:[0-9]{2}-[0-9]{1,2}:[0-9]{2}$"})
 ]
 Weekday = Annotated[int, Reader(parse_weekday, {"type": ["string", "integer"]})]
-Name = Annotated[str, NAME]
 CommandName = Annotated[str, COMMAND]
 EnvName = Annotated[str, ENV_NAME]
 EnvValue = Annotated[str, NO_NUL]
@@ -218,6 +220,9 @@ class CircuitBreaker:
 
     threshold: Count = option("failures in a row that open it", default=3)
     reset_after: Span = option("how long it stays open before one probe", default=timedelta(minutes=30))
+    applies_to: Literal["scheduled", "all"] = option(
+        "whose failures count and who is held: jobs of schedules, or all jobs", default="scheduled"
+    )
 
 
 @frozen(kw_only=True)
@@ -378,7 +383,7 @@ class Settings:
     api: Api = option("the HTTP API", factory=Api)
     plugins: Mapping[Name, PluginEntry] = option("plugins and aliases by name", factory=dict)
     routes: tuple[RouteEntry, ...] = option("events from plugin to plugin", default=())
-    pipelines: tuple[Mapping[str, Any], ...] = option("workflows", default=(), private=True)
+    pipelines: tuple[Pipeline, ...] = option("workflows", default=(), private=True)
     webhooks: Webhooks = option("signed deliveries", factory=Webhooks)
     instances: tuple[Instance, ...] = option("relay targets", default=())
     remote_ingress: RemoteIngress | None = option("relay sources", default=None)

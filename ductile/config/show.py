@@ -11,12 +11,14 @@ from blake3 import blake3
 
 from ductile import strict_json
 from ductile.clock import to_text
-from ductile.config.rules import YAML_NAME
 from ductile.config.sections import Settings
+from ductile.pipeline.dsl import Pipeline, written
 from ductile.secret import HIDDEN, Mask, Secret
 from ductile.units import format_duration
+from ductile.vocabulary import YAML_NAME
 
 _SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
+_REFERENCE = re.compile(r"\{(?:payload|context|item)(?:\.[^{}]*)?\}")
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 
 
@@ -24,6 +26,11 @@ def looks_secret(name: str) -> bool:
     """True for names such as `api_key` or `password`; `token_ref` only names a secret."""
     lowered = name.lower()
     return not lowered.endswith("_ref") and any(word in lowered for word in _SECRET_WORDS)
+
+
+def is_reference(value: Any) -> bool:
+    """True for `{payload.x}`: it says where a value comes from, not what it is."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
 def redacted(settings: Settings, mask: Mask) -> dict[str, Any]:
@@ -34,20 +41,36 @@ def redacted(settings: Settings, mask: Mask) -> dict[str, Any]:
         entry["env"] = without_secrets(entry["env"], mask)
         for schedule in entry["schedules"]:
             schedule["payload"] = without_secrets(schedule["payload"], mask)
-    shown["pipelines"] = without_secrets(shown["pipelines"], mask)
+    shown["pipelines"] = _remaps_without_secrets(shown["pipelines"], mask)
     return shown
+
+
+def _remaps_without_secrets(data: Any, mask: Mask) -> Any:
+    """In a pipeline only `with` holds data that others own; elsewhere `dedupe_key` and the like are no secrets."""
+    if isinstance(data, dict):
+        return {
+            name: without_secrets(value, mask) if name == "with" else _remaps_without_secrets(value, mask)
+            for name, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_remaps_without_secrets(item, mask) for item in data]
+    return without_secrets(data, mask)
 
 
 def without_secrets(data: Any, mask: Mask) -> Any:
     """Plugin-owned data with secret-looking keys hidden and known secret values masked, at any depth."""
     if isinstance(data, dict):
         return {
-            name: HIDDEN if looks_secret(name) and value not in (None, "", [], {}) else without_secrets(value, mask)
+            name: HIDDEN if looks_secret(name) and not _is_harmless(value) else without_secrets(value, mask)
             for name, value in data.items()
         }
     if isinstance(data, list | tuple):
         return [without_secrets(item, mask) for item in data]
     return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
+
+
+def _is_harmless(value: Any) -> bool:
+    return value in (None, "", [], {}) or is_reference(value)
 
 
 def digest(settings: Settings) -> str:
@@ -58,6 +81,8 @@ def digest(settings: Settings) -> str:
 
 def plain(value: Any, *, hide: Callable[[Secret], str]) -> Any:
     """JSON-like data under the names YAML uses; durations, paths and moments as text."""
+    if isinstance(value, Pipeline):
+        return written(value)
     if attrs.has(type(value)):
         fields = attrs.fields(type(value))
         return {f.metadata.get(YAML_NAME, f.name): plain(getattr(value, f.name), hide=hide) for f in fields}

@@ -3,8 +3,10 @@
 Made once per start or reload; jobs keep the one they were claimed under. Nothing here is computed per job.
 """
 
+import uuid
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -13,7 +15,8 @@ from ductile.config.check import Examination
 from ductile.config.load import Config
 from ductile.config.sections import PluginEntry
 from ductile.errors import DuctileError, NotFound
-from ductile.pipeline.route import Routes
+from ductile.pipeline.plan import RELAY, Plans
+from ductile.pipeline.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
 
@@ -73,7 +76,7 @@ class CommandUnknown(DuctileError):
 
 @define(slots=False, eq=False)
 class Snapshot:
-    """One immutable configuration with its lanes and routes."""
+    """One immutable configuration with its lanes, routes and pipelines."""
 
     config: Config
     lanes: Mapping[str, Lane]
@@ -82,6 +85,40 @@ class Snapshot:
     failed_to_load: frozenset[str]
     """Those of them that are wanted, but not usable as they are."""
     routes: Routes
+    id: str = field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
+    """What jobs call it that were asked for or started under it."""
+
+    @property
+    def plans(self) -> Plans:
+        return self.config.plans
+
+    @cached_property
+    def world(self) -> World:
+        """Where events go under this configuration."""
+        limits = self.config.settings.service.limits
+        return World(
+            routes=self.routes,
+            plans=self.plans,
+            target=self._target,
+            config_of=self._config_of,
+            most_bytes=limits.fan_out,
+            most_jobs=limits.tree_jobs,
+            most_context=limits.context,
+            snapshot_id=self.id,
+        )
+
+    def _target(self, plugin: str) -> Target:
+        lane = self.lanes.get(plugin)
+        if lane is not None:
+            return Target(lane.entry.retry.max_attempts, notify=lane.entry.notify_on_complete)
+        if plugin == RELAY:
+            return Target(refused="has nobody to send to: this version cannot relay")
+        # One that failed to load may be put right; its jobs wait for that.
+        return Target() if plugin in self.failed_to_load else Target(refused=self.why_unavailable(plugin))
+
+    def _config_of(self, plugin: str) -> Mapping[str, Any]:
+        lane = self.lanes.get(plugin)
+        return lane.entry.config if lane is not None else {}
 
     @cached_property
     def slots(self) -> dict[str, int]:

@@ -17,12 +17,12 @@ from cattrs import Converter
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 from cattrs.gen import make_dict_structure_fn, override
 
-from ductile.config.rules import YAML_NAME, Lone, Reader, Rule
 from ductile.config.sections import Settings
 from ductile.errors import Complaint, ConfigInvalid, did_you_mean
 from ductile.secret import Secret
 from ductile.strict_yaml import Node
 from ductile.units import DURATION_HELP, parse_duration, shown
+from ductile.vocabulary import YAML_NAME, Lone, Reader, Rule
 
 MAX_COMPLAINTS = 500
 """Nobody reads more, and guessing what each was meant to be takes its time."""
@@ -276,6 +276,8 @@ def _kind_of(node: Node) -> str:
 
 def _quoted(node: Node) -> str:
     """A single value as it is written, not what its `${NAME}` stands for."""
+    if node.value == ():
+        return "an empty list"
     return _kind_of(node) if node.value is None or isinstance(node.value, tuple | dict) else shown(node.text)
 
 

@@ -15,6 +15,7 @@ import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
+from ductile.engine.follow import budget_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
 from ductile.engine.run_job import Attempt, Surroundings, run_job
@@ -23,7 +24,6 @@ from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.record import Recorded, Stale
-from ductile.ledger.trees import Budget
 from ductile.ledger.writer import Ledger
 from ductile.model import Ending, Retried
 
@@ -43,6 +43,8 @@ class Dispatcher:
     hub: Hub
     snapshot: Callable[[], Snapshot]
     run_id: str
+    held: Callable[[], frozenset[str]] = frozenset
+    """The plugins whose jobs may not start now."""
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
@@ -68,6 +70,12 @@ class Dispatcher:
         if attempt is None:
             return None
         return attempt.snapshot.config.mask(attempt.tail.read().decode("utf-8", "backslashreplace"))
+
+    def stop_job(self, job_id: str, reason: str) -> None:
+        """The process of a running job gets SIGTERM, its grace, then SIGKILL; what it comes to is in the ledger."""
+        attempt = self.attempts.get(job_id)
+        if attempt is not None:
+            attempt.stop.request(f"cancelled: {reason}")
 
     def stuck_seconds(self) -> float:
         """How long the ledger has kept us waiting."""
@@ -110,7 +118,12 @@ class Dispatcher:
         except* Exception as errors:
             fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
             self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
-            ending = Ending(job_id=job.id, attempt=job.attempt, outcome=Retried(fault, AFTER_OUR_OWN_FAULT))
+            ending = Ending(
+                job_id=job.id,
+                attempt=job.attempt,
+                outcome=Retried(fault, AFTER_OUR_OWN_FAULT),
+                rule=rule_of(attempt.snapshot),
+            )
         del self.attempts[job.id]
         self.endings.append(ending)
         self.hub.announce_work()
@@ -158,7 +171,6 @@ class Dispatcher:
     async def _try_to_write(
         self, endings: list[Ending], snapshot: Snapshot, limit: int
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
-        service = snapshot.config.settings.service
         try:
             return await self.ledger.write_last(
                 record_and_claim,
@@ -167,8 +179,10 @@ class Dispatcher:
                 run_id=self.run_id,
                 free=self._free(snapshot),
                 limit=limit,
-                default_ttl=service.dedupe_ttl,
-                budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+                default_ttl=snapshot.config.settings.service.dedupe_ttl,
+                budget=budget_of(snapshot),
+                snapshot_id=snapshot.id,
+                join_rule=join_rule_of(snapshot),
             )
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
@@ -181,7 +195,12 @@ class Dispatcher:
 
     def _free(self, snapshot: Snapshot) -> dict[str, int]:
         busy = Counter(attempt.job.plugin for attempt in self.attempts.values())
-        return {name: slots - busy[name] for name, slots in snapshot.slots.items() if slots > busy[name]}
+        held = self.held()
+        return {
+            name: slots - busy[name]
+            for name, slots in snapshot.slots.items()
+            if slots > busy[name] and name not in held
+        }
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:

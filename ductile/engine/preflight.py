@@ -18,7 +18,10 @@ from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.spawn import Caps
 from ductile.errors import DuctileError
 from ductile.files import Finding
-from ductile.model import Job
+from ductile.model import Dead, Failed, Job
+from ductile.pipeline.paths import PathAbsent
+from ductile.pipeline.plan import HANDLE
+from ductile.pipeline.tell import Told, step_of, tell
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
 from ductile.plugin.registry import Plugin
@@ -47,7 +50,11 @@ class Ready:
 class Refuse:
     """The job cannot run, now or later."""
 
-    error: str
+    outcome: Failed | Dead
+
+    @property
+    def error(self) -> str:
+        return self.outcome.error
 
 
 @frozen
@@ -98,18 +105,23 @@ def preflight(
     try:
         lane = snapshot.lane(job.plugin)
         lane.command(job.command)
+        node = step_of(snapshot.plans, job)
     except DuctileError as error:
-        return Refuse(str(error))
+        return Refuse(Dead(str(error)))
     policy = memory.policy(snapshot, lane, job.command)
     findings = memory.findings(lane.plugin)
     refusals = [str(finding) for finding in findings if finding.is_refusal]
     if refusals:
         return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
+    try:
+        told = tell(job, node)
+    except PathAbsent as absent:
+        return Refuse(Failed(str(absent)))
     service = snapshot.config.settings.service
     return Ready(
         lane=lane,
         argv=(str(lane.plugin.entrypoint),),
-        request=_request(lane, job, policy.timeout, state_json, now),
+        request=_request(lane, job, told, policy.timeout, state_json, now),
         environment={**lane.environment, JOB_MARKER: job.id, INSTANCE_MARKER: instance},
         policy=policy,
         caps=Caps(service.limits.stdout, service.limits.stderr),
@@ -136,7 +148,7 @@ def policy_of(snapshot: Snapshot, lane: Lane, command: str) -> Policy:
     )
 
 
-def _request(lane: Lane, job: Job, timeout: timedelta, state_json: str, now: datetime) -> bytes:
+def _request(lane: Lane, job: Job, told: Told, timeout: timedelta, state_json: str, now: datetime) -> bytes:
     # The payload of a `handle` job is the whole event; plugins find it under both names.
     return encode_request(
         job_id=job.id,
@@ -146,8 +158,9 @@ def _request(lane: Lane, job: Job, timeout: timedelta, state_json: str, now: dat
         deadline_at=now + timeout,
         config=lane.config_json,
         state=state_json,
-        payload=job.payload,
-        event=job.payload if job.command == "handle" else None,
+        payload=told.payload,
+        context=told.context,
+        event=told.payload if job.command == HANDLE else None,
     )
 
 

@@ -3,10 +3,12 @@
 Done once per start, under the lock, before the first claim: nobody else can own what is found here.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from attrs import frozen
 
+from ductile.config.snapshot import Snapshot
+from ductile.engine.follow import budget_of, rule_of
 from ductile.engine.processes import Leftovers, ProcessId, kill_marked
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
@@ -26,7 +28,7 @@ class Recovery:
 
 
 async def recover(
-    ledger: Ledger, log: Log, *, instance: str, run_id: str, now: datetime, default_ttl: timedelta
+    ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str, run_id: str, now: datetime
 ) -> Recovery:
     """No plugin process of an earlier run is alive and no job is `running`. What is found is told, one line each."""
     stored = [ProcessId(*process) for process in ledger.read(noted_processes)]
@@ -39,7 +41,14 @@ async def recover(
             "a plugin process of an earlier run cannot be ended; its job runs again beside it",
             pid=process.pid,
         )
-    jobs = await ledger.write(recover_orphans, run_id=run_id, now=now, default_ttl=default_ttl)
+    jobs = await ledger.write(
+        recover_orphans,
+        run_id=run_id,
+        now=now,
+        rule=rule_of(snapshot),
+        default_ttl=snapshot.config.settings.service.dedupe_ttl,
+        budget=budget_of(snapshot),
+    )
     for job in jobs:
         _tell(log, job)
     return Recovery(leftovers, tuple(jobs))

@@ -15,13 +15,30 @@ from attrs import define, evolve, field, frozen
 
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
+from ductile.engine.breaker import concerns
+from ductile.engine.breaker import rule as breaker_rule
+from ductile.engine.follow import ended_of, rule_of
 from ductile.engine.judge import Policy, Verdict, judge
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spawn import Finished, SpawnFailed, Stop, Tail, run_plugin
 from ductile.failpoints import failpoint
 from ductile.logs import Log
-from ductile.model import Dead, Ending, Failed, Interrupted, Job, NewFact, Note, Retried, Skipped, Succeeded
-from ductile.pipeline.route import Event, FollowUps, Target, event_id, follow_ups
+from ductile.model import (
+    BreakerRule,
+    Dead,
+    Ending,
+    Failed,
+    Following,
+    Interrupted,
+    Job,
+    NewFact,
+    Note,
+    Outcome,
+    Retried,
+    Skipped,
+    Succeeded,
+)
+from ductile.pipeline.route import Event, TooMuch, after, event_id
 from ductile.plugin.manifest import CompatibilityView
 from ductile.plugin.protocol import Response
 
@@ -67,27 +84,28 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
         memory=around.memory,
     )
     match ready:
-        case Refuse(error):
-            verdict = Verdict(Dead(error))
-            _tell(around.log, job, None, verdict)
-            return Ending(job_id=job.id, attempt=job.attempt, outcome=verdict.outcome)
+        case Refuse(outcome):
+            _tell(around.log, job, None, Verdict(outcome))
+            return _without_run(job, outcome, snapshot, now=started_at)
         case Postpone(error, policy):
             run: Finished | SpawnFailed = SpawnFailed(error, errno.EACCES)
-            verdict = await _judge(job, run, policy, started_at)
+            verdict = await judge_run(job, run, policy, started_at)
             _tell(around.log, job, run, verdict)
-            return Ending(job_id=job.id, attempt=job.attempt, outcome=verdict.outcome)
+            return _without_run(job, verdict.outcome, snapshot, now=started_at)
     for warning in ready.warnings:
         around.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
     failpoint("spawn.before")
-    run = await _spawn(attempt, ready)
+    run = await spawn(attempt, ready)
     failpoint("plugin.exited")
-    verdict = await _judge(job, run, ready.policy, started_at)
+    verdict = await judge_run(job, run, ready.policy, started_at)
     ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), run)
     _tell(around.log, job, run, evolve(verdict, outcome=ending.outcome))
     return ending
 
 
-async def _spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
+async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
+    """The plugin has run to its end, and the attempt knew its process while it lived."""
+
     def note_pid(pid: int) -> None:
         attempt.pid = pid
         failpoint("spawn.after")
@@ -109,7 +127,8 @@ async def _spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
     return run
 
 
-async def _judge(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
+async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
+    """What the run means."""
     return await _aside(partial(judge, job, run, policy, started_at=started_at, chance=random.random()), run)
 
 
@@ -121,26 +140,55 @@ async def _aside(decide: Callable[[], T], run: Finished | SpawnFailed) -> T:
 
 
 def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, now: datetime) -> Ending:
-    """The verdict with its facts, state and children; a failed attempt that is retried leaves only notes."""
+    """The verdict with its facts, state and everything that follows; an attempt that is retried leaves only notes."""
     outcome, response = verdict.outcome, verdict.response
-    following = _follow_ups(job, verdict, snapshot, now)
-    if following.refused is not None:
+    if isinstance(outcome, Retried | Interrupted):
+        return _ending(job, outcome, Following(notes=_withheld(response)), snapshot)
+    said = response.result if response else None
+    try:
+        following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
+    except TooMuch as error:
         evidence = None if isinstance(outcome, Skipped) else outcome.evidence
-        return Ending(job_id=job.id, attempt=job.attempt, outcome=Failed(following.refused, evidence))
-    facts, state = _facts(job, ready, response) if isinstance(outcome, Succeeded) and response else ((), None)
+        return _without_run(job, Failed(str(error), evidence), snapshot, now=now)
+    if isinstance(outcome, Succeeded) and response:
+        facts, state = facts_of(job, ready, response)
+        return evolve(_ending(job, outcome, following, snapshot), facts=facts, state_updates=state)
+    if response and response.ok and response.events:
+        following = evolve(following, notes=(*following.notes, *_withheld(response)))
+    return _ending(job, outcome, following, snapshot)
+
+
+def _without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Ending:
+    """The ending of a job whose plugin said nothing that counts."""
+    is_final = not isinstance(outcome, Retried | Interrupted)
+    following = rule_of(snapshot)(job, outcome, now) if is_final else Following()
+    return _ending(job, outcome, following, snapshot)
+
+
+def _ending(job: Job, outcome: Outcome, following: Following, snapshot: Snapshot) -> Ending:
     return Ending(
         job_id=job.id,
         attempt=job.attempt,
         outcome=outcome,
-        facts=facts,
-        state_updates=state,
         state_limit=snapshot.config.settings.service.limits.state,
+        contexts=following.contexts,
         children=following.children,
+        arrivals=following.arrivals,
         notes=following.notes,
+        breaker=_breaker(job, snapshot),
+        rule=rule_of(snapshot),
     )
 
 
-def _facts(job: Job, ready: Ready, response: Response) -> tuple[tuple[NewFact, ...], str | None]:
+def _breaker(job: Job, snapshot: Snapshot) -> BreakerRule | None:
+    """What the end of this job does to the breaker of its command, if it concerns it."""
+    lane = snapshot.lanes.get(job.plugin)
+    if lane is None or not concerns(lane.entry.circuit_breaker, job):
+        return None
+    return breaker_rule(lane.entry.circuit_breaker)
+
+
+def facts_of(job: Job, ready: Ready, response: Response) -> tuple[tuple[NewFact, ...], str | None]:
     """State updates become facts where the manifest says so; otherwise they are merged into the state."""
     if response.state_json is None:
         return (), None
@@ -156,16 +204,12 @@ def _facts(job: Job, ready: Ready, response: Response) -> tuple[tuple[NewFact, .
     return facts, None if rules else response.state_json
 
 
-def _follow_ups(job: Job, verdict: Verdict, snapshot: Snapshot, now: datetime) -> FollowUps:
-    """Events are routed when the attempt is the last word on what they tell: not when it is retried, and not when it
-    says ok but did not end well. Those are only noted."""
+def _events(job: Job, verdict: Verdict, now: datetime) -> tuple[Event, ...]:
+    """The events that count: none if the plugin says ok but did not end well."""
     response = verdict.response
-    if response is None or not response.events or isinstance(verdict.outcome, Interrupted):
-        return FollowUps()
-    if isinstance(verdict.outcome, Retried) or (response.ok and not isinstance(verdict.outcome, Succeeded)):
-        types = [event.type for event in response.events]
-        return FollowUps(notes=(Note(kind="event.withheld", data={"types": types[:20], "count": len(types)}),))
-    events = (
+    if response is None or (response.ok and not isinstance(verdict.outcome, Succeeded)):
+        return ()
+    return tuple(
         Event(
             id=event_id(job.id, job.attempt, index),
             type=event.type,
@@ -177,15 +221,13 @@ def _follow_ups(job: Job, verdict: Verdict, snapshot: Snapshot, now: datetime) -
         for index, event in enumerate(response.events)
     )
 
-    def target(plugin: str) -> Target:
-        lane = snapshot.lanes.get(plugin)
-        if lane is not None:
-            return Target(lane.entry.retry.max_attempts)
-        # One that failed to load may be put right; its jobs wait for that.
-        return Target() if plugin in snapshot.failed_to_load else Target(refused=snapshot.why_unavailable(plugin))
 
-    most = snapshot.config.settings.service.limits.fan_out
-    return follow_ups(job, events, snapshot.routes, target=target, most_bytes=most)
+def _withheld(response: Response | None) -> tuple[Note, ...]:
+    """Events of an attempt that is not the last word are not routed, only noted."""
+    if response is None or not response.events:
+        return ()
+    types = [event.type for event in response.events]
+    return (Note(kind="event.withheld", data={"types": types[:20], "count": len(types)}),)
 
 
 def _tell(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:

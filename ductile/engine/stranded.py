@@ -7,16 +7,21 @@ waiting jobs with it; one that merely failed to load keeps them until it is put 
 from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
+from ductile.engine.follow import budget_of, rule_of
 from ductile.ledger.claim import note_blocked
-from ductile.ledger.operate import end_queued_jobs_of, queued_plugins
+from ductile.ledger.operate import end_queued_jobs_of, queued_by_plugin, queued_plugins
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
 
 PORTION = 500
 
 
-async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> None:
-    """No waiting job belongs to a plugin that is gone, and every job that is held says what holds it."""
+async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
+    """No waiting job belongs to a plugin that is gone, and every job that is held says what holds it.
+
+    Returns how many jobs of which plugin ended.
+    """
+    gone: dict[str, int] = {}
     for plugin in ledger.look_up(queued_plugins):
         reason = snapshot.why_unavailable(plugin)
         if reason is None:
@@ -25,12 +30,31 @@ async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: 
             held = await ledger.write(note_blocked, plugin, f"plugin {plugin} {reason}")
             log.warn("runtime", f"waiting jobs are held: plugin {plugin} {reason}", plugin=plugin, jobs=held)
         else:
-            ended = await _end_all(ledger, plugin, f"plugin {plugin} {reason}", now)
+            ended = gone[plugin] = await _end_all(ledger, snapshot, plugin, f"plugin {plugin} {reason}", now)
             log.warn("runtime", f"waiting jobs ended: plugin {plugin} {reason}", plugin=plugin, jobs=ended)
+    return gone
 
 
-async def _end_all(ledger: Ledger, plugin: str, reason: str, now: datetime) -> int:
+def would_end(ledger: Ledger, snapshot: Snapshot) -> dict[str, int]:
+    """How many waiting jobs of which plugin would end under this configuration."""
+    return {
+        plugin: jobs
+        for plugin, jobs in ledger.read(queued_by_plugin).items()
+        if snapshot.why_unavailable(plugin) is not None and plugin not in snapshot.failed_to_load
+    }
+
+
+async def _end_all(ledger: Ledger, snapshot: Snapshot, plugin: str, reason: str, now: datetime) -> int:
     total = 0
-    while ended := await ledger.write(end_queued_jobs_of, plugin, reason, now=now, limit=PORTION):
+    while ended := await ledger.write(
+        end_queued_jobs_of,
+        plugin,
+        reason,
+        now=now,
+        limit=PORTION,
+        rule=rule_of(snapshot),
+        default_ttl=snapshot.config.settings.service.dedupe_ttl,
+        budget=budget_of(snapshot),
+    ):
         total += len(ended)
     return total

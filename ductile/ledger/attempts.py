@@ -15,11 +15,11 @@ LOG_ATTEMPT = """
         id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
-        max_attempts, pipeline, step_id, schedule_id, slot_at)
+        max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated)
     SELECT id || '-' || :attempt, id, plugin, command, :status, :result, :attempt, submitted_by, created_at, :now,
            :error, :stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
            started_config_snapshot_id, root_job_id, status, :started_at, :duration_ms, :exit_code, :signal,
-           max_attempts, pipeline, step_id, schedule_id, slot_at
+           max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated
       FROM job_queue
      WHERE id = :id
 """

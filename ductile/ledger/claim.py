@@ -12,13 +12,14 @@ from datetime import datetime, timedelta
 from attrs import evolve, frozen
 
 from ductile.clock import to_text
-from ductile.ledger import dedupe, journal
+from ductile.ledger import dedupe, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.record import Recorded, Stale, end_queued
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row, moment
+from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Ending, Job, JobStatus, Skipped
+from ductile.model import Ending, Job, JobStatus, JoinRule, Skipped
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
@@ -29,7 +30,7 @@ MOST_SET_ASIDE = 200
 
 @frozen(kw_only=True)
 class Claimed:
-    """The jobs that now run, and those found unnecessary on the way. `more` asks for another claim at once.
+    """The jobs that now run, and those found unnecessary on the way. `more` asks for another turn at once.
 
     `next_due` is when the next delayed job becomes claimable; only told when there was room for more jobs.
     """
@@ -55,7 +56,7 @@ def claim(
     A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out.
     """
     wake_due(db, now=now)
-    slots = {plugin: count for plugin, count in free.items() if count > 0} if limit > 0 else {}
+    slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
     heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
     heapq.heapify(heads)
     jobs: list[Job] = []
@@ -93,13 +94,21 @@ def record_and_claim(
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = ORDINARY,
     snapshot_id: str | None = None,
+    join_rule: JoinRule | None = None,
 ) -> tuple[list[Recorded | Stale], Claimed]:
-    """`record_all`, then `claim`, in one transaction; `free` counts the slots the endings give back."""
+    """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
+
+    The joins that came to their end stand behind the endings.
+    """
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget)
+    settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
     claimed = claim(
         db, now=now, run_id=run_id, free=free, limit=limit, default_ttl=default_ttl, snapshot_id=snapshot_id
     )
-    return recorded, claimed
+    # A skipped job can be the last that a join waited for.
+    if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
+        claimed = evolve(claimed, more=True)
+    return [*recorded, *settled], claimed
 
 
 # Asked first, because nearly always nobody is due and an update that finds nothing costs three times as much.
@@ -143,7 +152,7 @@ LANES = """
 
 def lanes_with_work(db: sqlite3.Connection) -> list[str]:
     """The plugins that have a job ready, whether or not somebody may claim it."""
-    return [plugin for (plugin,) in db.execute(LANES)]
+    return [plugin for (plugin,) in db.execute(LANES) if plugin != joins.LANE]
 
 
 def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:

@@ -9,13 +9,16 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from attrs import frozen
 
 from ductile.errors import LedgerError
 from ductile.ledger.faults import is_of_one_row, told, translating
+
+Connection: TypeAlias = sqlite3.Connection
+"""For rooms that decide inside a transaction and leave the statements to this one."""
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]

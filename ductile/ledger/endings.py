@@ -1,7 +1,7 @@
 """Many endings in one transaction: together while all is well, one by one when a row of one of them is bad.
 
-A bad ending ends its own job and no other: dead, with its evidence, without anything that should have followed. What
-the disk does is not an ending's fault and is raised. Called by `claim`.
+A bad ending ends its own job and no other: dead, with its evidence, and followed by what follows from a death, not by
+what it brought. What the disk does is not an ending's fault and is raised. Called by `claim`.
 """
 
 import sqlite3
@@ -11,11 +11,14 @@ from functools import partial
 
 from attrs import evolve
 
+from ductile.ledger import joins
 from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.following import ending_instead
+from ductile.ledger.outcomes import evidence_of
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.trees import Budget
-from ductile.model import Dead, Ending, Skipped
+from ductile.model import Dead, Ending
 
 RecordOne = Callable[[Ending], Recorded | Stale]
 
@@ -41,18 +44,27 @@ def _record_alone(db: sqlite3.Connection, ending: Ending, record_one: RecordOne,
     if not isinstance(recorded, RowFault):
         return recorded
     reason = f"cannot be recorded: {recorded.reason}"
-    for refused in _refusals(ending, reason):
-        given_up = written_or_fault(db, partial(record_one, refused))
+    for refusal in _refusals(ending):
+        given_up = written_or_fault(db, partial(_give_up, db, refusal, reason, record_one, now=now))
         if not isinstance(given_up, RowFault):
             return given_up
     set_apart = quarantine(db, ending.job_id, ending.attempt, reason, now=now)
     return set_apart or Stale(ending.job_id, ending.attempt, f"running; {reason}")
 
 
-def _refusals(ending: Ending, reason: str) -> Iterator[Ending]:
-    """The ending as a death with its evidence; the breaker hears of it unless its own row is the bad one."""
-    evidence = None if isinstance(ending.outcome, Skipped) else ending.outcome.evidence
-    dead = Ending(job_id=ending.job_id, attempt=ending.attempt, outcome=Dead(reason, evidence))
+def _refusals(ending: Ending) -> Iterator[Ending]:
+    """The ending with all that hears of a death, then with less: what follows may be the bad part, or the breaker."""
+    if ending.rule:
+        yield ending
     if ending.breaker:
-        yield evolve(dead, breaker=ending.breaker)
-    yield dead
+        yield evolve(ending, rule=None)
+    yield evolve(ending, rule=None, breaker=None)
+
+
+def _give_up(
+    db: sqlite3.Connection, ending: Ending, reason: str, record_one: RecordOne, *, now: datetime
+) -> Recorded | Stale:
+    """The attempt is over as a death with its evidence, and what follows from that if somebody can say it."""
+    if ending.rule is None:
+        joins.stop_tolerating(db, ending.job_id, ending.attempt)
+    return record_one(ending_instead(db, ending, Dead(reason, evidence_of(ending.outcome)), now=now))

@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
-from ductile.ledger import attempts, dedupe, journal, trees
+from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import JobStatus, NewJob, Settled
@@ -50,7 +50,10 @@ def enqueue(
     if winner := dedupe.winner_over(db, new, now=now, default_ttl=default_ttl):
         return _dropped(db, new, winner, now=now)
     root = trees.root_of(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
-    settled = new.settled or _over_budget(new, root, budget)
+    settled = new.settled
+    if settled is None and (settled := _over_budget(new, root, budget)):
+        # Nobody asked to tolerate this, and nothing follows from it.
+        new = evolve(new, tolerated=False)
     job_id = new.id or new_id(now)
     root_id = root.id if root else job_id
     if not _insert(db, new, job_id, root_id, settled, now=now):
@@ -58,6 +61,8 @@ def enqueue(
     failpoint("enqueue.after_insert")
     if root:
         trees.grow(db, root.id, is_open=settled is None)
+    if new.join_id and settled is None:
+        joins.count_in(db, new.join_id)
     status = settled.status if settled else JobStatus.QUEUED
     if settled:
         attempts.log_settled(db, job_id, settled, now=now)
@@ -105,12 +110,12 @@ INSERT_JOB = """
         id, plugin, command, payload, status, max_attempts, submitted_by, dedupe_key, created_at, completed_at,
         last_error, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id, root_job_id,
         open_jobs, tree_jobs, tree_completed_at, hops, child_key, pipeline, step_id, schedule_id, slot_at, asked_at,
-        dedupe_ttl_seconds, notify, replay_of, lane)
+        dedupe_ttl_seconds, notify, replay_of, lane, join_id, is_join, waits_for, tolerated)
     VALUES (
         :id, :plugin, :command, :payload, :status, :max_attempts, :submitted_by, :dedupe_key, :now, :completed_at,
         :error, :parent, :event, :context, :snapshot, :root,
         :open_jobs, :tree_jobs, :tree_completed_at, :hops, :child_key, :pipeline, :step_id, :schedule_id, :slot_at,
-        :now, :ttl, :notify, :replay_of, :lane)
+        :now, :ttl, :notify, :replay_of, :lane, :join_id, :is_join, :waits_for, :tolerated)
     ON CONFLICT DO NOTHING
 """
 
@@ -122,6 +127,8 @@ def _insert(
     moment = to_text(now)
     completed_at = moment if settled else None
     is_root = root_id == job_id
+    # The members of a join are written before it.
+    waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
     cursor = db.execute(
         INSERT_JOB,
         {
@@ -153,7 +160,11 @@ def _insert(
             "ttl": new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
             "notify": new.notify,
             "replay_of": new.replay_of,
-            "lane": None if settled else new.plugin,
+            "lane": None if settled or waits_for else new.plugin,
+            "join_id": new.join_id,
+            "is_join": new.is_join,
+            "waits_for": waits_for,
+            "tolerated": new.tolerated,
         },
     )
     return cursor.rowcount == 1

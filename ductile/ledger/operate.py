@@ -4,16 +4,18 @@ Also ends the queued jobs of a plugin that was removed. Called by the web and by
 """
 
 import sqlite3
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from attrs import frozen
 
 from ductile.clock import to_text
 from ductile.errors import NotFound, WrongState
-from ductile.ledger import journal, trees
+from ductile.ledger import joins, journal, trees
+from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job
-from ductile.model import Dead, Job, JobStatus
+from ductile.ledger.trees import ORDINARY, Budget
+from ductile.model import Dead, FollowRule, Job, JobStatus
 
 
 @frozen
@@ -24,11 +26,24 @@ class CancelRequested:
     attempt: int
 
 
-def cancel(db: sqlite3.Connection, job_id: str, reason: str, *, now: datetime) -> Recorded | CancelRequested:
-    """A waiting job is dead; a running one will be."""
+def cancel(
+    db: sqlite3.Connection,
+    job_id: str,
+    reason: str,
+    *,
+    now: datetime,
+    rule: FollowRule | None = None,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+) -> Recorded | CancelRequested:
+    """A waiting job is dead, and what `rule` says follows from it; a running one will be dead.
+
+    The members of a join that is dead go on, but nothing follows from it.
+    """
     job = _known(db, job_id)
     if job.status is JobStatus.QUEUED:
-        ended = end_queued(db, job.id, job.attempt, Dead(f"cancelled: {reason}"), now=now)
+        outcome = Dead(f"cancelled: {reason}")
+        ended = end_queued(db, job.id, job.attempt, outcome, now=now, rule=rule, default_ttl=default_ttl, budget=budget)
         assert ended is not None, "the job was queued a moment ago in this transaction"
         return ended
     if job.status is JobStatus.RUNNING:
@@ -56,28 +71,50 @@ def _request_cancel(db: sqlite3.Connection, job: Job, reason: str, *, now: datet
     return CancelRequested(job.id, job.attempt)
 
 
+def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
+    """A job that ended failed or dead is queued again, with one attempt more than it has used if need be.
+
+    So is every join around it that ended failed or dead; it waits for its members again and keeps what others brought.
+    """
+    job = _known(db, job_id)
+    if not _ended_badly(job):
+        raise WrongState(f"{job_id}: {job.status}", hint="only jobs that ended failed or dead can be tried again")
+    _queue_again(db, job, "operator", now=now)
+    member = job
+    while member.join_id and (join := get_job(db, member.join_id)):
+        if join.status is JobStatus.QUEUED or _ended_badly(join):
+            joins.withdraw_arrivals(db, member)
+        if not _ended_badly(join):
+            joins.count_in(db, join.id)
+            break
+        _queue_again(db, join, "a member is tried again", now=now)
+        member = join
+    return _known(db, job_id)
+
+
+def _ended_badly(job: Job) -> bool:
+    return job.status in (JobStatus.FAILED, JobStatus.DEAD)
+
+
 RETRY = """
     UPDATE job_queue
-       SET status = 'queued', lane = plugin, attempt = attempt + 1,
-           max_attempts = MAX(max_attempts, attempt + 1 - interruptions),
+       SET status = 'queued', lane = CASE WHEN :waits_for = 0 THEN plugin END, waits_for = :waits_for,
+           attempt = attempt + 1, max_attempts = MAX(max_attempts, attempt + 1 - interruptions),
            asked_at = :now, started_at = NULL, completed_at = NULL, cancel_requested_at = NULL, cancel_reason = NULL
      WHERE id = :id AND status IN ('failed', 'dead') AND attempt = :attempt
 """
 
 
-def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
-    """A job that ended failed or dead is queued again, with one attempt more than it has used if need be."""
-    job = _known(db, job_id)
-    if job.status not in (JobStatus.FAILED, JobStatus.DEAD):
-        raise WrongState(f"{job_id}: {job.status}", hint="only jobs that ended failed or dead can be tried again")
-    changed = db.execute(RETRY, {"id": job.id, "attempt": job.attempt, "now": to_text(now)}).rowcount
+def _queue_again(db: sqlite3.Connection, job: Job, reason: str, *, now: datetime) -> None:
+    waits_for = joins.open_members(db, job.id) if job.is_join else 0
+    values = {"id": job.id, "attempt": job.attempt, "now": to_text(now), "waits_for": waits_for}
+    changed = db.execute(RETRY, values).rowcount
     assert changed == 1, "the job was final a moment ago in this transaction"
     trees.reopen_one(db, job.root_job_id)
-    data = {"from": job.status, "to": "queued", "attempt": job.attempt + 1, "reason": "operator"}
+    data = {"from": job.status, "to": "queued", "attempt": job.attempt + 1, "reason": reason}
     journal.append(
         db, "job.requeued", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
     )
-    return _known(db, job_id)
 
 
 # By status: the index by plugin would lead through the plugin's whole history.
@@ -88,19 +125,50 @@ QUEUED_OF_PLUGIN = """
 
 
 def end_queued_jobs_of(
-    db: sqlite3.Connection, plugin: str, reason: str, *, now: datetime, limit: int = 500
+    db: sqlite3.Connection,
+    plugin: str,
+    reason: str,
+    *,
+    now: datetime,
+    limit: int = 500,
+    rule: FollowRule | None = None,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
 ) -> list[Recorded]:
-    """Up to `limit` waiting jobs of a plugin that is gone are dead; call again while it returns that many."""
+    """Up to `limit` waiting jobs of a plugin that is gone are dead; call again while it returns any.
+
+    `rule` says what follows from each.
+    """
     rows = db.execute(QUEUED_OF_PLUGIN, (plugin, limit)).fetchall()
-    ended = [end_queued(db, job_id, attempt, Dead(reason), now=now) for job_id, attempt in rows]
+    ended = [
+        end_queued(db, job_id, attempt, Dead(reason), now=now, rule=rule, default_ttl=default_ttl, budget=budget)
+        for job_id, attempt in rows
+    ]
     return [one for one in ended if one is not None]
 
 
-QUEUED_PLUGINS = "SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued'"
+QUEUED_BY_PLUGIN = """
+    SELECT plugin, COUNT(*) FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin NOT GLOB 'core.*' GROUP BY plugin ORDER BY plugin
+"""
+
+
+def queued_by_plugin(db: sqlite3.Connection) -> dict[str, int]:
+    """How many jobs of each plugin wait."""
+    return dict(db.execute(QUEUED_BY_PLUGIN))
+
+
+QUEUED_PLUGINS = """
+    SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin NOT GLOB 'core.*'
+"""
 
 
 def queued_plugins(db: sqlite3.Connection) -> list[str]:
-    """The plugins that have a waiting job, in alphabetical order; proportional to what waits."""
+    """The plugins that have a waiting job, in alphabetical order; proportional to what waits.
+
+    What the core does itself (`core.*`) is no plugin that could be gone.
+    """
     return sorted(plugin for (plugin,) in db.execute(QUEUED_PLUGINS))
 
 

@@ -1,7 +1,7 @@
-"""A running job that can neither be recorded nor recovered is set apart: dead, with the reason, waited for by nobody.
+"""A job that cannot be recorded, recovered or decided is set apart: dead, with the reason, waited for by nobody.
 
 Its statements bend to whatever the row holds, so that the fault that led here does not stop them too. Called by
-`endings` and `recover`.
+`endings`, `recover` and `settle`.
 """
 
 import sqlite3
@@ -16,10 +16,10 @@ from ductile.model import JobStatus
 SET_APART = """
     UPDATE job_queue
        SET status = 'dead', completed_at = :now, last_error = :reason, claimed_by = NULL, lease_until = NULL,
-           lane = NULL, waits_for_key = 0, next_retry_at = NULL, started_at = NULL, blocked_reason = NULL,
-           pid = NULL, pid_started = NULL, boot_id = NULL
-     WHERE id = :id AND status = 'running' AND attempt = :attempt
-    RETURNING plugin, command, root_job_id, dedupe_key
+           lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL, started_at = NULL,
+           blocked_reason = NULL, pid = NULL, pid_started = NULL, boot_id = NULL, tolerated = 0
+     WHERE id = :id AND status = :was AND attempt = :attempt
+    RETURNING plugin, command, root_job_id, dedupe_key, join_id
 """
 # A tree that counted too few open jobs is done, not in debt.
 CLOSE_AT_LEAST = """
@@ -28,14 +28,28 @@ CLOSE_AT_LEAST = """
      WHERE id = :root
     RETURNING open_jobs
 """
+# So is a join.
+COUNT_OUT_AT_LEAST = """
+    UPDATE job_queue
+       SET waits_for = MAX(waits_for - 1, 0), lane = CASE WHEN waits_for <= 1 THEN plugin END
+     WHERE id = ? AND status = 'queued' AND is_join = 1
+"""
 
 
-def quarantine(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *, now: datetime) -> Recorded | None:
-    """The job is dead and its tree, its key and the log know it; None if its row cannot be changed.
+def quarantine(
+    db: sqlite3.Connection,
+    job_id: str,
+    attempt: int,
+    reason: str,
+    *,
+    now: datetime,
+    was: JobStatus = JobStatus.RUNNING,
+) -> Recorded | None:
+    """The job is dead and its tree, its join, its key and the log know it; None if its row cannot be changed.
 
     Either way the journal has the reason.
     """
-    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, now=now))
+    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, was, now=now))
     if isinstance(ended, Recorded):
         return ended
     left = f"as it is: {ended.reason}" if isinstance(ended, RowFault) else "as it is: the attempt is over"
@@ -45,17 +59,21 @@ def quarantine(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *
     return None
 
 
-def _set_apart(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *, now: datetime) -> Recorded | None:
-    values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason}
+def _set_apart(
+    db: sqlite3.Connection, job_id: str, attempt: int, reason: str, was: JobStatus, *, now: datetime
+) -> Recorded | None:
+    values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was}
     rows = db.execute(SET_APART, values).fetchall()
     if not rows:
         return None
-    plugin, command, root_id, key = rows[0]
+    plugin, command, root_id, key, join_id = rows[0]
     attempts.log_last(db, job_id, attempt, now=now, error=reason)
-    data = {"from": JobStatus.RUNNING, "to": JobStatus.DEAD, "attempt": attempt, "reason": reason}
+    data = {"from": was, "to": JobStatus.DEAD, "attempt": attempt, "reason": reason}
     journal.append(db, "job.quarantined", now=now, plugin=plugin, job_id=job_id, root_job_id=root_id, data=data)
     if key is not None:
         dedupe.release_next(db, (plugin, command, key))
+    if join_id is not None:
+        db.execute(COUNT_OUT_AT_LEAST, (join_id,))
     roots = db.execute(CLOSE_AT_LEAST, {"root": root_id, "now": to_text(now)}).fetchall()
     return Recorded(
         job_id=job_id,

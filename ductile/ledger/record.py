@@ -6,25 +6,28 @@ nothing, and is journalled as stale. What the ending is was decided before; only
 
 import sqlite3
 from datetime import datetime, timedelta
-from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
-from ductile.ledger import attempts, contexts, dedupe, facts, journal, trees
+from ductile.ledger import attempts, contexts, dedupe, facts, finish, joins, journal
 from ductile.ledger.breakers import apply_rule
+from ductile.ledger.connections import RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
-from ductile.ledger.jobs import Enqueued, enqueue
+from ductile.ledger.finish import ROW, Row
+from ductile.ledger.following import NOTHING, ask, ending_instead, note_all, write_following
+from ductile.ledger.jobs import Enqueued
+from ductile.ledger.outcomes import attempt_status, error_of, job_status
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import note_success
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import (
-    AttemptStatus,
     Dead,
     Ending,
-    Evidence,
     Failed,
+    Following,
+    FollowRule,
     Interrupted,
     JobStatus,
     Outcome,
@@ -58,29 +61,6 @@ class Stale:
     found: str
 
 
-@frozen
-class _Row:
-    """What the guarded update tells about the job it changed."""
-
-    id: str
-    plugin: str
-    command: str
-    root_job_id: str
-    dedupe_key: str | None
-    dedupe_ttl_seconds: float | None
-    schedule_id: str | None
-    asked_at: str
-    open_jobs: int | None = None
-    """Of a root that has just ended: the jobs of its tree that are still open."""
-
-    @property
-    def scope(self) -> tuple[str, str, str] | None:
-        return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
-
-
-_ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, asked_at"
-
-
 def record(
     db: sqlite3.Connection,
     ending: Ending,
@@ -95,119 +75,91 @@ def record(
         requeued = _requeue(db, ending, ending.outcome, now=now)
         if isinstance(requeued, Recorded | Stale):
             return requeued
-        ending = evolve(ending, outcome=requeued)
-    ending = _within_limits(db, ending)
-    status = _final_status(ending.outcome)
-    row = _end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now)
+        ending = ending_instead(db, ending, requeued, now=now, notes=ending.notes)
+    elif problem := _beyond_limits(db, ending):
+        ending = ending_instead(db, ending, problem, now=now)
+    row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now)
     if row is None:
         return _stale(db, ending, now=now)
     failpoint("record.after_status")
     if isinstance(ending.outcome, Succeeded):
         _keep_success(db, row, ending, now=now, default_ttl=default_ttl)
         failpoint("record.after_facts")
-    contexts.put_all(db, ending.contexts, now=now)
-    children = tuple(
-        enqueue(
-            db,
-            child if child.parent_job_id else evolve(child, parent_job_id=row.id),
-            now=now,
-            default_ttl=default_ttl,
-            budget=budget,
-        )
-        for child in ending.children
+    children = write_following(
+        db, ending, row.id, row.plugin, row.root_job_id, now=now, default_ttl=default_ttl, budget=budget
     )
     failpoint("record.after_children")
+    status = job_status(ending.outcome)
     if ending.breaker and job:
         apply_rule(db, ending.breaker, job, status, now=now)
-    _note(db, ending, row, now=now)
-    return _close(db, row, ending.attempt, status, now=now, children=children)
+    return _recorded(db, row, ending.attempt, status, children, now=now)
 
 
-def _within_limits(db: sqlite3.Connection, ending: Ending) -> Ending:
-    """A success whose state cannot be kept is a failure instead, with nothing else of it kept either."""
+def _beyond_limits(db: sqlite3.Connection, ending: Ending) -> Failed | None:
+    """The failure that a success becomes whose state cannot be kept."""
     if not isinstance(ending.outcome, Succeeded) or not (ending.facts or ending.state_updates):
-        return ending
+        return None
     job = get_job(db, ending.job_id)
     problem = job and facts.too_large(db, job.plugin, ending.facts, ending.state_updates, most_bytes=ending.state_limit)
-    if not problem:
-        return ending
-    refused = Failed(problem, ending.outcome.evidence)
-    return evolve(ending, outcome=refused, facts=(), state_updates=None, contexts=(), children=())
+    return Failed(problem, ending.outcome.evidence) if problem else None
 
 
 def end_queued(
-    db: sqlite3.Connection, job_id: str, attempt: int, outcome: Skipped | Dead, *, now: datetime
-) -> Recorded | None:
-    """A job that waits is over without having run; None if it does not wait any more."""
-    row = _end(db, job_id, attempt, "queued", outcome, now=now)
-    return None if row is None else _close(db, row, attempt, _final_status(outcome), now=now)
-
-
-# A root counts itself out in the same step: it is the only job of most trees.
-END = f"""
-    UPDATE job_queue
-       SET status = :status, completed_at = :now, last_error = :error, next_retry_at = NULL, lane = NULL,
-           waits_for_key = 0, claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL,
-           blocked_reason = NULL, open_jobs = open_jobs - 1, tree_completed_at = CASE WHEN open_jobs = 1 THEN :now END
-     WHERE id = :id AND status = :was AND attempt = :attempt
-    RETURNING {_ROW}, started_at, open_jobs
-"""
-
-
-def _end(
-    db: sqlite3.Connection, job_id: str, attempt: int, was: str, outcome: Outcome, *, now: datetime
-) -> _Row | None:
-    """The guarded step into a final state, with its log and journal rows."""
-    status, error, evidence = _final_status(outcome), _error(outcome), _evidence(outcome)
-    values = {
-        "id": job_id,
-        "attempt": attempt,
-        "was": was,
-        "status": status,
-        "now": to_text(now),
-        "error": error,
-    }
-    rows = db.execute(END, values).fetchall()
-    if not rows:
-        return None
-    *columns, started_at, open_jobs = rows[0]
-    row = evolve(_Row(*columns), open_jobs=open_jobs)
-    attempts.log_attempt(
-        db,
-        job_id,
-        attempt,
-        _attempt_status(outcome, ran=was == "running"),
-        now=now,
-        error=error,
-        evidence=evidence,
-        started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
-    )
-    data: dict[str, Any] = {"from": was, "to": status, "status": status, "attempt": attempt, "command": row.command}
-    if error is not None:
-        data["reason"] = data["error"] = error
-    if evidence:
-        data["duration_ms"] = evidence.duration // timedelta(milliseconds=1)
-    kind = attempts.kind_of(status, timed_out=evidence is not None and evidence.timed_out)
-    journal.append(db, kind, now=now, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
-    return row
-
-
-def _close(
     db: sqlite3.Connection,
-    row: _Row,
+    job_id: str,
     attempt: int,
-    status: JobStatus,
+    outcome: Skipped | Dead,
     *,
     now: datetime,
-    children: tuple[Enqueued, ...] = (),
+    rule: FollowRule | None = None,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+) -> Recorded | None:
+    """A job that waits is over without having run, and what `rule` says follows from it; None if it waits no more.
+
+    What cannot be recorded does not follow: the job ends without it and says so.
+    """
+
+    def ended(outcome: Skipped | Dead, rule: FollowRule | None) -> Recorded | None:
+        following = ask(db, rule, job_id, outcome, now=now)
+        return end_waiting(db, job_id, attempt, outcome, following, now=now, default_ttl=default_ttl, budget=budget)
+
+    if rule is None or isinstance(outcome, Skipped):
+        return ended(outcome, None)
+    recorded = written_or_fault(db, lambda: ended(outcome, rule))
+    if not isinstance(recorded, RowFault):
+        return recorded
+    joins.stop_tolerating(db, job_id, attempt)
+    return ended(Dead(f"{outcome.error}; what follows cannot be recorded: {recorded.reason}"), None)
+
+
+def end_waiting(
+    db: sqlite3.Connection,
+    job_id: str,
+    attempt: int,
+    outcome: Outcome,
+    following: Following,
+    *,
+    now: datetime,
+    default_ttl: timedelta,
+    budget: Budget,
+) -> Recorded | None:
+    """A job that waits has this ending and what follows from it; None if it waits no more."""
+    row = finish.end(db, job_id, attempt, "queued", outcome, now=now)
+    if row is None:
+        return None
+    children: tuple[Enqueued, ...] = ()
+    if following is not NOTHING:
+        children = write_following(
+            db, following, row.id, row.plugin, row.root_job_id, now=now, default_ttl=default_ttl, budget=budget
+        )
+    return _recorded(db, row, attempt, job_status(outcome), children, now=now)
+
+
+def _recorded(
+    db: sqlite3.Connection, row: Row, attempt: int, status: JobStatus, children: tuple[Enqueued, ...], *, now: datetime
 ) -> Recorded:
-    """The ended job gave back its key and its place in the tree."""
-    if row.scope:
-        dedupe.release_next(db, row.scope)
-    if row.open_jobs is None:
-        done = trees.close_one(db, row.root_job_id, now=to_text(now))
-    else:
-        done = row.open_jobs == 0 and not any(child.is_open_in(row.root_job_id) for child in children)
+    """The ended job has given back what it held."""
     return Recorded(
         job_id=row.id,
         root_job_id=row.root_job_id,
@@ -215,7 +167,7 @@ def _close(
         command=row.command,
         attempt=attempt,
         status=status,
-        tree_is_done=done,
+        tree_is_done=finish.give_back(db, row, children, now=now),
         children=children,
     )
 
@@ -229,7 +181,7 @@ REQUEUE = f"""
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
      WHERE id = :id AND status = 'running' AND attempt = :attempt AND cancel_requested_at IS NULL
        AND (:interrupted = 1 OR attempt - interruptions < max_attempts)
-    RETURNING {_ROW}
+    RETURNING {ROW}
 """
 
 
@@ -237,7 +189,7 @@ def _requeue(
     db: sqlite3.Connection, ending: Ending, outcome: Retried | Interrupted, *, now: datetime
 ) -> Recorded | Stale | Dead:
     """The job is queued for its next attempt; or stale; or it may have none, and how it ends instead."""
-    interrupted = isinstance(outcome, Interrupted)
+    interrupted, error = isinstance(outcome, Interrupted), error_of(outcome)
     delay = timedelta() if isinstance(outcome, Interrupted) else outcome.delay
     next_retry_at = now + delay if delay > timedelta() else None
     # Before the update: the log row of this attempt tells when it began.
@@ -246,7 +198,7 @@ def _requeue(
         "id": ending.job_id,
         "attempt": ending.attempt,
         "now": to_text(now),
-        "error": _error(outcome),
+        "error": error,
         "interrupted": int(interrupted),
         "next_retry_at": to_text(next_retry_at) if next_retry_at else None,
     }
@@ -254,25 +206,25 @@ def _requeue(
     if not rows:
         return _instead_of_requeue(db, ending, outcome, now=now)
     failpoint("record.after_status")
-    row = _Row(*rows[0])
-    status = _attempt_status(outcome, ran=True)
+    row = Row(*rows[0])
+    status = attempt_status(outcome, ran=True)
     attempts.log_attempt(
         db,
         row.id,
         ending.attempt,
         status,
         now=now,
-        error=_error(outcome),
+        error=error,
         evidence=outcome.evidence,
         started_at=started[0] if started else None,
     )
     contexts.put_all(db, ending.contexts, now=now)
     kind = "job.interrupted" if interrupted else "job.retry_scheduled"
-    data = {"from": "running", "to": "queued", "attempt": ending.attempt, "outcome": status, "reason": _error(outcome)}
+    data = {"from": "running", "to": "queued", "attempt": ending.attempt, "outcome": status, "reason": error}
     if next_retry_at:
         data |= {"next_retry_at": to_text(next_retry_at), "backoff_ms": delay // timedelta(milliseconds=1)}
     journal.append(db, kind, now=now, plugin=row.plugin, job_id=row.id, root_job_id=row.root_job_id, data=data)
-    _note(db, ending, row, now=now)
+    note_all(db, ending.notes, row.id, row.plugin, row.root_job_id, now=now)
     if row.scope:
         dedupe.release_next(db, row.scope)
     return Recorded(
@@ -297,10 +249,10 @@ def _instead_of_requeue(
         return _stale(db, ending, now=now)
     if job.cancel_requested_at:
         return Dead(f"cancelled: {job.cancel_reason}", outcome.evidence)
-    return Dead(f"attempts used up ({job.tries} of {job.max_attempts}): {_error(outcome)}", outcome.evidence)
+    return Dead(f"attempts used up ({job.tries} of {job.max_attempts}): {error_of(outcome)}", outcome.evidence)
 
 
-def _keep_success(db: sqlite3.Connection, row: _Row, ending: Ending, *, now: datetime, default_ttl: timedelta) -> None:
+def _keep_success(db: sqlite3.Connection, row: Row, ending: Ending, *, now: datetime, default_ttl: timedelta) -> None:
     """What a success leaves behind: facts, state, the dedupe receipt, the schedule's last success."""
     facts.keep(db, row.plugin, row.command, row.id, ending.facts, ending.state_updates, now=now)
     if row.scope:
@@ -309,19 +261,6 @@ def _keep_success(db: sqlite3.Connection, row: _Row, ending: Ending, *, now: dat
         dedupe.put_receipt(db, row.scope, row.id, now=now, ttl=ttl)
     if row.schedule_id:
         note_success(db, row.plugin, row.schedule_id, row.id, now=now)
-
-
-def _note(db: sqlite3.Connection, ending: Ending, row: _Row, *, now: datetime) -> None:
-    for note in ending.notes:
-        journal.append(
-            db,
-            note.kind,
-            now=now,
-            plugin=note.plugin or row.plugin,
-            job_id=note.job_id or row.id,
-            root_job_id=row.root_job_id,
-            data=note.data,
-        )
 
 
 FOUND = "SELECT status, attempt, plugin, root_job_id FROM job_queue WHERE id = ?"
@@ -341,47 +280,3 @@ def _stale(db: sqlite3.Connection, ending: Ending, *, now: datetime) -> Stale:
         data={"attempt": ending.attempt, "outcome": type(ending.outcome).__name__.lower(), "found": where},
     )
     return Stale(ending.job_id, ending.attempt, where)
-
-
-def _final_status(outcome: Outcome) -> JobStatus:
-    match outcome:
-        case Succeeded():
-            return JobStatus.SUCCEEDED
-        case Failed():
-            return JobStatus.FAILED
-        case Dead():
-            return JobStatus.DEAD
-        case Skipped():
-            return JobStatus.SKIPPED
-        case Retried() | Interrupted():
-            return JobStatus.QUEUED
-
-
-def _attempt_status(outcome: Outcome, *, ran: bool) -> AttemptStatus:
-    match outcome:
-        case Succeeded():
-            return AttemptStatus.SUCCEEDED
-        case Skipped():
-            return AttemptStatus.SKIPPED
-        case Interrupted():
-            return AttemptStatus.INTERRUPTED
-        case Retried() | Failed() | Dead() if outcome.evidence and outcome.evidence.timed_out:
-            return AttemptStatus.TIMED_OUT
-        case Dead() if not ran:
-            return AttemptStatus.DEAD
-        case _:
-            return AttemptStatus.FAILED
-
-
-def _error(outcome: Outcome) -> str | None:
-    match outcome:
-        case Succeeded():
-            return None
-        case Skipped() | Interrupted():
-            return outcome.reason
-        case Retried() | Failed() | Dead():
-            return outcome.error
-
-
-def _evidence(outcome: Outcome) -> Evidence | None:
-    return None if isinstance(outcome, Skipped) else outcome.evidence

@@ -6,7 +6,6 @@ fails is no row's fault: then nothing is recovered and the caller hears of it.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -17,10 +16,12 @@ from ductile.failpoints import failpoint
 from ductile.ledger import dedupe, journal
 from ductile.ledger.connections import RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.following import ending_instead
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row
-from ductile.model import BreakerRule, Dead, Ending, Job, NewJob, Retried
+from ductile.ledger.trees import ORDINARY, Budget
+from ductile.model import BreakerRule, Dead, Ending, FollowRule, Job, Retried
 
 FIRST_BACKOFF = timedelta(seconds=30)
 LONGEST_BACKOFF = timedelta(hours=1)
@@ -35,27 +36,25 @@ class Quarantined:
     reason: str
 
 
-FollowUps = Callable[[Job, Dead], Iterable[NewJob]]
-
-
 def recover_orphans(
     db: sqlite3.Connection,
     *,
     run_id: str,
     now: datetime,
-    follow_ups: FollowUps = lambda job, outcome: (),
+    rule: FollowRule | None = None,
     breaker: BreakerRule | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
 ) -> list[Recorded | Quarantined]:
     """No row of another run is `running`: each is queued for its next attempt, or dead, or set apart.
 
-    `follow_ups` gives the hook jobs of those that end dead; they are in the same savepoint.
+    `rule` says what follows from those that end dead; it is in the same savepoint.
     """
     dedupe.release_all(db)
     recovered: list[Recorded | Quarantined] = []
     for job_id, attempt, *row in db.execute(ORPHANS, (run_id,)).fetchall():
         ended = written_or_fault(
-            db, partial(_recover, db, tuple(row), follow_ups, breaker, now=now, default_ttl=default_ttl)
+            db, partial(_recover, db, tuple(row), rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
         )
         recovered.append(_quarantined(db, job_id, attempt, ended, now=now) if isinstance(ended, RowFault) else ended)
         failpoint("recover.after_first")
@@ -69,18 +68,20 @@ COUNT_RECOVERY = "UPDATE job_queue SET recoveries = recoveries + 1 WHERE id = ? 
 def _recover(
     db: sqlite3.Connection,
     row: tuple[Any, ...],
-    follow_ups: FollowUps,
+    rule: FollowRule | None,
     breaker: BreakerRule | None,
     *,
     now: datetime,
     default_ttl: timedelta,
+    budget: Budget,
 ) -> Recorded:
     job = job_from_row(row)
     outcome = _outcome(job)
+    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule)
+    if isinstance(outcome, Dead):
+        ending = ending_instead(db, ending, outcome, now=now)
     db.execute(COUNT_RECOVERY, (job.id, job.attempt))
-    children = tuple(follow_ups(job, outcome)) if isinstance(outcome, Dead) else ()
-    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, children=children, breaker=breaker)
-    ended = record(db, ending, now=now, default_ttl=default_ttl)
+    ended = record(db, ending, now=now, default_ttl=default_ttl, budget=budget)
     assert not isinstance(ended, Stale), "the row was running a moment ago in this transaction"
     data = {"attempt": job.attempt, "status": ended.status, "reason": REASON, "recoveries": job.recoveries + 1}
     journal.append(

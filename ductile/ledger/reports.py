@@ -7,6 +7,7 @@ inspectable after it left the queue, from its attempts.
 import sqlite3
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from attrs import frozen
@@ -15,7 +16,7 @@ from ductile.clock import from_text, to_text
 from ductile.errors import NotFound
 from ductile.ledger import contexts, journal
 from ductile.ledger.claim import lanes_with_work
-from ductile.ledger.rows import JOB_COLUMNS, get_job, job_from_row, moment
+from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
 from ductile.model import AttemptStatus, Job, JobStatus
 
 NEWEST = 1 << 62
@@ -57,12 +58,14 @@ class JobBrief:
 class JobReport:
     """Everything about one job. `in_queue` is false once only its attempts are left.
 
-    `blocked_reason` is why its plugin's queued jobs do not start, if something holds them.
+    `blocked_reason` is why its plugin's queued jobs do not start, if something holds them; `waits_for` is how many jobs
+    a join still waits for.
     """
 
     job: Job
     in_queue: bool
     blocked_reason: str | None
+    waits_for: int
     attempts: list[Attempt]
     children: list[Job]
     journal: list[journal.Entry]
@@ -78,11 +81,12 @@ class JobReport:
 def job(db: sqlite3.Connection, job_id: str) -> JobReport:
     """Raises NotFound for an id that neither the queue nor the log knows."""
     found = _found(db, job_id)
-    held = db.execute(BLOCKED, (job_id,)).fetchone()
+    held = db.execute(HELD, (job_id,)).fetchone()
     return JobReport(
         job=found,
         in_queue=held is not None,
         blocked_reason=held[0] if held else None,
+        waits_for=held[1] if held else 0,
         attempts=attempts(db, job_id),
         children=children(db, job_id),
         journal=journal.of_job(db, job_id),
@@ -91,7 +95,7 @@ def job(db: sqlite3.Connection, job_id: str) -> JobReport:
     )
 
 
-BLOCKED = "SELECT blocked_reason FROM job_queue WHERE id = ?"
+HELD = "SELECT blocked_reason, waits_for FROM job_queue WHERE id = ?"
 LAST_RESULT = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1"
 
 
@@ -119,12 +123,12 @@ def attempts(db: sqlite3.Connection, job_id: str) -> list[Attempt]:
     return [_attempt(row) for row in db.execute(ATTEMPTS, (job_id,))]
 
 
-# The names of JOB_COLUMNS, for a job of which only the log is left.
+# The names of LISTED_COLUMNS, for a job of which only the log is left.
 FROM_LOG = """
     SELECT job_id, plugin, command, job_status, attempt, max_attempts, submitted_by, created_at, NULL, NULL,
            parent_job_id, root_job_id, 0, 0, 0, started_at, completed_at, NULL, last_error,
            NULL, NULL, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, 0,
-           enqueued_config_snapshot_id, started_config_snapshot_id, 0, NULL, NULL, NULL
+           enqueued_config_snapshot_id, started_config_snapshot_id, 0, NULL, NULL, NULL, NULL, 0, tolerated, NULL
       FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1
 """
 
@@ -134,7 +138,7 @@ def _from_log(db: sqlite3.Connection, job_id: str) -> Job | None:
     return job_from_row(row) if row else None
 
 
-CHILDREN = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE parent_job_id = ? ORDER BY seq LIMIT ?"
+CHILDREN = f"SELECT {LISTED_COLUMNS} FROM job_queue WHERE parent_job_id = ? ORDER BY seq LIMIT ?"
 
 
 def children(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[Job]:
@@ -151,9 +155,9 @@ class Node:
 
 
 TREE = f"""
-    SELECT {JOB_COLUMNS}, {{result}} FROM job_queue WHERE id = :root
+    SELECT {LISTED_COLUMNS}, {{result}} FROM job_queue WHERE id = :root
     UNION ALL
-    SELECT {JOB_COLUMNS}, {{result}} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+    SELECT {LISTED_COLUMNS}, {{result}} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
      ORDER BY 13 LIMIT :limit
 """.format(result="(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)")
 TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
@@ -177,6 +181,73 @@ def _tree_from_log(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node
             tries = attempts(db, member)
             nodes.append(Node(job=logged, result=tries[-1].result))
     return nodes
+
+
+class TreeStatus(StrEnum):
+    """Where a whole tree is."""
+
+    OPEN = "open"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@frozen(kw_only=True)
+class TreeOutcome:
+    """What a tree has come to. It is failed if a job in it ended failed or dead and nobody tolerates that."""
+
+    status: TreeStatus
+    created_at: datetime
+    completed_at: datetime | None
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From asked for to the end of its last job; None while it is open."""
+        return None if self.completed_at is None else self.completed_at - self.created_at
+
+
+ROOT = """
+    SELECT root.id, root.open_jobs, root.created_at, root.tree_completed_at
+      FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
+     WHERE member.id = ?
+"""
+_FAILED = "status IN ('failed', 'dead') AND tolerated = 0"
+HAS_FAILED = f"""
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_FAILED})
+        OR EXISTS (SELECT 1 FROM job_queue INDEXED BY job_queue_by_root
+                    WHERE root_job_id = :root AND root_job_id <> id AND {_FAILED})
+"""
+
+
+def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+    """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
+    root = db.execute(ROOT, (job_id,)).fetchone()
+    if root is None:
+        return _outcome_from_log(db, job_id)
+    root_id, open_jobs, created_at, completed_at = root
+    if open_jobs:
+        status = TreeStatus.OPEN
+    else:
+        failed = db.execute(HAS_FAILED, {"root": root_id}).fetchone()[0]
+        status = TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED
+    return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
+
+
+def _outcome_from_log(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+    jobs = [node.job for node in _tree_from_log(db, job_id, limit=10_001)]
+    failed = any(job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated for job in jobs)
+    return TreeOutcome(
+        status=TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED,
+        created_at=min(job.created_at for job in jobs),
+        completed_at=max(job.completed_at for job in jobs if job.completed_at),
+    )
+
+
+OPEN_TREE = "SELECT 1 FROM job_queue WHERE id = ? AND open_jobs > 0"
+
+
+def tree_is_over(db: sqlite3.Connection, root_job_id: str) -> bool:
+    """True unless a job of the tree still waits or runs; an unknown tree has nothing to wait for."""
+    return db.execute(OPEN_TREE, (root_job_id,)).fetchone() is None
 
 
 OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"
@@ -213,7 +284,7 @@ def jobs(
 ) -> list[Job]:
     """The jobs in the queue that fit, newest first; `before` is the `seq` of the last one seen."""
     where, values = _where(wanted, status_column="status", id_column="id", time_column="created_at")
-    statement = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE seq < ?{where} ORDER BY seq DESC LIMIT ?"
+    statement = f"SELECT {LISTED_COLUMNS} FROM job_queue WHERE seq < ?{where} ORDER BY seq DESC LIMIT ?"
     return [job_from_row(row) for row in db.execute(statement, (before, *values, limit))]
 
 
@@ -264,12 +335,16 @@ class Lane:
 
 @frozen(kw_only=True)
 class Queue:
-    """The queue at a glance. `unclaimable` are lanes of plugins that nobody may claim for now."""
+    """The queue at a glance. `unclaimable` are lanes of plugins that nobody may claim for now.
+
+    `waiting_joins` are among the queued; nobody ever claims them.
+    """
 
     queued: int
     running: int
     delayed: int
     waiting_for_key: int
+    waiting_joins: int
     dead: int
     lanes: list[Lane]
     unclaimable: list[str]
@@ -278,6 +353,9 @@ class Queue:
 COUNT_STATUS = "SELECT COUNT(*) FROM job_queue WHERE status = ?"
 COUNT_DELAYED = "SELECT COUNT(*) FROM job_queue WHERE next_retry_at > ''"
 COUNT_WAITING = "SELECT COUNT(*) FROM job_queue WHERE waits_for_key = 1"
+COUNT_JOINS = """
+    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' AND is_join = 1
+"""
 
 
 def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -> Queue:
@@ -289,6 +367,7 @@ def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -
         running=count_status(db, JobStatus.RUNNING),
         delayed=db.execute(COUNT_DELAYED).fetchone()[0],
         waiting_for_key=db.execute(COUNT_WAITING).fetchone()[0],
+        waiting_joins=db.execute(COUNT_JOINS).fetchone()[0],
         dead=count_status(db, JobStatus.DEAD),
         lanes=[_lane(db, plugin, running.get(plugin, 0)) for plugin in sorted({*ready, *running})],
         unclaimable=[] if claimable is None else [plugin for plugin in ready if plugin not in claimable],

@@ -29,6 +29,7 @@ class Pruned:
     """How many rows are gone."""
 
     jobs: int = 0
+    arrivals: int = 0
     attempts: int = 0
     journal: int = 0
     contexts: int = 0
@@ -44,8 +45,10 @@ class Pruned:
 
 def prune(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500) -> Pruned:
     """Up to about `limit` rows of each kind that nobody needs are gone; call again while anything is."""
+    jobs, arrivals = _prune_trees(db, _before(now, policy.job_queue), limit)
     pruned = Pruned(
-        jobs=_prune_trees(db, _before(now, policy.job_queue), limit),
+        jobs=jobs,
+        arrivals=arrivals,
         attempts=_run(db, PRUNE_ATTEMPTS, _before(now, policy.job_log), limit),
         journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit),
         contexts=_run(db, PRUNE_CONTEXTS, _before(now, _longer(policy.job_queue, policy.job_log)), limit),
@@ -72,22 +75,32 @@ def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int)
 
 
 FINISHED_TREES = """
-    SELECT id, tree_jobs FROM job_queue WHERE tree_completed_at < ? AND open_jobs = 0 ORDER BY tree_completed_at LIMIT ?
+    SELECT id, tree_jobs, is_join FROM job_queue
+     WHERE tree_completed_at < ? AND open_jobs = 0 ORDER BY tree_completed_at LIMIT ?
+"""
+DELETE_ARRIVALS = """
+    DELETE FROM arrivals WHERE join_id IN (
+        SELECT :root
+        UNION ALL
+        SELECT id FROM job_queue WHERE root_job_id = :root AND root_job_id <> id AND is_join = 1)
 """
 DELETE_TREE = "DELETE FROM job_queue WHERE root_job_id = ? AND root_job_id <> id"
 DELETE_ROOT = "DELETE FROM job_queue WHERE id = ? AND open_jobs = 0"
 
 
-def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int) -> int:
-    """Whole trees, oldest first, until `limit` rows are gone; one tree may be larger than that."""
-    gone = 0
-    for root_id, tree_jobs in db.execute(FINISHED_TREES, (before, limit)).fetchall() if before else ():
+def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int) -> tuple[int, int]:
+    """Whole trees with what arrived at their joins, oldest first, until `limit` jobs are gone; one tree may be larger
+    than that. How many jobs and arrivals that were."""
+    gone = arrivals = 0
+    for root_id, tree_jobs, is_join in db.execute(FINISHED_TREES, (before, limit)).fetchall() if before else ():
         if gone and gone + tree_jobs > limit:
             break
+        if tree_jobs > 1 or is_join:
+            arrivals += db.execute(DELETE_ARRIVALS, {"root": root_id}).rowcount
         gone += db.execute(DELETE_TREE, (root_id,)).rowcount
         failpoint("prune.half_way")
         gone += db.execute(DELETE_ROOT, (root_id,)).rowcount
-    return gone
+    return gone, arrivals
 
 
 # A job still in the queue keeps its attempts, however old: they tell how it came to where it is.

@@ -7,14 +7,19 @@ from typing import Any
 from ductile.clock import from_text
 from ductile.model import Job, JobStatus
 
-JOB_COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
+_COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
     parent_job_id, root_job_id, seq, interruptions, recoveries, started_at, completed_at, next_retry_at, last_error,
     dedupe_ttl_seconds, child_key, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, hops,
-    enqueued_config_snapshot_id, started_config_snapshot_id, notify, replay_of, cancel_requested_at, cancel_reason"""
+    enqueued_config_snapshot_id, started_config_snapshot_id, notify, replay_of, cancel_requested_at, cancel_reason,
+    join_id, is_join, tolerated"""
+JOB_COLUMNS = f"""{_COLUMNS},
+    (SELECT accumulated_json FROM event_context WHERE event_context.id = job_queue.event_context_id)"""
+LISTED_COLUMNS = f"{_COLUMNS}, NULL"
+"""JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
 
 
 def job_from_row(row: tuple[Any, ...]) -> Job:
-    """The job in a row of exactly JOB_COLUMNS."""
+    """The job in a row of exactly JOB_COLUMNS or LISTED_COLUMNS."""
     return Job(
         id=row[0],
         plugin=row[1],
@@ -50,6 +55,10 @@ def job_from_row(row: tuple[Any, ...]) -> Job:
         replay_of=row[31],
         cancel_requested_at=moment(row[32]),
         cancel_reason=row[33],
+        join_id=row[34],
+        is_join=bool(row[35]),
+        tolerated=bool(row[36]),
+        context=row[37],
     )
 
 

@@ -245,3 +245,42 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         anchored_at=moment(row[12]),
         held_reason=row[13],
     )
+
+
+PASS_OVER = """
+    UPDATE schedule_entries
+       SET last_slot_at = :slot, next_run_at = :next, held_reason = NULL, updated_at = :now
+     WHERE plugin = :plugin AND schedule_id = :schedule_id
+"""
+
+
+def pass_over(
+    db: sqlite3.Connection,
+    plugin: str,
+    schedule_id: str,
+    slot_at: datetime,
+    reason: str,
+    *,
+    now: datetime,
+    next_run_at: datetime | None,
+    count: int = 1,
+) -> None:
+    """The slots up to `slot_at` will never run, and the journal says why; `count` of them are told as one."""
+    next_text = to_text(next_run_at) if next_run_at else None
+    values = {
+        "plugin": plugin,
+        "schedule_id": schedule_id,
+        "slot": to_text(slot_at),
+        "next": next_text,
+        "now": to_text(now),
+    }
+    db.execute(PASS_OVER, values)
+    if count:
+        data = {
+            "schedule_id": schedule_id,
+            "reason": reason,
+            "slot_at": to_text(slot_at),
+            "count": count,
+            "next_run_at": next_text,
+        }
+        journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)

@@ -49,17 +49,25 @@ CREATE TABLE job_queue (
     blocked_reason TEXT,
     notify INTEGER NOT NULL DEFAULT 0 CHECK (notify IN (0, 1)),
     replay_of TEXT,
+    join_id TEXT,
+    is_join INTEGER NOT NULL DEFAULT 0 CHECK (is_join IN (0, 1)),
+    waits_for INTEGER NOT NULL DEFAULT 0 CHECK (waits_for >= 0),
+    tolerated INTEGER NOT NULL DEFAULT 0 CHECK (tolerated IN (0, 1)),
     CHECK ((status = 'running') = (claimed_by IS NOT NULL)),
     CHECK ((status IN ('queued', 'running')) = (completed_at IS NULL)),
     CHECK ((root_job_id = id) = (open_jobs IS NOT NULL)),
     CHECK ((open_jobs IS NOT NULL) = (tree_jobs IS NOT NULL)),
-    CHECK ((status = 'queued' AND next_retry_at IS NULL AND waits_for_key = 0) = (lane IS NOT NULL)),
+    CHECK ((status = 'queued' AND next_retry_at IS NULL AND waits_for_key = 0 AND waits_for = 0)
+           = (lane IS NOT NULL)),
     CHECK (waits_for_key = 0 OR (status = 'queued' AND dedupe_key IS NOT NULL)),
-    CHECK (next_retry_at IS NULL OR (status = 'queued' AND failed_at IS NOT NULL))
+    CHECK (next_retry_at IS NULL OR (status = 'queued' AND failed_at IS NOT NULL)),
+    CHECK (waits_for = 0 OR (status = 'queued' AND is_join = 1)),
+    CHECK (is_join = 0 OR (plugin = 'core.join' AND status <> 'running'))
 ) STRICT;
 
--- A lane is one plugin's claimable jobs in order; delayed jobs and jobs behind a held key are in none. It is a column
--- of its own because a planner offered `status = 'queued' AND plugin = ?` may pick an index over all of history.
+-- A lane is one plugin's claimable jobs in order; delayed jobs, jobs behind a held key and joins that still wait are in
+-- none. It is a column of its own because a planner offered `status = 'queued' AND plugin = ?` may pick an index over
+-- all of history. Nobody claims the lane of the joins: what stands in it is ready to be decided.
 CREATE INDEX job_queue_lanes ON job_queue (lane, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_queue_delayed ON job_queue (next_retry_at) WHERE next_retry_at IS NOT NULL;
 CREATE INDEX job_queue_delayed_since ON job_queue (failed_at) WHERE next_retry_at IS NOT NULL;
@@ -71,6 +79,7 @@ CREATE INDEX job_queue_by_status ON job_queue (status, seq);
 CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
 CREATE INDEX job_queue_by_root ON job_queue (root_job_id, seq) WHERE root_job_id <> id;
+CREATE INDEX job_queue_by_join ON job_queue (join_id, seq) WHERE join_id IS NOT NULL;
 CREATE INDEX job_queue_by_context ON job_queue (event_context_id) WHERE event_context_id IS NOT NULL;
 CREATE INDEX job_queue_outstanding ON job_queue (plugin, schedule_id)
     WHERE status IN ('queued', 'running') AND schedule_id IS NOT NULL;
@@ -109,13 +118,25 @@ CREATE TABLE job_log (
     pipeline TEXT,
     step_id TEXT,
     schedule_id TEXT,
-    slot_at TEXT
+    slot_at TEXT,
+    tolerated INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
 CREATE INDEX job_log_by_plugin ON job_log (plugin, seq);
 CREATE INDEX job_log_by_context ON job_log (event_context_id) WHERE event_context_id IS NOT NULL;
 CREATE INDEX job_log_by_root ON job_log (root_job_id) WHERE root_job_id <> job_id;
+
+-- What the branches of a join have come to, until the tree of the join is forgotten.
+CREATE TABLE arrivals (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    join_id TEXT NOT NULL,
+    item INTEGER NOT NULL DEFAULT 0,
+    branch INTEGER NOT NULL DEFAULT 0,
+    payload TEXT NOT NULL,
+    job_id TEXT NOT NULL
+) STRICT;
+CREATE INDEX arrivals_by_join ON arrivals (join_id, item, branch, seq);
 
 -- Everything that happened or was decided not to happen. Append-only; seq is the position of the event stream.
 CREATE TABLE journal (
@@ -180,6 +201,13 @@ CREATE TABLE plugin_state (
     plugin_name TEXT NOT NULL PRIMARY KEY,
     state TEXT NOT NULL DEFAULT '{}',
     updated_at TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE plugin_inits (
+    plugin TEXT NOT NULL PRIMARY KEY,
+    fingerprint TEXT NOT NULL,
+    error TEXT,
+    ended_at TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE circuit_breakers (

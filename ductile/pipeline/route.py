@@ -1,60 +1,65 @@
-"""Events and routes → the next jobs. Pure: values in, values out.
+"""What follows from a job that has ended, and what a trigger starts. Pure: values in, values out.
 
-`routes:` match the emitting plugin and the event's type exactly, in the order they are written; every match is a job.
-An event that matches nothing is noted, never an error.
+Every event advances the run its job is part of, goes along the `routes:` that name its plugin and type, and starts the
+pipelines that wait for its type. A decision not to start something is noted, never an error.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from ductile import strict_json
-from ductile.clock import to_text
-from ductile.model import Job, JobStatus, NewJob, Note, Settled
+from ductile.model import (
+    Evidence,
+    Failed,
+    Following,
+    Job,
+    JobStatus,
+    Joined,
+    NewContext,
+    NewJob,
+    Note,
+    Outcome,
+    Settled,
+    Succeeded,
+)
+from ductile.pipeline.baggage import CONTROL
+from ductile.pipeline.conditions import explain, holds
+from ductile.pipeline.events import (
+    Ended,
+    Event,
+    derived_id,
+    entered_with,
+    event_id,
+    outcome_payload,
+    silent_success,
+    step_failure,
+)
+from ductile.pipeline.paths import Scope
+from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, Node, Plan, Plans
+from ductile.pipeline.walk import (
+    MOST_BYTES,
+    MOST_CONTEXT,
+    MOST_JOBS,
+    START,
+    Position,
+    Target,
+    TooMuch,
+    Walk,
+    position_of,
+)
 
-NAMESPACE = uuid.UUID("6c0f7a7e-5f0b-5d0a-9c2a-0d1b6a5e4f3c")
-"""Ids of events are derived from who emitted them, so that the same attempt can never make twins."""
-
-
-MOST_BYTES = 64 << 20
-
-
-@frozen
-class Event:
-    """An event as the core knows it: id, source and time are the core's own."""
-
-    id: str
-    type: str
-    payload: Mapping[str, Any]
-    source: str
-    at: datetime
-    dedupe_key: str | None = None
-    headers: Mapping[str, str] | None = None
-
-    def envelope(self) -> str:
-        """The event as JSON text: the payload of a `handle` job."""
-        content: dict[str, Any] = {
-            "type": self.type,
-            "payload": self.payload,
-            "source": self.source,
-            "timestamp": to_text(self.at),
-            "event_id": self.id,
-        }
-        if self.dedupe_key is not None:
-            content["dedupe_key"] = self.dedupe_key
-        if self.headers:
-            content["headers"] = dict(self.headers)
-        return strict_json.dumps(content)
+__all__ = ["Event", "Routes", "Target", "TooMuch", "World", "after", "after_join", "begin", "event_id"]
 
 
 @frozen
 class Routes:
     """Which plugins get which events."""
 
-    targets: Mapping[tuple[str, str], tuple[tuple[int, str], ...]]
+    targets: Mapping[tuple[str, str], tuple[tuple[int, str], ...]] = field(factory=dict)
     """(source plugin, event type) → (place in the configuration, target plugin)."""
 
     @classmethod
@@ -65,70 +70,244 @@ class Routes:
         return cls(targets)
 
 
+@frozen(kw_only=True, eq=False)
+class World:
+    """Everything that decides where events go: one configuration, as far as routing cares."""
+
+    routes: Routes = field(factory=Routes)
+    plans: Plans = field(factory=Plans)
+    target: Callable[[str], Target] = lambda _: Target()
+    config_of: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    most_bytes: int = MOST_BYTES
+    most_jobs: int = MOST_JOBS
+    most_context: int = MOST_CONTEXT
+    snapshot_id: str | None = None
+
+    def walk(self) -> Walk:
+        return Walk(
+            target=self.target,
+            config_of=self.config_of,
+            most_bytes=self.most_bytes,
+            most_jobs=self.most_jobs,
+            most_context=self.most_context,
+            snapshot_id=self.snapshot_id,
+        )
+
+
+MOST_JOINED = 1 << 20
+
+
 @frozen
-class Target:
-    """What is to be known of a plugin that gets an event: its attempts, and why it cannot run if it cannot."""
+class _Place:
+    """The step of a run that a job is."""
 
-    max_attempts: int = 4
-    refused: str | None = None
-
-
-@frozen
-class FollowUps:
-    """What follows from an ended job: new jobs, and what was decided on the way; or why it is too much."""
-
-    children: tuple[NewJob, ...] = ()
-    notes: tuple[Note, ...] = ()
-    refused: str | None = None
+    node: Node
+    at: Position
 
 
-def event_id(job_id: str, attempt: int, index: int) -> str:
-    return str(uuid.uuid5(NAMESPACE, f"{job_id}/{attempt}/{index}"))
-
-
-def follow_ups(
-    job: Job,
-    events: Iterable[Event],
-    routes: Routes,
-    *,
-    target: Callable[[str], Target] = lambda _: Target(),
-    most_bytes: int = MOST_BYTES,
-    snapshot_id: str | None = None,
-) -> FollowUps:
-    """One job for every event and route that match; a note for every event that nobody waits for.
-
-    A job for a plugin that cannot run is dead from the start and says why. More than `most_bytes` of payload in all
-    is refused as a whole.
-    """
-    children: list[NewJob] = []
-    notes: list[Note] = []
-    total = 0
+def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now: datetime) -> Following:
+    """What follows from a final ending; TooMuch if it is more than one job may lead to."""
+    walk = world.walk()
+    place = _place(job, world, walk)
+    if ended.status is JobStatus.SUCCEEDED and not events and place is not None:
+        events = (silent_success(job, ended.result, now=now),)
     for event in events:
-        matches = routes.targets.get((job.plugin, event.type), ())
-        if not matches:
-            notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
-            continue
-        envelope = event.envelope()
-        total += len(envelope) * len(matches)
-        if total > most_bytes:
-            return FollowUps(refused=f"its events carry more than {most_bytes} bytes to the next jobs")
-        for index, plugin in matches:
-            known = target(plugin)
-            dead = Settled(status=JobStatus.DEAD, error=f"plugin {plugin} {known.refused}") if known.refused else None
-            children.append(
-                NewJob(
-                    plugin=plugin,
-                    command="handle",
-                    submitted_by="route",
-                    payload=envelope,
-                    max_attempts=known.max_attempts,
-                    dedupe_key=event.dedupe_key,
-                    parent_job_id=job.id,
-                    source_event_id=event.id,
-                    child_key=f"{event.id}/route/{index}",
-                    hops=job.hops + 1,
-                    snapshot_id=snapshot_id,
-                    settled=dead,
+        _send(event, job, place if ended.status is JobStatus.SUCCEEDED else None, world, walk)
+    if ended.is_failure and place is not None and place.node.on_error is not None:
+        walk.enter(place.node.on_error, step_failure(job, ended, now=now), place.at)
+    if job.notify and job.is_root and ended.status is not JobStatus.SKIPPED:
+        _tell_hooks(job, ended, world, walk, now=now)
+    return walk.following()
+
+
+def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome, Following]:
+    """How a join ends whose members are all over, and what its step leads to."""
+    job = joined.job
+    waited = Evidence(started_at=job.created_at, duration=max(now, job.created_at) - job.created_at)
+    if joined.failed:
+        more = "" if joined.failed == len(joined.failures) else f" and {joined.failed - len(joined.failures)} more"
+        return Failed(f"not joined: {'; '.join(joined.failures)}{more}", waited), Following()
+    walk = world.walk()
+    place = _place(job, world, walk)
+    if place is None:
+        return Failed(f"pipeline {job.pipeline} has no step {job.step_id} any more", waited), walk.following()
+    results = [strict_json.loads(arrival.payload) for arrival in joined.arrivals]
+    payload = {**entered_with(job), "results": results}
+    event = Event(event_id(job.id, job.attempt, "joined"), JOIN_COMPLETED, payload, job.plugin, now)
+    try:
+        walk.enter(place.node.successors, event, place.at)
+    except TooMuch as error:
+        return Failed(str(error), waited), Following()
+    return Succeeded(evolve(waited, result=_joined_text(results))), walk.following()
+
+
+def _joined_text(results: list[Any]) -> str:
+    """The result of a join, in the shape of a plugin's answer; what arrived is in it unless it is very much."""
+    answer = {"status": "ok", "result": f"{len(results)} joined"}
+    text = strict_json.dumps({**answer, "results": results})
+    return text if len(text) <= MOST_JOINED else strict_json.dumps(answer)
+
+
+@frozen
+class Beginning:
+    """The first jobs of a run, the root first, and why some of them cannot be run if they cannot."""
+
+    following: Following
+    refusals: tuple[str, ...]
+
+
+def begin(plan: Plan, payload: Mapping[str, Any], world: World, *, submitted_by: str, now: datetime) -> Beginning:
+    """A run of `plan` that somebody asked for by name: its own conditions are not asked. TooMuch as in `after`."""
+    walk = world.walk()
+    event = Event(str(uuid.uuid4()), plan.on or plan.hook or plan.name, payload, submitted_by, now)
+    start(plan, event, walk, Position(**fresh(plan, event), submitted_by=submitted_by))
+    return Beginning(walk.following(), tuple(walk.refusals))
+
+
+def _place(job: Job, world: World, walk: Walk) -> _Place | None:
+    """Where in a run the job stands; None if it is in none, or in one that the configuration no longer has."""
+    if job.pipeline is None or job.step_id is None:
+        return None
+    plan = world.plans.by_name.get(job.pipeline)
+    node = plan.nodes.get(job.step_id) if plan is not None else None
+    if plan is None or node is None:
+        reason = "the configuration has no such step any more"
+        walk.notes.append(
+            Note(kind="run.ended", data={"pipeline": job.pipeline, "step_id": job.step_id, "reason": reason})
+        )
+        return None
+    return _Place(node, position_of(job, plan, node))
+
+
+def _send(event: Event, job: Job, place: _Place | None, world: World, walk: Walk) -> None:
+    """The event is on all its ways; if there is none, that is noted."""
+    made = len(walk.children) + len(walk.arrivals)
+    if place is not None:
+        walk.enter(place.node.successors, _from(event, job), place.at)
+    matches = world.routes.targets.get((job.plugin, event.type), ())
+    for index, plugin in matches:
+        walk.add(_routed(event, job, index, plugin, world, walk))
+    if not event.is_internal:
+        for plan in world.plans.on(event.type):
+            _trigger(plan, event, job, place, walk)
+        if len(walk.children) + len(walk.arrivals) == made:
+            walk.notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
+
+
+def _from(event: Event, job: Job) -> Event:
+    """The event with the step it came from, for plugins that want to know."""
+    source = {"ductile_upstream_plugin": job.plugin}
+    if job.pipeline is not None:
+        source["ductile_upstream_pipeline"] = job.pipeline
+    if job.step_id is not None:
+        source["ductile_upstream_step_id"] = job.step_id
+    return evolve(event, payload={**event.payload, **source})
+
+
+def _routed(event: Event, job: Job, index: int, plugin: str, world: World, walk: Walk) -> NewJob:
+    """The job of one route; for a plugin that cannot run it is dead from the start and says why."""
+    known = world.target(plugin)
+    return NewJob(
+        plugin=plugin,
+        command=HANDLE,
+        submitted_by="route",
+        payload=walk.payload_for(HANDLE, event),
+        max_attempts=known.max_attempts,
+        dedupe_key=event.dedupe_key,
+        parent_job_id=job.id,
+        source_event_id=event.id,
+        child_key=f"{event.id}/route/{index}",
+        hops=job.hops + 1,
+        snapshot_id=world.snapshot_id,
+        settled=Settled(status=JobStatus.DEAD, error=f"plugin {plugin} {known.refused}") if known.refused else None,
+    )
+
+
+def _trigger(plan: Plan, event: Event, job: Job, place: _Place | None, walk: Walk) -> None:
+    """A run of its own inside the tree of the job; it inherits what is durable."""
+    baggage = place.at.baggage if place is not None else {}
+    if not may_begin(plan, event, job.plugin, baggage, walk):
+        return
+    at = Position(
+        **fresh(plan, event),
+        baggage=baggage,
+        inherits_from=job.event_context_id,
+        hops=job.hops + 1,
+        parent_id=job.id,
+    )
+    start(plan, _from(event, job), walk, at)
+
+
+SIGNALS = ("job.completed", "job.failed", "job.timed_out", "job.dead")
+
+
+def _tell_hooks(job: Job, ended: Ended, world: World, walk: Walk, *, now: datetime) -> None:
+    """Hook pipelines start as trees of their own, with nothing of the job but how it ended."""
+    applies = (True, ended.is_failure, ended.timed_out, ended.status is JobStatus.DEAD)
+    payload = outcome_payload(job, ended)
+    for signal in (signal for signal, does in zip(SIGNALS, applies, strict=True) if does):
+        event = Event(event_id(job.id, job.attempt, signal), signal, payload, job.plugin, now)
+        for plan in world.plans.on_hook(signal):
+            if may_begin(plan, event, job.plugin, {}, walk):
+                at = Position(
+                    **fresh(plan, event), hops=job.hops + 1, parent_id=job.id, own_tree=True, submitted_by="hook"
                 )
-            )
-    return FollowUps(tuple(children), tuple(notes))
+                start(plan, event, walk, at)
+
+
+def may_begin(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any], walk: Walk) -> bool:
+    about: dict[str, Any] = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
+    if not plan.takes_from(source):
+        about |= {"reason": f"from_plugin is {plan.from_plugin}", "source": source}
+    elif plan.condition is not None:
+        scope = Scope(payload=event.payload, context=baggage)
+        if holds(plan.condition, scope):
+            return True
+        about |= {"reason": "if is false", "predicates": explain(plan.condition, scope)}
+    else:
+        return True
+    walk.notes.append(Note(kind="pipeline.skipped", data=about))
+    return False
+
+
+def fresh(plan: Plan, event: Event) -> dict[str, Any]:
+    """What every run begins with."""
+    return {"plan": plan, "instance": derived_id(event.id, plan.name), "depth_limit": plan.depth_limit}
+
+
+def start(plan: Plan, event: Event, walk: Walk, at: Position) -> None:
+    """The root context and the first jobs; a tree of its own gets one root, whatever the pipeline begins with."""
+    context = NewContext(
+        id=derived_id(at.instance, "context"),
+        parent_id=at.inherits_from,
+        pipeline_name=plan.name,
+        accumulated_json=strict_json.dumps({**at.baggage, CONTROL: at.control(0)}),
+    )
+    walk.contexts.append(context)
+    first = len(walk.children)
+    walk.enter(plan.entry, event, evolve(at, inherits_from=context.id))
+    if at.parent_id is None or at.own_tree:
+        walk.children[first:] = _under_one_root(walk.children[first:], event, at, context.id)
+
+
+def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: str) -> list[NewJob]:
+    roots = [new for new in made if new.parent_job_id == at.parent_id]
+    if len(roots) == 1 and not roots[0].is_join:
+        return made
+    start = NewJob(
+        id=derived_id(at.instance, "start"),
+        plugin=START,
+        command=HANDLE,
+        submitted_by=at.submitted_by,
+        parent_job_id=at.parent_id,
+        own_tree=at.own_tree,
+        child_key=at.key(event, START),
+        source_event_id=event.id,
+        event_context_id=context_id,
+        pipeline=at.plan.name,
+        hops=at.hops,
+        settled=Settled(status=JobStatus.SUCCEEDED, result=strict_json.dumps({"jobs": len(roots)})),
+    )
+    top = at.parent_id
+    below = (evolve(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)
+    return [start, *below]

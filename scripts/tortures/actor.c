@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 static char request[1 << 20];
-static char job[128] = "-", attempt[32] = "0", event[128] = "-";
+static char job[128] = "-", attempt[32] = "0", event[128] = "-", part[32] = "-";
 
 static void find(const char *key, char *into, size_t room)
 {
@@ -34,8 +34,8 @@ static void testify(const char *what)
     char line[512];
     const char *path = getenv("ACTOR_EFFECTS");
     clock_gettime(CLOCK_MONOTONIC, &now);
-    int length = snprintf(line, sizeof line, "%s %s %s %s %d %lld\n", what, job, attempt, event, (int)getpid(),
-                          (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    int length = snprintf(line, sizeof line, "%s %s %s %s %s %d %lld\n", what, job, attempt, event, part,
+                          (int)getpid(), (long long)now.tv_sec * 1000000000 + now.tv_nsec);
     int file = open(path ? path : "effects", O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     if (file < 0 || write(file, line, length) != length || fsync(file) != 0)
         _exit(70);
@@ -80,15 +80,30 @@ static void say(const char *text)
     }
 }
 
-static void succeed(void)
+static char *itemize(char *at, uint32_t luck)
+{
+    int most = number("ACTOR_ITEMS", 0), count = luck / 4900 % (most + 1);
+    if (!most)
+        return at;
+    at += sprintf(at, ",\"even\":%s,\"items\":[", luck >> 20 & 1 ? "false" : "true");
+    for (int item = 0; item < count; item++)
+        at += sprintf(at, "%s%d", item ? "," : "", 100 + item);
+    return at + sprintf(at, "]");
+}
+
+static void succeed(uint32_t luck)
 {
     static char answer[1 << 16];
     char *at = answer;
     const char *emits = getenv("ACTOR_EMITS");
     int count = number("ACTOR_COUNT", 1);
-    at += sprintf(at, "{\"status\":\"ok\",\"result\":\"done\",\"state_updates\":{\"last\":\"%s-%s\"},\"events\":[", job, attempt);
-    for (int n = 0; emits && n < count; n++)
-        at += sprintf(at, "%s{\"type\":\"%s\",\"payload\":{\"n\":%d}}", n ? "," : "", emits, n);
+    at += sprintf(at, "{\"status\":\"ok\",\"result\":\"%s-%s\",\"state_updates\":{\"last\":\"%s-%s\"},\"events\":[", job,
+                  attempt, job, attempt);
+    for (int n = 0; emits && n < count; n++) {
+        at += sprintf(at, "%s{\"type\":\"%s\",\"payload\":{\"n\":%d", n ? "," : "", emits, n);
+        at = itemize(at, luck);
+        at += sprintf(at, "}}");
+    }
     sprintf(at, "]}\n");
     say(answer);
 }
@@ -127,6 +142,7 @@ int main(void)
     find("\"job_id\"", job, sizeof job);
     find("\"attempt\"", attempt, sizeof attempt);
     find("\"event_id\"", event, sizeof event);
+    find("\"part\"", part, sizeof part);
     testify("start");
     if (number("ACTOR_DAEMON", 0))
         leave_a_daemon();
@@ -136,6 +152,6 @@ int main(void)
     if ((int)(luck % 100) < number("ACTOR_TROUBLE", 0))
         return misbehave(luck / 100 % 7);
     testify("end");
-    succeed();
+    succeed(luck);
     return 0;
 }

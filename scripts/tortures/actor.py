@@ -1,8 +1,9 @@
 #!/usr/bin/env -S python3 -S
 """The plugin under torture where there is no C compiler; actor.c does the same, faster.
 
-ACTOR_EFFECTS  the effect ledger: one line when it begins, one when it ends well
+ACTOR_EFFECTS  the effect ledger: one line when it begins, one when it ends well, with the `part` it was told
 ACTOR_EMITS    the type of the events it emits, ACTOR_COUNT how many
+ACTOR_ITEMS    its events carry a list of up to so many items, and whether they are `even`
 ACTOR_TROUBLE  how many of a hundred attempts go wrong, each in one of seven ways
 ACTOR_NAP_MS   it sleeps up to this long
 ACTOR_DAEMON   it leaves a process of its own session behind
@@ -17,6 +18,7 @@ import time
 request = json.load(sys.stdin.buffer)
 job, attempt = request["job_id"], str(request["attempt"])
 event = (request.get("event") or {}).get("event_id", "-")
+part = (request.get("event") or {}).get("payload", {}).get("part", "-")
 
 
 def number(name: str) -> int:
@@ -24,7 +26,7 @@ def number(name: str) -> int:
 
 
 def testify(what: str) -> None:
-    line = f"{what} {job} {attempt} {event} {os.getpid()} {time.monotonic_ns()}\n"
+    line = f"{what} {job} {attempt} {event} {part} {os.getpid()} {time.monotonic_ns()}\n"
     file = os.open(os.environ["ACTOR_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
     os.fsync(file)
@@ -67,11 +69,18 @@ def misbehave(kind: int) -> None:
         sys.exit(3)
 
 
-def succeed() -> None:
+def succeed(luck: int) -> None:
     emits, count = os.environ.get("ACTOR_EMITS"), int(os.environ.get("ACTOR_COUNT", "1"))
-    events = [{"type": emits, "payload": {"n": n}} for n in range(count)] if emits else []
-    state = {"last": f"{job}-{attempt}"}
-    print(json.dumps({"status": "ok", "result": "done", "state_updates": state, "events": events}))
+    events = [{"type": emits, "payload": {"n": n, **itemized(luck)}} for n in range(count)] if emits else []
+    done = f"{job}-{attempt}"
+    print(json.dumps({"status": "ok", "result": done, "state_updates": {"last": done}, "events": events}))
+
+
+def itemized(luck: int) -> dict[str, object]:
+    most = number("ACTOR_ITEMS")
+    if not most:
+        return {}
+    return {"even": not luck >> 20 & 1, "items": [100 + item for item in range(luck // 4900 % (most + 1))]}
 
 
 testify("start")
@@ -84,4 +93,4 @@ if luck % 100 < number("ACTOR_TROUBLE"):
     misbehave(luck // 100 % 7)
 else:
     testify("end")
-    succeed()
+    succeed(luck)

@@ -16,55 +16,17 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ductile.clock import to_text
+from scripts.tortures.play import ROLES, Role, Script, routes_of, scripts_of
+
+__all__ = ["CANARY", "TOKEN", "Arena", "Core", "Role", "build_actor", "cpu_seconds", "start_ticks"]
 
 HERE = Path(__file__).parent
 TOKEN = "torture-token-d41d8cd98f00b204"
 CANARY = "torture-canary-9e107d9d372bb682"
 PATIENCE = 60.0
-
-
-@frozen
-class Role:
-    """One plugin of the play: what it emits, how it misbehaves, and how often it is asked for over the API."""
-
-    name: str
-    emits: str | None = None
-    count: int = 1
-    trouble: int = 0
-    nap_ms: int = 0
-    leaves_daemon: bool = False
-    keeps_facts: bool = False
-    weight: int = 0
-    timeout: str = "30s"
-
-    def environment(self, effects: Path) -> dict[str, str]:
-        asked = {
-            "ACTOR_EFFECTS": str(effects),
-            "ACTOR_EMITS": self.emits,
-            "ACTOR_COUNT": str(self.count),
-            "ACTOR_TROUBLE": str(self.trouble),
-            "ACTOR_NAP_MS": str(self.nap_ms),
-            "ACTOR_DAEMON": "1" if self.leaves_daemon else None,
-        }
-        return {name: value for name, value in asked.items() if value is not None}
-
-
-ROLES = (
-    Role("gather", emits="item.found", count=3, keeps_facts=True, weight=4),
-    Role("refine", emits="item.refined", nap_ms=20, keeps_facts=True),
-    Role("keep"),
-    Role("flaky", trouble=35, nap_ms=10, timeout="400ms", weight=3),
-    Role("slow", nap_ms=700, weight=2),
-    Role("litter", leaves_daemon=True, nap_ms=30, weight=1),
-)
-ROUTES = (
-    ("gather", "item.found", "refine"),
-    ("gather", "item.found", "flaky"),
-    ("refine", "item.refined", "keep"),
-)
 
 
 @define
@@ -88,10 +50,12 @@ class Arena:
         return self.path / "effects"
 
     @property
-    def routes(self) -> list[tuple[str, str, str]]:
-        """Those of the play whose plugins are on the stage."""
-        names = {role.name for role in self.roles}
-        return [route for route in ROUTES if route[0] in names and route[2] in names]
+    def routes(self) -> tuple[tuple[str, str, str], ...]:
+        return routes_of(self.roles)
+
+    @property
+    def scripts(self) -> tuple[Script, ...]:
+        return scripts_of(self.roles)
 
     @property
     def log(self) -> Path:
@@ -131,9 +95,12 @@ class Arena:
                 f"    timeouts: {{poll: {role.timeout}, handle: {role.timeout}}}",
                 f"    config: {{api_key: {CANARY}}}",
                 f"    env: {{{environment}}}",
+                f"    notify_on_complete: {str(role.notifies).lower()}",
             ]
         lines.append("routes:" if self.routes else "routes: []")
         lines += [f"  - {{from: {source}, event_type: {kind}, to: {to}}}" for source, kind, to in self.routes]
+        lines.append("pipelines:" if self.scripts else "pipelines: []")
+        lines += [script.text.strip("\n") for script in self.scripts]
         return "\n".join(lines) + "\n"
 
     @contextmanager

@@ -7,104 +7,25 @@ import json
 import sqlite3
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from ductile.ledger.reports import tree_outcome
+from scripts.tortures.arena import CANARY, TOKEN
+from scripts.tortures.case import FAILURES, FINAL, Case, Row, is_core
+from scripts.tortures.runs import HOOKS, JOINS, STEPS, payload_of, story_of
 
-from scripts.tortures.arena import CANARY, TOKEN, Arena, Role
-from scripts.tortures.clients import Acknowledged
+__all__ = ["INVARIANTS", "Case", "check"]
 
-FINAL = frozenset({"succeeded", "failed", "dead", "skipped"})
-STEPS = {
+LEGAL = {
     None: {"queued", "dead"},
     "queued": {"running", "skipped", "dead"},
     "running": {"queued", "succeeded", "failed", "dead"},
 }
-LOST_WITH_THE_CORE = "core restart"
+LEGAL_FOR_CORE = {None: {"queued", "succeeded"}, "queued": {"succeeded", "failed"}}
+"""Switches are over when they are written; joins run nothing."""
 SCHEMA_VERSION = 1
-
-
-@frozen
-class Effect:
-    """One line that a plugin wrote: it began, or it ended well."""
-
-    what: str
-    job_id: str
-    attempt: int
-    event_id: str
-    pid: int
-    at: int
-
-
-def read_effects(path: Path) -> list[Effect]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [
-        Effect(what, job, int(n), event, int(pid), int(at)) for what, job, n, event, pid, at in map(str.split, lines)
-    ]
-
-
-@frozen(slots=False)
-class Case:
-    """Everything that is known about one torture. `stuck`, `orphans` and `faults` were seen while it went on."""
-
-    ledger: Path
-    acknowledged: Sequence[Acknowledged]
-    effects: Sequence[Effect]
-    deaths: Sequence[str] = ()
-    """Moments at which a core was seen to be dead, as the ledger writes moments."""
-    workers: int = 4
-    roles: Sequence[Role] = ()
-    routes: Sequence[tuple[str, str, str]] = ()
-    logs: Sequence[Path] = ()
-    stuck: Sequence[str] = ()
-    orphans: Sequence[str] = ()
-    faults: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, arena: Arena, acknowledged: Sequence[Acknowledged], **seen: Any) -> "Case":
-        return cls(
-            ledger=arena.ledger,
-            acknowledged=acknowledged,
-            effects=read_effects(arena.effects),
-            workers=arena.workers,
-            roles=arena.roles,
-            routes=arena.routes,
-            logs=(arena.log, arena.path / "core.stderr"),
-            **seen,
-        )
-
-    def rows(self, statement: str) -> list[dict[str, Any]]:
-        with closing(sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)) as db:
-            db.row_factory = sqlite3.Row
-            return [dict(row) for row in db.execute(statement)]
-
-    @cached_property
-    def jobs(self) -> Mapping[str, dict[str, Any]]:
-        columns = (
-            "id, plugin, status, attempt, parent_job_id, root_job_id, source_event_id, payload, open_jobs, tree_jobs"
-        )
-        return {row["id"]: row for row in self.rows(f"SELECT {columns} FROM job_queue")}
-
-    @cached_property
-    def attempts(self) -> Mapping[str, list[dict[str, Any]]]:
-        """Job id → its log rows, in order."""
-        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        columns = "job_id, attempt, status, job_status, result, last_error"
-        for row in self.rows(f"SELECT {columns} FROM job_log ORDER BY job_id, attempt, seq"):
-            found[row["job_id"]].append(row)
-        return found
-
-    @cached_property
-    def starts(self) -> Mapping[str, list[Effect]]:
-        found: dict[str, list[Effect]] = defaultdict(list)
-        for effect in self.effects:
-            if effect.what == "start":
-                found[effect.job_id].append(effect)
-        return found
 
 
 def check(case: Case) -> dict[str, list[str]]:
@@ -125,13 +46,21 @@ def acknowledged_jobs_end(case: Case) -> Iterator[str]:
             yield f"stuck: {job['id']} ({job['plugin']}) is {job['status']}, attempt {job['attempt']}"
 
 
-def acknowledged_jobs_ran(case: Case) -> Iterator[str]:
-    """I2: every acknowledged job was started at least once, unless the core died each time before it could."""
+def jobs_ran(case: Case) -> Iterator[str]:
+    """I2: every job was started at least once, unless the core died each time before it could; a success was done."""
+    ends = {(effect.job_id, effect.attempt) for effect in case.effects if effect.what == "end"}
+    excused = set(case.excused)
+    for job_id, log in case.attempts.items():
+        last = log[-1]
+        if is_core(last["plugin"]) or job_id in excused:
+            continue
+        if not case.starts.get(job_id) and any(row["status"] != "skipped" for row in log):
+            yield f"{job_id} ({last['plugin']}) never ran: {[row['last_error'] for row in log]}"
+        elif last["status"] == "succeeded" and (job_id, last["attempt"]) not in ends:
+            yield f"{job_id} ({last['plugin']}) succeeded in attempt {last['attempt']}, which did nothing"
     for one in case.acknowledged:
-        if not case.starts.get(one.job_id):
-            log = case.attempts.get(one.job_id, [])
-            if not log or any(not _lost(row) and row["status"] != "skipped" for row in log):
-                yield f"{one.job_id} ({one.plugin}) never ran: {[row['last_error'] for row in log]}"
+        if one.job_id in case.jobs and not case.attempts.get(one.job_id):
+            yield f"{one.job_id} ({one.plugin}) never ran and has no attempt"
 
 
 def attempts_run_once(case: Case) -> Iterator[str]:
@@ -192,10 +121,15 @@ CLAIMS_AND_RECOVERIES = """
 
 
 def children_and_facts_once(case: Case) -> Iterator[str]:
-    """I5: one child for every event and matching route of a success and none otherwise; one fact for every success."""
+    """I5: one child for every event and matching route of a success and none otherwise; one fact for every success.
+
+    What pipelines make of events is told in `runs`; here, that nobody has the same child twice.
+    """
     children: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    keys = Counter((job["parent_job_id"], job["child_key"]) for job in case.jobs.values() if job["child_key"])
+    yield from (f"{parent} has the child {key} {count} times" for (parent, key), count in keys.items() if count > 1)
     for job in case.jobs.values():
-        if job["parent_job_id"]:
+        if job["parent_job_id"] and not job["pipeline"]:
             event = json.loads(job["payload"])
             children[job["parent_job_id"]][job["plugin"], event["type"], event["payload"]["n"]] += 1
             if event["event_id"] != job["source_event_id"]:
@@ -209,13 +143,13 @@ def children_and_facts_once(case: Case) -> Iterator[str]:
     yield from _facts(case)
 
 
-def _expected_children(case: Case, job: Mapping[str, Any]) -> Counter[tuple[Any, ...]]:
+def _expected_children(case: Case, job: Row) -> Counter[tuple[Any, ...]]:
     log = case.attempts.get(job["id"], [])
     if not log or log[-1]["status"] != "succeeded":
         return Counter()
     return Counter(
         (target, event["type"], event["payload"]["n"])
-        for event in json.loads(log[-1]["result"] or "{}").get("events", ())
+        for event in case.answer_of(job["id"]).get("events", ())
         for source, kind, target in case.routes
         if (source, kind) == (job["plugin"], event["type"])
     )
@@ -244,25 +178,55 @@ def no_orphan_processes(case: Case) -> Iterator[str]:
 
 
 def transitions_replay(case: Case) -> Iterator[str]:
-    """I8: the journal's steps are legal, join up, and lead to where each job is; trees count their jobs right."""
+    """I8: the journal's steps are legal, join up, and lead to where each job is; joins and trees count right."""
     where: dict[str, str | None] = {}
-    for row in case.rows("SELECT job_id, from_status, to_status FROM job_transitions ORDER BY id"):
+    for row in case.rows(TRANSITIONS):
         job_id, before, after = row["job_id"], row["from_status"], row["to_status"]
-        if where.get(job_id) != before or after not in STEPS.get(before, ()):
+        legal = LEGAL_FOR_CORE if is_core(row["plugin"]) else LEGAL
+        if where.get(job_id) != before or after not in legal.get(before, ()):
             yield f"{job_id} went from {before} to {after} while it was {where.get(job_id)}"
         where[job_id] = after
     for job in case.jobs.values():
         if where.get(job["id"]) != job["status"]:
             yield f"{job['id']} is {job['status']}, the journal ends with {where.get(job['id'])}"
-    sizes, open_jobs = Counter[str](), Counter[str]()
+    yield from case.miscounted
+    yield from _joins(case)
+    yield from _trees(case)
+
+
+TRANSITIONS = """
+    SELECT step.job_id, step.from_status, step.to_status, journal.plugin
+      FROM job_transitions AS step JOIN journal ON journal.seq = step.id ORDER BY step.id
+"""
+
+
+def _joins(case: Case) -> Iterator[str]:
+    members = Counter(job["join_id"] for job in case.jobs.values() if job["status"] not in FINAL)
     for job in case.jobs.values():
-        sizes[job["root_job_id"]] += 1
-        open_jobs[job["root_job_id"]] += job["status"] not in FINAL
-    for root_id in sizes:
-        root = case.jobs.get(root_id)
-        counted = (root["tree_jobs"], root["open_jobs"]) if root else None
-        if counted != (sizes[root_id], open_jobs[root_id]):
-            yield f"tree {root_id} counts {counted}, there are {(sizes[root_id], open_jobs[root_id])} jobs"
+        expected = members[job["id"]] if job["status"] == "queued" and job["is_join"] else 0
+        if job["waits_for"] != expected:
+            yield f"{job['id']} ({job['plugin']}, {job['status']}) waits for {job['waits_for']} jobs, not {expected}"
+
+
+def _trees(case: Case) -> Iterator[str]:
+    """A tree is closed in the moment its last job ends, and failed only by what nobody tolerates."""
+    with closing(sqlite3.connect(f"file:{case.ledger}?mode=ro", uri=True)) as db:
+        for root_id, jobs in case.trees.items():
+            root, open_jobs = case.jobs.get(root_id), sum(job["status"] not in FINAL for job in jobs)
+            closed_at = None if open_jobs else max(job["completed_at"] for job in jobs)
+            counted = tuple(root[name] for name in ("tree_jobs", "open_jobs", "tree_completed_at")) if root else None
+            if counted != (len(jobs), open_jobs, closed_at):
+                yield f"tree {root_id} counts {counted}, there is {(len(jobs), open_jobs, closed_at)}"
+            elif (status := str(tree_outcome(db, root_id).status)) != (expected := _verdict(jobs, open_jobs)):
+                yield f"tree {root_id} is {status}, not {expected}"
+
+
+def _verdict(jobs: Iterable[Row], open_jobs: int) -> str:
+    return "open" if open_jobs else "failed" if any(map(fails_its_tree, jobs)) else "succeeded"
+
+
+def fails_its_tree(job: Row) -> bool:
+    return job["status"] in FAILURES and not job["tolerated"]
 
 
 def database_is_whole(case: Case) -> Iterator[str]:
@@ -295,13 +259,56 @@ def nothing_said_that_should_not_be(case: Case) -> Iterator[str]:
         )
 
 
-def _lost(row: Mapping[str, Any]) -> bool:
-    return str(row["last_error"]).startswith(LOST_WITH_THE_CORE)
+def runs_are_whole(case: Case) -> Iterator[str]:
+    """I11: every run has exactly the steps that its events and conditions lead to, each with its payload and baggage.
+
+    A run that was acknowledged began with what its caller sent.
+    """
+    yield from story_of(case).wrong[STEPS]
+    for one in case.acknowledged:
+        job = case.jobs.get(one.job_id)
+        if one.plugin not in case.scripts or job is None:
+            continue
+        if (job["pipeline"], payload_of(job)) != (one.plugin, {"number": one.number}):
+            yield f"{one.job_id} is no run of {one.plugin} with {one.number}: {job['pipeline']}, {payload_of(job)}"
+
+
+def joins_join(case: Case) -> Iterator[str]:
+    """I12: every join is one row, waited for all its branches, and handed on what each came to, in order."""
+    yield from story_of(case).wrong[JOINS]
+
+
+def hooks_fire_once(case: Case) -> Iterator[str]:
+    """I13: the end of a root that notifies starts every hook that waits for it, once; nothing else starts one."""
+    yield from story_of(case).wrong[HOOKS]
+
+
+def callers_are_told_the_truth(case: Case) -> Iterator[str]:
+    """I14: whoever waited for a run was told its true status, result and tree."""
+    for one in case.acknowledged:
+        if one.answer is None or one.job_id not in case.jobs:
+            continue
+        jobs = case.trees[one.job_id]
+        failures = [job["status"] for job in jobs if fails_its_tree(job)]
+        last = [job for job in jobs if job["step_id"] in LAST_STEPS] or jobs[:1]
+        expected = {
+            "status": failures[-1] if failures else "succeeded",
+            "result": case.answer_of(last[-1]["id"]) or None,
+            "tree": [(job["id"], job["status"], job["attempt"]) for job in jobs],
+        }
+        nodes = [(node["job_id"], node["status"], node["attempt"]) for node in one.answer["tree"]]
+        told = {"status": one.answer["status"], "result": one.answer["result"], "tree": nodes}
+        for name, truth in expected.items():
+            if told[name] != truth:
+                yield f"the caller of {one.job_id} was told the {name} {told[name]}, it is {truth}"
+
+
+LAST_STEPS = frozenset({"ship", "prices__join"})
 
 
 INVARIANTS: Mapping[str, Callable[[Case], Iterable[str]]] = {
     "I1 acknowledged jobs end": acknowledged_jobs_end,
-    "I2 acknowledged jobs ran": acknowledged_jobs_ran,
+    "I2 jobs ran": jobs_ran,
     "I3 attempts run once": attempts_run_once,
     "I4 runs again only with a reason": runs_again_only_with_a_reason,
     "I5 children and facts once": children_and_facts_once,
@@ -310,4 +317,8 @@ INVARIANTS: Mapping[str, Callable[[Case], Iterable[str]]] = {
     "I8 transitions replay": transitions_replay,
     "I9 database is whole": database_is_whole,
     "I10 nothing said that should not be": nothing_said_that_should_not_be,
+    "I11 runs are whole": runs_are_whole,
+    "I12 joins join": joins_join,
+    "I13 hooks fire once": hooks_fire_once,
+    "I14 callers are told the truth": callers_are_told_the_truth,
 }

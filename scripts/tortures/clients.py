@@ -1,28 +1,48 @@
-"""The load: callers with keep-alive connections who write down every job that was acknowledged to them."""
+"""The load: callers with keep-alive connections who write down every job that was acknowledged to them.
+
+Some ask for jobs and runs and go on at once; others wait for the end of the runs they start and keep what they hear.
+"""
 
 import http.client
 import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
 
-from scripts.tortures.arena import TOKEN, Role
+from scripts.tortures.arena import TOKEN
+from scripts.tortures.play import Role, Script
 
 PATIENCE = 5.0
+"""Longer than the caller of any pipeline has to wait for an answer."""
+WAITS_PER_SECOND = 5.0
+
+
+@frozen
+class Call:
+    """What a caller may ask for: a plugin or a pipeline."""
+
+    name: str
+    path: str
 
 
 @frozen
 class Acknowledged:
-    """A 202: from this moment on the job may not be lost."""
+    """A 202, or the 200 at the end of a run: from this moment on the job may not be lost."""
 
     job_id: str
     plugin: str
+    """Or pipeline."""
     at: int
+    number: int = 0
+    """What it was asked with."""
+    answer: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What a caller was told who waited until the run was over."""
 
 
 @define
@@ -34,6 +54,9 @@ class Clients:
     seed: int
     ledger: Path
     count: int = 4
+    scripts: Sequence[Script] = ()
+    waiting: int = 2
+    """Callers who wait for synchronous pipelines, if there are any."""
     acknowledged: list[Acknowledged] = field(factory=list)
     unanswered: int = 0
     refused: list[str] = field(factory=list)
@@ -43,7 +66,15 @@ class Clients:
     _threads: list[threading.Thread] = field(factory=list)
 
     def start(self) -> None:
-        self._threads = [threading.Thread(target=self._call, args=(number,)) for number in range(self.count)]
+        at_once = [Call(one.name, f"/plugin/{one.name}/poll") for one in self.roles for _ in range(one.weight)]
+        at_once += [
+            Call(one.name, f"/pipeline/{one.name}?async=true") for one in self.scripts for _ in range(one.weight)
+        ]
+        at_the_end = [Call(one.name, f"/pipeline/{one.name}") for one in self.scripts if one.is_synchronous]
+        rate = self.per_second / self.count
+        work = [(str(number), at_once, rate) for number in range(self.count)]
+        work += [(f"waiting/{number}", at_the_end, WAITS_PER_SECOND) for number in range(self.waiting) if at_the_end]
+        self._threads = [threading.Thread(target=self._call, args=args) for args in work]
         for thread in self._threads:
             thread.start()
 
@@ -68,15 +99,14 @@ class Clients:
             self._changed.wait_for(lambda: self._url is not None or self._over)
             return None if self._over else self._url
 
-    def _call(self, number: int) -> None:
-        dice = random.Random(f"{self.seed}/{number}")
-        asked = [role.name for role in self.roles for _ in range(role.weight)]
+    def _call(self, name: str, calls: Sequence[Call], per_second: float) -> None:
+        dice = random.Random(f"{self.seed}/{name}")
         while url := self._next_url():
             connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             try:
                 while self._url == url and not self._over:
-                    self._post(connection, dice.choice(asked), dice.randrange(1 << 30))
-                    time.sleep(dice.expovariate(self.per_second / self.count))
+                    self._post(connection, dice.choice(calls), dice.randrange(1 << 30))
+                    time.sleep(dice.expovariate(per_second))
             except (OSError, http.client.HTTPException):
                 self.unanswered += 1
                 self._give_up(url)
@@ -89,12 +119,14 @@ class Clients:
             if self._url == url:
                 self._url = None
 
-    def _post(self, connection: http.client.HTTPConnection, plugin: str, number: int) -> None:
+    def _post(self, connection: http.client.HTTPConnection, call: Call, number: int) -> None:
         body = json.dumps({"payload": {"number": number}})
-        connection.request("POST", f"/plugin/{plugin}/poll", body, {"authorization": f"Bearer {TOKEN}"})
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status == 202:
-            self.acknowledged.append(Acknowledged(json.loads(content)["job_id"], plugin, time.monotonic_ns()))
+        connection.request("POST", call.path, body, {"authorization": f"Bearer {TOKEN}"})
+        reply = connection.getresponse()
+        content = reply.read()
+        if reply.status in (200, 202):
+            told = json.loads(content)
+            answer = told if reply.status == 200 else None
+            self.acknowledged.append(Acknowledged(told["job_id"], call.name, time.monotonic_ns(), number, answer))
         else:
-            self.refused.append(f"{answer.status} {content[:200]!r}")
+            self.refused.append(f"{reply.status} {content[:200]!r}")

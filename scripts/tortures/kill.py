@@ -24,8 +24,10 @@ from ductile.clock import to_text
 from ductile.engine.processes import become_subreaper
 from ductile.failpoints import NAMES
 from scripts.tortures.arena import Arena, Core, cpu_seconds, start_ticks
-from scripts.tortures.checker import Case, check
+from scripts.tortures.case import Case
+from scripts.tortures.checker import check
 from scripts.tortures.clients import Clients
+from scripts.tortures.runs import story_of
 
 PROGRESS_EVERY = 25
 STALL_SECONDS = 180.0
@@ -68,7 +70,9 @@ class Blow:
         if kind < 0.50:
             name = dice.choice(sorted(NAMES - UNREACHED))
             return cls("ready", 0.8, f"{name}:{dice.randint(1, 12)}")
-        return cls("ready", dice.uniform(0.05, 0.9))
+        if kind < 0.92:
+            return cls("ready", dice.uniform(0.05, 0.9))
+        return cls("ready", dice.uniform(0.9, 3.0))
 
 
 @define
@@ -82,6 +86,7 @@ class Torture:
     ready_cpu_seconds: list[float] = field(factory=list)
     stuck: list[str] = field(factory=list)
     orphans: list[str] = field(factory=list)
+    miscounted: list[str] = field(factory=list)
     faults: list[str] = field(factory=list)
 
     def run(self) -> dict[str, Any]:
@@ -89,7 +94,13 @@ class Torture:
         become_subreaper()  # what dead cores leave behind comes to us and is reaped, whatever the host's init does
         options, dice = self.options, random.Random(self.options.seed)
         self.arena.build()
-        clients = Clients(self.arena.roles, options.jobs_per_second, options.seed, self.arena.path / "client")
+        clients = Clients(
+            self.arena.roles,
+            options.jobs_per_second,
+            options.seed,
+            self.arena.path / "client",
+            scripts=self.arena.scripts,
+        )
         clients.start()
         begun = time.monotonic()
         try:
@@ -168,6 +179,7 @@ class Torture:
             self.stuck += [
                 f"{row[0]} is running since before core {core.process.pid}" for row in db.execute(old, (launched,))
             ]
+            self.miscounted += [f"{row[0]} {row[1]} beside core {core.process.pid}" for row in db.execute(MISCOUNTED)]
         return True
 
     def _open_jobs(self) -> int:
@@ -208,9 +220,10 @@ class Torture:
             deaths=self.deaths,
             stuck=self.stuck,
             orphans=self.orphans,
+            miscounted=self.miscounted,
             faults=[*self.faults, *(answer for answer in clients.refused if answer.startswith("500"))],
         )
-        violations = check(case)
+        violations, told = check(case), story_of(case).told
         for name, found in violations.items():
             for violation in found[:SHOWN]:
                 print(f"{name}: {violation}", file=sys.stderr)
@@ -227,6 +240,9 @@ class Torture:
             "refused": len(clients.refused),
             "jobs": len(case.jobs),
             "attempts": sum(map(len, case.attempts.values())),
+            **{name: told[name] for name in ("runs", "steps", "joins", "hooks")},
+            "waited": sum(one.answer is not None for one in clients.acknowledged),
+            "excused": len(case.excused),
             "lost_attempts": len(case.rows("SELECT 1 FROM journal WHERE kind = 'job.recovered'")),
             "by_status": {row["status"]: row["n"] for row in case.rows(BY_STATUS)},
             "violations": {name.split()[0]: len(found) for name, found in violations.items()},
@@ -246,6 +262,21 @@ class Torture:
 
 
 OPEN_JOBS = "SELECT COUNT(*) FROM job_queue WHERE status IN ('queued', 'running')"
+MISCOUNTED = """
+    SELECT id, 'waits for ' || waits_for || ' jobs, which are not there' FROM job_queue AS waiting
+     WHERE is_join = 1 AND status = 'queued'
+       AND waits_for <> (SELECT COUNT(*) FROM job_queue
+                          WHERE join_id = waiting.id AND status IN ('queued', 'running'))
+    UNION ALL
+    SELECT id, 'counts ' || open_jobs || ' open jobs, which are not there' FROM job_queue AS root
+     WHERE open_jobs IS NOT NULL AND tree_completed_at IS NULL
+       AND open_jobs <> (status IN ('queued', 'running'))
+                      + (SELECT COUNT(*) FROM job_queue
+                          WHERE root_job_id = root.id AND root_job_id <> id AND status IN ('queued', 'running'))
+    UNION ALL
+    SELECT id, 'is closed with ' || open_jobs || ' open jobs' FROM job_queue
+     WHERE tree_completed_at IS NOT NULL AND open_jobs > 0
+"""
 BY_STATUS = "SELECT status, COUNT(*) AS n FROM job_queue GROUP BY status ORDER BY status"
 
 

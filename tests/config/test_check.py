@@ -166,7 +166,7 @@ def test_routes_need_plugins_that_are_there_enabled_and_have_handle(base: Home) 
     found = base.examine(ROOTS + text + "plugins: {off: {uses: echo, enabled: false}}")
     assert errors(found, "routes") == {
         "routes[0].from": "plugin gone is in none of the plugin_roots",
-        "routes[0].to": "plugin poller has no command 'handle'",
+        "routes[0].to": "plugin poller has no command 'handle'; it has poll",
         "routes[1].to": "plugin off is disabled",
     }
 

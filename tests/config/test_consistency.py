@@ -170,7 +170,8 @@ def test_two_tokens_with_one_name_are_refused(home: Home) -> None:
         "plugins: {p: {schedules: [{after: 0}]}}",
         "plugins: {p: {schedules: [{cron: '0 0 * * *', jitter: 1h}]}}",
         "webhooks: {endpoints: [{path: /a, event: 'x.{header.X-Kind}', secret_ref: [t], scheme: stripe}]}",
-        "pipelines: [{name: n}]\nwebhooks: {endpoints: [{path: /a, pipeline: n, secret_ref: t, scheme: slack}]}",
+        "pipelines: [{name: n, on: e, steps: [{uses: p}]}]\n"
+        "webhooks: {endpoints: [{path: /a, pipeline: n, secret_ref: t, scheme: slack}]}",
         "remote_ingress: {require_key_id: true, peers: [{name: a, key_id: k, secret_ref: t}]}",
     ],
 )
@@ -189,9 +190,3 @@ def test_contradictions_unset_variables_and_broken_grants_are_told_together(base
         base.lock()
     assert "environment variable GONE is not set" in str(caught.value)
     assert "gone.json: does not exist" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["[a]", "{a: b}", "5", ""])
-def test_a_pipeline_whose_name_is_no_text_is_left_to_those_who_know_pipelines(base: Home, name: str) -> None:
-    """It matches no webhook, and nothing trips over it."""
-    assert base.load(f"pipelines: [{{name: {name}}}]").settings.pipelines

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ductile import strict_json, strict_yaml
 from ductile.config.check import examine
 from ductile.config.load import load
-from ductile.config.rules import YAML_NAME
 from ductile.config.sections import Settings
 from ductile.config.show import redacted
 from ductile.errors import ConfigInvalid
+from ductile.vocabulary import YAML_NAME
 from tests.config.conftest import Home
 
 CANARY = "canary-51d0a77e"

@@ -119,7 +119,7 @@ UNSET_ERRORS = [
 UNSET_WARNINGS = [
     "service: {name: '${GONE}'}",
     "plugins: {a: {enabled: false, config: {k: '${GONE}'}}}",
-    "pipelines: [{name: '${GONE}'}]",
+    "pipelines: [{name: '${GONE}', on: e, steps: [{uses: p}]}]",
     "plugins: {a: {schedules: [{every: 5m, payload: {k: '${GONE}'}}]}}",
 ]
 

@@ -100,7 +100,14 @@ ACCEPTED = [
     "plugins: {a: {schedules: [{preferred_window: {start: '8:00', end: '22:00'}, jitter: 5s, catch_up: run_all}]}}",
     "plugins: {a: {timeouts: {poll: 5s, my-command: 1m}, retry: {max_attempts: 1}, limits: {memory: 1GB}}}",
     "routes: [{from: a, event_type: x.y, to: b}]",
-    "pipelines: [{name: x, on: y, steps: []}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p}]}]",
+    "pipelines: [{name: a b, on-hook: job.failed, max_depth: 0, timeout: 5s, steps: [{uses: p.poll, call: }]}]",
+    "pipelines: [{name: x, on: y, if: {path: payload.a, op: exists}, steps: [{uses: p, if: {all: [{any: []}]}}]}]",
+    "pipelines: [{name: x, on: y, steps: [{split: [{steps: [{call: z}]}], join: yes}, {call: z, foreach: payload.a}]}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p, foreach: item, max_items: 5, join: on}]}]",
+    "pipelines: [{name: x, on: y, steps: [{relay: {to: a, event: b.c, with: {a: 1}, baggage: {a: b}}, on_error: []}]}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p, with: {a: [1, {b: null}]}, baggage: {from: payload}}]}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p, on_error: [{uses: q}], continue: true}]}]",
     "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t}, {path: /b, event: e, secret_ref: [a, b]}]}",
     "instances: [{name: a-b, base_url: 'https://x:1/y', ingress_path: /i, secret_ref: t, allow: [a.b], timeout: 5s}]",
     "remote_ingress: {peers: [{name: a, secret_ref: t, baggage: {allow: [x]}}], allowed_clock_skew: 1m}",
@@ -140,6 +147,21 @@ REFUSED = [
     "plugins: {a: {schedules: [{preferred_window: {start: '8:00'}}]}}",
     "routes: [{from: a, to: b}]",
     "pipelines: [text]",
+    "pipelines: [{on: y, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on: y}]",
+    "pipelines: [{name: x, on: y, steps: []}]",
+    "pipelines: [{name: x/y, on: y, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on: y, max_depth: -1, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on: y, execution_mode: sync, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on-hook: job.started, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on: y, if: true, steps: [{uses: p}]}]",
+    "pipelines: [{name: x, on: y, steps: [{use: p}]}]",
+    "pipelines: [{name: x, on: y, steps: [{split: []}]}]",
+    "pipelines: [{name: x, on: y, steps: [{split: [{uses: p, id: ''}]}]}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p, foreach: payload.a, max_items: 0}]}]",
+    "pipelines: [{name: x, on: y, steps: [{uses: p, continue: maybe}]}]",
+    "pipelines: [{name: x, on: y, steps: [{relay: {to: a}}]}]",
+    "pipelines: [{name: x, on: y, steps: [{relay: {to: a, event: A B}}]}]",
     "webhooks: {endpoints: [{path: a, secret_ref: t}]}",
     "webhooks: {endpoints: [{path: /a}]}",
     "webhooks: {endpoints: [{path: /a, secret_ref: [a, b, c]}]}",
@@ -164,6 +186,22 @@ def test_what_the_loader_accepts_is_valid(text: str) -> None:
 def test_what_the_loader_refuses_is_not_valid(text: str) -> None:
     """As far as a schema can tell."""
     assert not is_accepted(text)
+    assert not is_valid(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipelines: [{name: x, steps: [{uses: p}]}]",
+        "pipelines: [{name: x, on: y, on-hook: job.failed, steps: [{uses: p}]}]",
+        "pipelines: [{name: x, on: y, steps: [{id: a}]}]",
+        "pipelines: [{name: x, on: y, steps: [{uses: p, call: q}]}]",
+        "pipelines: [{name: x, on: y, steps: [{uses: p, if: {path: payload.a, op: equals}}]}]",
+        "pipelines: [{name: x, on: y, if: {all: [{pth: payload.a}]}, steps: [{uses: p}]}]",
+    ],
+)
+def test_an_editor_underlines_what_only_the_compiler_would_refuse(text: str) -> None:
+    """Steps of two kinds or of none, pipelines that nothing starts, conditions that are none."""
     assert not is_valid(text)
 
 

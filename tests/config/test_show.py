@@ -46,7 +46,10 @@ plugins:
         payload: {{api_key: {CANARY}-payload, plain: '${{SECRET_4}}'}}
 pipelines:
   - name: p
-    steps: [{{id: s, uses: echo, with: {{plain: '${{SECRET_5}}', auth: {CANARY}-with}}}}]
+    on: e
+    steps:
+      - {{id: s, uses: echo, with: {{plain: '${{SECRET_5}}', auth: {CANARY}-with, token: "{{payload.token}}"}}}}
+      - {{uses: echo, if: {{path: payload.x, op: eq, value: '${{SECRET_5}}'}}, baggage: {{auth.user: payload.user}}}}
 """
 
 
@@ -81,6 +84,9 @@ def test_the_view_keeps_what_is_no_secret(config: Config) -> None:
     assert shown["api"]["auth"]["tokens"][0] == {"token": "***", "scopes": ["plugin:ro"], "name": ""}
     assert shown["tokens"][0]["name"] == "hook"
     assert shown["pipelines"][0]["name"] == "p"
+    first, second = shown["pipelines"][0]["steps"]
+    assert first["with"] == {"plain": "***", "auth": "***", "token": "{payload.token}"}
+    assert second["baggage"] == {"auth.user": "payload.user"}
 
 
 @pytest.mark.parametrize("printed", [repr, str])
@@ -94,7 +100,15 @@ def test_printing_any_part_shows_no_secret(config: Config, printed: type[str]) -
         config.settings.tokens,
         config.files,
     ]
-    parts += [config.settings.pipelines[:0], config.grants, config.seal, config.drifts, config.warnings, config.mask]
+    parts += [
+        config.settings.pipelines[0].steps[0],
+        *config.plans.by_name["p"].nodes.values(),
+        config.grants,
+        config.seal,
+        config.drifts,
+        config.warnings,
+        config.mask,
+    ]
     parts += list(config.settings.plugins.values()) + list(config.settings.tokens) + list(config.files)
     assert not [part for part in parts if CANARY in printed(part)]
 

@@ -67,7 +67,8 @@ def attempts(home: Home, job_id: str) -> list[tuple[int, str]]:
 
 @pytest.mark.timeout(400)
 def test_thirty_random_kills_lose_nothing_and_double_nothing() -> None:
-    """kill -9 at any moment under load: every acknowledged job ends, every attempt runs once, every child exists once.
+    """kill -9 at any moment under load: every acknowledged job ends, every attempt runs once, every child exists once,
+    and every run of a pipeline has all its steps, joins and hooks.
 
     In a process of its own, because it adopts and reaps what the dead cores leave behind.
     """
@@ -81,6 +82,7 @@ def test_thirty_random_kills_lose_nothing_and_double_nothing() -> None:
     assert summary["cycles"] == 30
     assert summary["acknowledged"] > 0
     assert summary["lost_attempts"] > 0, "no kill hit a running job: the torture does not torture"
+    assert min(summary[part] for part in ("runs", "steps", "joins", "hooks")) > 0, "no pipelines were tortured"
 
 
 def test_a_job_in_flight_is_run_again_and_nothing_else_is(home: Home, start: Start) -> None:
@@ -187,6 +189,71 @@ def test_a_job_that_killed_the_core_twice_is_held_back(home: Home, start: Start)
     assert (row["status"], row["attempt"]) == ("queued", 3)
     assert from_text(row["next_retry_at"]) - from_text(row["failed_at"]) == timedelta(seconds=30)
     assert service.run("quick")["status"] == "succeeded"
+
+
+def test_a_step_that_kills_the_core_is_given_up_and_its_join_is_decided(home: Home, start: Start) -> None:
+    """The last member of a join ends in a recovery: if its failure is tolerated, the run goes on from there."""
+    home.plugin("poison", KILLS_ITS_CORE)
+    home.plugin("quick", OK)
+    home.add(
+        "plugins:\n  quick: {}\n  poison: {retry: {max_attempts: 1}}\n"
+        "pipelines:\n"
+        "  - name: risky\n"
+        "    on: risky.asked\n"
+        "    steps:\n"
+        "      - id: both\n"
+        "        join: true\n"
+        "        split:\n"
+        "          - {id: safe, uses: quick}\n"
+        "          - {id: deadly, uses: poison, continue: true, on_error: [{id: mend, uses: quick}]}\n"
+        "      - {id: last, uses: quick}\n"
+    )
+    service = start()
+    status, answer = service.ask("POST", "/pipeline/risky", {"payload": {}})
+    assert status == 202, answer
+    assert service.wait() == -signal.SIGKILL
+
+    service = start()
+
+    _, tree = service.ask("GET", f"/job/{answer['job_id']}/tree?wait=30s")
+    ends = {node["step_id"]: node["status"] for node in tree if "step_id" in node}
+    assert ends == {
+        "safe": "succeeded",
+        "deadly": "dead",
+        "mend": "succeeded",
+        "both__join": "succeeded",
+        "last": "succeeded",
+    }
+    (last,) = home.rows("SELECT payload FROM job_queue WHERE step_id = 'last'")
+    results = json.loads(last["payload"])["payload"]["results"]
+    assert [result.get("status") for result in results] == [None, "dead"]
+
+
+def test_a_hook_fires_once_for_a_job_that_died_with_the_core(home: Home, start: Start) -> None:
+    """The end that a recovery gives to a job is announced like any other, and not again by the next recovery."""
+    home.plugin("poison", KILLS_ITS_CORE)
+    home.plugin("quick", OK)
+    home.add(
+        "plugins:\n  quick: {}\n  poison: {retry: {max_attempts: 1}, notify_on_complete: true}\n"
+        "pipelines:\n"
+        "  - {name: toll, on-hook: job.dead, steps: [{id: bell, uses: quick}]}\n"
+    )
+    service = start()
+    poison = service.post("poison")
+    assert service.wait() == -signal.SIGKILL
+
+    for _ in range(2):
+        recovering = home.launch(environ={"DUCTILE_FAILPOINT": "recover.after_first"})
+        assert recovering.wait() == -signal.SIGKILL
+    service = start()
+
+    assert service.job(poison, wait="30s")["status"] == "dead"
+    (bell,) = home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'bell'")
+    assert bell["parent_job_id"] == poison
+    assert service.job(bell["id"], wait="30s")["status"] == "succeeded"
+    service.kill()
+    start()
+    assert home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'bell'") == [bell]
 
 
 def test_sigterm_lets_a_running_job_finish(home: Home, start: Start) -> None:

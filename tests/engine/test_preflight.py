@@ -10,7 +10,7 @@ import pytest
 from ductile.engine.limits import Limits
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.spawn import Caps
-from ductile.model import Job
+from ductile.model import Dead, Job
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, snapshot_of
 
@@ -113,7 +113,7 @@ def test_a_job_that_can_never_run_is_refused_with_the_reason(home: Home, job: Jo
     """A plugin that is gone or switched off, a command that does not exist."""
     home.plugin("off", SCRIPT)
     home.add("plugins:\n  off: {enabled: false}\n")
-    assert prepare(home, job) == Refuse(reason)
+    assert prepare(home, job) == Refuse(Dead(reason))
 
 
 def test_a_plugin_that_is_not_trusted_any_more_does_not_run_now(home: Home) -> None:

@@ -1,7 +1,8 @@
 """A real ledger file for every test, and a driver that plays producer, dispatcher and engine on it."""
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import Claimed, claim
+from ductile.ledger.claim import Claimed, claim, record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import Enqueued, enqueue
 from ductile.ledger.record import Recorded, Stale, record
+from ductile.ledger.settle import settle_joins
 from ductile.ledger.store import open_writer
-from ductile.model import Ending, Evidence, Job, NewJob, Outcome, Succeeded
+from ductile.model import Ending, Evidence, Failed, Following, Job, Joined, JoinRule, NewJob, Outcome, Succeeded
 
 START = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
@@ -57,6 +59,35 @@ class Driver:
                 now=self.now,
             )
 
+    def turn(
+        self, *endings: Ending, rule: JoinRule | None = None, **free: int
+    ) -> tuple[list[Recorded | Stale], Claimed]:
+        """What the dispatcher does: endings, joins, claim."""
+        with transaction(self.db):
+            return record_and_claim(
+                self.db,
+                endings,
+                now=self.now,
+                run_id=self.run_id,
+                free=free,
+                limit=100,
+                join_rule=rule or all_or_nothing(),
+            )
+
+    def join(self, job_id: str = "J", **values: Any) -> NewJob:
+        return self.new(id=job_id, plugin="core.join", command="handle", is_join=True, **values)
+
+    def fan(self, *children: NewJob) -> Job:
+        """A root that has just ended with these children."""
+        self.enqueue(plugin="root")
+        root = self.claim_one("root")
+        self.end(root, children=children)
+        return root
+
+    def settle(self, rule: JoinRule | None = None, **more: Any) -> list[Recorded]:
+        with transaction(self.db):
+            return settle_joins(self.db, rule or all_or_nothing(), now=self.now, **more)
+
     def row(self, job_id: str) -> dict[str, Any]:
         cursor = self.db.execute("SELECT * FROM job_queue WHERE id = ?", (job_id,))
         names = [column[0] for column in cursor.description]
@@ -67,6 +98,25 @@ class Driver:
 
     def statuses(self) -> list[str]:
         return [status for (status,) in self.db.execute("SELECT status FROM job_queue ORDER BY seq")]
+
+
+def all_or_nothing(follow: Callable[[Joined], Following] = lambda joined: Following()) -> JoinRule:
+    """A join is failed if a member is; otherwise its result is what arrived, and `follow` says what comes next."""
+
+    def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
+        if joined.failed:
+            return Failed(f"{joined.failed} failed: {'; '.join(joined.failures)}"), Following()
+        result = json.dumps([json.loads(arrival.payload) for arrival in joined.arrivals])
+        return Succeeded(Evidence(started_at=now, duration=timedelta(0), result=result)), follow(joined)
+
+    return decide
+
+
+def result_of(drive: Driver, job_id: str) -> Sequence[Any]:
+    """What the last attempt of a job left, read as JSON."""
+    statement = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC"
+    found: Sequence[Any] = json.loads(drive.db.execute(statement, (job_id,)).fetchone()[0])
+    return found
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     invariant,
+    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -26,13 +28,32 @@ from hypothesis.stateful import (
 from ductile.errors import WrongState
 from ductile.ledger.claim import claim
 from ductile.ledger.connections import transaction
+from ductile.ledger.following import start_run
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.operate import cancel, retry
-from ductile.ledger.record import Stale, record
+from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.recover import recover_orphans
 from ductile.ledger.retention import Policy, prune
+from ductile.ledger.settle import settle_joins
 from ductile.ledger.store import schema
-from ductile.model import Dead, Ending, Evidence, Failed, Interrupted, NewJob, Outcome, Retried, Skipped, Succeeded
+from ductile.model import (
+    Dead,
+    Ending,
+    Evidence,
+    Failed,
+    Following,
+    FollowRule,
+    Interrupted,
+    Job,
+    Joined,
+    JoinRule,
+    NewArrival,
+    NewJob,
+    Outcome,
+    Retried,
+    Skipped,
+    Succeeded,
+)
 
 EXAMPLES = int(os.environ.get("DUCTILE_MODEL_EXAMPLES", "2000"))
 PARTS = 8
@@ -42,7 +63,9 @@ DELAY = timedelta(minutes=2)
 PLUGINS = ("a", "b")
 KEYS = st.sampled_from(["k", None, "k", "l"])
 PICK = st.integers(0, 7)
+MEMBERS = st.lists(st.tuples(st.sampled_from(PLUGINS), KEYS, st.booleans()), max_size=2)
 FINAL = ("succeeded", "failed", "dead", "skipped")
+BAD = ("failed", "dead")
 
 
 @define
@@ -58,6 +81,9 @@ class Twin:
     max_attempts: int
     parent: str | None
     root: str
+    join: str | None = None
+    is_join: bool = False
+    tolerated: bool = False
     status: str = "queued"
     attempt: int = 1
     uncounted: int = 0
@@ -78,9 +104,37 @@ class Model:
 
     jobs: dict[str, Twin] = field(factory=dict)
     successes: dict[tuple[str, str], tuple[str, datetime]] = field(factory=dict)
+    arrivals: list[tuple[str, str]] = field(factory=list)
+    """(join, who brought it), as they came."""
 
     def open_in(self, root: str) -> int:
         return sum(job.root == root and job.status not in FINAL for job in self.jobs.values())
+
+    def members_of(self, join: str) -> list[Twin]:
+        return [job for job in self.jobs.values() if job.join == join]
+
+    def waits_for(self, join: Twin) -> int:
+        return sum(job.status not in FINAL for job in self.members_of(join.id)) if join.status == "queued" else 0
+
+    def ready_joins(self) -> list[Twin]:
+        """Oldest first."""
+        joins = (job for job in self.jobs.values() if job.is_join and job.status == "queued")
+        return sorted((join for join in joins if not self.waits_for(join)), key=lambda join: join.seq)
+
+    def failed_members(self, join: str) -> int:
+        return sum(job.status in BAD and not job.tolerated for job in self.members_of(join))
+
+    def try_again(self, job: Twin, now: datetime) -> None:
+        """By hand, with every failed join around it."""
+        job.status, job.attempt, job.cancelled = "queued", job.attempt + 1, False
+        job.asked_at, job.ended_at = now, None
+        job.max_attempts = max(job.max_attempts, job.attempt - job.uncounted)
+        join = self.jobs.get(job.join or "")
+        if join is None or join.status not in ("queued", *BAD):
+            return
+        self.arrivals = [one for one in self.arrivals if one != (join.id, job.id)]
+        if join.status in BAD:
+            self.try_again(join, now)
 
     def overdue(self, moment: datetime) -> set[str]:
         """The jobs of trees that were over before `moment` and are still there."""
@@ -177,7 +231,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def run_id(self) -> str:
         return f"run-{self.runs}"
 
-    def new(self, plugin: str, key: str | None, own: bool, attempts: int, parent: str | None) -> NewJob:
+    def new(self, plugin: str, key: str | None, own: bool, attempts: int, parent: str | None, **inside: Any) -> NewJob:
         return NewJob(
             plugin=plugin,
             command="poll",
@@ -186,6 +240,7 @@ class LedgerMachine(RuleBasedStateMachine):
             dedupe_ttl=TTL / 2 if own else None,
             max_attempts=attempts,
             parent_job_id=parent,
+            **inside,
         )
 
     def track(self, new: NewJob, got: Any, expected: str | None) -> str:
@@ -205,6 +260,9 @@ class LedgerMachine(RuleBasedStateMachine):
             new.max_attempts,
             parent.id if parent else None,
             parent.root if parent else got.job_id,
+            new.join_id,
+            new.is_join,
+            new.tolerated,
         )
         assert got.root_job_id == self.model.jobs[got.job_id].root
         return str(got.job_id)
@@ -234,8 +292,29 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [ended.job_id for ended in got.skipped] == skipped
         assert [job.attempt for job in got.jobs] == [self.model.jobs[job_id].attempt for job_id in started]
 
-    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, *children: NewJob) -> Ending:
-        return Ending(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, children=children)
+    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, **more: Any) -> Ending:
+        return Ending(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, **more)
+
+    def arrival(self, job: Twin) -> tuple[NewArrival, ...]:
+        """What a job brings to the join it is in; the model knows of it."""
+        if job.join is None:
+            return ()
+        self.model.arrivals.append((job.join, job.id))
+        return (NewArrival(join_id=job.join, payload=job.id),)
+
+    def rescue(self) -> FollowRule:
+        """Whatever ends badly without having been foreseen is followed by one job, inside the same join."""
+        self.rescuers = list[NewJob]()
+
+        def follow(job: Job, outcome: Outcome, now: datetime) -> Following:
+            self.rescuers.append(self.new("a", None, False, 1, job.id, join_id=job.join_id))
+            return Following(children=(self.rescuers[-1],))
+
+        return follow
+
+    def track_rescuer(self, ended: Recorded) -> None:
+        for child in ended.children:
+            self.track(self.rescuers.pop(0), child, None)
 
     def evidence(self) -> Evidence:
         return Evidence(started_at=self.now, duration=timedelta(0))
@@ -247,27 +326,127 @@ class LedgerMachine(RuleBasedStateMachine):
         running = [job for job in self.model.jobs.values() if job.status == "running"]
         return running[pick % len(running)]
 
-    @precondition(something_runs)
-    @rule(pick=PICK, children=st.lists(st.tuples(st.sampled_from(PLUGINS), KEYS), max_size=2))
-    def succeed(self, pick: int, children: list[tuple[str, str | None]]) -> None:
-        job = self.one_running(pick)
-        news = [self.new(plugin, key, False, 2, job.id) for plugin, key in children]
+    def succeed_with(self, job: Twin, news: list[NewJob], arrivals: tuple[NewArrival, ...] = ()) -> list[str]:
         with transaction(self.db):
-            ending = self.ending(job, Succeeded(self.evidence()), None, *news)
+            ending = self.ending(job, Succeeded(self.evidence()), children=tuple(news), arrivals=arrivals)
             got = record(self.db, ending, now=self.now, default_ttl=TTL)
         assert not isinstance(got, Stale)
         self.model.end(job, "succeeded", self.now)
-        for new, child in zip(news, got.children, strict=True):
+        made = [
             self.track(new, child, self.model.duplicate_of(new.plugin, new.dedupe_key, None, self.now))
+            for new, child in zip(news, got.children, strict=True)
+        ]
         assert got.tree_is_done == (self.model.open_in(job.root) == 0)
+        return made
+
+    @precondition(something_runs)
+    @rule(pick=PICK, children=st.lists(st.tuples(st.sampled_from(PLUGINS), KEYS), max_size=2), arrives=st.booleans())
+    def succeed(self, pick: int, children: list[tuple[str, str | None]], arrives: bool) -> None:
+        """Its children stay inside its join, or it arrives there and they go their own way."""
+        job = self.one_running(pick)
+        join = None if arrives else job.join
+        news = [self.new(plugin, key, False, 2, job.id, join_id=join) for plugin, key in children]
+        self.succeed_with(job, news, self.arrival(job) if arrives else ())
+
+    @precondition(something_runs)
+    @rule(target=made, pick=PICK, members=MEMBERS, inner=st.none() | MEMBERS)
+    def fan_out(
+        self, pick: int, members: list[tuple[str, str | None, bool]], inner: list[tuple[str, str | None, bool]] | None
+    ) -> MultipleResults[str]:
+        """Into a join, perhaps with another one inside it."""
+        job = self.one_running(pick)
+        return multiple(*self.succeed_with(job, self.joined(job.id, job.join, members, inner)))
+
+    @rule(target=made, members=MEMBERS, inner=MEMBERS)
+    def start_a_run_of_joins(
+        self, members: list[tuple[str, str | None, bool]], inner: list[tuple[str, str | None, bool]]
+    ) -> MultipleResults[str]:
+        root = self.new("b", None, False, 1, None, id=f"root-{len(self.model.jobs)}")
+        news = [root, *self.joined(None, None, members, inner)]
+        with transaction(self.db):
+            got = start_run(self.db, Following(children=tuple(news)), now=self.now, default_ttl=TTL)
+        made = [self.track(root, got[0], None)]
+        for new, child in zip(news[1:], got[1:], strict=True):
+            duplicate = self.model.duplicate_of(new.plugin, new.dedupe_key, None, self.now)
+            made.append(self.track(evolve(new, parent_job_id=root.id), child, duplicate))
+        return multiple(*made)
+
+    def joined(
+        self,
+        parent: str | None,
+        around: str | None,
+        members: list[tuple[str, str | None, bool]],
+        inner: list[tuple[str, str | None, bool]] | None,
+    ) -> list[NewJob]:
+        """The members of a join and the join itself; perhaps another one with its members is among them."""
+        outside = f"join-{len(self.model.jobs)}"
+        inside = f"{outside}-inside"
+        news = self.members(parent, outside, members)
+        if inner is not None:
+            news += [*self.members(parent, inside, inner), self.join(parent, inside, outside)]
+        return [*news, self.join(parent, outside, around)]
+
+    def members(self, parent: str | None, join: str, wanted: list[tuple[str, str | None, bool]]) -> list[NewJob]:
+        return [
+            self.new(plugin, key, False, 1, parent, join_id=join, tolerated=tolerated)
+            for plugin, key, tolerated in wanted
+        ]
+
+    def join(self, parent: str | None, join: str, around: str | None) -> NewJob:
+        return self.new("core.join", None, False, 1, parent, id=join, is_join=True, join_id=around)
+
+    def a_join_is_ready(self) -> bool:
+        return bool(self.model.ready_joins())
+
+    @precondition(a_join_is_ready)
+    @rule(limit=st.sampled_from([1, 500]), kind=st.sampled_from(["arrive", "arrive", "follow", "raise"]))
+    def decide_joins(self, limit: int, kind: str) -> None:
+        seen: list[Joined] = []
+        with transaction(self.db):
+            got = settle_joins(self.db, self.decision(kind, seen), now=self.now, default_ttl=TTL, limit=limit)
+        for ended, joined in zip(got, seen, strict=True):
+            join = self.model.ready_joins()[0]
+            assert (ended.job_id, joined.job.id) == (join.id, join.id)
+            assert joined.failed == self.model.failed_members(join.id)
+            assert [one.payload for one in joined.arrivals] == [who for at, who in self.model.arrivals if at == join.id]
+            self.model.end(join, self.expected(join, kind), self.now)
+            assert ended.status == join.status
+            if join.status == "succeeded" and kind == "arrive":
+                self.arrival(join)
+            for child in ended.children:
+                self.track(self.new("a", None, False, 1, join.id, join_id=join.join), child, None)
+            assert ended.tree_is_done == (self.model.open_in(join.root) == 0)
+        assert len(got) == limit or self.model.ready_joins() == []
+
+    def expected(self, join: Twin, kind: str) -> str:
+        if kind == "raise":
+            return "dead"
+        return "failed" if self.model.failed_members(join.id) else "succeeded"
+
+    def decision(self, kind: str, seen: list[Joined]) -> JoinRule:
+        def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
+            seen.append(joined)
+            if kind == "raise":
+                raise ValueError("no")
+            if joined.failed:
+                return Failed("no"), Following()
+            around = joined.job.join_id
+            if kind == "follow":
+                child = self.new("a", None, False, 1, joined.job.id, join_id=around)
+                return Succeeded(self.evidence()), Following(children=(child,))
+            arrivals = (NewArrival(join_id=around, payload=joined.job.id),) if around else ()
+            return Succeeded(self.evidence()), Following(arrivals=arrivals)
+
+        return decide
 
     @precondition(something_runs)
     @rule(pick=PICK, kind=st.sampled_from(["failed", "dead", "skipped"]))
     def end_for_good(self, pick: int, kind: str) -> None:
         job = self.one_running(pick)
         outcomes: dict[str, Outcome] = {"failed": Failed("no"), "dead": Dead("no"), "skipped": Skipped("no")}
+        arrivals = self.arrival(job) if job.tolerated and kind in BAD else ()
         with transaction(self.db):
-            got = record(self.db, self.ending(job, outcomes[kind]), now=self.now)
+            got = record(self.db, self.ending(job, outcomes[kind], arrivals=arrivals), now=self.now)
         assert not isinstance(got, Stale)
         self.model.end(job, kind, self.now)
 
@@ -277,10 +456,12 @@ class LedgerMachine(RuleBasedStateMachine):
         job = self.one_running(pick)
         outcome: Outcome = Retried("no", DELAY if delayed else timedelta(0)) if counted else Interrupted("drain")
         with transaction(self.db):
-            got = record(self.db, self.ending(job, outcome), now=self.now)
+            got = record(self.db, self.ending(job, outcome, rule=self.rescue()), now=self.now)
         assert not isinstance(got, Stale)
         due_at = self.now + DELAY if counted and delayed else None
         assert got.status == self.model.again(job, due_at, counted=counted, now=self.now)
+        assert len(got.children) == (got.status == "dead")
+        self.track_rescuer(got)
 
     @rule(job_id=made, outcome=st.sampled_from([Failed("late"), Retried("late", DELAY), Interrupted("late")]))
     def late_result_of_a_job_that_does_not_run(self, job_id: str, outcome: Outcome) -> None:
@@ -309,22 +490,26 @@ class LedgerMachine(RuleBasedStateMachine):
                 cancel(self.db, job_id, "operator", now=self.now)
             return
         with transaction(self.db):
-            cancel(self.db, job_id, "operator", now=self.now)
+            ended = cancel(self.db, job_id, "operator", now=self.now, rule=self.rescue())
         if job.status == "running":
             job.cancelled = True
         else:
+            assert isinstance(ended, Recorded)
             self.model.end(job, "dead", self.now)
+            assert len(ended.children) == (not job.is_join)
+            self.track_rescuer(ended)
 
-    @rule(job_id=made)
-    def try_again(self, job_id: str) -> None:
-        job = self.model.jobs[job_id]
-        if job.status not in ("failed", "dead") or job.pruned:
-            return
+    def something_failed(self) -> bool:
+        return any(job.status in BAD and not job.pruned for job in self.model.jobs.values())
+
+    @precondition(something_failed)
+    @rule(pick=PICK)
+    def try_again(self, pick: int) -> None:
+        failed = [job for job in self.model.jobs.values() if job.status in BAD and not job.pruned]
+        job = failed[pick % len(failed)]
         with transaction(self.db):
-            retry(self.db, job_id, now=self.now)
-        job.status, job.attempt, job.cancelled = "queued", job.attempt + 1, False
-        job.asked_at, job.ended_at = self.now, None
-        job.max_attempts = max(job.max_attempts, job.attempt - job.uncounted)
+            retry(self.db, job.id, now=self.now)
+        self.model.try_again(job, self.now)
 
     @rule(minutes=st.sampled_from([1, 3, 11, 40]))
     def time_passes(self, minutes: int) -> None:
@@ -335,17 +520,20 @@ class LedgerMachine(RuleBasedStateMachine):
         """Killed inside a transaction; what was committed is opened by the next run, which recovers."""
         image = self.db.serialize()
         self.db.execute("BEGIN IMMEDIATE")
+        settle_joins(self.db, self.decision("follow", []), now=self.now)
         claim(self.db, now=self.now, run_id=self.run_id, free=dict.fromkeys(PLUGINS, free), limit=free)
         self.db.close()
         self.db, self.runs = connect(image), self.runs + 1
         with transaction(self.db):
-            got = recover_orphans(self.db, run_id=self.run_id, now=self.now, default_ttl=TTL)
+            got = recover_orphans(self.db, run_id=self.run_id, now=self.now, default_ttl=TTL, rule=self.rescue())
         orphans = sorted((job for job in self.model.jobs.values() if job.status == "running"), key=lambda job: job.seq)
         assert [one.job_id for one in got] == [job.id for job in orphans]
-        for job in orphans:
+        for job, ended in zip(orphans, got, strict=True):
             backoff = timedelta(seconds=30) * 2 ** (job.recoveries - 1) if job.recoveries else None
             job.recoveries += 1
             self.model.again(job, self.now + backoff if backoff else None, counted=True, now=self.now)
+            assert isinstance(ended, Recorded)
+            self.track_rescuer(ended)
 
     @rule(limit=st.sampled_from([1, 500]))
     def prune(self, limit: int) -> None:
@@ -358,6 +546,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert gone == overdue or limit < len(overdue)
         for job_id in gone:
             self.model.jobs[job_id].pruned = True
+        self.model.arrivals = [one for one in self.model.arrivals if one[0] not in gone]
         split = {job.root for job in self.model.jobs.values() if job.pruned}
         assert not any(job.root in split and not job.pruned for job in self.model.jobs.values()), "whole trees"
 
@@ -381,6 +570,17 @@ class LedgerMachine(RuleBasedStateMachine):
         ):
             assert open_jobs == self.model.open_in(root)
             assert (done_at is not None) == (open_jobs == 0)
+
+    @invariant()
+    def every_join_waits_for_exactly_its_open_members(self) -> None:
+        for join, waits_for, lane in self.db.execute("SELECT id, waits_for, lane FROM job_queue WHERE is_join = 1"):
+            twin = self.model.jobs[join]
+            assert waits_for == self.model.waits_for(twin)
+            assert lane == ("core.join" if twin.status == "queued" and waits_for == 0 else None)
+
+    @invariant()
+    def what_arrived_is_kept_in_order(self) -> None:
+        assert self.db.execute("SELECT join_id, job_id FROM arrivals ORDER BY seq").fetchall() == self.model.arrivals
 
     @invariant()
     def nobody_waits_for_a_key_that_nobody_has(self) -> None:
@@ -409,7 +609,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_history_leaves_ledger_and_model_in_the_same_state(part: int) -> None:
-    """Enqueue, dedupe, claim, every ending, retry, cancel, crash and prune, in any order, behave as the model says."""
+    """Enqueue, dedupe, claim, endings, joins, retry, cancel, crash and prune, in any order, go as the model says."""
     run_state_machine_as_test(
         LedgerMachine,
         settings=settings(

@@ -1,7 +1,7 @@
 """Operators and crashes: cancel, try again, recover."""
 
 import sqlite3
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from ductile.ledger.connections import transaction
 from ductile.ledger.operate import CancelRequested, cancel, end_queued_jobs_of, retry
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, recover_orphans
-from ductile.model import Dead, Failed, Interrupted, Job, JobStatus, NewJob, Retried
+from ductile.model import Dead, Failed, Following, Interrupted, Job, JobStatus, Outcome, Retried
 
 
 def cancelled(drive: Any, job_id: str) -> Any:
@@ -119,8 +119,10 @@ def test_the_jobs_of_this_run_are_not_orphans(drive: Any) -> None:
 def test_a_job_that_takes_the_core_down_waits_longer_each_time_and_is_given_up(drive: Any) -> None:
     """Poison pill: at once, 30 s, 60 s, then dead with a hook in the same transaction."""
 
-    def hook(job: Job, outcome: Dead) -> list[NewJob]:
-        return [drive.new(plugin="notify", child_key="hook", own_tree=True, payload=outcome.error)]
+    def hook(job: Job, outcome: Outcome, now: datetime) -> Following:
+        assert isinstance(outcome, Dead)
+        new = drive.new(plugin="notify", child_key="hook", own_tree=True, payload=outcome.error)
+        return Following(children=(new,))
 
     job_id = drive.enqueue().job_id
     waits = []
@@ -128,7 +130,7 @@ def test_a_job_that_takes_the_core_down_waits_longer_each_time_and_is_given_up(d
         drive.later(hours=1)
         drive.claim_one()
         drive.run_id = f"next-{number}"
-        recovered(drive, f"after-{number}", follow_ups=hook)
+        recovered(drive, f"after-{number}", rule=hook)
         due = drive.row(job_id)["next_retry_at"]
         waits.append(due and due[14:19])
     assert [bool(wait) for wait in waits] == [False, True, True, False]
@@ -201,13 +203,13 @@ def test_a_disk_that_fails_makes_no_job_dead(drive: Any, code: int) -> None:
     error = sqlite3.OperationalError("the disk")
     error.sqlite_errorcode = code
 
-    def fail(job: Job, outcome: Dead) -> list[NewJob]:
+    def fail(job: Job, outcome: Outcome, now: datetime) -> Following:
         raise error
 
     drive.enqueue(max_attempts=1)
     drive.claim_one()
     with pytest.raises(LedgerError):
-        recovered(drive, follow_ups=fail)
+        recovered(drive, rule=fail)
     assert drive.statuses() == ["running"]
 
 

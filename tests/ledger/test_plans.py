@@ -14,7 +14,9 @@ from ductile.ledger import (
     contexts,
     dedupe,
     facts,
+    finish,
     jobs,
+    joins,
     journal,
     operate,
     quarantine,
@@ -29,7 +31,7 @@ from ductile.ledger import (
 )
 
 ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, jobs, journal, operate, receipts, record, recover)
-MORE_ROOMS = (quarantine, reports, retention, rows, schedules, trees)
+MORE_ROOMS = (finish, joins, quarantine, reports, retention, rows, schedules, trees)
 SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot")
 ALLOWED = {
     "SCAN CONSTANT ROW": "no table at all",
@@ -77,14 +79,19 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection, name: str
         (dedupe.IN_FLIGHT, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
         (dedupe.HELD, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
         (dedupe.RELEASE_NEXT, "job_queue_waiting (plugin=? AND command=? AND dedupe_key=?)"),
+        (joins.READY, "job_queue_lanes (lane=?)"),
+        (joins.OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),
+        (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
         (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
         (reports.TREE, "job_queue_by_root (root_job_id=?)"),
+        (reports.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
         (reports.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
         (reports.HEAD_OF_LANE, "job_queue_lanes (lane=?)"),
         (reports.DEPTH, "job_queue_by_status (status=?)"),
         (reports.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
         (schedules.OUTSTANDING, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
         (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
+        (retention.DELETE_ARRIVALS, "arrivals_by_join (join_id=?)"),
         (operate.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),
     ],
 )

@@ -12,7 +12,7 @@ from ductile.ledger import journal, reports
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.connections import transaction
 from ductile.ledger.reports import Filter
-from ductile.model import Failed, NewContext, Retried
+from ductile.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
 
 MINUTE = timedelta(minutes=1)
 
@@ -47,7 +47,7 @@ def test_a_job_tells_its_story(drive: Any) -> None:
 
 def test_an_unknown_job_is_not_found(drive: Any) -> None:
     """404 for a job, in short or in full, and for its tree."""
-    for ask in (reports.job, reports.brief, reports.tree):
+    for ask in (reports.job, reports.brief, reports.tree, reports.tree_outcome):
         with pytest.raises(NotFound):
             ask(drive.db, "nobody")
 
@@ -113,6 +113,37 @@ def test_a_look_at_the_queue_costs_the_same_however_long_it_is(drive: Any) -> No
     drive.claim(1)
     assert steps(drive.db, look) == short
     assert reports.depth(drive.db) == 110, "what waits and what runs"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tolerated", "status"),
+    [
+        (None, False, "succeeded"),
+        (Failed("no"), False, "failed"),
+        (Dead("no"), False, "failed"),
+        (Failed("no"), True, "succeeded"),
+        (Skipped("no"), False, "succeeded"),
+    ],
+)
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "child"])
+def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
+    drive: Any, outcome: Outcome | None, tolerated: bool, status: str, is_root: bool
+) -> None:
+    """Open until the last job is over; the same from every member, and when only the log has it."""
+    root = drive.enqueue(tolerated=tolerated and is_root)
+    drive.later(seconds=2)
+    child = drive.new(plugin="next", child_key="1", tolerated=tolerated)
+    drive.end(drive.claim_one(), outcome if is_root else None, children=(child,))
+    seen = reports.tree_outcome(drive.db, root.job_id)
+    assert (seen.status, seen.duration, reports.tree_is_over(drive.db, root.job_id)) == ("open", None, False)
+    drive.later(seconds=3)
+    ended = drive.end(drive.claim_one("next"), None if is_root else outcome)
+    assert reports.tree_is_over(drive.db, root.job_id)
+    for _ in ("in the queue", "in the log"):
+        for member in (root.job_id, ended.job_id):
+            seen = reports.tree_outcome(drive.db, member)
+            assert (seen.status, seen.duration) == (status, timedelta(seconds=5))
+        drive.db.execute("DELETE FROM job_queue")
 
 
 def test_a_tree_is_the_same_from_every_member(drive: Any) -> None:

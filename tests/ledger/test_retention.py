@@ -9,10 +9,11 @@ from attrs import evolve
 from ductile.errors import NotFound, WrongState
 from ductile.ledger import contexts, receipts, reports, snapshots
 from ductile.ledger.connections import transaction
+from ductile.ledger.following import start_run
 from ductile.ledger.operate import cancel
 from ductile.ledger.retention import Policy, Pruned, prune
 from ductile.ledger.snapshots import Snapshot
-from ductile.model import Failed, NewContext, NewFact, Retried
+from ductile.model import Failed, Following, JobStatus, NewArrival, NewContext, NewFact, NewJob, Retried, Settled
 
 DAY = timedelta(days=1)
 
@@ -35,6 +36,25 @@ def test_whole_finished_trees_leave_the_queue(drive: Any) -> None:
     assert pruned(drive).jobs == 2
     assert drive.statuses() == []
     assert reports.job(drive.db, root.job_id).attempts[0].status == "succeeded", "the log has it for longer"
+
+
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "inside"])
+def test_what_arrived_at_a_join_goes_with_its_tree(drive: Any, is_root: bool) -> None:
+    """Not before, and nothing that arrived in another tree."""
+
+    def start(join: str, *before: NewJob) -> None:
+        arrivals = (NewArrival(join_id=join, payload="1"), NewArrival(join_id=join, payload="2"))
+        with transaction(drive.db):
+            start_run(drive.db, Following(children=(*before, drive.join(join)), arrivals=arrivals), now=drive.now)
+
+    start("open", drive.new(join_id="open"))
+    start("over", *(() if is_root else (drive.new(settled=Settled(status=JobStatus.SUCCEEDED)),)))
+    drive.later(days=2)
+    assert pruned(drive).arrivals == 0
+    drive.settle()
+    drive.later(days=2)
+    assert (pruned(drive).arrivals, pruned(drive).arrivals) == (2, 0)
+    assert drive.db.execute("SELECT DISTINCT join_id FROM arrivals").fetchall() == [("open",)]
 
 
 def test_a_job_is_inspectable_for_as_long_as_the_log_has_it(drive: Any) -> None:

@@ -1,0 +1,47 @@
+"""Why a slot did not run: stable codes for programs, words for people.
+
+The codes that the original had keep their names. The scheduler uses those that it decides itself.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A code; `words` says the same to people."""
+
+    NOT_DUE = "not_due"
+    SCHEDULE_PAUSED_MANUAL = "schedule_paused_manual"
+    SCHEDULE_EXHAUSTED = "schedule_exhausted"
+    INVALID_SCHEDULE_CONFIG = "invalid_schedule_config"
+    SCHEDULED_HANDLE_DISALLOWED = "scheduled_handle_disallowed"
+    COMMAND_NOT_SUPPORTED = "command_not_supported"
+    OUTSIDE_DAY_CONSTRAINT = "outside_day_constraint"
+    OUTSIDE_TIME_WINDOW = "outside_time_window"
+    CIRCUIT_OPEN = "circuit_open"
+    ALREADY_RUNNING = "already_running"
+    OUTSTANDING_LIMIT = "outstanding_limit"
+    MISSED = "missed"
+    SUPERSEDED = "superseded"
+    CLOCK_SET_BACK = "clock_set_back"
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Reason.NOT_DUE: "its time has not come",
+    Reason.SCHEDULE_PAUSED_MANUAL: "paused by the operator",
+    Reason.SCHEDULE_EXHAUSTED: "it ran once and does not repeat",
+    Reason.INVALID_SCHEDULE_CONFIG: "the schedule is not valid",
+    Reason.SCHEDULED_HANDLE_DISALLOWED: "`handle` needs an event and cannot be scheduled",
+    Reason.COMMAND_NOT_SUPPORTED: "the plugin has no such command",
+    Reason.OUTSIDE_DAY_CONSTRAINT: "not on this weekday; it fires when the day is over",
+    Reason.OUTSIDE_TIME_WINDOW: "outside its window; it fires when that opens",
+    Reason.CIRCUIT_OPEN: "the circuit breaker is open after failures in a row",
+    Reason.ALREADY_RUNNING: "its previous job is not finished",
+    Reason.OUTSTANDING_LIMIT: "as many of its jobs are waiting as may",
+    Reason.MISSED: "nobody looked within a minute of its time: the service was down, or the clock jumped",
+    Reason.SUPERSEDED: "a later slot of the same schedule runs in its place",
+    Reason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
+}

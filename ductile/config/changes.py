@@ -1,0 +1,150 @@
+"""What differs between two configurations, in the words an operator thinks in. Pure; shows no secret.
+
+Values are compared as the hash sees them, with fingerprints in place of secrets, so that a new secret is a change too.
+The runtime asks before it swaps one for the other, and `reload --dry-run` shows the answer.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from attrs import field, frozen
+
+from ductile.clock import to_text
+from ductile.config.load import Config
+from ductile.config.show import plain
+from ductile.config.snapshot import Snapshot
+from ductile.secret import Secret
+
+
+@frozen
+class Named:
+    """The members of one section that came, went or changed, by name; a changed one with the keys that differ."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: Mapping[str, tuple[str, ...]] = field(factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+@frozen(kw_only=True)
+class Changes:
+    """Everything that is different in the second of two configurations."""
+
+    sections: Mapping[str, Named]
+    """plugins, schedules, pipelines, routes, tokens, webhooks, instances: only those with a difference."""
+    settings: tuple[str, ...] = ()
+    """Dotted paths of everything else that differs."""
+    unavailable: Mapping[str, str] = field(factory=dict)
+    """Plugins that could run and cannot any more, with the reason."""
+
+    def __bool__(self) -> bool:
+        return bool(self.sections or self.settings or self.unavailable)
+
+    def as_data(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            name: {"added": list(named.added), "removed": list(named.removed), "changed": _lists(named.changed)}
+            for name, named in self.sections.items()
+        }
+        return shown | {"settings": list(self.settings), "unavailable": dict(self.unavailable)}
+
+
+@frozen(kw_only=True)
+class Reloaded:
+    """What a reload changed, or would."""
+
+    at: datetime
+    changes: Changes
+    ended_jobs: Mapping[str, int] = field(factory=dict)
+    """Waiting jobs that ended because their plugin is gone, by plugin."""
+    dry_run: bool = False
+
+    def as_data(self) -> dict[str, Any]:
+        status = "planned" if self.dry_run else "reloaded" if self.changes else "unchanged"
+        return {
+            "status": status,
+            "reloaded_at": None if self.dry_run else to_text(self.at),
+            "message": _message(self),
+            "changes": self.changes.as_data(),
+            "ended_jobs": dict(self.ended_jobs),
+        }
+
+
+def _message(reloaded: Reloaded) -> str:
+    if not reloaded.changes:
+        return "nothing has changed"
+    return "this would change" if reloaded.dry_run else "the new configuration is in use"
+
+
+SECTIONS = ("plugins", "schedules", "pipelines", "routes", "tokens", "webhooks", "instances")
+
+
+def changes_between(old: Snapshot, new: Snapshot) -> Changes:
+    """What a reload from `old` to `new` would change."""
+    before, after = _sorted(old.config), _sorted(new.config)
+    sections = {name: named for name in SECTIONS if (named := _named(before[name], after[name]))}
+    changed_files = {
+        name: ("files",)
+        for name, lane in new.lanes.items()
+        if name in old.lanes and lane.plugin.fingerprint != old.lanes[name].plugin.fingerprint
+    }
+    if changed_files:
+        known = sections.get("plugins", Named())
+        merged = {
+            name: (*known.changed.get(name, ()), *changed_files.get(name, ()))
+            for name in sorted({*known.changed, *changed_files})
+        }
+        sections["plugins"] = Named(known.added, known.removed, merged)
+    gone = {name: reason for name in old.lanes if (reason := new.why_unavailable(name)) is not None}
+    return Changes(sections=sections, settings=tuple(_paths(before["settings"], after["settings"])), unavailable=gone)
+
+
+def _sorted(config: Config) -> dict[str, dict[str, Any]]:
+    """The settings as sections of named members, and what is left of them."""
+    data = plain(config.settings, hide=Secret.fingerprint)
+    plugins = data.pop("plugins")
+    schedules = {
+        f"{plugin}/{schedule.get('id', index)}": schedule
+        for plugin, entry in plugins.items()
+        for index, schedule in enumerate(entry.pop("schedules", []))
+    }
+    webhooks = data.get("webhooks") or {}
+    api_tokens = data["api"]["auth"].pop("tokens", [])
+    return {
+        "plugins": plugins,
+        "schedules": schedules,
+        "pipelines": {pipeline["name"]: pipeline for pipeline in data.pop("pipelines", [])},
+        "routes": {f"{each['from']} {each['event_type']} → {each['to']}": {} for each in data.pop("routes", [])},
+        "tokens": {each.get("name") or str(i): each for i, each in enumerate((*data.pop("tokens", []), *api_tokens))},
+        "webhooks": {endpoint["path"]: endpoint for endpoint in webhooks.pop("endpoints", [])},
+        "instances": {instance["name"]: instance for instance in data.pop("instances", [])},
+        "settings": data,
+    }
+
+
+def _named(before: Mapping[str, Any], after: Mapping[str, Any]) -> Named:
+    return Named(
+        tuple(name for name in after if name not in before),
+        tuple(name for name in before if name not in after),
+        {
+            name: tuple(_paths(before[name], after[name]))
+            for name in after
+            if name in before and before[name] != after[name]
+        },
+    )
+
+
+def _paths(before: Any, after: Any, at: str = "") -> Iterator[str]:
+    """Where two values differ, as deep as both are objects."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inside = f"{at}.{name}" if at else str(name)
+            yield from _paths(before.get(name), after.get(name), inside)
+    elif before != after:
+        yield at
+
+
+def _lists(changed: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    return {name: list(paths) for name, paths in changed.items()}

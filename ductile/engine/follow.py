@@ -1,0 +1,73 @@
+"""The rules by which the ledger decides what follows, where it learns only inside a transaction how a job ended.
+
+Both are functions of one configuration; what they decide is the pipeline room's business.
+"""
+
+from datetime import datetime
+
+from ductile.config.snapshot import Snapshot
+from ductile.ledger.trees import Budget
+from ductile.model import (
+    Dead,
+    Failed,
+    Following,
+    FollowRule,
+    Interrupted,
+    Job,
+    JobStatus,
+    Joined,
+    JoinRule,
+    Note,
+    Outcome,
+    Retried,
+    Skipped,
+    Succeeded,
+)
+from ductile.pipeline.events import Ended
+from ductile.pipeline.route import TooMuch, after, after_join
+
+
+def rule_of(snapshot: Snapshot) -> FollowRule:
+    """What follows from an ending under this configuration: `on_error` steps and hooks."""
+
+    def decide(job: Job, outcome: Outcome, now: datetime) -> Following:
+        try:
+            return after(job, ended_of(outcome), (), snapshot.world, now=now)
+        except TooMuch as error:
+            return Following(notes=(Note(kind="run.ended", data={"reason": str(error)}),))
+
+    return decide
+
+
+def join_rule_of(snapshot: Snapshot) -> JoinRule:
+    """How a join ends under this configuration, and where its run goes on."""
+
+    def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
+        return after_join(joined, snapshot.world, now=now)
+
+    return decide
+
+
+def budget_of(snapshot: Snapshot) -> Budget:
+    """How far one root may reach under this configuration."""
+    limits = snapshot.config.settings.service.limits
+    return Budget(hops=limits.hops, tree_jobs=limits.tree_jobs)
+
+
+def ended_of(outcome: Outcome, result: str | None = None) -> Ended:
+    """A final outcome as those see it who come after it."""
+    match outcome:
+        case Succeeded(evidence):
+            return Ended(status=JobStatus.SUCCEEDED, duration=evidence.duration, result=result)
+        case Skipped(reason):
+            return Ended(status=JobStatus.SKIPPED, error=reason)
+        case Failed(error, evidence) | Dead(error, evidence):
+            return Ended(
+                status=JobStatus.FAILED if isinstance(outcome, Failed) else JobStatus.DEAD,
+                error=error,
+                timed_out=evidence is not None and evidence.timed_out,
+                duration=evidence.duration if evidence else None,
+                result=result,
+            )
+        case Retried() | Interrupted():
+            raise AssertionError("only what is over has consequences")

@@ -1,0 +1,152 @@
+"""`init`: a plugin that declares it is prepared once for each manifest and configuration, before its jobs start.
+
+While it runs, the plugin's jobs wait; if it fails, the plugin is unhealthy until a start or a reload tries again. It
+is no job: nobody asked for it, nothing follows from it, and the journal tells of it.
+"""
+
+import uuid
+from datetime import datetime
+
+import trio
+from attrs import define, field
+from blake3 import blake3
+
+from ductile.config.snapshot import Lane, Snapshot
+from ductile.engine.preflight import Ready, preflight
+from ductile.engine.run_job import Attempt, Surroundings, facts_of, judge_run, spawn
+from ductile.hub import Hub
+from ductile.ledger.inits import Init, all_inits, put
+from ductile.ledger.writer import Ledger
+from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
+
+INIT = "init"
+WAITS = "is being initialised"
+
+
+@define(eq=False)
+class Health:
+    """Which plugins must not start now, and why. The dispatcher holds their jobs, the web refuses new ones."""
+
+    unhealthy: dict[str, str] = field(factory=dict)
+    initialising: dict[str, str] = field(factory=dict)
+    """Plugin → the fingerprint that it has to be prepared for."""
+    at_work: set[tuple[str, str]] = field(factory=set)
+
+    def held(self) -> frozenset[str]:
+        return frozenset((*self.unhealthy, *self.initialising))
+
+    def why(self, plugin: str) -> str | None:
+        """Why nothing of the plugin is started at this moment."""
+        return self.unhealthy.get(plugin) or (WAITS if plugin in self.initialising else None)
+
+
+def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> None:
+    """From now on the plugins wait that `initialise` will prepare; those that need it no longer do not."""
+    known, wanted = ledger.read(all_inits), {}
+    for name, lane in snapshot.lanes.items():
+        if not _declares(lane):
+            continue
+        fingerprint, last = fingerprint_of(lane), known.get(name)
+        if last is None or last.error is not None or last.fingerprint != fingerprint:
+            wanted[name] = fingerprint
+    health.unhealthy = {name: why for name, why in health.unhealthy.items() if name in wanted}
+    health.initialising = wanted
+
+
+async def initialise(
+    ledger: Ledger, snapshot: Snapshot, health: Health, around: Surroundings, hub: Hub, stopping: trio.Event
+) -> None:
+    """Every plugin that is pending has been prepared for its manifest and configuration, or is unhealthy."""
+    async with trio.open_nursery() as nursery:
+        for name, fingerprint in health.initialising.items():
+            if (name, fingerprint) not in health.at_work:
+                nursery.start_soon(_prepare, ledger, snapshot, health, around, hub, name, fingerprint, stopping)
+
+
+def _declares(lane: Lane) -> bool:
+    return INIT in lane.plugin.manifest.commands
+
+
+def fingerprint_of(lane: Lane) -> str:
+    """Changes with the manifest or the configuration of the plugin."""
+    return blake3(f"{lane.plugin.fingerprint.manifest_hash}\0{lane.config_json}".encode()).hexdigest()
+
+
+async def _prepare(
+    ledger: Ledger,
+    snapshot: Snapshot,
+    health: Health,
+    around: Surroundings,
+    hub: Hub,
+    name: str,
+    fingerprint: str,
+    stopping: trio.Event,
+) -> None:
+    job = _as_job(name, snapshot, now=around.clock.now())
+    around.log.info("init", "initialising", plugin=name)
+    health.at_work.add((name, fingerprint))
+    try:
+        error, new_facts, state = await _run(job, snapshot, around, stopping)
+    finally:
+        health.at_work.discard((name, fingerprint))
+    if stopping.is_set() and error is not None:
+        return  # cut short: the next start tries again
+    now = around.clock.now()
+    done = Init(plugin=name, fingerprint=fingerprint, error=error)
+    await ledger.write(put, done, now=now, job_id=job.id, new_facts=new_facts, state_updates=state)
+    if health.initialising.get(name) != fingerprint:
+        return  # a reload wants another one meanwhile
+    del health.initialising[name]
+    if error is None:
+        health.unhealthy.pop(name, None)
+        around.log.info("init", "initialised", plugin=name)
+    else:
+        health.unhealthy[name] = f"is unhealthy: init failed: {error}"
+        around.log.error("init", f"init failed: {error}", plugin=name)
+    hub.announce_work()
+
+
+async def _run(
+    job: Job, snapshot: Snapshot, around: Surroundings, stopping: trio.Event
+) -> tuple[str | None, tuple[NewFact, ...], str | None]:
+    """What went wrong, or None; and what the plugin wants to be known."""
+    attempt = Attempt(job, snapshot)
+    began = around.clock.now()
+    ready = preflight(
+        snapshot, job, state_json=around.state_of(job.plugin), instance=around.instance, now=began, memory=around.memory
+    )
+    if not isinstance(ready, Ready):
+        return ready.error, (), None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_with, attempt, stopping)
+        run = await spawn(attempt, ready)
+        nursery.cancel_scope.cancel()
+    verdict = await judge_run(job, run, ready.policy, began)
+    match verdict.outcome:
+        case Succeeded():
+            new_facts, state = facts_of(job, ready, verdict.response) if verdict.response else ((), None)
+            return None, new_facts, state
+        case Failed(error) | Dead(error) | Retried(error):
+            return error, (), None
+        case other:
+            return other.reason, (), None
+
+
+async def _stop_with(attempt: Attempt, stopping: trio.Event) -> None:
+    await stopping.wait()
+    attempt.stop.request("the service stops")
+
+
+def _as_job(plugin: str, snapshot: Snapshot, *, now: datetime) -> Job:
+    return Job(
+        id=str(uuid.uuid4()),
+        plugin=plugin,
+        command=INIT,
+        status=JobStatus.RUNNING,
+        attempt=1,
+        max_attempts=2,  # the next start or reload is another one
+        submitted_by="core",
+        created_at=now,
+        enqueued_snapshot_id=snapshot.id,
+        started_snapshot_id=snapshot.id,
+    )

@@ -1,0 +1,98 @@
+"""The guarded step of one job into a final state, with its log and journal rows; and what it then gives back.
+
+Between the two steps others write what follows from the ending: jobs that come are counted before the one that goes.
+Called by `record` only.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+from typing import Any
+
+from attrs import frozen
+
+from ductile.clock import to_text
+from ductile.ledger import attempts, dedupe, joins, journal, trees
+from ductile.ledger.jobs import Enqueued
+from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
+from ductile.model import Outcome, Skipped
+
+ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id"
+
+
+@frozen
+class Row:
+    """What a guarded update tells about the job it changed: the columns of ROW."""
+
+    id: str
+    plugin: str
+    command: str
+    root_job_id: str
+    dedupe_key: str | None
+    dedupe_ttl_seconds: float | None
+    schedule_id: str | None
+    join_id: str | None
+    open_jobs: int | None = None
+    """Of a root that has just ended: the jobs of its tree that are still open."""
+
+    @property
+    def scope(self) -> tuple[str, str, str] | None:
+        return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
+
+
+# A root counts itself out in the same step: it is the only job of most trees.
+END = f"""
+    UPDATE job_queue
+       SET status = :status, completed_at = :now, last_error = :error, next_retry_at = NULL, lane = NULL,
+           waits_for_key = 0, waits_for = 0, claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL,
+           boot_id = NULL, blocked_reason = NULL, open_jobs = open_jobs - 1,
+           tree_completed_at = CASE WHEN open_jobs = 1 THEN :now END
+     WHERE id = :id AND status = :was AND attempt = :attempt
+    RETURNING {ROW}, open_jobs, started_at
+"""
+
+
+def end(db: sqlite3.Connection, job_id: str, attempt: int, was: str, outcome: Outcome, *, now: datetime) -> Row | None:
+    """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more."""
+    status, error, evidence = job_status(outcome), error_of(outcome), evidence_of(outcome)
+    values = {
+        "id": job_id,
+        "attempt": attempt,
+        "was": was,
+        "status": status,
+        "now": to_text(now),
+        "error": error,
+    }
+    rows = db.execute(END, values).fetchall()
+    if not rows:
+        return None
+    *columns, started_at = rows[0]
+    row = Row(*columns)
+    attempts.log_attempt(
+        db,
+        job_id,
+        attempt,
+        attempt_status(outcome, ran=was == "running"),
+        now=now,
+        error=error,
+        evidence=evidence,
+        started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
+    )
+    data: dict[str, Any] = {"from": was, "to": status, "status": status, "attempt": attempt, "command": row.command}
+    if error is not None:
+        data["reason"] = data["error"] = error
+    if evidence:
+        data["duration_ms"] = evidence.duration // timedelta(milliseconds=1)
+    kind = attempts.kind_of(status, timed_out=evidence is not None and evidence.timed_out)
+    journal.append(db, kind, now=now, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
+    return row
+
+
+def give_back(db: sqlite3.Connection, row: Row, children: tuple[Enqueued, ...], *, now: datetime) -> bool:
+    """The ended job holds no key and no place in its join and its tree any more; True if the tree is done."""
+    if row.scope:
+        dedupe.release_next(db, row.scope)
+    if row.join_id:
+        joins.count_out(db, row.join_id)
+    if row.open_jobs is None:
+        return trees.close_one(db, row.root_job_id, now=to_text(now))
+    return row.open_jobs == 0 and not any(child.is_open_in(row.root_job_id) for child in children)

@@ -1,0 +1,123 @@
+"""What follows from an ending becomes rows: contexts, jobs, arrivals at joins, notes. All in the caller's transaction.
+
+What it is was decided by a pure rule. Most endings bring it along; one that the ledger made itself asks the rule here.
+Called by `record`, `settle` and the web, which starts runs.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+
+from attrs import evolve
+
+from ductile.ledger import contexts, joins, journal
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs import Enqueued, enqueue
+from ductile.ledger.rows import get_job
+from ductile.ledger.trees import ORDINARY, Budget
+from ductile.model import Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
+
+NOTHING = Following()
+
+
+def start_run(
+    db: sqlite3.Connection,
+    following: Following,
+    *,
+    now: datetime,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+) -> list[Enqueued]:
+    """The run is in the ledger: its first job is the root, and the parent of those that name no other.
+
+    A run whose first job is a duplicate, or exists already, is not started: the answer is that job alone. A run
+    without jobs leaves its notes and gives an empty answer.
+    """
+    if not following.children:
+        note_all(db, following.notes, None, None, None, now=now)
+        return []
+    first, *others = following.children
+    root = enqueue(db, first, now=now, default_ttl=default_ttl, budget=budget)
+    if not root.is_new:
+        return [root]
+    rest = evolve(following, children=tuple(others))
+    children = write_following(
+        db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
+    )
+    return [root, *children]
+
+
+def write_following(
+    db: sqlite3.Connection,
+    following: Following | Ending,
+    job_id: str,
+    plugin: str,
+    root_job_id: str,
+    *,
+    now: datetime,
+    default_ttl: timedelta,
+    budget: Budget,
+) -> tuple[Enqueued, ...]:
+    """Everything that follows from the job is in the ledger; the answers to its children, in order."""
+    if following.contexts:
+        contexts.put_all(db, following.contexts, now=now)
+    children = tuple(
+        enqueue(db, _child_of(job_id, new), now=now, default_ttl=default_ttl, budget=budget)
+        for new in following.children
+    )
+    if following.arrivals:
+        joins.put_arrivals(db, following.arrivals, job_id)
+    note_all(db, following.notes, job_id, plugin, root_job_id, now=now)
+    return children
+
+
+def _child_of(job_id: str, new: NewJob) -> NewJob:
+    return new if new.parent_job_id else evolve(new, parent_job_id=job_id)
+
+
+def note_all(
+    db: sqlite3.Connection,
+    notes: tuple[Note, ...],
+    job_id: str | None,
+    plugin: str | None,
+    root_job_id: str | None,
+    *,
+    now: datetime,
+) -> None:
+    for note in notes:
+        journal.append(
+            db,
+            note.kind,
+            now=now,
+            plugin=note.plugin or plugin,
+            job_id=note.job_id or job_id,
+            root_job_id=root_job_id,
+            data=note.data,
+        )
+
+
+def ask(db: sqlite3.Connection, rule: FollowRule | None, job_id: str, outcome: Outcome, *, now: datetime) -> Following:
+    """What the rule says about this ending of a job that is still open.
+
+    Nothing follows from a job that was decided not to run, nor from a join that its members did not bring to its end.
+    """
+    if rule is None or isinstance(outcome, Skipped):
+        return NOTHING
+    job = get_job(db, job_id)
+    return NOTHING if job is None or job.is_join else rule(job, outcome, now)
+
+
+def ending_instead(
+    db: sqlite3.Connection, ending: Ending, outcome: Outcome, *, now: datetime, notes: tuple[Note, ...] = ()
+) -> Ending:
+    """Another final ending of the attempt: nothing that was brought is kept, its rule says what follows."""
+    following = ask(db, ending.rule, ending.job_id, outcome, now=now)
+    return Ending(
+        job_id=ending.job_id,
+        attempt=ending.attempt,
+        outcome=outcome,
+        contexts=following.contexts,
+        children=following.children,
+        arrivals=following.arrivals,
+        notes=notes + following.notes,
+        breaker=ending.breaker,
+    )

@@ -1,0 +1,108 @@
+"""An event from outside: the jobs it becomes. Pure.
+
+Nobody in here has emitted it, so no `routes:` entry and no `from_plugin` ever matches it. Knows nothing of how it came;
+webhooks call it.
+"""
+
+import re
+from collections.abc import Callable
+
+from attrs import evolve, frozen
+
+from ductile.model import Following, JobStatus, NewJob, Note
+from ductile.pipeline.events import Event
+from ductile.pipeline.plan import HANDLE, Plan
+from ductile.pipeline.route import TooMuch, World, fresh, may_begin, start
+from ductile.pipeline.walk import Position
+
+NOBODY = ""
+"""The plugin that an event from outside comes from."""
+
+
+class TypeRefused(Exception):
+    """The event's type cannot be made from what came with it; the message says why."""
+
+
+@frozen
+class EventType:
+    """The type of the events of one source, such as `github.{header.X-GitHub-Event}`."""
+
+    parts: tuple[str, ...]
+    """Literal texts and, at every odd place, the lower-case name of a header."""
+
+    @classmethod
+    def of(cls, text: str) -> "EventType":
+        parts = _HEADER.split(text)
+        return cls(tuple(part.lower() if index % 2 else part for index, part in enumerate(parts)))
+
+    def filled(self, header: Callable[[str], str | None]) -> str:
+        """The type with the values of the headers in it; TypeRefused if one is missing or no part of a type."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return "".join(_value(part, header(part)) if index % 2 else part for index, part in enumerate(self.parts))
+
+
+def hand_over(plugin: str, event: Event, world: World, *, submitted_by: str) -> Following:
+    """One `handle` job that is a tree of its own."""
+    known = world.target(plugin)
+    job = NewJob(
+        plugin=plugin,
+        command=HANDLE,
+        submitted_by=submitted_by,
+        payload=event.envelope(),
+        max_attempts=known.max_attempts,
+        source_event_id=event.id,
+        snapshot_id=world.snapshot_id,
+        notify=known.notify,
+    )
+    return Following(children=(job,))
+
+
+def begin_with(plan: Plan, event: Event, world: World, *, submitted_by: str) -> Following:
+    """A run of `plan`, its root first; its own conditions are not asked. TooMuch if it begins with too many jobs."""
+    walk = world.walk()
+    start(plan, event, walk, Position(**fresh(plan, event), submitted_by=submitted_by))
+    return walk.following()
+
+
+def arrive(event: Event, world: World, *, submitted_by: str) -> tuple[Following, ...]:
+    """A run for every pipeline that waits for the event, each a tree of its own; what does not begin is noted."""
+    plans = () if event.is_internal else world.plans.on(event.type)
+    arrived = tuple(_triggered(plan, event, world, submitted_by) for plan in plans)
+    if any(following.children for following in arrived):
+        return arrived
+    about = {"event_id": event.id, "type": event.type, "source": event.source}
+    return (*arrived, Following(notes=(Note(kind="event.unmatched", data=about),)))
+
+
+def refused_plugin(following: Following, world: World) -> str | None:
+    """Why the run is over before it began, if that is because a plugin must not run now."""
+    for new in following.children:
+        is_dead = new.settled is not None and new.settled.status is JobStatus.DEAD and not new.tolerated
+        if is_dead and (why := world.target(new.plugin).refused):
+            return f"plugin {new.plugin} {why}"
+    return None
+
+
+def _triggered(plan: Plan, event: Event, world: World, submitted_by: str) -> Following:
+    walk = world.walk()
+    if not may_begin(plan, event, NOBODY, {}, walk):
+        return walk.following()
+    try:
+        following = begin_with(plan, event, world, submitted_by=submitted_by)
+    except TooMuch as error:
+        about = {"pipeline": plan.name, "event_id": event.id, "type": event.type, "reason": str(error)}
+        return Following(notes=(Note(kind="pipeline.skipped", data=about),))
+    return evolve(following, notes=(*walk.notes, *following.notes))
+
+
+_HEADER = re.compile(r"\{header\.([!#$%&'*+.^_`|~0-9A-Za-z-]+)\}")
+_PART_OF_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
+
+
+def _value(name: str, value: str | None) -> str:
+    if value is None:
+        raise TypeRefused(f"the header {name} is missing; the event's type is made from it")
+    if not _PART_OF_TYPE.fullmatch(value):
+        raise TypeRefused(f"the header {name} cannot be part of an event's type")
+    return value

@@ -1,0 +1,376 @@
+"""An event enters a place of a run: the jobs, contexts and arrivals this makes. Pure.
+
+Walks the instructions of a plan until every way ends in a job, at a join, or nowhere. What cannot be entered is a
+failed job with its reason, in the tree where everybody sees it. `route` decides what is entered, and with what.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import Factory, define, evolve, field, frozen
+
+from ductile import strict_json
+from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
+from ductile.pipeline import baggage
+from ductile.pipeline.baggage import CONTROL, BaggageRefused, Claims, claim
+from ductile.pipeline.conditions import explain, holds
+from ductile.pipeline.events import Ended, Event, derived_id, outcome_payload
+from ductile.pipeline.paths import ABSENT, Scope
+from ductile.pipeline.plan import (
+    HANDLE,
+    STEP_FAILED,
+    SWITCH,
+    SWITCH_FALSE,
+    SWITCH_TRUE,
+    Arrive,
+    Each,
+    End,
+    Entry,
+    Fork,
+    Gate,
+    Go,
+    Leave,
+    Node,
+    Open,
+    Plan,
+)
+
+FOREACH, START = "core.foreach", "core.start"
+MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES
+STEPS_PER_JOB = 10
+NO_CLAIMS = Claims()
+
+
+class TooMuch(Exception):
+    """What would follow is more than one job may lead to; the message says which limit."""
+
+
+@frozen
+class Target:
+    """What is to be known of a plugin that gets an event: its attempts, and why it cannot run if it cannot."""
+
+    max_attempts: int = 4
+    refused: str | None = None
+    notify: bool = False
+    """Whether the ends of its root jobs are announced to hook pipelines."""
+
+
+@frozen(kw_only=True)
+class Position:
+    """Where in a run the walk is, and what it carries."""
+
+    plan: Plan
+    instance: str
+    baggage: Mapping[str, Any] = field(factory=dict, repr=False)
+    inherits_from: str | None = None
+    """The context row that the next one continues."""
+    depth: int = 0
+    depth_limit: int
+    items: tuple[Any, ...] = ()
+    indexes: tuple[int, ...] = ()
+    hops: int = 0
+    """Crossings on the way to this run; calls inside it come on top."""
+    join_id: str | None = None
+    """The innermost join that waits for what is made here."""
+    parent_id: str | None = None
+    own_tree: bool = False
+    submitted_by: str = "route"
+    trail: tuple[int, ...] = ()
+    """The choices of this walk, so that two ways to the same place stay two."""
+
+    def key(self, event: Event, path: str) -> str:
+        """Tells one child of a parent from another."""
+        return "/".join((event.id, self.instance, path, _dotted(self.indexes), _dotted(self.trail)))
+
+    def scope(self, event: Event, config: Mapping[str, Any] | None = None) -> Scope:
+        item = self.items[-1] if self.items else ABSENT
+        return Scope(payload=event.payload, context=self.baggage, config=config or {}, item=item)
+
+    def control(self, depth: int) -> dict[str, Any]:
+        """What the core keeps in the context of a job made here."""
+        control: dict[str, Any] = {
+            "pipeline_instance_id": self.instance,
+            "route_depth": depth,
+            "route_max_depth": self.depth_limit,
+        }
+        if self.items:
+            control |= {"items": list(self.items), "indexes": list(self.indexes)}
+        return control
+
+
+def position_of(job: Job, plan: Plan, node: Node) -> Position:
+    """Where a job of a run stands, read from its row and its context."""
+    baggage: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
+    control = baggage.pop(CONTROL, {})
+    return Position(
+        plan=plan,
+        instance=control.get("pipeline_instance_id", job.root_job_id),
+        baggage=baggage,
+        inherits_from=job.event_context_id,
+        depth=control.get("route_depth", 0),
+        depth_limit=control.get("route_max_depth", plan.depth_limit),
+        items=tuple(control.get("items", ())),
+        indexes=tuple(control.get("indexes", ())),
+        hops=job.hops - node.call_depth,
+        join_id=job.join_id,
+        parent_id=job.id,
+    )
+
+
+@define(eq=False)
+class Walk:
+    """What has been made so far by one ending or one trigger."""
+
+    target: Callable[[str], Target]
+    config_of: Callable[[str], Mapping[str, Any]]
+    most_bytes: int = MOST_BYTES
+    most_jobs: int = MOST_JOBS
+    most_context: int = MOST_CONTEXT
+    snapshot_id: str | None = None
+    contexts: list[NewContext] = Factory(list)
+    children: list[NewJob] = Factory(list)
+    arrivals: list[NewArrival] = Factory(list)
+    notes: list[Note] = Factory(list)
+    refusals: list[str] = Factory(list)
+    """Why something could not be entered; each is also a failed job."""
+    _ahead: list[tuple[Entry | NewJob, Event, Position]] = Factory(list)
+    _steps: int = 0
+    _bytes: int = 0
+    _envelopes: dict[tuple[int, str], tuple[Event, str]] = Factory(dict)
+
+    def following(self) -> Following:
+        return Following(
+            contexts=tuple(self.contexts),
+            children=tuple(self.children),
+            arrivals=tuple(self.arrivals),
+            notes=tuple(self.notes),
+        )
+
+    def enter(self, entry: Entry, event: Event, at: Position) -> None:
+        """Everything that `entry` asks for is made, in the order it is written."""
+        # A stack of our own: ways through a long pipeline where nothing runs are longer than Python's.
+        self._ahead.append((entry, event, at))
+        while self._ahead:
+            self._steps += 1
+            if self._steps > STEPS_PER_JOB * self.most_jobs:
+                raise TooMuch(f"it takes more than {STEPS_PER_JOB * self.most_jobs:,} steps to find what follows")
+            self._step(*self._ahead.pop())
+
+    def _step(self, entry: Entry | NewJob, event: Event, at: Position) -> None:
+        match entry:
+            case NewJob():
+                self.add(entry)
+            case Go(node):
+                self._go(node, event, at)
+            case Gate():
+                self._decide(entry, event, at)
+            case Fork(branches):
+                inside = [(branch, event, evolve(at, trail=(*at.trail, i))) for i, branch in enumerate(branches)]
+                self._ahead += reversed(inside)
+            case Each():
+                self._each(entry, event, at)
+            case Leave(then):
+                self._ahead.append((then, event, evolve(at, items=at.items[:-1], indexes=at.indexes[:-1])))
+            case Open(join, body):
+                self._open(join, body, event, at)
+            case Arrive(_, branch, by_item):
+                self._arrive(branch, by_item, event, at)
+            case End():
+                pass
+
+    def add(self, new: NewJob) -> None:
+        self._bytes += len(new.payload or "")
+        if self._bytes > self.most_bytes:
+            raise TooMuch(f"its events carry more than {self.most_bytes:,} bytes to the next jobs")
+        if len(self.children) >= self.most_jobs:
+            raise TooMuch(f"it leads to more than {self.most_jobs:,} jobs at once")
+        self.children.append(new)
+
+    def payload_for(self, command: str, event: Event) -> str:
+        """The event as a job of `command` gets it; made once for all who get it."""
+        key = (id(event), command if command != HANDLE else "")
+        if key not in self._envelopes:
+            text = event.envelope() if command == HANDLE else strict_json.dumps(dict(event.payload))
+            self._envelopes[key] = (event, text)  # the event stays, so its id cannot mean another
+        return self._envelopes[key][1]
+
+    def _go(self, node: Node, event: Event, at: Position) -> None:
+        known = self.target(node.plugin)
+        depth = at.depth + 1
+        if at.depth_limit and depth > at.depth_limit:
+            return self._fail(node, event, at, JobStatus.DEAD, f"max_depth {at.depth_limit} of the pipeline is reached")
+        try:
+            context = self._context(node, event, at, depth)
+        except BaggageRefused as refused:
+            return self._fail(node, event, at, JobStatus.FAILED, str(refused))
+        if known.refused:
+            return self._fail(node, event, at, JobStatus.DEAD, f"plugin {node.plugin} {known.refused}")
+        self.contexts.append(context)
+        self.add(
+            self._job(
+                node.plugin,
+                node.path,
+                event,
+                at,
+                command=node.command,
+                payload=self.payload_for(node.command, event),
+                max_attempts=known.max_attempts,
+                dedupe_key=self._dedupe_key(node, event, at),
+                event_context_id=context.id,
+                tolerated=node.tolerated,
+                hops=at.hops + node.call_depth,
+                notify=known.notify,
+            )
+        )
+        return None
+
+    def _context(self, node: Node, event: Event, at: Position, depth: int) -> NewContext:
+        accumulated = claim(
+            node.baggage or NO_CLAIMS,
+            at.scope(event),
+            at.baggage,
+            control=at.control(depth),
+            most_bytes=self.most_context,
+        )
+        return NewContext(
+            id=derived_id(at.parent_id, at.key(event, node.path), "context"),
+            parent_id=at.inherits_from,
+            pipeline_name=at.plan.name,
+            step_id=node.path,
+            accumulated_json=accumulated.text,
+        )
+
+    def _dedupe_key(self, node: Node, event: Event, at: Position) -> str | None:
+        """The event's key, for this step alone: the same event may pass a plugin twice in one run."""
+        if event.dedupe_key is None:
+            return None
+        return f"{at.plan.name}/{node.path}{_dotted(at.indexes)}:{event.dedupe_key}"
+
+    def _fail(self, node: Node, event: Event, at: Position, status: JobStatus, reason: str) -> None:
+        """The step is over before it began; its `on_error` steps are entered as if it had run."""
+        self.refusals.append(reason)
+        failed = self._job(
+            node.plugin,
+            node.path,
+            event,
+            at,
+            command=node.command,
+            payload=self.payload_for(node.command, event),
+            tolerated=node.tolerated,
+            hops=at.hops + node.call_depth,
+            settled=Settled(status=status, error=reason),
+        )
+        failed = evolve(failed, id=derived_id(at.parent_id, failed.child_key))
+        self.add(failed)
+        if node.on_error is not None:
+            inside = evolve(at, parent_id=failed.id, own_tree=False)
+            self._ahead.append((node.on_error, _refused_event(failed, reason, event), inside))
+
+    def _decide(self, gate: Gate, event: Event, at: Position) -> None:
+        scope = at.scope(event, self.config_of(gate.plugin) if gate.plugin else None)
+        matched = holds(gate.condition, scope)
+        decided = SWITCH_TRUE if matched else SWITCH_FALSE
+        switch = self._job(
+            SWITCH,
+            gate.path,
+            event,
+            at,
+            hops=at.hops,
+            settled=Settled(
+                status=JobStatus.SUCCEEDED, result=strict_json.dumps({"matched": matched, "event": decided})
+            ),
+        )
+        switch = evolve(switch, id=derived_id(at.parent_id, switch.child_key))
+        self.add(switch)
+        if not matched:
+            about = {"pipeline": at.plan.name, "step_id": gate.path, "event_id": event.id}
+            self.notes.append(Note(kind="step.bypassed", data={**about, "predicates": explain(gate.condition, scope)}))
+        chosen = gate.then if matched else gate.otherwise
+        self._ahead.append((chosen, event, evolve(at, parent_id=switch.id, own_tree=False)))
+
+    def _each(self, each: Each, event: Event, at: Position) -> None:
+        found = at.scope(event).look_up(each.source)
+        reason = None
+        if found is ABSENT:
+            reason = f"foreach: {each.source} is absent"
+        elif not isinstance(found, list):
+            reason = f"foreach: {each.source} is not a list"
+        elif len(found) > each.max_items:
+            reason = f"foreach: {each.source} has {len(found):,} items, max_items is {each.max_items:,}"
+        if reason is not None:
+            self.refusals.append(reason)
+            settled = Settled(status=JobStatus.FAILED, error=reason)
+            self.add(self._job(FOREACH, each.path, event, at, hops=at.hops, settled=settled))
+            return
+        if not found:
+            self._ahead.append((each.empty, event, at))
+        for index, item in reversed(list(enumerate(found))):
+            inside = evolve(at, items=(*at.items, item), indexes=(*at.indexes, index), trail=(*at.trail, index))
+            self._ahead.append((each.body, event, inside))
+
+    def _open(self, join: Node, body: Entry, event: Event, at: Position) -> None:
+        """The members first: when the join is written, the ledger counts whom it waits for."""
+        try:
+            context = self._context(join, event, at, at.depth + 1)
+        except BaggageRefused as refused:
+            return self._fail(join, event, at, JobStatus.FAILED, str(refused))
+        self.contexts.append(context)
+        waiting = self._job(
+            join.plugin,
+            join.path,
+            event,
+            at,
+            payload=self.payload_for(HANDLE, event),
+            event_context_id=context.id,
+            hops=at.hops + join.call_depth,
+            is_join=True,
+        )
+        waiting = evolve(waiting, id=derived_id(at.parent_id, waiting.child_key))
+        self._ahead.append((waiting, event, at))
+        self._ahead.append((body, event, evolve(at, join_id=waiting.id)))
+        return None
+
+    def _arrive(self, branch: int, by_item: bool, event: Event, at: Position) -> None:
+        assert at.join_id is not None, "only what is inside of a join arrives at it"
+        payload = strict_json.dumps(dict(event.payload))
+        self._bytes += len(payload)
+        item = at.indexes[-1] if by_item else 0
+        self.arrivals.append(NewArrival(join_id=at.join_id, item=item, branch=branch, payload=payload))
+
+    def _job(self, plugin: str, path: str, event: Event, at: Position, **more: Any) -> NewJob:
+        settled = more.get("settled")
+        return NewJob(
+            plugin=plugin,
+            command=more.pop("command", HANDLE),
+            submitted_by=at.submitted_by,
+            parent_job_id=at.parent_id,
+            own_tree=at.own_tree,
+            source_event_id=event.id,
+            child_key=at.key(event, path),
+            pipeline=at.plan.name,
+            step_id=path,
+            join_id=at.join_id if settled is None or settled.status is not JobStatus.SUCCEEDED else None,
+            snapshot_id=self.snapshot_id,
+            **more,
+        )
+
+
+def _refused_event(failed: NewJob, reason: str, event: Event) -> Event:
+    """The failure of a step that never became a job."""
+    ended = Ended(status=failed.settled.status if failed.settled else JobStatus.FAILED, error=reason)
+    job = Job(
+        id=failed.id or "",
+        plugin=failed.plugin,
+        command=failed.command,
+        status=ended.status,
+        attempt=1,
+        max_attempts=1,
+        submitted_by=failed.submitted_by,
+        created_at=event.at,
+    )
+    payload = {**outcome_payload(job, ended), "input": dict(event.payload)}
+    return Event(derived_id(failed.id, "failed"), STEP_FAILED, payload, failed.plugin, event.at)
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,211 @@
+"""What comes to a webhook: the endpoint it is for, and the delivery as an event with what makes it unique. Pure.
+
+A body is read only after its signature was found good, and only as what the endpoint says it is; it becomes a payload
+and can never pose as an event. Does not know what a delivery leads to; `webhooks` does.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qsl
+
+from attrs import field, frozen
+from blake3 import blake3
+
+from ductile import strict_json
+from ductile.config.sections import WebhookEndpoint
+from ductile.errors import DuctileError, Unreadable
+from ductile.pipeline.events import Event
+from ductile.pipeline.ingress import EventType, TypeRefused
+from ductile.secret import Secret
+from ductile.web.message import Request
+from ductile.web.signatures import Verdict, Verifier
+
+NEVER_FORWARDED = frozenset({"authorization", "proxy-authorization", "cookie"})
+DEEPEST = strict_json.MAX_DEPTH - 4
+"""The core wraps a body in an event, and what becomes of it in more; all of that is read again."""
+MOST_FIELDS = 1000
+LONGEST_ID = 256
+FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+
+
+class DeliveryRefused(DuctileError):
+    """The delivery cannot be taken."""
+
+    code, exit_code, status = "delivery_refused", 1, 400
+
+    def __init__(self, message: str | None = None, *, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason or str(self)
+        """What the operator hears; it may say more than the sender is told."""
+
+
+class Forbidden(DeliveryRefused):
+    """forbidden"""
+
+    code, status = "forbidden", 403
+
+
+class WrongMediaType(DeliveryRefused):
+    """The body is not encoded as this endpoint expects."""
+
+    code, status = "wrong_media_type", 415
+
+
+class IdReused(DeliveryRefused):
+    """Another delivery had this id."""
+
+    code, status = "delivery_id_reused", 409
+
+
+@frozen(kw_only=True)
+class Endpoint:
+    """One address, with everything that is decided before a delivery comes."""
+
+    settings: WebhookEndpoint
+    verifier: Verifier
+    event_type: EventType
+    id_header: str | None
+    forwarded: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: WebhookEndpoint, secrets: Mapping[str, Secret]) -> "Endpoint":
+        known = (secrets[name] for name in settings.secret_ref if name in secrets)
+        verifier = Verifier.of(settings.scheme, known, settings.signature_header)
+        id_header = settings.delivery_id_header or verifier.scheme.delivery_id_header
+        private = NEVER_FORWARDED | {verifier.header}
+        names = (name.lower() for name in settings.forward_headers)
+        return cls(
+            settings=settings,
+            verifier=verifier,
+            event_type=EventType.of(settings.event or _default_type(settings)),
+            id_header=id_header.lower() if id_header else None,
+            forwarded=tuple(name for name in dict.fromkeys(names) if name not in private),
+        )
+
+    @property
+    def path(self) -> str:
+        return self.settings.path
+
+    @property
+    def source(self) -> str:
+        """Who its jobs and events come from."""
+        return f"webhook:{self.settings.path}"
+
+
+@frozen(kw_only=True)
+class Delivery:
+    """A signed and well-formed delivery."""
+
+    event: Event = field(repr=False)
+    key: str | None
+    """What it is known by if it comes again; None: every delivery is a new one."""
+    body_hash: str | None
+    """Tells a repetition from another delivery under the same key; None where the key says enough."""
+
+
+def payload_of_body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
+    """The body as an object; what is none is its only member `body`."""
+    encoding = (request.header("content-encoding") or "identity").lower()
+    if encoding != "identity":
+        raise WrongMediaType(f"the body is compressed ({encoding[:40]})", hint="send it as it is")
+    declared = (request.header("content-type") or "").partition(";")[0].strip().lower()
+    if endpoint.settings.body == "form":
+        if declared == JSON:
+            raise WrongMediaType("the body is JSON, this endpoint takes forms", hint=f"send {FORM}")
+        return _form(request.body)
+    try:
+        content = strict_json.loads(request.body, source="body", max_depth=DEEPEST)
+    except Unreadable as error:
+        # The declared type never chooses how a body is read: many senders of JSON declare a form.
+        if declared == FORM:
+            raise WrongMediaType("the body is a form, this endpoint takes JSON", hint=f"send {JSON}") from error
+        raise DeliveryRefused(f"the body is not JSON: {error.reason}") from error
+    return content if isinstance(content, dict) else {"body": content}
+
+
+def read_delivery(
+    endpoint: Endpoint, request: Request, verdict: Verdict, payload: Mapping[str, Any], *, now: datetime
+) -> Delivery:
+    """The event that the delivery becomes, and what it is known by."""
+    try:
+        kind = endpoint.event_type.filled(request.header)
+    except TypeRefused as refused:
+        raise DeliveryRefused(str(refused)) from refused
+    headers = {name: value for name in endpoint.forwarded if (value := request.header(name)) is not None}
+    key, is_whole = _key(endpoint, request, verdict, payload)
+    return Delivery(
+        event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
+        key=key,
+        body_hash=blake3(request.body).hexdigest() if key is not None and not is_whole else None,
+    )
+
+
+def challenge_in(endpoint: Endpoint, payload: Mapping[str, Any]) -> str | None:
+    """What Slack wants to hear when an address is entered there; None for everything else."""
+    if endpoint.settings.scheme != "slack" or payload.get("type") != "url_verification":
+        return None
+    challenge = payload.get("challenge")
+    return challenge if isinstance(challenge, str) else None
+
+
+def _default_type(settings: WebhookEndpoint) -> str:
+    name = settings.name or settings.path.rstrip("/").rpartition("/")[2]
+    return f"webhook.{name}" if name else "webhook"
+
+
+def _key(endpoint: Endpoint, request: Request, verdict: Verdict, payload: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """What the delivery is known by, and whether that alone says that two are the same."""
+    if endpoint.id_header is not None and (found := _only(endpoint.id_header, request)) is not None:
+        return found, False
+    if verdict.delivery_id is not None:
+        return verdict.delivery_id, False
+    # Senders that name the event inside of the body may count their attempts in there, too.
+    member = endpoint.verifier.scheme.delivery_id_member
+    named = payload.get(member) if member is not None else None
+    if isinstance(named, str) and 0 < len(named) <= LONGEST_ID:
+        return named, True
+    return verdict.once, True
+
+
+def _only(header: str, request: Request) -> str | None:
+    values: Iterable[str] = request.headers.get(header, ())
+    match tuple(values):
+        case () | ("",):
+            return None
+        case (found,) if len(found) <= LONGEST_ID:
+            return found
+        case _:
+            raise DeliveryRefused(f"the header {header} is given twice, or longer than {LONGEST_ID} characters")
+
+
+def _form(body: bytes) -> dict[str, Any]:
+    """Fields by name, a list where a name is repeated. GitHub and Slack put a JSON object into a lone `payload`."""
+    try:
+        pairs = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, errors="strict", encoding="utf-8", max_num_fields=MOST_FIELDS
+        )
+    except ValueError as error:
+        message = f"the body is not a form: it is not UTF-8, or has more than {MOST_FIELDS} fields"
+        raise DeliveryRefused(message) from error
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name not in fields:
+            fields[name] = value
+        elif isinstance(fields[name], list):
+            fields[name].append(value)
+        else:
+            fields[name] = [fields[name], value]
+    return _unwrapped(fields)
+
+
+def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
+    wrapped = fields.get("payload")
+    if len(fields) != 1 or not isinstance(wrapped, str):
+        return fields
+    try:
+        content = strict_json.loads(wrapped, source="payload", max_depth=DEEPEST)
+    except Unreadable:
+        return fields
+    return content if isinstance(content, dict) else fields

@@ -1,0 +1,148 @@
+"""What every handler works with, and how a handler reads its request.
+
+Knows the rooms below the web (ledger, hub, clock, configuration) and none of the paths. The runtime furnishes the desk;
+the handlers in the rooms beside this one sit at it.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import trio
+from attrs import define, field, frozen
+
+from ductile import strict_json
+from ductile.clock import Clock
+from ductile.config.changes import Reloaded
+from ductile.config.snapshot import PluginUnavailable, Snapshot
+from ductile.errors import DuctileError, Unreadable
+from ductile.hub import Hub
+from ductile.ledger.writer import Ledger
+from ductile.units import parse_duration
+from ductile.web.auth import OPERATOR
+from ductile.web.message import Request
+
+RECHECK_SECONDS = 5.0
+"""After how long a waiter looks into the ledger again: a hint can be lost."""
+
+
+class BadRequest(DuctileError):
+    """The request cannot be understood."""
+
+    code, exit_code, status = "bad_request", 2, 400
+
+
+class TooManyCallers(DuctileError):
+    """As many callers as may wait for a run are waiting already."""
+
+    code, exit_code, status = "too_many_callers", 75, 503
+
+
+@define(eq=False)
+class Callers:
+    """Those who wait for a run they have started."""
+
+    waiting: int = 0
+
+    @contextmanager
+    def one_more(self, most: int) -> Iterator[None]:
+        """Counts one caller for as long as the block lasts; TooManyCallers if `most` are waiting."""
+        if self.waiting >= most:
+            raise TooManyCallers(
+                f"{self.waiting} callers wait for a run already (api.max_concurrent_sync)",
+                hint="try again later, or send ?async=true and ask for the tree of the job; nothing was started",
+            )
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+
+class Reload(Protocol):
+    def __call__(self, *, dry_run: bool = False) -> Awaitable[Reloaded]: ...
+
+
+@frozen(kw_only=True, eq=False)
+class Desk:
+    """What the handlers work with."""
+
+    ledger: Ledger
+    hub: Hub
+    clock: Clock
+    snapshot: Callable[[], Snapshot]
+    live_stderr: Callable[[str], str | None]
+    """What a running job has written to stderr so far; None when it does not run here."""
+    stuck_seconds: Callable[[], float]
+    """How long the ledger has kept a writer waiting."""
+    is_stopping: Callable[[], bool] = lambda: False
+    unhealthy: Callable[[], Mapping[str, str]] = dict
+    """Plugins that cannot be started now, with the reason."""
+    reload: Reload
+    """Use the configuration as it is on disk now, or say what that would change."""
+    callers: Callers = field(factory=Callers)
+    started: float = field(factory=trio.current_time)
+
+
+def require_healthy(desk: Desk, plugin: str) -> None:
+    """Raises PluginUnavailable for a plugin whose `init` has failed."""
+    reason = desk.unhealthy().get(plugin)
+    if reason is not None:
+        raise PluginUnavailable(f"plugin {plugin} {reason}", hint="put it right and reload the configuration")
+
+
+def submitter_of(request: Request) -> str:
+    """Who asks, as jobs remember it."""
+    return "cli" if request.principal is OPERATOR else "api"
+
+
+def payload_of(request: Request) -> dict[str, Any] | None:
+    """The `payload` of the body; None if there is no body or no payload in it."""
+    if not request.body.strip():
+        return None
+    try:
+        body = strict_json.loads(request.body, source="body")
+    except Unreadable as error:
+        raise BadRequest(f"the body is not JSON: {error.reason}", hint='send {"payload": {…}}') from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", hint='send {"payload": {…}}')
+    unknown = sorted(body.keys() - {"payload"})
+    if unknown:
+        raise BadRequest(f"unknown key {unknown[0]!r}", hint="what the plugin is to get belongs into payload")
+    payload = body.get("payload")
+    if payload is not None and not isinstance(payload, dict):
+        raise BadRequest("payload must be a JSON object")
+    return payload
+
+
+def job_id_of(request: Request) -> str:
+    """The `{id}` of the path."""
+    text = request.params["id"]
+    try:
+        canonical: str | None = str(uuid.UUID(text))
+    except ValueError:
+        canonical = None
+    if text != canonical:
+        raise BadRequest(f"{text[:80]!r} is not a job id", hint="a job id is a UUID in lower case")
+    return text
+
+
+def wait_of(request: Request, snapshot: Snapshot) -> float:
+    """How many seconds the caller is ready to wait, within what the operator allows; 0 if it did not say."""
+    text = request.argument("wait")
+    if text is None:
+        return 0.0
+    try:
+        wanted = parse_duration(text)
+    except ValueError as error:
+        raise BadRequest(f"wait: {error}") from error
+    return max(0.0, min(wanted, snapshot.config.settings.api.max_sync_timeout).total_seconds())
+
+
+def flag_of(request: Request, name: str) -> bool:
+    """Whether `?name=true` was given."""
+    text = request.argument(name)
+    if text not in (None, "true", "false"):
+        raise BadRequest(f"{name}: expected true or false, got {text[:80]!r}")
+    return text == "true"

@@ -1,0 +1,164 @@
+"""Pipelines over HTTP: starting a run, waiting for it if the pipeline wants that, and looking at its tree.
+
+Nothing runs here. A run is started by one transaction and goes on whether or not anybody waits; a waiter looks into the
+ledger after every hint of the hub. `api` has the routes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from ductile.config.snapshot import PluginUnavailable, Snapshot
+from ductile.errors import DuctileError
+from ductile.failpoints import failpoint
+from ductile.hub import tree_topic
+from ductile.ledger import reports, trees
+from ductile.ledger.following import start_run
+from ductile.ledger.trees import Budget
+from ductile.model import JobStatus, NewJob
+from ductile.pipeline.baggage import BaggageRefused, claim
+from ductile.pipeline.paths import Scope
+from ductile.pipeline.plan import Plan
+from ductile.pipeline.route import Beginning, TooMuch, begin
+from ductile.web.desk import (
+    RECHECK_SECONDS,
+    BadRequest,
+    Desk,
+    flag_of,
+    job_id_of,
+    payload_of,
+    require_healthy,
+    submitter_of,
+    wait_of,
+)
+from ductile.web.message import Request, Response, encoded_json_response, json_response
+from ductile.web.views import ends_run, run_text, tree_text
+
+SMALL_TREE = 16
+"""Jobs of a tree that is read in less time than it takes to hand it to a thread."""
+NO_LIMIT = 1 << 62
+
+
+class RunRefused(DuctileError):
+    """A run with this payload cannot begin."""
+
+    code, exit_code, status = "run_refused", 1, 422
+
+
+class ContextTooLarge(DuctileError):
+    """The payload makes more durable than a context holds."""
+
+    code, exit_code, status = "context_too_large", 1, 413
+
+
+async def start_pipeline(desk: Desk, request: Request) -> Response:
+    """202 with the root job's id once the run is durable; of a synchronous pipeline, 200 when the run is over."""
+    snapshot = desk.snapshot()
+    plan = snapshot.plans.named(request.params["pipeline"])
+    payload, leaves = payload_of(request) or {}, flag_of(request, "async")
+    if leaves or plan.execution_mode != "synchronous":
+        root_id = await _start(desk, snapshot, plan, payload, submitter_of(request))
+        return json_response({"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": plan.name}, 202)
+    api = snapshot.config.settings.api
+    with desk.callers.one_more(api.max_concurrent_sync):
+        root_id = await _start(desk, snapshot, plan, payload, submitter_of(request))
+        is_over = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
+    if is_over:
+        return await _shown(desk, root_id, partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans)))
+    return json_response(_still_running(root_id, is_stopping=desk.is_stopping()), 202)
+
+
+def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
+    why = "the service is stopping; the run goes on after its next start" if is_stopping else "the run takes longer"
+    message = f"{why}; GET /job/{root_id}/tree?wait=30s waits for it"
+    return {"job_id": root_id, "status": "running", "timeout_exceeded": not is_stopping, "message": message}
+
+
+async def show_tree(desk: Desk, request: Request) -> Response:
+    """Every job of the tree the job is in: as they are, or as they are when the tree is done or the wait is over."""
+    job_id = job_id_of(request)
+    snapshot = desk.snapshot()
+    patience = wait_of(request, snapshot)
+    root = desk.ledger.look_up(trees.root_of, job_id)
+    if root is not None and patience:
+        await _until_over(desk, root.id, patience)
+    return await _shown(desk, job_id, partial(tree_text, ends=ends_run(snapshot.plans)))
+
+
+async def _start(desk: Desk, snapshot: Snapshot, plan: Plan, payload: Mapping[str, Any], submitted_by: str) -> str:
+    """The run is in the ledger, whoever hangs up meanwhile; the id of its root job."""
+    now = desk.clock.now()
+    try:
+        beginning = begin(plan, payload, snapshot.world, submitted_by=submitted_by, now=now)
+    except TooMuch as error:
+        raise RunRefused(f"pipeline {plan.name} cannot begin: {error}") from error
+    _require_startable(plan, payload, beginning, snapshot)
+    for new in beginning.following.children:
+        if new.settled is None:
+            require_healthy(desk, new.plugin)
+    service = snapshot.config.settings.service
+    failpoint("enqueue.before_begin")
+    # Shielded: a client that sends its request and leaves has asked for the run all the same.
+    with trio.CancelScope(shield=True):
+        await desk.hub.announce_coming_work()
+        made = await desk.ledger.write(
+            start_run,
+            beginning.following,
+            now=now,
+            default_ttl=service.dedupe_ttl,
+            budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+        )
+    failpoint("enqueue.after_commit")
+    desk.hub.announce_work()
+    return made[0].job_id
+
+
+def _require_startable(plan: Plan, payload: Mapping[str, Any], beginning: Beginning, snapshot: Snapshot) -> None:
+    """Nothing is over before it began, except where the author tolerates that."""
+    if not beginning.refusals:
+        return
+    for new in beginning.following.children:
+        if new.settled and new.settled.status in (JobStatus.FAILED, JobStatus.DEAD) and not new.tolerated:
+            raise _refusal(plan, payload, new, new.settled.error or "", snapshot)
+
+
+def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, snapshot: Snapshot) -> DuctileError:
+    message = f"pipeline {plan.name} cannot begin: {new.step_id}: {reason}"
+    node = plan.nodes.get(new.step_id or "")
+    if node is not None and node.plugin == new.plugin:
+        if snapshot.world.target(node.plugin).refused:
+            return PluginUnavailable(message)
+        if node.baggage is not None and new.settled and new.settled.status is JobStatus.FAILED:
+            try:
+                claim(node.baggage, Scope(payload=payload, context={}), {}, most_bytes=NO_LIMIT)
+            except BaggageRefused:
+                return BadRequest(message, hint="send a payload that has what the first step claims")
+            return ContextTooLarge(message)
+    return RunRefused(message)
+
+
+async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
+    """True when every job of the tree is over; False after `patience` seconds, or when the service is stopping."""
+    with desk.hub.watch(tree_topic(root_id)) as hints, trio.move_on_after(patience):
+        while not desk.ledger.look_up(reports.tree_is_over, root_id):
+            if desk.is_stopping():
+                return False
+            # A hint can be lost, so the ledger is asked again after a while.
+            with trio.move_on_after(RECHECK_SECONDS):
+                await hints.receive()
+        return True
+    return desk.ledger.look_up(reports.tree_is_over, root_id)
+
+
+async def _shown(desk: Desk, job_id: str, view: Callable[[Sequence[reports.Node]], str]) -> Response:
+    """The tree of the job as `view` shows it."""
+    root = desk.ledger.look_up(trees.root_of, job_id)
+
+    def read(db: Any) -> bytes:
+        return view(reports.tree(db, job_id)).encode()
+
+    if root is not None and root.tree_jobs <= SMALL_TREE:
+        return encoded_json_response(desk.ledger.read(read))
+    return encoded_json_response(await desk.ledger.read_slowly(read))

@@ -1,0 +1,144 @@
+"""Jobs, trees and runs as the JSON that the API answers with.
+
+A plugin's own answer only passes through: it was validated when it came, and is put into the text around it unread.
+Pure; the handlers fetch what is shown here.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ductile import strict_json
+from ductile.clock import to_text
+from ductile.errors import Unreadable
+from ductile.ledger.reports import JobBrief, Node
+from ductile.model import Job, JobStatus
+from ductile.pipeline.plan import Plans
+
+LONGEST_OUTPUT = 64 << 10
+
+EndsRun = Callable[[Job], bool]
+
+
+def ends_run(plans: Plans) -> EndsRun:
+    """Tells of a job whether its run may end with it."""
+
+    def may_be_the_last(job: Job) -> bool:
+        plan = plans.by_name.get(job.pipeline or "")
+        node = plan.nodes.get(job.step_id or "") if plan is not None else None
+        return node is not None and node.is_terminal
+
+    return may_be_the_last
+
+
+def job_text(report: JobBrief, stderr: str | None) -> str:
+    """One job; `stderr` is what it has written so far, if it runs."""
+    job = report.job
+    content = {
+        "job_id": job.id,
+        "status": job.status,
+        "plugin": job.plugin,
+        "command": job.command,
+        "submitted_by": job.submitted_by,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "parent_job_id": job.parent_job_id,
+        "root_job_id": job.root_job_id,
+        "pipeline": job.pipeline,
+        "step_id": job.step_id,
+        "created_at": to_text(job.created_at),
+        "started_at": _moment(job.started_at),
+        "completed_at": _moment(job.completed_at),
+        "next_retry_at": _moment(job.next_retry_at),
+        "last_error": job.last_error,
+        "stderr": stderr,
+    }
+    return _with_result(content, report.result, job)
+
+
+def tree_text(nodes: Iterable[Node], ends: EndsRun) -> str:
+    """The jobs of a tree, as a list in their order."""
+    return f"[{','.join(_node_text(node, ends) for node in nodes)}]"
+
+
+def run_text(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str:
+    """A finished run of `pipeline`: what it came to, its result, and its tree."""
+    root = nodes[0].job
+    ended_at = max((node.job.completed_at for node in nodes if node.job.completed_at), default=root.created_at)
+    head = strict_json.dumps({"job_id": root.id, "status": run_status(nodes), "duration_ms": _millis(root, ended_at)})
+    result = _result_of(nodes, pipeline, ends)
+    return f'{head[:-1]},"result":{result or "null"},"tree":{tree_text(nodes, ends)}}}'
+
+
+def run_status(nodes: Iterable[Node]) -> JobStatus:
+    """Succeeded, unless a job ended failed or dead and nobody tolerates that: then as the last of those ended."""
+    bad = [node.job.status for node in nodes if _is_failure(node.job) and not node.job.tolerated]
+    return bad[-1] if bad else JobStatus.SUCCEEDED
+
+
+def _result_of(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str | None:
+    """Of the last job with which the run may end, else of the root; runs that it triggered have ends of their own."""
+    own = (node for node in reversed(nodes) if node.job.pipeline == pipeline and ends(node.job))
+    last = next(own, nodes[0])
+    return last.result if last.result is not None and _passes_through(last.result, last.job) else None
+
+
+def _node_text(node: Node, ends: EndsRun) -> str:
+    job = node.job
+    content = {
+        "job_id": job.id,
+        "parent_job_id": job.parent_job_id,
+        "plugin": job.plugin,
+        "command": job.command,
+        "status": job.status,
+        "pipeline": job.pipeline,
+        "step_id": job.step_id,
+        "attempt": job.attempt,
+        "terminal": ends(job) or None,
+        "tolerated": (job.tolerated and _is_failure(job)) or None,
+        "created_at": to_text(job.created_at),
+        "started_at": _moment(job.started_at),
+        "completed_at": _moment(job.completed_at),
+        "duration_ms": _duration(job),
+        "last_error": job.last_error,
+    }
+    return _with_result(content, node.result, job)
+
+
+def _with_result(content: dict[str, Any], result: str | None, job: Job) -> str:
+    """What is known of `content`, and the result; as `output` where it is not an answer but only what was printed."""
+    present = {name: value for name, value in content.items() if value is not None}
+    if result is not None and not _passes_through(result, job):
+        present["output"], result = result[:LONGEST_OUTPUT], None
+    text = strict_json.dumps(present)
+    return text if result is None else f'{text[:-1]},"result":{result}}}'
+
+
+def _passes_through(result: str, job: Job) -> bool:
+    """True if `result` is JSON: what succeeded was judged, of the rest only objects are answers."""
+    if job.status is JobStatus.SUCCEEDED:
+        return True
+    if len(result) > LONGEST_OUTPUT:
+        return False
+    try:
+        return isinstance(strict_json.loads(result), dict)
+    except Unreadable:
+        return False
+
+
+def _is_failure(job: Job) -> bool:
+    return job.status in (JobStatus.FAILED, JobStatus.DEAD)
+
+
+def _duration(job: Job) -> int | None:
+    if job.started_at is None or job.completed_at is None:
+        return None
+    return max(job.completed_at - job.started_at, timedelta()) // timedelta(milliseconds=1)
+
+
+def _millis(root: Job, ended_at: datetime) -> int:
+    return max(ended_at - root.created_at, timedelta()) // timedelta(milliseconds=1)
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return to_text(moment.astimezone(UTC)) if moment else None

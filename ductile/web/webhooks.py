@@ -1,0 +1,267 @@
+"""Signed ingress: a delivery becomes durable work, once, before it is acknowledged.
+
+Route, method, size and time limits are the lane's; then signature, body, commit, 202. Secrets and paths are those of
+the configuration of the moment. The runtime serves the site on `webhooks.listen`.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from typing import Any
+
+from attrs import define, frozen
+
+from ductile import strict_json
+from ductile.config.load import Config
+from ductile.config.snapshot import Snapshot
+from ductile.errors import LedgerError, NotAllowed, NotFound
+from ductile.failpoints import failpoint
+from ductile.ledger import receipts
+from ductile.ledger.following import start_run
+from ductile.ledger.receipts import Receipt
+from ductile.ledger.trees import Budget
+from ductile.model import Following
+from ductile.pipeline.events import Event
+from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
+from ductile.pipeline.plan import HANDLE
+from ductile.pipeline.route import TooMuch
+from ductile.web.api import health
+from ductile.web.deliveries import (
+    Delivery,
+    DeliveryRefused,
+    Endpoint,
+    Forbidden,
+    IdReused,
+    challenge_in,
+    payload_of_body,
+    read_delivery,
+)
+from ductile.web.desk import Desk
+from ductile.web.message import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
+from ductile.web.routes import AnyRoute, Match, Route, Table
+from ductile.web.site import Served, Site
+from ductile.web.tally import REFUSED, REPEATED, Tally
+
+KEPT = timedelta(days=7)
+"""How long a delivery is known."""
+PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class RunRefused(DeliveryRefused):
+    """A run with this payload cannot begin."""
+
+    code, status = "run_refused", 422
+
+
+class Unavailable(DeliveryRefused):
+    """This endpoint takes nothing at the moment."""
+
+    code, exit_code, status = "endpoint_unavailable", 75, 503
+
+
+def site(
+    desk: Desk,
+    tally: Tally,
+    *,
+    on_request: Callable[[Served], None] = lambda _: None,
+    on_fault: Callable[[BaseException, str], None] = lambda _error, _where: None,
+) -> Site:
+    """What `webhooks.listen` serves: every endpoint, and /healthz."""
+
+    def served(exchange: Served) -> None:
+        if exchange.route is not None and exchange.status in (408, 413):
+            tally.count(REFUSED, exchange.path, "the body is too large" if exchange.status == 413 else "too slow")
+        on_request(exchange)
+
+    table = EndpointTable(Receiver(desk, tally))
+    return Site(table=table, authorize=lambda _, request: request, on_request=served, on_fault=on_fault)
+
+
+class EndpointTable(Table):
+    """The endpoints of the configuration of the moment, each at exactly its path."""
+
+    def __init__(self, receiver: "Receiver") -> None:
+        super().__init__([Route(method="GET", path="/healthz", handler=receiver.show_health, hot=True)])
+        self._receiver = receiver
+        self._made: tuple[Mapping[str, Endpoint], dict[str, dict[str, AnyRoute]]] = ({}, {})
+
+    def match(self, method: str, path: str) -> Match:
+        endpoints = self._receiver.endpoints()
+        if self._made[0] is not endpoints:
+            self._made = (endpoints, {path: {"POST": self._route(endpoint)} for path, endpoint in endpoints.items()})
+        found = self._made[1].get(path)
+        return Match(self._choose(found, method), {}) if found is not None else super().match(method, path)
+
+    def _route(self, endpoint: Endpoint) -> Route:
+        return Route(
+            method="POST",
+            path=endpoint.path,
+            handler=self._receiver.receive,
+            max_body=endpoint.settings.max_body_size,
+            hot=True,
+        )
+
+
+@define(eq=False)
+class Receiver:
+    """Whoever takes deliveries."""
+
+    desk: Desk
+    tally: Tally
+    _known: tuple[Config, Mapping[str, Endpoint]] | None = None
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """By path; made once for each configuration."""
+        config = self.desk.snapshot().config
+        if self._known is None or self._known[0] is not config:
+            self._known = (config, endpoints_of(config))
+        return self._known[1]
+
+    async def show_health(self, request: Request) -> Response:
+        if not (self.desk.snapshot().config.settings.webhooks.public_health or is_local(request)):
+            raise NotAllowed("/healthz answers this host only", hint="webhooks.public_health: true opens it")
+        return await health(self.desk, request)
+
+    async def receive(self, request: Request) -> Response:
+        """202 with the job's id, after the job is durable; the same again for the same delivery."""
+        endpoint = self.endpoints().get(request.path)
+        if endpoint is None:  # a reload took it away while the body came
+            raise NotFound("there is nothing at this path")
+        try:
+            return await self._take(endpoint, request)
+        except DeliveryRefused as refused:
+            self.tally.count(REFUSED, endpoint.path, refused.reason)
+            raise
+
+    async def _take(self, endpoint: Endpoint, request: Request) -> Response:
+        now = self.desk.clock.now()
+        verdict = endpoint.verifier.verdict(request.headers, request.body, now=now)
+        if not verdict.is_valid:
+            raise Forbidden(reason=verdict.reason or "")
+        payload = payload_of_body(endpoint, request)
+        challenge = challenge_in(endpoint, payload)
+        if challenge is not None:
+            return json_response({"challenge": challenge})
+        delivery = read_delivery(endpoint, request, verdict, payload, now=now)
+        try:
+            taken = self._again(endpoint, delivery, now) or await self._store(endpoint, delivery, now)
+        except LedgerError as error:
+            raise Unavailable("the delivery was not stored", reason=str(error), hint="send it again later") from error
+        if taken.is_repeat:
+            self.tally.count(REPEATED, endpoint.path, delivery.key or "")
+        return _acknowledged(endpoint, taken.answer)
+
+    def _again(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken | None":
+        """The first answer to a delivery that is known already, whatever has become of its target."""
+        if delivery.key is None:
+            return None
+        receipt = self.desk.ledger.look_up(receipts.get, endpoint.source, delivery.key, now=now)
+        return _repeated(receipt, delivery) if receipt is not None else None
+
+    async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken":
+        snapshot = self.desk.snapshot()
+        runs = runs_of(endpoint, delivery.event, snapshot)
+        service = snapshot.config.settings.service
+        failpoint("enqueue.before_begin")
+        await self.desk.hub.announce_coming_work()
+        taken = await self.desk.ledger.write(
+            accept,
+            delivery,
+            runs,
+            scope=endpoint.source,
+            now=now,
+            default_ttl=service.dedupe_ttl,
+            budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+        )
+        failpoint("enqueue.after_commit")
+        self.desk.hub.announce_work()
+        return taken
+
+
+@frozen
+class Taken:
+    """A delivery that is in the ledger, and what its sender is told."""
+
+    answer: str
+    is_repeat: bool = False
+
+
+def endpoints_of(config: Config) -> dict[str, Endpoint]:
+    secrets = {token.name: token.key for token in config.settings.tokens}
+    return {entry.path: Endpoint.of(entry, secrets) for entry in config.settings.webhooks.endpoints}
+
+
+def runs_of(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[Following, ...]:
+    """What the delivery starts. Unavailable where it could only end at once, because of the configuration."""
+    entry, world, by = endpoint.settings, snapshot.world, endpoint.source
+    if entry.event is not None:
+        return arrive(event, world, submitted_by=by)
+    if entry.plugin is not None:
+        lane = snapshot.lanes.get(entry.plugin)
+        lacks_handle = lane is not None and HANDLE not in lane.plugin.manifest.commands
+        if why := world.target(entry.plugin).refused or ("has no command handle" if lacks_handle else None):
+            raise Unavailable(reason=f"plugin {entry.plugin} {why}")
+        return (hand_over(entry.plugin, event, world, submitted_by=by),)
+    try:
+        run = begin_with(snapshot.plans.named(entry.pipeline or ""), event, world, submitted_by=by)
+    except TooMuch as error:
+        raise RunRefused(f"the run cannot begin: {error}") from error
+    if why := refused_plugin(run, world):
+        raise Unavailable(reason=why)
+    return (run,)
+
+
+def accept(
+    db: Any,
+    delivery: Delivery,
+    runs: tuple[Following, ...],
+    *,
+    scope: str,
+    now: datetime,
+    default_ttl: timedelta,
+    budget: Budget,
+) -> Taken:
+    """The delivery's runs and its receipt are in the ledger; or nothing is new, because they were already."""
+    if delivery.key is not None and (receipt := receipts.get(db, scope, delivery.key, now=now)) is not None:
+        return _repeated(receipt, delivery)
+    roots = []
+    for run in runs:
+        made = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget)
+        roots += [made[0].job_id] if made else []
+    first = roots[0] if roots else None
+    answer = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})
+    if delivery.key is not None:
+        receipts.put(
+            db,
+            scope,
+            delivery.key,
+            now=now,
+            keep=KEPT,
+            job_id=first,
+            body_hash=delivery.body_hash,
+            response=answer,
+        )
+    return Taken(answer)
+
+
+def is_local(request: Request) -> bool:
+    """Whether somebody on this host asks; a proxy on this host asks for others."""
+    if any(name in request.headers for name in PROXIED):
+        return False
+    try:
+        return ip_address(request.peer).is_loopback
+    except ValueError:
+        return False
+
+
+def _repeated(receipt: Receipt, delivery: Delivery) -> Taken:
+    if delivery.body_hash is not None and receipt.body_hash not in (None, delivery.body_hash):
+        raise IdReused("another delivery had this id", reason=f"another body came under the id {receipt.key}")
+    return Taken(receipt.response or "{}", is_repeat=True)
+
+
+def _acknowledged(endpoint: Endpoint, answer: str) -> Response:
+    # Slack shows the answer to a command to whoever typed it, and takes nothing but 200 for success.
+    if endpoint.settings.scheme == "slack" and endpoint.settings.body == "form":
+        return Response(status=200, headers=SAFE_HEADERS)
+    return encoded_json_response(answer.encode(), 202)

@@ -1,0 +1,93 @@
+"""The product against the oracle: every line, every zone, every change of the clocks, and random days.
+
+`scripts/oracle` runs all of it; `test_oracle` a fixed sample.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timedelta
+from functools import partial
+from zoneinfo import ZoneInfo
+
+from attrs import frozen
+
+from ductile.calendar.cron import parse_line
+from ductile.calendar.slots import Dial, Slots
+from tests.calendar.oracle import BEFORE_AND_AFTER, ZONES, Reading, Walk, expressions, windows
+
+TICK = timedelta(microseconds=1)
+
+
+@frozen
+class Tally:
+    """How much of a zone was compared, and what differed."""
+
+    zone: str
+    slots: int
+    differences: tuple[str, ...]
+
+
+def compare(zone: str, lines: Iterable[str], spans: Sequence[tuple[datetime, datetime]]) -> Tally:
+    """Fires forward, fires backward (around changes) and counts are the oracle's, for each line in each span."""
+    pairs = [(Reading.of(line), Dial(parse_line(line), ZoneInfo(zone))) for line in lines]
+    slots, differences = 0, []
+    for start, end in spans:
+        walk = Walk.through(zone, start, end)
+        for reading, dial in pairs:
+            expected = walk.fires(reading)
+            slots += len(expected)
+            answers = {"after": list(forward(dial, start, end)), "count": dial.count(start - TICK, end - TICK)}
+            if end - start == 2 * BEFORE_AND_AFTER:
+                answers["before"] = list(backward(dial, start, end))[::-1]
+            for way, answer in answers.items():
+                if answer != (len(expected) if way == "count" else expected):
+                    differences.append(f"{zone} {reading.text!r} {way} from {start}: {_shown(answer, expected)}")
+    return Tally(zone, slots, tuple(differences))
+
+
+def forward(slots: Slots, start: datetime, end: datetime) -> Iterator[datetime]:
+    at = slots.after(start - TICK)
+    while at and at < end:
+        yield at
+        at = slots.after(at)
+
+
+def backward(slots: Slots, start: datetime, end: datetime) -> Iterator[datetime]:
+    at = slots.before(end)
+    while at and at >= start:
+        yield at
+        at = slots.before(at)
+
+
+def _shown(answer: object, expected: list[datetime]) -> str:
+    if not isinstance(answer, list):
+        return f"{answer} instead of {len(expected)}"
+    return ", ".join(str(moment) for moment in sorted({*answer} ^ {*expected})[:5])
+
+
+def _whole_zone(zone: str, lines: Sequence[str]) -> Tally:
+    return compare(zone, lines, list(windows(zone)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("zones", nargs="*", default=ZONES, help="default: all 20")
+    parser.add_argument("--lines", type=int, default=320, help="how many cron lines")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    lines, begun, slots, differences = expressions(arguments.lines), time.monotonic(), 0, 0
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for tally in pool.map(partial(_whole_zone, lines=lines), arguments.zones):
+            slots, differences = slots + tally.slots, differences + len(tally.differences)
+            print(f"{tally.zone}: {tally.slots:,} slots, {len(tally.differences)} differences", flush=True)
+            print(*tally.differences[:20], sep="\n", end="\n" if tally.differences else "", file=sys.stderr)
+    took = f"{(time.monotonic() - begun) / 60:.0f} min"
+    print(f"{len(arguments.zones)} zones, {len(lines)} lines, {slots:,} slots, {differences} differences, {took}")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

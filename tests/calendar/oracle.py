@@ -1,0 +1,185 @@
+"""The calendar once more, slow and simple: walks every UTC minute and reads the clocks of the zone with zoneinfo.
+
+Shares nothing with the product, neither its reading of cron fields nor its reckoning; `comparison` holds the two
+against each other.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from attrs import frozen
+
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "Europe/London",
+    "Europe/Dublin",
+    "America/New_York",
+    "America/St_Johns",
+    "America/Havana",
+    "America/Santiago",
+    "America/Nuuk",
+    "Africa/Casablanca",
+    "Africa/Cairo",
+    "Asia/Beirut",
+    "Asia/Gaza",
+    "Asia/Kathmandu",
+    "Australia/Sydney",
+    "Australia/Lord_Howe",
+    "Pacific/Auckland",
+    "Pacific/Chatham",
+    "Pacific/Apia",
+    "Antarctica/Troll",
+)
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
+BEFORE_AND_AFTER = 3 * DAY
+RANDOM_WINDOWS, RANDOM_LENGTH = 100, 4 * DAY
+
+WRITTEN = """
+* * * * *|0 * * * *|30 * * * *|*/5 * * * *|*/7 * * * *|59 * * * *|0-10 * * * *|5/20 * * * *|1,31 * * * *
+0 0 * * *|30 0 * * *|0 1 * * *|30 1 * * *|59 1 * * *|0 2 * * *|1 2 * * *|30 2 * * *|59 2 * * *|0 3 * * *|30 3 * * *
+0 23 * * *|30 23 * * *|59 23 * * *|0 12 * * *|0 0,12 * * *|0,30 0-3 * * *|15 1,2,3 * * *|0 1-3 * * *|0 22-2 * * *
+45 23,0 * * *|10,20,30 2 * * *|0-59 2 * * *|0 0-23 * * *|*/15 2 * * *|*/15 1-3 * * *|*/30 0 * * *|* 2 * * *
+0 */2 * * *|30 */2 * * *|0 1-23/2 * * *|15 */3 * * *|0 2/3 * * *|0 */5 * * *|0 0-23/6 * * *|5 */24 * * *|*/90 * * * *
+0 2 * * sun|0 2 * * 7|30 2 * * 0|30 1 * * sun|30 0 * * sun|0 0 * * sun|0 0 * * sat|30 23 * * sat|0 2 * * mon-fri
+0 8 * * 1-5|0 8 * * fri-mon|0 8 * * 6-0|0 8 * * 5-7|0 8 * * 1-7/2|0 8 * * */2|*/20 * * * sat,sun|30 2 * * 6,7
+0 3 * * tue/2|0 5 * * 0-7/7|0 5 * * 7-2
+0 0 1 * *|30 2 1 * *|0 0 31 * *|0 4 31 * *|0 0 29 2 *|0 0 29 * *|0 0 30 * *|30 2 25-31 * *|30 2 8-14 * *|0 0 15,30 * *
+0 0 1 1 *|0 0 31 12 *|30 2 * 3 *|30 2 * mar *|30 1 * 10,11 *|30 2 * mar-apr,sep-oct *|0 0 * nov-feb *|0 0 28-3 * *
+30 2 25-31 * sun|30 2 8-14 3 sun|30 1 1-7 11 sun|0 0 13 * fri|0 9 1 * mon|*/30 2 1-7 * sun|0 0 30 2 mon|0 0 31 4 sun
+30 2 */2 * sun|30 2 */7 * *|0 0 */100,1-7 * mon|30 2 */2 * */2|30 2 * * */3|30 1 1-7 * */7|0 3 29 2 */7|0 0 */10 * 1
+0 0 29 2 sun|0 12 31 1,3,5 *|0 12 29-31 2,4 *|15,45 */4 1-15 * *|3-57/9 5-20/5 * jan-dec/2 *|*,5 1 * * *|0 0 1,* * mon
+59 23 31 12 7|0 1 * 3,10 sun|0 2 * 3-4,10-11 0|1-1 2 * * *|0 2-2 * * *|00 02 * * *|0 2 01 01 *|30 2 * * SUN
+"""
+_NAMES: dict[int, list[str]] = {
+    3: ["", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+    4: ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
+}
+_BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
+
+
+def expressions(at_least: int = 320) -> list[str]:
+    """The written ones, filled up with random ones; always the same."""
+    lines = [line.strip() for row in WRITTEN.split("\n") for line in row.split("|") if line.strip()]
+    dice = random.Random("expressions")
+    while len(lines) < at_least:
+        lines.append(" ".join(_random_field(dice, index) for index in range(5)))
+    return lines
+
+
+def _random_field(dice: random.Random, index: int) -> str:
+    """Fixed values more often than not, near the hours at which clocks change."""
+    low, high = _BOUNDS[index]
+    numbers = [0, 1, 2, 2, 3, 23] if index == 1 else list(range(low, high + 1))
+    one, other = dice.choice(numbers), dice.randint(low, high)
+    usual = [str(one), f"{one},{other}"] if index < 2 else ["*", "*", "*"]
+    rare = [f"{one}-{other}", f"{min(one, other)}-{max(one, other)}/{dice.randint(1, 5)}", f"*/{dice.randint(2, 9)}"]
+    return dice.choice(usual * 3 + rare)
+
+
+@frozen
+class Reading:
+    """A cron line as the oracle reads it: a truth for every minute of the day, and one for every date."""
+
+    text: str
+    fixed: bool
+    times: bytes
+
+    @classmethod
+    def of(cls, text: str) -> "Reading":
+        minute, hour = text.split()[:2]
+        times = bytes(_allows(1, hour, number // 60) and _allows(0, minute, number % 60) for number in range(1440))
+        return cls(text, not set("*/") & set(minute + hour), times)
+
+    def on(self, day: date) -> bool:
+        _, _, in_month, month, in_week = self.text.lower().split()
+        by_day, by_week = _allows(2, in_month, day.day), _allows(4, in_week, (day.weekday() + 1) % 7)
+        free = in_month[0] == "*" or in_week[0] == "*"
+        return _allows(3, month, day.month) and ((by_day and by_week) if free else (by_day or by_week))
+
+
+def _allows(index: int, text: str, number: int) -> bool:
+    low, high = _BOUNDS[index]
+    for item in text.lower().split(","):
+        span, _, step = item.partition("/")
+        start, _, end = span.partition("-")
+        first = low if start == "*" else _value(index, start)
+        last = _value(index, end) if end else high if start == "*" or step else first
+        # Sunday may be meant by 0 and by 7; ranges may go round.
+        for candidate in (number, 7) if index == 4 and number == 0 else (number,):
+            distance = candidate - first if candidate >= first else candidate - first + high - low + 1
+            length = last - first if last >= first else last - first + high - low + 1
+            if distance <= length and distance % int(step or 1) == 0:
+                return True
+    return False
+
+
+def _value(index: int, text: str) -> int:
+    return int(text) if text.isdigit() else _NAMES[index].index(text)
+
+
+@frozen
+class Walk:
+    """Every UTC minute of a time, with what the clocks show then, as (minute, date, minute of the day).
+
+    `passing` has each minute as it passes. `naming` has each wall time at the first minute that shows it, and one that
+    is never shown at the first minute after it.
+    """
+
+    zone: str
+    start: datetime
+    end: datetime
+    passing: Sequence[tuple[datetime, date, int]]
+    naming: Sequence[tuple[datetime, date, int]]
+
+    @classmethod
+    def through(cls, zone: str, start: datetime, end: datetime) -> "Walk":
+        passing, naming = [], []
+        shown: datetime | None = None
+        moment, place = start - DAY, ZoneInfo(zone)
+        while moment < end:
+            wall = moment.astimezone(place).replace(tzinfo=None)
+            if moment >= start:
+                passing.append((moment, wall.date(), wall.hour * 60 + wall.minute))
+            missing = wall if shown is None else shown + MINUTE
+            while missing <= wall:
+                if moment >= start:
+                    naming.append((moment, missing.date(), missing.hour * 60 + missing.minute))
+                missing += MINUTE
+            shown = wall if shown is None else max(shown, wall)
+            moment += MINUTE
+        return cls(zone, start, end, passing, naming)
+
+    def fires(self, reading: Reading) -> list[datetime]:
+        """When the line fires."""
+        minutes = self.naming if reading.fixed else self.passing
+        dates = {day: reading.on(day) for day in {day for _, day, _ in minutes}}
+        times = reading.times
+        return list(dict.fromkeys(moment for moment, day, at in minutes if times[at] and dates[day]))
+
+
+@lru_cache
+def changes(zone: str) -> tuple[datetime, ...]:
+    """The minutes at which the clocks of the zone change, 2020 to 2030."""
+    found, place = [], ZoneInfo(zone)
+    for day in range((LAST - FIRST) // DAY):
+        moment = FIRST + day * DAY
+        offset = moment.astimezone(place).utcoffset()
+        if offset != (moment + DAY).astimezone(place).utcoffset():
+            minutes = (moment + number * MINUTE for number in range(1, 1441))
+            found.append(next(minute for minute in minutes if minute.astimezone(place).utcoffset() != offset))
+    return tuple(found)
+
+
+def windows(zone: str) -> Iterator[tuple[datetime, datetime]]:
+    """Three days before to three days after each change, and random days."""
+    for change in changes(zone):
+        yield change - BEFORE_AND_AFTER, change + BEFORE_AND_AFTER
+    dice = random.Random(zone)
+    for _ in range(RANDOM_WINDOWS):
+        start = FIRST + dice.randrange((LAST - FIRST) // MINUTE) * MINUTE
+        yield start, start + RANDOM_LENGTH

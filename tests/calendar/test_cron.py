@@ -1,0 +1,158 @@
+"""Cron lines: what the five fields mean, on a calendar without time zones."""
+
+from datetime import date, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ductile.calendar.cron import Line, parse_line
+from tests.calendar.oracle import Reading, expressions
+
+MINUTE = timedelta(minutes=1)
+
+
+def first_dates(line: Line, count: int = 5, since: date = date(2026, 1, 1)) -> list[str]:
+    """The first matching dates of 2026 and later, as MM-DD, with the year where it is another."""
+    found: list[date] = []
+    while len(found) < count and (day := line.date_from(since)):
+        found.append(day)
+        since = date.fromordinal(day.toordinal() + 1)
+    return [f"{day:%m-%d}" if day.year == 2026 else str(day) for day in found]
+
+
+DATES = [
+    ("0 0 29 2 *", "2028-02-29 2032-02-29 2036-02-29"),
+    ("0 0 31 * *", "01-31 03-31 05-31 07-31 08-31"),
+    ("0 0 30 * *", "01-30 03-30 04-30"),
+    ("0 0 1 jan,JUL *", "01-01 07-01 2027-01-01"),
+    ("0 0 1 nov-feb *", "01-01 02-01 11-01"),
+    ("0 0 28-2 * *", "01-01 01-02 01-28 01-29 01-30 01-31 02-01"),
+    ("0 0 * * 7", "01-04 01-11"),
+    ("0 0 * * sun", "01-04 01-11"),
+    ("0 0 * * fri-mon", "01-02 01-03 01-04 01-05 01-09"),
+    ("0 0 * * 5-7", "01-02 01-03 01-04 01-09"),
+    ("0 0 * * sat-sun", "01-03 01-04 01-10"),
+    ("0 0 * * 1-7/2", "01-02 01-04 01-05 01-07"),
+    ("0 0 * * */2", "01-01 01-03 01-04 01-06"),
+    ("0 0 * * */7", "01-04 01-11"),
+    ("0 0 */10 * *", "01-01 01-11 01-21 01-31 02-01"),
+    ("0 0 20/5 * *", "01-20 01-25 01-30 02-20"),
+    ("0 0 1-10/4 */6 *", "01-01 01-05 01-09 07-01"),
+    ("0 0 13 * fri", "01-02 01-09 01-13 01-16"),
+    ("0 0 30 2 mon", "02-02 02-09 02-16 02-23 2027-02-01"),
+    ("0 0 */2 * mon", "01-05 01-19 02-09 02-23"),
+    ("0 0 1-7 * */7", "01-04 02-01 03-01"),
+    ("0 0 */100,1-7 * mon", "01-05 02-02 03-02"),
+    ("0 0 29 2 */7", "2032-02-29 2060-02-29 2088-02-29 2128-02-29"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), DATES)
+def test_a_line_names_dates(text: str, expected: str) -> None:
+    """Days that some months lack, names, ranges that go round, steps, 7 for Sunday.
+
+    Day and weekday both restricted: either suffices. A field that begins with `*`, also with a step, is not restricted:
+    then both must match, so `*/2` with a weekday is that weekday on odd days.
+    """
+    assert first_dates(parse_line(text), len(expected.split())) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*/20 8 * * *", "08:00 08:20 08:40"),
+        ("50-10/10 3,4 * * *", "03:00 03:10 03:50 04:00 04:10 04:50"),
+        ("5/25 22-1 * * *", "00:05 00:30 00:55 01:05"),
+        ("1-1 2-2 * * *", "02:01"),
+        ("*/90 */23 * * *", "00:00 23:00"),
+    ],
+)
+def test_a_line_names_times_of_day(text: str, expected: str) -> None:
+    """A range of one is that one; a step longer than the field leaves its first value."""
+    day = [datetime(2026, 1, 1) + number * MINUTE for number in range(1440)]
+    found = [f"{wall:%H:%M}" for wall in day if parse_line(text).first(wall) == wall]
+    assert found[: len(expected.split())] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fixed"),
+    [
+        ("30 2 * * *", True),
+        ("0,30 1-3 */2 * *", True),
+        ("* 2 * * *", False),
+        ("*/15 2 * * *", False),
+        ("0-45/15 2 * * *", False),
+        ("0 * * * *", False),
+        ("0 */2 * * *", False),
+        ("0 1-5/2 * * *", False),
+    ],
+)
+def test_a_line_names_times_or_a_rhythm(text: str, is_fixed: bool) -> None:
+    """A `*` or a step in minute or hour makes it a rhythm."""
+    assert parse_line(text).is_fixed is is_fixed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("* * * *", "it has 4"),
+        ("* * * * * *", "it has 6"),
+        ("", "it has 0"),
+        ("1," * 150 + "1 * * * *", "longer than 256"),
+        ("60 * * * *", "the minute must be 0-59"),
+        ("* 24 * * *", "the hour must be 0-23"),
+        ("* * 0 * *", "the day must be 1-31"),
+        ("* * 1-32 * *", "the day must be 1-31"),
+        ("* * * 13 *", "the month must be 1-12 or jan-dec"),
+        ("* * * mon *", "the month must be 1-12 or jan-dec"),
+        ("* * * * 8", "the weekday must be 0-7 or sun-sat"),
+        ("*/0 * * * *", "a step of the minute must be 1 or more"),
+        ("* 1- * * *", "the hour must be *"),
+        ("* 1,, * * *", "the hour must be *"),
+        ("* *-5 * * *", "the hour must be *"),
+        ("* ** * * *", "the hour must be *"),
+        ("* * L * *", "the day must be *"),
+        ("* * * * 5#1", "the weekday must be *"),
+        ("1/2/3 * * * *", "the minute must be *"),
+        ("0 0 30 2 *", "names a date that never comes"),
+        ("0 0 31 4,6,9,11 *", "names a date that never comes"),
+        ("0 0 30,31 2 */2", "names a date that never comes"),
+    ],
+)
+def test_a_line_that_is_none_says_which_field_and_what_is_allowed(text: str, reason: str) -> None:
+    """Nothing is guessed, and a date that never comes is found without looking for it."""
+    with pytest.raises(ValueError, match=r"cron line|never comes") as refused:
+        parse_line(text)
+    assert reason in str(refused.value)
+
+
+WALLS = st.datetimes(datetime(1996, 1, 1), datetime(2108, 1, 1))
+
+
+@given(st.sampled_from(expressions()), WALLS)
+def test_first_and_last_are_neighbours_and_match(text: str, wall: datetime) -> None:
+    """The first match from a time on is the last one before the minute after it; both are matches."""
+    line, reading = parse_line(text), Reading.of(text)
+    first, last = line.first(wall), line.last(wall)
+    assert first
+    assert last
+    assert last < wall <= first
+    for found in (first, last):
+        assert reading.times[found.hour * 60 + found.minute]
+        assert reading.on(found.date())
+    assert line.count(last, first) == 1
+    assert line.last(first) == last
+
+
+@settings(deadline=None)
+@given(st.sampled_from(expressions()), WALLS, st.integers(1, 300))
+def test_a_count_is_the_number_of_matches(text: str, start: datetime, steps: int) -> None:
+    """Counting without walking gives what walking gives."""
+    line, end = parse_line(text), start
+    for _ in range(steps):
+        at = line.first(end)
+        assert at
+        end = at + timedelta(seconds=30)
+    assert line.count(start, end) == steps
+    assert line.count(end, start) == 0
