@@ -8,6 +8,9 @@ from contextlib import contextmanager, suppress
 
 import trio
 
+SCHEDULES = "schedules"
+"""The topic of whoever changes a schedule or a breaker by hand."""
+
 
 class Hub:
     """Who waits for what in this process. Announcing never blocks and never fails."""

@@ -325,3 +325,5 @@ class Ending:
     notes: tuple[Note, ...] = ()
     breaker: BreakerRule | None = None
     rule: FollowRule | None = None
+    is_intolerable: bool = False
+    """The failure counts although the step would tolerate it: nothing follows that could stand for a success."""

@@ -33,7 +33,7 @@ from ductile.engine.run_job import Surroundings
 from ductile.engine.scheduler import Scheduler
 from ductile.engine.stranded import settle_stranded, would_end
 from ductile.engine.wishes import Wish, Wishes
-from ductile.errors import ConfigInvalid, DuctileError, LedgerLost
+from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
 from ductile.files import FileRefused
 from ductile.hub import Hub
 from ductile.ledger import facts
@@ -161,7 +161,7 @@ async def _work(
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ledger, dispatcher)
         root.start_soon(_reload_when_asked, rt, ledger, around)
-        root.start_soon(keep_house, ledger, lambda: rt.config.settings.service, rt.log, rt.clock)
+        root.start_soon(keep_house, ledger, lambda: rt.snapshot, rt.log, rt.clock)
         root.start_soon(rt.notifier.keep_alive, dispatcher.stuck_seconds)
         async with trio.open_nursery() as serving:
             mark_pending(ledger, rt.snapshot, rt.health)
@@ -364,7 +364,11 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     rt.snapshot = snapshot
     rt.log.mask = snapshot.config.mask
     rt.log.set_level(snapshot.config.settings.service.log_level)
-    ended = await settle_stranded(ledger, snapshot, rt.log, now=now)
+    ended = {}
+    try:
+        ended = await settle_stranded(ledger, snapshot, rt.log, now=now)
+    except LedgerError as error:  # it is in use all the same; housekeeping tries again
+        rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()
     rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
     return Reloaded(at=now, changes=changes, ended_jobs=ended)

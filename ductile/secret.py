@@ -7,6 +7,7 @@ import base64
 import hmac
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import blake3
@@ -68,6 +69,17 @@ class Mask:
             if form in text:
                 text = text.replace(form, HIDDEN)
         return text
+
+    def everywhere(self, data: Any) -> Any:
+        """Plain data with every text in it masked."""
+        match data:
+            case str():
+                return self(data)
+            case dict():
+                return {name: self.everywhere(value) for name, value in data.items()}
+            case list():
+                return [self.everywhere(value) for value in data]
+        return data
 
 
 def _forms(text: str) -> Iterator[str]:

@@ -103,8 +103,8 @@ def _floor(table: Timetable, history: History, now: datetime) -> datetime:
         is_over = history.exhausted or (isinstance(when, At) and history.last_slot_at == when.moment)
         return table.slots.moment if is_over else table.slots.moment - TICK
     floor = history.last_slot_at or history.anchored_at - TICK
-    fired_at = history.last_fired_at
-    if fired_at is None or fired_at > now or table.definition.hours.closed(fired_at):
+    fired_at, following = history.last_fired_at, table.slots.after(now)
+    if fired_at is None or (following and following <= fired_at) or table.definition.hours.closed(fired_at):
         return floor
     # Stands even when the last slot was forgotten by a clock that was wrong for a while.
     return max(floor, table.latest(fired_at) or floor)

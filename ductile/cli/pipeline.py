@@ -27,7 +27,11 @@ def list_pipelines(config_path: Path | None, config_dir: Path | None, as_json: b
     """
     config = _load(options.chosen(config_path, config_dir))
     rows = [_row(config, plan) for plan in config.plans.by_name.values()]
-    output.show({"pipelines": rows}, as_json=as_json, human=lambda shown: _list_lines(shown, verbose=verbose))
+    output.show(
+        config.mask.everywhere({"pipelines": rows}),
+        as_json=as_json,
+        human=lambda shown: _list_lines(shown, verbose=verbose),
+    )
 
 
 @group.command("show")
@@ -50,7 +54,7 @@ def show_pipeline(name: str, config_path: Path | None, config_dir: Path | None, 
         "steps": [_step(node) for node in plan.nodes.values()],
         "routes": compiled_routes(plan),
     }
-    output.show(shown, as_json=as_json, human=lambda value: _show_lines(value, verbose=verbose))
+    output.show(config.mask.everywhere(shown), as_json=as_json, human=lambda value: _show_lines(value, verbose=verbose))
 
 
 @group.command("visualize")
@@ -83,7 +87,7 @@ def visualize(
         plan, marks = config.plans.named(name), None
     else:
         plan, marks = _run_of(config, name, job_id)
-    picture = draw(plan, marks)
+    picture = config.mask(draw(plan, marks))
     shown: dict[str, Any] = {"pipeline": plan.name, "job_id": job_id, "mermaid": picture}
     if marks is not None:
         known = {place.path for place in plan.places}
@@ -131,14 +135,17 @@ def dry_run(
 
     if executes != (step is not None):
         raise UsageInvalid("--step names the step that --execute runs; give both or none")
+    config = _load(options.chosen(config_path, config_dir))
     shown = rehearsal.rehearsed(
-        _load(options.chosen(config_path, config_dir)),
+        config,
         name,
         read_payload(payload, payload_file) or {},
         rehearsal.read_results(results, result),
         executed_step=step,
     )
-    output.show(shown, as_json=as_json, human=lambda value: rehearsal.lines(value, verbose=verbose))
+    output.show(
+        config.mask.everywhere(shown), as_json=as_json, human=lambda value: rehearsal.lines(value, verbose=verbose)
+    )
     return rehearsal.exit_code(shown, step)
 
 

@@ -3,6 +3,7 @@
 Every breach is an error at load. What depends on the plugins that are really there is the doctor's.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -137,6 +138,21 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
         yield Breach(f"{path}.signature_header", "is missing: scheme hmac-sha256 needs the header's name", "webhooks")
     if endpoint.path == "/healthz":
         yield Breach(f"{path}.path", "/healthz is taken by the health check", "webhooks")
+    if "%" in endpoint.path or any(part in ("", ".", "..") for part in endpoint.path[1:].split("/")):
+        message = f"{endpoint.path!r} can never be asked for: leave out %, empty parts, `.` and `..`"
+        yield Breach(f"{path}.path", message, "webhooks")
+    if endpoint.event:
+        yield from _event_type(endpoint.event, f"{path}.event")
+
+
+_HEADER_PLACE = re.compile(r"\{header\.[A-Za-z0-9-]+\}")
+
+
+def _event_type(text: str, path: str) -> Iterator[Breach]:
+    if any(brace in _HEADER_PLACE.sub("", text) for brace in "{}"):
+        yield Breach(path, f"{text!r}: braces are only for headers, such as {{header.X-GitHub-Event}}", "webhooks")
+    if text.startswith("ductile."):
+        yield Breach(path, f"{text!r}: types that begin with `ductile.` belong to the core", "webhooks")
 
 
 def _relay(settings: Settings) -> Iterator[Breach]:

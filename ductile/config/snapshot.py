@@ -104,6 +104,8 @@ class Snapshot:
             most_bytes=limits.fan_out,
             most_jobs=limits.tree_jobs,
             most_context=limits.context,
+            most_hooks=self.config.settings.service.hook_max_depth,
+            mask=self.config.mask.everywhere,
             snapshot_id=self.id,
         )
 

@@ -19,13 +19,15 @@ from ductile.engine.follow import budget_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
 from ductile.engine.run_job import Attempt, Surroundings, run_job
+from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
+from ductile.ledger.joins import any_ready
 from ductile.ledger.record import Recorded, Stale
 from ductile.ledger.writer import Ledger
-from ductile.model import Ending, Retried
+from ductile.model import Ending, Failed, Retried
 
 RECHECK_SECONDS, IDLE_RECHECK_SECONDS = 1.0, 30.0
 """How long a lost hint can cost: while something runs, and while nothing does."""
@@ -48,6 +50,8 @@ class Dispatcher:
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
+    is_outdated: bool = False
+    """Whether a job has ended under a configuration that was replaced: it may have asked for plugins that are gone."""
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
@@ -94,7 +98,7 @@ class Dispatcher:
         snapshot = self.snapshot()
         limit = 0 if self.is_draining else max(0, snapshot.max_workers - len(self.attempts))
         await self._note_processes()
-        if not endings and not limit:
+        if not endings and not limit and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, limit)
         # No await from here to the last start_soon: a claimed job always has an owner.
@@ -104,6 +108,9 @@ class Dispatcher:
                 attempt.stop.request(DRAIN)
             jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
         self._announce((*recorded, *claimed.skipped))
+        if endings and self.is_outdated:
+            self.is_outdated = False
+            jobs.start_soon(self._settle_stranded)
         if claimed.more or self.endings:
             self.hub.announce_work()
         return self._until(claimed.next_due)
@@ -118,15 +125,27 @@ class Dispatcher:
         except* Exception as errors:
             fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
             self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
+            # What a plugin has done is not done again because of a fault of ours.
+            outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
             ending = Ending(
                 job_id=job.id,
                 attempt=job.attempt,
-                outcome=Retried(fault, AFTER_OUR_OWN_FAULT),
+                outcome=outcome,
                 rule=rule_of(attempt.snapshot),
+                is_intolerable=attempt.has_run,
             )
         del self.attempts[job.id]
         self.endings.append(ending)
+        self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
+
+    async def _settle_stranded(self) -> None:
+        """What an outdated job has led to is held against the configuration of the moment."""
+        try:
+            await settle_stranded(self.ledger, self.snapshot(), self.around.log, now=self.around.clock.now())
+        except LedgerError as error:
+            self.around.log.warn("dispatcher", f"jobs of plugins that are gone were not ended: {error}")
+        self.hub.announce_everyone()
 
     async def _note_processes(self) -> None:
         """Attempts that run for a while are written down with their process, so that a recovery can find and end it."""

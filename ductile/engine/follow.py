@@ -6,8 +6,12 @@ Both are functions of one configuration; what they decide is the pipeline room's
 from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
+from ductile.engine import breaker
 from ductile.ledger.trees import Budget
 from ductile.model import (
+    Breaker,
+    BreakerChange,
+    BreakerRule,
     Dead,
     Failed,
     Following,
@@ -44,6 +48,16 @@ def join_rule_of(snapshot: Snapshot) -> JoinRule:
 
     def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
         return after_join(joined, snapshot.world, now=now)
+
+    return decide
+
+
+def breaker_rule_of(snapshot: Snapshot) -> BreakerRule:
+    """What the end of any job does to the breaker of its command, as far as that concerns it."""
+
+    def decide(known: Breaker, job: Job, status: JobStatus, now: datetime) -> BreakerChange | None:
+        lane = snapshot.lanes.get(job.plugin)
+        return None if lane is None else breaker.rule(lane.entry.circuit_breaker)(known, job, status, now)
 
     return decide
 

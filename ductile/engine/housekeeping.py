@@ -1,4 +1,4 @@
-"""What is done from time to time: old finished work leaves the ledger in small portions."""
+"""What is done from time to time: old finished work leaves the ledger in small portions, stranded work ends."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -7,21 +7,25 @@ import trio
 
 from ductile.clock import Clock
 from ductile.config.sections import Service
+from ductile.config.snapshot import Snapshot
+from ductile.engine.stranded import settle_stranded
 from ductile.errors import DuctileError
 from ductile.ledger import retention
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
 
 
-async def keep_house(ledger: Ledger, service: Callable[[], Service], log: Log, clock: Clock) -> None:
-    """Prunes after every `tick_interval`. What goes wrong in one round is told and tried again in the next."""
+async def keep_house(ledger: Ledger, snapshot: Callable[[], Snapshot], log: Log, clock: Clock) -> None:
+    """Tidies after every `tick_interval`. What goes wrong in one round is told and tried again in the next."""
     while True:
-        await trio.sleep(service().tick_interval.total_seconds())
+        service = snapshot().config.settings.service
+        await trio.sleep(service.tick_interval.total_seconds())
         try:
-            while (await ledger.write(retention.prune, retention_policy(service()), now=clock.now())).total:
+            await settle_stranded(ledger, snapshot(), log, now=clock.now())
+            while (await ledger.write(retention.prune, retention_policy(service), now=clock.now())).total:
                 await trio.lowlevel.checkpoint()
         except DuctileError as error:
-            log.warn("housekeeping", f"nothing pruned: {error}")
+            log.warn("housekeeping", f"not everything is tidy: {error}")
         except Exception as error:
             log.error("housekeeping", f"internal error: {error!r}")
 

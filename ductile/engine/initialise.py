@@ -14,13 +14,14 @@ from blake3 import blake3
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.run_job import Attempt, Surroundings, facts_of, judge_run, spawn
+from ductile.errors import LedgerBusy, LedgerFull
 from ductile.hub import Hub
 from ductile.ledger.inits import Init, all_inits, put
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
 
 INIT = "init"
-WAITS = "is being initialised"
+LEDGER_RETRY_SECONDS = 1.0
 
 
 @define(eq=False)
@@ -34,10 +35,6 @@ class Health:
 
     def held(self) -> frozenset[str]:
         return frozenset((*self.unhealthy, *self.initialising))
-
-    def why(self, plugin: str) -> str | None:
-        """Why nothing of the plugin is started at this moment."""
-        return self.unhealthy.get(plugin) or (WAITS if plugin in self.initialising else None)
 
 
 def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> None:
@@ -91,11 +88,10 @@ async def _prepare(
         health.at_work.discard((name, fingerprint))
     if stopping.is_set() and error is not None:
         return  # cut short: the next start tries again
-    now = around.clock.now()
-    done = Init(plugin=name, fingerprint=fingerprint, error=error)
-    await ledger.write(put, done, now=now, job_id=job.id, new_facts=new_facts, state_updates=state)
     if health.initialising.get(name) != fingerprint:
         return  # a reload wants another one meanwhile
+    done = Init(plugin=name, fingerprint=fingerprint, error=error)
+    await _write_patiently(ledger, done, around, job_id=job.id, new_facts=new_facts, state_updates=state)
     del health.initialising[name]
     if error is None:
         health.unhealthy.pop(name, None)
@@ -130,6 +126,27 @@ async def _run(
             return error, (), None
         case other:
             return other.reason, (), None
+
+
+async def _write_patiently(
+    ledger: Ledger,
+    done: Init,
+    around: Surroundings,
+    *,
+    job_id: str,
+    new_facts: tuple[NewFact, ...],
+    state_updates: str | None,
+) -> None:
+    """Written down as soon as the disk takes it; the plugin waits until then."""
+    while True:
+        now = around.clock.now()
+        try:
+            return await ledger.write(
+                put, done, now=now, job_id=job_id, new_facts=new_facts, state_updates=state_updates
+            )
+        except (LedgerFull, LedgerBusy) as error:
+            around.log.error("init", f"{error}; trying again")
+            await trio.sleep(LEDGER_RETRY_SECONDS)
 
 
 async def _stop_with(attempt: Attempt, stopping: trio.Event) -> None:

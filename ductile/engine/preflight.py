@@ -16,7 +16,7 @@ from ductile.engine.judge import Policy
 from ductile.engine.limits import Limits
 from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.spawn import Caps
-from ductile.errors import DuctileError
+from ductile.errors import DuctileError, Unreadable
 from ductile.files import Finding
 from ductile.model import Dead, Failed, Job
 from ductile.pipeline.paths import PathAbsent
@@ -69,13 +69,13 @@ class Postpone:
 class Memory:
     """What need not be worked out again for every job: policies, and how a plugin's files looked a moment ago."""
 
-    policies: dict[tuple[int, str, str], Policy] = field(factory=dict)
+    policies: dict[tuple[str, str, str], Policy] = field(factory=dict)
     looks: dict[str, tuple[float, Plugin, tuple[Finding, ...]]] = field(factory=dict)
 
     def policy(self, snapshot: Snapshot, lane: Lane, command: str) -> Policy:
-        key = (id(snapshot), lane.name, command)
+        key = (snapshot.id, lane.name, command)
         if key not in self.policies:
-            if any(known[0] != id(snapshot) for known in self.policies):
+            if any(known[0] != snapshot.id for known in self.policies):
                 self.policies.clear()
             self.policies[key] = policy_of(snapshot, lane, command)
         return self.policies[key]
@@ -115,8 +115,8 @@ def preflight(
         return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
     try:
         told = tell(job, node)
-    except PathAbsent as absent:
-        return Refuse(Failed(str(absent)))
+    except (PathAbsent, Unreadable) as error:
+        return Refuse(Failed(str(error)))
     service = snapshot.config.settings.service
     return Ready(
         lane=lane,

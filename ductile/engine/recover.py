@@ -8,7 +8,7 @@ from datetime import datetime
 from attrs import frozen
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of, rule_of
+from ductile.engine.follow import breaker_rule_of, budget_of, rule_of
 from ductile.engine.processes import Leftovers, ProcessId, kill_marked
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
@@ -46,6 +46,7 @@ async def recover(
         run_id=run_id,
         now=now,
         rule=rule_of(snapshot),
+        breaker=breaker_rule_of(snapshot),
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
         budget=budget_of(snapshot),
     )

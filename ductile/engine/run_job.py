@@ -42,7 +42,7 @@ from ductile.pipeline.route import Event, TooMuch, after, event_id
 from ductile.plugin.manifest import CompatibilityView
 from ductile.plugin.protocol import Response
 
-LARGE_OUTPUT = 512 << 10
+LARGE = 512 << 10
 T = TypeVar("T")
 
 
@@ -67,6 +67,8 @@ class Attempt:
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None
+    has_run: bool = False
+    """Whether its plugin has come to an end: from then on nothing may have it run again by accident."""
     since: float = field(factory=trio.current_time)
     is_noted: bool = False
 
@@ -75,13 +77,17 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     """Run one attempt; what it came to and everything that follows from it."""
     job, snapshot = attempt.job, attempt.snapshot
     started_at = around.clock.now()
-    ready = preflight(
-        snapshot,
-        job,
-        state_json=around.state_of(job.plugin),
-        instance=around.instance,
-        now=started_at,
-        memory=around.memory,
+    ready = await _aside(
+        partial(
+            preflight,
+            snapshot,
+            job,
+            state_json=around.state_of(job.plugin),
+            instance=around.instance,
+            now=started_at,
+            memory=around.memory,
+        ),
+        len(job.payload or ""),
     )
     match ready:
         case Refuse(outcome):
@@ -98,7 +104,8 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     run = await spawn(attempt, ready)
     failpoint("plugin.exited")
     verdict = await judge_run(job, run, ready.policy, started_at)
-    ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), run)
+    much = _said(run) + len(job.payload or "") + len(job.context or "")
+    ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), much)
     _tell(around.log, job, run, evolve(verdict, outcome=ending.outcome))
     return ending
 
@@ -124,19 +131,22 @@ async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
         on_started=note_pid,
     )
     attempt.pid = None  # from now on it can mean another process
+    attempt.has_run = isinstance(run, Finished)
     return run
 
 
 async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
     """What the run means."""
-    return await _aside(partial(judge, job, run, policy, started_at=started_at, chance=random.random()), run)
+    return await _aside(partial(judge, job, run, policy, started_at=started_at, chance=random.random()), _said(run))
 
 
-async def _aside(decide: Callable[[], T], run: Finished | SpawnFailed) -> T:
+async def _aside(decide: Callable[[], T], much: int) -> T:
     """What `decide` says; in a thread when there is much to read, so that it does not hold up the others."""
-    if isinstance(run, Finished) and len(run.stdout) > LARGE_OUTPUT:
-        return await trio.to_thread.run_sync(decide)
-    return decide()
+    return await trio.to_thread.run_sync(decide) if much > LARGE else decide()
+
+
+def _said(run: Finished | SpawnFailed) -> int:
+    return len(run.stdout) if isinstance(run, Finished) else 0
 
 
 def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, now: datetime) -> Ending:
@@ -149,7 +159,7 @@ def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, n
         following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
     except TooMuch as error:
         evidence = None if isinstance(outcome, Skipped) else outcome.evidence
-        return _without_run(job, Failed(str(error), evidence), snapshot, now=now)
+        return evolve(_without_run(job, Failed(str(error), evidence), snapshot, now=now), is_intolerable=True)
     if isinstance(outcome, Succeeded) and response:
         facts, state = facts_of(job, ready, response)
         return evolve(_ending(job, outcome, following, snapshot), facts=facts, state_updates=state)

@@ -78,6 +78,8 @@ def record(
         ending = ending_instead(db, ending, requeued, now=now, notes=ending.notes)
     elif problem := _beyond_limits(db, ending):
         ending = ending_instead(db, ending, problem, now=now)
+    if ending.is_intolerable:
+        joins.stop_tolerating(db, ending.job_id, ending.attempt)
     row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now)
     if row is None:
         return _stale(db, ending, now=now)

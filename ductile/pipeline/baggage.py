@@ -137,13 +137,14 @@ def _require_small(text: str, most_bytes: int) -> None:
 def _require_readable(text: str, added: Mapping[str, Any]) -> None:
     """The next step can read `text` again: what was inherited was read once, so only what is new can be too deep."""
     most = strict_json.MAX_DEPTH
-    if text.count("{") + text.count("[") > most and _height(added) > most:
+    if text.count("{") + text.count("[") > most and height(added) > most:
         raise BaggageRefused(f"the context would be nested deeper than {most}; claim the inner values by their names")
 
 
-def _height(value: Any) -> int:
+def height(value: Any) -> int:
+    """How deep a JSON value is nested: 1 for an object of plain values."""
     members = value.values() if isinstance(value, Mapping) else value
-    return 1 + max((_height(member) for member in members if isinstance(member, dict | list)), default=0)
+    return 1 + max((height(member) for member in members if isinstance(member, dict | list)), default=0)
 
 
 # --- reading what an author wrote -------------------------------------------------------------------------------------

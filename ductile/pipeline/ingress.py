@@ -67,8 +67,7 @@ def begin_with(plan: Plan, event: Event, world: World, *, submitted_by: str) -> 
 
 def arrive(event: Event, world: World, *, submitted_by: str) -> tuple[Following, ...]:
     """A run for every pipeline that waits for the event, each a tree of its own; what does not begin is noted."""
-    plans = () if event.is_internal else world.plans.on(event.type)
-    arrived = tuple(_triggered(plan, event, world, submitted_by) for plan in plans)
+    arrived = tuple(_triggered(plan, event, world, submitted_by) for plan in world.plans.on(event.type))
     if any(following.children for following in arrived):
         return arrived
     about = {"event_id": event.id, "type": event.type, "source": event.source}

@@ -24,6 +24,7 @@ from ductile.model import (
     Note,
     Outcome,
     Settled,
+    Skipped,
     Succeeded,
 )
 from ductile.pipeline.baggage import CONTROL
@@ -39,7 +40,7 @@ from ductile.pipeline.events import (
     step_failure,
 )
 from ductile.pipeline.paths import Scope
-from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, Node, Plan, Plans
+from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED, Node, Plan, Plans
 from ductile.pipeline.walk import (
     MOST_BYTES,
     MOST_CONTEXT,
@@ -49,6 +50,8 @@ from ductile.pipeline.walk import (
     Target,
     TooMuch,
     Walk,
+    fits,
+    hook_depth_of,
     position_of,
 )
 
@@ -81,20 +84,32 @@ class World:
     most_bytes: int = MOST_BYTES
     most_jobs: int = MOST_JOBS
     most_context: int = MOST_CONTEXT
+    most_hooks: int = 4
+    """Hooks that may follow on hooks."""
+    mask: Callable[[Any], Any] = lambda data: data
+    """Hides in plain data what must not stand in the journal."""
     snapshot_id: str | None = None
 
     def walk(self) -> Walk:
-        return Walk(
-            target=self.target,
-            config_of=self.config_of,
-            most_bytes=self.most_bytes,
-            most_jobs=self.most_jobs,
-            most_context=self.most_context,
-            snapshot_id=self.snapshot_id,
-        )
+        return Walk(**self.bounds())
+
+    def bounds(self) -> dict[str, Any]:
+        """What every walk in this world begins with."""
+        return {
+            "target": self.target,
+            "config_of": self.config_of,
+            "most_bytes": self.most_bytes,
+            "most_jobs": self.most_jobs,
+            "most_context": self.most_context,
+            "snapshot_id": self.snapshot_id,
+            "mask": self.mask,
+        }
 
 
 MOST_JOINED = 1 << 20
+"""Characters of results that stand in the join's own result."""
+MOST_ARRIVED = 16 << 20
+"""Characters of results that one join takes: they are read and written again inside a transaction."""
 
 
 @frozen
@@ -112,7 +127,7 @@ def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now:
     if ended.status is JobStatus.SUCCEEDED and not events and place is not None:
         events = (silent_success(job, ended.result, now=now),)
     for event in events:
-        _send(event, job, place if ended.status is JobStatus.SUCCEEDED else None, world, walk)
+        _send(event, job, place, world, walk, advances=ended.status is JobStatus.SUCCEEDED)
     if ended.is_failure and place is not None and place.node.on_error is not None:
         walk.enter(place.node.on_error, step_failure(job, ended, now=now), place.at)
     if job.notify and job.is_root and ended.status is not JobStatus.SKIPPED:
@@ -131,6 +146,11 @@ def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome,
     place = _place(job, world, walk)
     if place is None:
         return Failed(f"pipeline {job.pipeline} has no step {job.step_id} any more", waited), walk.following()
+    if not joined.arrivals and job.dedupe_key is not None:
+        return Skipped("everything it would have joined was a duplicate"), Following()
+    arrived = sum(len(arrival.payload) for arrival in joined.arrivals)
+    if arrived > MOST_ARRIVED:
+        return Failed(f"its results have {arrived:,} characters, {MOST_ARRIVED:,} can be joined", waited), Following()
     results = [strict_json.loads(arrival.payload) for arrival in joined.arrivals]
     payload = {**entered_with(job), "results": results}
     event = Event(event_id(job.id, job.attempt, "joined"), JOIN_COMPLETED, payload, job.plugin, now)
@@ -171,27 +191,30 @@ def _place(job: Job, world: World, walk: Walk) -> _Place | None:
     plan = world.plans.by_name.get(job.pipeline)
     node = plan.nodes.get(job.step_id) if plan is not None else None
     if plan is None or node is None:
-        reason = "the configuration has no such step any more"
-        walk.notes.append(
-            Note(kind="run.ended", data={"pipeline": job.pipeline, "step_id": job.step_id, "reason": reason})
-        )
+        walk.notes.append(_run_ended(job, "the configuration has no such step any more"))
         return None
-    return _Place(node, position_of(job, plan, node))
+    at = position_of(job, plan, node)
+    if not fits(job, node, at):
+        walk.notes.append(_run_ended(job, "the pipeline was changed around this step"))
+        return None
+    return _Place(node, at)
 
 
-def _send(event: Event, job: Job, place: _Place | None, world: World, walk: Walk) -> None:
+def _run_ended(job: Job, reason: str) -> Note:
+    return Note(kind="run.ended", data={"pipeline": job.pipeline, "step_id": job.step_id, "reason": reason})
+
+
+def _send(event: Event, job: Job, place: _Place | None, world: World, walk: Walk, *, advances: bool) -> None:
     """The event is on all its ways; if there is none, that is noted."""
     made = len(walk.children) + len(walk.arrivals)
-    if place is not None:
+    if place is not None and advances:
         walk.enter(place.node.successors, _from(event, job), place.at)
-    matches = world.routes.targets.get((job.plugin, event.type), ())
-    for index, plugin in matches:
+    for index, plugin in world.routes.targets.get((job.plugin, event.type), ()):
         walk.add(_routed(event, job, index, plugin, world, walk))
-    if not event.is_internal:
-        for plan in world.plans.on(event.type):
-            _trigger(plan, event, job, place, walk)
-        if len(walk.children) + len(walk.arrivals) == made:
-            walk.notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
+    for plan in () if event.is_internal else world.plans.on(event.type):
+        _trigger(plan, event, job, place, walk)
+    if len(walk.children) + len(walk.arrivals) == made and event.type != STEP_SUCCEEDED:
+        walk.notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
 
 
 def _from(event: Event, job: Job) -> Event:
@@ -235,7 +258,18 @@ def _trigger(plan: Plan, event: Event, job: Job, place: _Place | None, walk: Wal
         hops=job.hops + 1,
         parent_id=job.id,
     )
-    start(plan, _from(event, job), walk, at)
+    _start_or_note(plan, _from(event, job), walk, at)
+
+
+def _start_or_note(plan: Plan, event: Event, walk: Walk, at: Position) -> None:
+    """The run has begun; or it is too much and that is noted: the job that emitted the event is not to blame."""
+    before = walk.mark()
+    try:
+        start(plan, event, walk, at)
+    except TooMuch as error:
+        walk.go_back_to(before)
+        about = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
+        walk.notes.append(Note(kind="pipeline.skipped", data={**about, "reason": str(error)}))
 
 
 SIGNALS = ("job.completed", "job.failed", "job.timed_out", "job.dead")
@@ -244,15 +278,24 @@ SIGNALS = ("job.completed", "job.failed", "job.timed_out", "job.dead")
 def _tell_hooks(job: Job, ended: Ended, world: World, walk: Walk, *, now: datetime) -> None:
     """Hook pipelines start as trees of their own, with nothing of the job but how it ended."""
     applies = (True, ended.is_failure, ended.timed_out, ended.status is JobStatus.DEAD)
-    payload = outcome_payload(job, ended)
+    payload, depth = outcome_payload(job, ended), hook_depth_of(job) + 1
     for signal in (signal for signal, does in zip(SIGNALS, applies, strict=True) if does):
         event = Event(event_id(job.id, job.attempt, signal), signal, payload, job.plugin, now)
         for plan in world.plans.on_hook(signal):
-            if may_begin(plan, event, job.plugin, {}, walk):
+            if depth > world.most_hooks:
+                about = {"pipeline": plan.name, "event_id": event.id, "type": signal}
+                reason = f"more than {world.most_hooks} hooks in a row (service.hook_max_depth)"
+                walk.notes.append(Note(kind="pipeline.skipped", data={**about, "reason": reason}))
+            elif may_begin(plan, event, job.plugin, {}, walk):
                 at = Position(
-                    **fresh(plan, event), hops=job.hops + 1, parent_id=job.id, own_tree=True, submitted_by="hook"
+                    **fresh(plan, event),
+                    hops=job.hops + 1,
+                    parent_id=job.id,
+                    own_tree=True,
+                    submitted_by="hook",
+                    hook_depth=depth,
                 )
-                start(plan, event, walk, at)
+                _start_or_note(plan, event, walk, at)
 
 
 def may_begin(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any], walk: Walk) -> bool:
@@ -263,7 +306,7 @@ def may_begin(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any],
         scope = Scope(payload=event.payload, context=baggage)
         if holds(plan.condition, scope):
             return True
-        about |= {"reason": "if is false", "predicates": explain(plan.condition, scope)}
+        about |= {"reason": "if is false", "predicates": walk.mask(explain(plan.condition, scope))}
     else:
         return True
     walk.notes.append(Note(kind="pipeline.skipped", data=about))
@@ -283,7 +326,7 @@ def start(plan: Plan, event: Event, walk: Walk, at: Position) -> None:
         pipeline_name=plan.name,
         accumulated_json=strict_json.dumps({**at.baggage, CONTROL: at.control(0)}),
     )
-    walk.contexts.append(context)
+    walk.add_context(context)
     first = len(walk.children)
     walk.enter(plan.entry, event, evolve(at, inherits_from=context.id))
     if at.parent_id is None or at.own_tree:

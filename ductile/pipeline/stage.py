@@ -64,14 +64,7 @@ class TellingWorld(World):
         return cls(**{each.name: getattr(world, each.name) for each in attrs.fields(World)})
 
     def walk(self) -> Walk:
-        return _TellingWalk(
-            target=self.target,
-            config_of=self.config_of,
-            most_bytes=self.most_bytes,
-            most_jobs=self.most_jobs,
-            snapshot_id=self.snapshot_id,
-            decided=self.decided,
-        )
+        return _TellingWalk(**self.bounds(), decided=self.decided)
 
 
 @define(eq=False)

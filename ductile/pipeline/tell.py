@@ -16,6 +16,7 @@ from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import HANDLE, Node, Plans
 from ductile.pipeline.templates import remap
+from ductile.pipeline.walk import fits, position_of
 
 
 @frozen
@@ -36,6 +37,8 @@ def step_of(plans: Plans, job: Job) -> Node | None:
     node = plan.nodes.get(job.step_id)
     if node is None:
         raise NotFound(f"pipeline {job.pipeline} has no step {job.step_id} any more")
+    if not fits(job, node, position_of(job, plan, node)):
+        raise NotFound(f"pipeline {job.pipeline} was changed around step {job.step_id}: the run cannot go on in it")
     return node
 
 

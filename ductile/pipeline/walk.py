@@ -12,7 +12,7 @@ from attrs import Factory, define, evolve, field, frozen
 from ductile import strict_json
 from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
 from ductile.pipeline import baggage
-from ductile.pipeline.baggage import CONTROL, BaggageRefused, Claims, claim
+from ductile.pipeline.baggage import CONTROL, BaggageRefused, Claims, claim, height
 from ductile.pipeline.conditions import explain, holds
 from ductile.pipeline.events import Ended, Event, derived_id, outcome_payload
 from ductile.pipeline.paths import ABSENT, Scope
@@ -38,11 +38,17 @@ from ductile.pipeline.plan import (
 FOREACH, START = "core.foreach", "core.start"
 MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES
 STEPS_PER_JOB = 10
+# What an event puts around its payload, and a step around that: room that the payload cannot have.
+ENVELOPE_LEVELS, ENVELOPE_NODES = 4, 32
 NO_CLAIMS = Claims()
 
 
 class TooMuch(Exception):
     """What would follow is more than one job may lead to; the message says which limit."""
+
+
+class Unfit(Exception):
+    """A payload that could be written but not read again; the message says why."""
 
 
 @frozen
@@ -77,6 +83,8 @@ class Position:
     submitted_by: str = "route"
     trail: tuple[int, ...] = ()
     """The choices of this walk, so that two ways to the same place stay two."""
+    hook_depth: int = 0
+    """How many hooks in a row led to this run."""
 
     def key(self, event: Event, path: str) -> str:
         """Tells one child of a parent from another."""
@@ -95,6 +103,8 @@ class Position:
         }
         if self.items:
             control |= {"items": list(self.items), "indexes": list(self.indexes)}
+        if self.hook_depth:
+            control["hook_depth"] = self.hook_depth
         return control
 
 
@@ -108,13 +118,40 @@ def position_of(job: Job, plan: Plan, node: Node) -> Position:
         baggage=baggage,
         inherits_from=job.event_context_id,
         depth=control.get("route_depth", 0),
-        depth_limit=control.get("route_max_depth", plan.depth_limit),
+        depth_limit=plan.depth_limit,
         items=tuple(control.get("items", ())),
         indexes=tuple(control.get("indexes", ())),
         hops=job.hops - node.call_depth,
         join_id=job.join_id,
         parent_id=job.id,
+        hook_depth=control.get("hook_depth", 0),
     )
+
+
+def hook_depth_of(job: Job) -> int:
+    """How many hooks in a row led to the run that a job is part of."""
+    if job.context is None:
+        return 0
+    control = strict_json.loads(job.context).get(CONTROL, {})
+    depth: int = control.get("hook_depth", 0)
+    return depth
+
+
+def fits(job: Job, node: Node, at: Position) -> bool:
+    """False if the pipeline was changed so that the job cannot have come to this step of it."""
+    return (job.join_id is not None) == bool(node.joins) and len(at.indexes) == node.foreach_depth
+
+
+@frozen
+class Mark:
+    """How much a walk had made at some moment."""
+
+    contexts: int
+    children: int
+    arrivals: int
+    notes: int
+    refusals: int
+    bytes: int
 
 
 @define(eq=False)
@@ -127,6 +164,8 @@ class Walk:
     most_jobs: int = MOST_JOBS
     most_context: int = MOST_CONTEXT
     snapshot_id: str | None = None
+    mask: Callable[[Any], Any] = lambda data: data
+    """Hides what must not stand in the journal."""
     contexts: list[NewContext] = Factory(list)
     children: list[NewJob] = Factory(list)
     arrivals: list[NewArrival] = Factory(list)
@@ -159,7 +198,7 @@ class Walk:
     def _step(self, entry: Entry | NewJob, event: Event, at: Position) -> None:
         match entry:
             case NewJob():
-                self.add(entry)
+                self._add_join(entry, event)
             case Go(node):
                 self._go(node, event, at)
             case Gate():
@@ -178,19 +217,45 @@ class Walk:
             case End():
                 pass
 
-    def add(self, new: NewJob) -> None:
-        self._bytes += len(new.payload or "")
+    def mark(self) -> Mark:
+        return Mark(
+            contexts=len(self.contexts),
+            children=len(self.children),
+            arrivals=len(self.arrivals),
+            notes=len(self.notes),
+            refusals=len(self.refusals),
+            bytes=self._bytes,
+        )
+
+    def go_back_to(self, mark: Mark) -> None:
+        """Everything that was made since then is forgotten."""
+        del self.contexts[mark.contexts :], self.children[mark.children :], self.arrivals[mark.arrivals :]
+        del self.notes[mark.notes :], self.refusals[mark.refusals :]
+        self._ahead.clear()
+        self._bytes = mark.bytes
+
+    def add_context(self, context: NewContext) -> None:
+        self._weigh(context.accumulated_json)
+        self.contexts.append(context)
+
+    def _weigh(self, text: str | None) -> None:
+        if text is not None:
+            self._bytes += len(text) if text.isascii() else len(text.encode())
         if self._bytes > self.most_bytes:
-            raise TooMuch(f"its events carry more than {self.most_bytes:,} bytes to the next jobs")
+            raise TooMuch(f"it hands more than {self.most_bytes:,} bytes on to the next jobs")
+
+    def add(self, new: NewJob) -> None:
+        self._weigh(new.payload)
         if len(self.children) >= self.most_jobs:
             raise TooMuch(f"it leads to more than {self.most_jobs:,} jobs at once")
         self.children.append(new)
 
     def payload_for(self, command: str, event: Event) -> str:
-        """The event as a job of `command` gets it; made once for all who get it."""
+        """The event as a job of `command` gets it; made once for all who get it. Unfit if it could not be read."""
         key = (id(event), command if command != HANDLE else "")
         if key not in self._envelopes:
             text = event.envelope() if command == HANDLE else strict_json.dumps(dict(event.payload))
+            _require_readable(text, event.payload)
             self._envelopes[key] = (event, text)  # the event stays, so its id cannot mean another
         return self._envelopes[key][1]
 
@@ -200,12 +265,13 @@ class Walk:
         if at.depth_limit and depth > at.depth_limit:
             return self._fail(node, event, at, JobStatus.DEAD, f"max_depth {at.depth_limit} of the pipeline is reached")
         try:
+            payload = self.payload_for(node.command, event)
             context = self._context(node, event, at, depth)
-        except BaggageRefused as refused:
+        except (Unfit, BaggageRefused) as refused:
             return self._fail(node, event, at, JobStatus.FAILED, str(refused))
+        self.add_context(context)
         if known.refused:
-            return self._fail(node, event, at, JobStatus.DEAD, f"plugin {node.plugin} {known.refused}")
-        self.contexts.append(context)
+            return self._fail(node, event, at, JobStatus.DEAD, f"plugin {node.plugin} {known.refused}", context)
         self.add(
             self._job(
                 node.plugin,
@@ -213,7 +279,7 @@ class Walk:
                 event,
                 at,
                 command=node.command,
-                payload=self.payload_for(node.command, event),
+                payload=payload,
                 max_attempts=known.max_attempts,
                 dedupe_key=self._dedupe_key(node, event, at),
                 event_context_id=context.id,
@@ -244,9 +310,23 @@ class Walk:
         """The event's key, for this step alone: the same event may pass a plugin twice in one run."""
         if event.dedupe_key is None:
             return None
-        return f"{at.plan.name}/{node.path}{_dotted(at.indexes)}:{event.dedupe_key}"
+        return f"{at.plan.name}/{node.path}/{_dotted(at.indexes)}/{_dotted(at.trail)}:{event.dedupe_key}"
 
-    def _fail(self, node: Node, event: Event, at: Position, status: JobStatus, reason: str) -> None:
+    def _payload_if_fit(self, command: str, event: Event) -> str | None:
+        try:
+            return self.payload_for(command, event)
+        except Unfit:
+            return None
+
+    def _fail(
+        self,
+        node: Node,
+        event: Event,
+        at: Position,
+        status: JobStatus,
+        reason: str,
+        context: NewContext | None = None,
+    ) -> None:
         """The step is over before it began; its `on_error` steps are entered as if it had run."""
         self.refusals.append(reason)
         failed = self._job(
@@ -255,15 +335,16 @@ class Walk:
             event,
             at,
             command=node.command,
-            payload=self.payload_for(node.command, event),
+            payload=self._payload_if_fit(node.command, event),
             tolerated=node.tolerated,
             hops=at.hops + node.call_depth,
+            event_context_id=context.id if context else None,
             settled=Settled(status=status, error=reason),
         )
         failed = evolve(failed, id=derived_id(at.parent_id, failed.child_key))
         self.add(failed)
         if node.on_error is not None:
-            inside = evolve(at, parent_id=failed.id, own_tree=False)
+            inside = evolve(_entered(at, context), parent_id=failed.id, own_tree=False)
             self._ahead.append((node.on_error, _refused_event(failed, reason, event), inside))
 
     def _decide(self, gate: Gate, event: Event, at: Position) -> None:
@@ -284,7 +365,8 @@ class Walk:
         self.add(switch)
         if not matched:
             about = {"pipeline": at.plan.name, "step_id": gate.path, "event_id": event.id}
-            self.notes.append(Note(kind="step.bypassed", data={**about, "predicates": explain(gate.condition, scope)}))
+            why = self.mask(explain(gate.condition, scope))
+            self.notes.append(Note(kind="step.bypassed", data={**about, "predicates": why}))
         chosen = gate.then if matched else gate.otherwise
         self._ahead.append((chosen, event, evolve(at, parent_id=switch.id, own_tree=False)))
 
@@ -311,16 +393,17 @@ class Walk:
     def _open(self, join: Node, body: Entry, event: Event, at: Position) -> None:
         """The members first: when the join is written, the ledger counts whom it waits for."""
         try:
+            payload = self.payload_for(HANDLE, event)
             context = self._context(join, event, at, at.depth + 1)
-        except BaggageRefused as refused:
+        except (Unfit, BaggageRefused) as refused:
             return self._fail(join, event, at, JobStatus.FAILED, str(refused))
-        self.contexts.append(context)
+        self.add_context(context)
         waiting = self._job(
             join.plugin,
             join.path,
             event,
             at,
-            payload=self.payload_for(HANDLE, event),
+            payload=payload,
             event_context_id=context.id,
             hops=at.hops + join.call_depth,
             is_join=True,
@@ -330,10 +413,16 @@ class Walk:
         self._ahead.append((body, event, evolve(at, join_id=waiting.id)))
         return None
 
+    def _add_join(self, join: NewJob, event: Event) -> None:
+        """A join whose members may all turn out to be duplicates carries the key that makes them so."""
+        if event.dedupe_key is not None and any(new.join_id == join.id for new in self.children):
+            join = evolve(join, dedupe_key=f"{join.child_key}:{event.dedupe_key}")
+        self.add(join)
+
     def _arrive(self, branch: int, by_item: bool, event: Event, at: Position) -> None:
         assert at.join_id is not None, "only what is inside of a join arrives at it"
         payload = strict_json.dumps(dict(event.payload))
-        self._bytes += len(payload)
+        self._weigh(payload)
         item = at.indexes[-1] if by_item else 0
         self.arrivals.append(NewArrival(join_id=at.join_id, item=item, branch=branch, payload=payload))
 
@@ -355,6 +444,15 @@ class Walk:
         )
 
 
+def _entered(at: Position, context: NewContext | None) -> Position:
+    """The position behind a step that was entered with this context."""
+    if context is None:
+        return at
+    baggage = strict_json.loads(context.accumulated_json)
+    depth = baggage.pop(CONTROL)["route_depth"]
+    return evolve(at, baggage=baggage, depth=depth, inherits_from=context.id)
+
+
 def _refused_event(failed: NewJob, reason: str, event: Event) -> Event:
     """The failure of a step that never became a job."""
     ended = Ended(status=failed.settled.status if failed.settled else JobStatus.FAILED, error=reason)
@@ -370,6 +468,15 @@ def _refused_event(failed: NewJob, reason: str, event: Event) -> Event:
     )
     payload = {**outcome_payload(job, ended), "input": dict(event.payload)}
     return Event(derived_id(failed.id, "failed"), STEP_FAILED, payload, failed.plugin, event.at)
+
+
+def _require_readable(text: str, payload: Mapping[str, Any]) -> None:
+    """What is written for the next job can be read by it: not too deep, not too many values."""
+    deepest = strict_json.MAX_DEPTH - ENVELOPE_LEVELS
+    if text.count("{") + text.count("[") > deepest and height(payload) > deepest:
+        raise Unfit(f"the payload would be nested deeper than {deepest}")
+    if text.count(",") + text.count("{") + text.count("[") > strict_json.MAX_NODES - ENVELOPE_NODES:
+        raise Unfit(f"the payload would have more than {strict_json.MAX_NODES:,} values")
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

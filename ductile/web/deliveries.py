@@ -59,6 +59,18 @@ class IdReused(DeliveryRefused):
     code, status = "delivery_id_reused", 409
 
 
+class RunRefused(DeliveryRefused):
+    """A run with this payload cannot begin."""
+
+    code, status = "run_refused", 422
+
+
+class Unavailable(DeliveryRefused):
+    """This endpoint takes nothing at the moment."""
+
+    code, exit_code, status = "endpoint_unavailable", 75, 503
+
+
 @frozen(kw_only=True)
 class Endpoint:
     """One address, with everything that is decided before a delivery comes."""

@@ -32,6 +32,8 @@ from ductile.web.deliveries import (
     Endpoint,
     Forbidden,
     IdReused,
+    RunRefused,
+    Unavailable,
     challenge_in,
     payload_of_body,
     read_delivery,
@@ -45,18 +47,6 @@ from ductile.web.tally import REFUSED, REPEATED, Tally
 KEPT = timedelta(days=7)
 """How long a delivery is known."""
 PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
-
-
-class RunRefused(DeliveryRefused):
-    """A run with this payload cannot begin."""
-
-    code, status = "run_refused", 422
-
-
-class Unavailable(DeliveryRefused):
-    """This endpoint takes nothing at the moment."""
-
-    code, exit_code, status = "endpoint_unavailable", 75, 503
 
 
 def site(

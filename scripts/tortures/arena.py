@@ -70,13 +70,17 @@ class Arena:
             (folder / "manifest.yaml").write_text(manifest(role))
             shutil.copy(actor, folder / "run")
             (folder / "run").chmod(0o700)
-        config = self.path / "config.yaml"
-        config.write_text(self._config())
-        config.chmod(0o600)
+        self.configure()
         for folder in (self.path, self.path / "plugins"):
             folder.chmod(0o700)
 
-    def _config(self) -> str:
+    def configure(self, *, scheduled: bool = True) -> None:
+        """The next core finds this configuration; without schedules it comes to rest some day."""
+        config = self.path / "config.yaml"
+        config.write_text(self._config(scheduled))
+        config.chmod(0o600)
+
+    def _config(self, scheduled: bool) -> str:
         lines = [
             "plugin_roots: [plugins]",
             "state: {path: data/state.db}",
@@ -97,6 +101,11 @@ class Arena:
                 f"    env: {{{environment}}}",
                 f"    notify_on_complete: {str(role.notifies).lower()}",
             ]
+            if role.every and scheduled:
+                lines += [
+                    f"    schedules: [{{every: {role.every}, if_running: queue}}]",
+                    "    max_outstanding_polls: 20",
+                ]
         lines.append("routes:" if self.routes else "routes: []")
         lines += [f"  - {{from: {source}, event_type: {kind}, to: {to}}}" for source, kind, to in self.routes]
         lines.append("pipelines:" if self.scripts else "pipelines: []")

@@ -61,6 +61,8 @@ class Case:
     routes: Sequence[tuple[str, str, str]] = ()
     scripts: Sequence[str] = ()
     """The pipelines that were there."""
+    prunes: bool = False
+    """Whole trees may be gone by now."""
     logs: Sequence[Path] = ()
     stuck: Sequence[str] = ()
     orphans: Sequence[str] = ()
@@ -77,6 +79,7 @@ class Case:
             roles=arena.roles,
             routes=arena.routes,
             scripts=[script.name for script in arena.scripts],
+            prunes="job_queue_retention" in arena.service,
             logs=(arena.log, arena.path / "core.stderr"),
             **seen,
         )
@@ -153,3 +156,7 @@ def is_core(plugin: str) -> bool:
 def was_lost(attempt: Row) -> bool:
     """True if the attempt ended with the core that ran it."""
     return str(attempt["last_error"]).startswith(LOST_WITH_THE_CORE)
+
+
+def fails_its_tree(job: Row) -> bool:
+    return job["status"] in FAILURES and not job["tolerated"]

@@ -13,8 +13,8 @@ from typing import Any
 
 from ductile.ledger.reports import tree_outcome
 from scripts.tortures.arena import CANARY, TOKEN
-from scripts.tortures.case import FAILURES, FINAL, Case, Row, is_core
-from scripts.tortures.runs import HOOKS, JOINS, STEPS, payload_of, story_of
+from scripts.tortures.case import FINAL, Case, Row, fails_its_tree, is_core
+from scripts.tortures.runs import callers_are_told_the_truth, hooks_fire_once, joins_join, runs_are_whole
 
 __all__ = ["INVARIANTS", "Case", "check"]
 
@@ -123,11 +123,10 @@ CLAIMS_AND_RECOVERIES = """
 def children_and_facts_once(case: Case) -> Iterator[str]:
     """I5: one child for every event and matching route of a success and none otherwise; one fact for every success.
 
-    What pipelines make of events is told in `runs`; here, that nobody has the same child twice.
+    What pipelines make of events is told in `runs`; here, that no child and no slot of a schedule is there twice.
     """
     children: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
-    keys = Counter((job["parent_job_id"], job["child_key"]) for job in case.jobs.values() if job["child_key"])
-    yield from (f"{parent} has the child {key} {count} times" for (parent, key), count in keys.items() if count > 1)
+    yield from _twins(case)
     for job in case.jobs.values():
         if job["parent_job_id"] and not job["pipeline"]:
             event = json.loads(job["payload"])
@@ -141,6 +140,14 @@ def children_and_facts_once(case: Case) -> Iterator[str]:
     for parent in children:
         yield f"{parent} has children and is not in the queue"
     yield from _facts(case)
+
+
+def _twins(case: Case) -> Iterator[str]:
+    keys = Counter((job["parent_job_id"], job["child_key"]) for job in case.jobs.values() if job["child_key"])
+    slots = Counter((job["plugin"], job["slot_at"]) for job in case.jobs.values() if job["slot_at"])
+    for (owner, what), count in (keys | slots).items():
+        if count > 1:
+            yield f"{owner} has {count} jobs for {what}"
 
 
 def _expected_children(case: Case, job: Row) -> Counter[tuple[Any, ...]]:
@@ -225,10 +232,6 @@ def _verdict(jobs: Iterable[Row], open_jobs: int) -> str:
     return "open" if open_jobs else "failed" if any(map(fails_its_tree, jobs)) else "succeeded"
 
 
-def fails_its_tree(job: Row) -> bool:
-    return job["status"] in FAILURES and not job["tolerated"]
-
-
 def database_is_whole(case: Case) -> Iterator[str]:
     """I9: SQLite finds nothing wrong, and the schema is the one this version writes."""
     yield from (
@@ -257,53 +260,6 @@ def nothing_said_that_should_not_be(case: Case) -> Iterator[str]:
             for secret in (TOKEN, CANARY)
             if secret.encode() in content
         )
-
-
-def runs_are_whole(case: Case) -> Iterator[str]:
-    """I11: every run has exactly the steps that its events and conditions lead to, each with its payload and baggage.
-
-    A run that was acknowledged began with what its caller sent.
-    """
-    yield from story_of(case).wrong[STEPS]
-    for one in case.acknowledged:
-        job = case.jobs.get(one.job_id)
-        if one.plugin not in case.scripts or job is None:
-            continue
-        if (job["pipeline"], payload_of(job)) != (one.plugin, {"number": one.number}):
-            yield f"{one.job_id} is no run of {one.plugin} with {one.number}: {job['pipeline']}, {payload_of(job)}"
-
-
-def joins_join(case: Case) -> Iterator[str]:
-    """I12: every join is one row, waited for all its branches, and handed on what each came to, in order."""
-    yield from story_of(case).wrong[JOINS]
-
-
-def hooks_fire_once(case: Case) -> Iterator[str]:
-    """I13: the end of a root that notifies starts every hook that waits for it, once; nothing else starts one."""
-    yield from story_of(case).wrong[HOOKS]
-
-
-def callers_are_told_the_truth(case: Case) -> Iterator[str]:
-    """I14: whoever waited for a run was told its true status, result and tree."""
-    for one in case.acknowledged:
-        if one.answer is None or one.job_id not in case.jobs:
-            continue
-        jobs = case.trees[one.job_id]
-        failures = [job["status"] for job in jobs if fails_its_tree(job)]
-        last = [job for job in jobs if job["step_id"] in LAST_STEPS] or jobs[:1]
-        expected = {
-            "status": failures[-1] if failures else "succeeded",
-            "result": case.answer_of(last[-1]["id"]) or None,
-            "tree": [(job["id"], job["status"], job["attempt"]) for job in jobs],
-        }
-        nodes = [(node["job_id"], node["status"], node["attempt"]) for node in one.answer["tree"]]
-        told = {"status": one.answer["status"], "result": one.answer["result"], "tree": nodes}
-        for name, truth in expected.items():
-            if told[name] != truth:
-                yield f"the caller of {one.job_id} was told the {name} {told[name]}, it is {truth}"
-
-
-LAST_STEPS = frozenset({"ship", "prices__join"})
 
 
 INVARIANTS: Mapping[str, Callable[[Case], Iterable[str]]] = {

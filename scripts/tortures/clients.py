@@ -61,6 +61,7 @@ class Clients:
     unanswered: int = 0
     refused: list[str] = field(factory=list)
     _url: str | None = None
+    _is_quiet: bool = False
     _changed: threading.Condition = field(factory=threading.Condition)
     _over: bool = False
     _threads: list[threading.Thread] = field(factory=list)
@@ -72,17 +73,28 @@ class Clients:
         ]
         at_the_end = [Call(one.name, f"/pipeline/{one.name}") for one in self.scripts if one.is_synchronous]
         rate = self.per_second / self.count
-        work = [(str(number), at_once, rate) for number in range(self.count)]
-        work += [(f"waiting/{number}", at_the_end, WAITS_PER_SECOND) for number in range(self.waiting) if at_the_end]
+        work = [(str(number), at_once, rate, False) for number in range(self.count)]
+        if at_the_end:
+            work += [(f"waiting/{number}", at_the_end, WAITS_PER_SECOND, True) for number in range(self.waiting)]
         self._threads = [threading.Thread(target=self._call, args=args) for args in work]
         for thread in self._threads:
             thread.start()
 
-    def serve_from(self, url: str | None) -> None:
-        """The service is there now; None while it is not."""
+    def serve_from(self, url: str | None, *, quiet: bool = False) -> None:
+        """The service is there now; None while it is not. While it is quiet, only those call who wait for the end."""
         with self._changed:
-            self._url = url
+            self._url, self._is_quiet = url, quiet
             self._changed.notify_all()
+
+    def wait_for_an_answer(self, seconds: float) -> None:
+        """Somebody was told the end of a run just now; or nobody was in time, or the service is gone."""
+        with self._changed:
+            before = self.answered
+            self._changed.wait_for(lambda: self.answered > before or self._url is None, seconds)
+
+    @property
+    def answered(self) -> int:
+        return sum(one.answer is not None for one in self.acknowledged)
 
     def stop(self) -> None:
         """Nobody calls any more; what was acknowledged is also in the file."""
@@ -94,14 +106,14 @@ class Clients:
         lines = [f"{one.job_id} {one.plugin} {one.at}\n" for one in self.acknowledged]
         self.ledger.write_text("".join(lines))
 
-    def _next_url(self) -> str | None:
+    def _next_url(self, waits: bool) -> str | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._url is not None or self._over)
+            self._changed.wait_for(lambda: (self._url is not None and (waits or not self._is_quiet)) or self._over)
             return None if self._over else self._url
 
-    def _call(self, name: str, calls: Sequence[Call], per_second: float) -> None:
+    def _call(self, name: str, calls: Sequence[Call], per_second: float, waits: bool) -> None:
         dice = random.Random(f"{self.seed}/{name}")
-        while url := self._next_url():
+        while url := self._next_url(waits):
             connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             try:
                 while self._url == url and not self._over:
@@ -118,6 +130,7 @@ class Clients:
         with self._changed:
             if self._url == url:
                 self._url = None
+                self._changed.notify_all()
 
     def _post(self, connection: http.client.HTTPConnection, call: Call, number: int) -> None:
         body = json.dumps({"payload": {"number": number}})
@@ -127,6 +140,8 @@ class Clients:
         if reply.status in (200, 202):
             told = json.loads(content)
             answer = told if reply.status == 200 else None
-            self.acknowledged.append(Acknowledged(told["job_id"], call.name, time.monotonic_ns(), number, answer))
+            with self._changed:
+                self.acknowledged.append(Acknowledged(told["job_id"], call.name, time.monotonic_ns(), number, answer))
+                self._changed.notify_all()
         else:
             self.refused.append(f"{reply.status} {content[:200]!r}")

@@ -53,9 +53,12 @@ class Options:
 class Blow:
     """How one cycle ends."""
 
-    when: Literal["start", "recovery", "ready"]
+    when: Literal["start", "recovery", "ready", "answer"]
     delay: float
-    """Seconds after the first log line (recovery) or after it is ready; for a start, the share of its usual time."""
+    """Seconds after the first log line (recovery) or after it is ready; for a start, the share of its usual time.
+
+    For an answer, how long it may take until a caller who waits for a run is told its end: that is the moment.
+    """
     failpoint: str | None = None
 
     @classmethod
@@ -70,9 +73,9 @@ class Blow:
         if kind < 0.50:
             name = dice.choice(sorted(NAMES - UNREACHED))
             return cls("ready", 0.8, f"{name}:{dice.randint(1, 12)}")
-        if kind < 0.92:
+        if kind < 0.90:
             return cls("ready", dice.uniform(0.05, 0.9))
-        return cls("ready", dice.uniform(0.9, 3.0))
+        return cls("answer", 4.0)
 
 
 @define
@@ -126,6 +129,10 @@ class Torture:
                 core.wait_until_starting()
             case "ready" if self._is_ready(core, armed=blow.failpoint is not None):
                 clients.serve_from(core.url)
+            case "answer" if self._is_ready(core):
+                clients.serve_from(core.url, quiet=True)
+                clients.wait_for_an_answer(patience)
+                patience = 0.0
         fell = core.wait_until_gone(patience)
         clients.serve_from(None)
         if fell and core.process.returncode != -9:
@@ -135,6 +142,7 @@ class Torture:
 
     def come_to_rest(self) -> float:
         """A last core works off everything and is told to stop; how long the work took."""
+        self.arena.configure(scheduled=False)
         core = self._launch()
         self._is_ready(core)
         begun = moved = time.monotonic()
@@ -241,7 +249,8 @@ class Torture:
             "jobs": len(case.jobs),
             "attempts": sum(map(len, case.attempts.values())),
             **{name: told[name] for name in ("runs", "steps", "joins", "hooks")},
-            "waited": sum(one.answer is not None for one in clients.acknowledged),
+            "scheduled": sum(job["slot_at"] is not None for job in case.jobs.values()),
+            "waited": clients.answered,
             "excused": len(case.excused),
             "lost_attempts": len(case.rows("SELECT 1 FROM journal WHERE kind = 'job.recovered'")),
             "by_status": {row["status"]: row["n"] for row in case.rows(BY_STATUS)},

@@ -23,6 +23,8 @@ class Role:
     leaves_daemon: bool = False
     keeps_facts: bool = False
     notifies: bool = False
+    every: str | None = None
+    """It runs on a schedule, too."""
     weight: int = 0
     timeout: str = "30s"
 
@@ -62,6 +64,7 @@ ROLES = (
     Role("flaky", trouble=35, nap_ms=10, timeout="400ms", notifies=True, weight=8),
     Role("slow", nap_ms=700, weight=1),
     Role("litter", leaves_daemon=True, nap_ms=30, weight=2),
+    Role("tick", every="400ms"),
     Role("order", emits="order.placed", weight=1),
     Role("pick", emits="order.picked", items=3, notifies=True),
     Role("press", nap_ms=20, keeps_facts=True),

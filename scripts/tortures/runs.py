@@ -1,293 +1,148 @@
 """The runs of the play, told a second time by hand: which rows each must have left, with which payload and baggage.
 
-Takes what every job handed on from the log and follows it through the pipelines as their author means them, without
-asking the code that compiled or walked them. Each row must stand where the story needs one; no row may be left over.
+Follows what every job handed on through the pipelines as their author means them. Each row must stand where the story
+needs one, and no row may be left over. The checker asks.
 """
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
-from attrs import Factory, define, evolve, frozen
+from scripts.tortures.case import FAILURES, FINAL, Case, Row, fails_its_tree
+from scripts.tortures.story import HOOKS, JOINS, STEPS, End, Ends, Place, Story, payload_of
 
-from scripts.tortures.case import FAILURES, FINAL, Case, Row
-
-STEPS, JOINS, HOOKS = "steps", "joins", "hooks"
-UPSTREAM = "ductile_upstream_"
-
-
-@frozen
-class Place:
-    """Where in a run something is."""
-
-    pipeline: str
-    root: str | None
-    """The tree that it is part of; None if the run has one of its own."""
-    rule: str = STEPS
-    items: tuple[Any, ...] = ()
-    indexes: tuple[int, ...] = ()
-    baggage: Mapping[str, Any] = Factory(dict)
-
-    def inside(self, index: int, item: Any, baggage: Mapping[str, Any]) -> "Place":
-        """At one element of a list."""
-        return evolve(self, items=(*self.items, item), indexes=(*self.indexes, index), baggage=baggage)
-
-
-@frozen
-class End:
-    """What came out of a row, for the next one to begin with."""
-
-    parent: str
-    payload: Mapping[str, Any]
-    at: int = 0
-    """The order in which rows came to their ends."""
-    is_whole: bool = True
-    """False if only these members of the payload are known."""
-    is_joined: bool = False
-    """True if a join put the payload together."""
-
-
-@frozen
-class Ends:
-    """What came out of a part of a run; `failed` if something in there failed and nobody tolerates that."""
-
-    arrived: tuple[End, ...] = ()
-    failed: bool = False
-
-    def then(self, follow: Callable[[End], "Ends"]) -> "Ends":
-        followed = [follow(end) for end in self.arrived]
-        arrived = tuple(end for ends in followed for end in ends.arrived)
-        return Ends(arrived, self.failed or any(ends.failed for ends in followed))
-
-
-@define
-class Story:
-    """All runs of a case, told to their ends."""
-
-    case: Case
-    wrong: dict[str, list[str]] = Factory(lambda: defaultdict(list))
-    """By what it is about."""
-    told: Counter[str] = Factory(Counter)
-    """How many of each there were."""
-    _rows: dict[tuple[str, str, str], list[Row]] = Factory(lambda: defaultdict(list))
-    _left: dict[str, Row] = Factory(dict)
-    _arrivals: Counter[str] = Factory(Counter)
-
-    @classmethod
-    def of(cls, case: Case) -> "Story":
-        story = cls(case)
-        for job in case.jobs.values():
-            if job["pipeline"]:
-                # The first row of a run that was asked for by name has no parent to be found by.
-                story._rows[job["parent_job_id"] or job["id"], job["pipeline"], job["step_id"] or ""].append(job)
-                story._left[job["id"]] = job
-        story._arrivals = Counter(row["join_id"] for row in case.rows("SELECT join_id FROM arrivals"))
-        story._tell()
-        return story
-
-    def _tell(self) -> None:
-        by_name = {"deliver": self._deliver, "quote": self._quote}
-        notifying = {role.name for role in self.case.roles if role.notifies}
-        for job in self.case.jobs.values():
-            is_root = job["root_job_id"] == job["id"]
-            if job["parent_job_id"] is None and job["pipeline"] in by_name:
-                by_name[job["pipeline"]](End(job["id"], payload_of(job)), Place(job["pipeline"], job["id"]))
-            if job["plugin"] == "order" and "deliver" in self.case.scripts:
-                for end in self._handed_on(job):
-                    self._deliver(end, Place("deliver", job["root_job_id"]))
-            if is_root and job["plugin"] in notifying and job["status"] in FINAL - {"skipped"}:
-                self._hooks(job)
-        for job in self._left.values():
-            rule = HOOKS if job["submitted_by"] == "hook" else JOINS if job["is_join"] else STEPS
-            self._say(rule, f"{about(job)} under {job['parent_job_id']}: nothing led to it")
-
-    # ── the play ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _deliver(self, begun: End, at: Place) -> None:
-        self.told["runs"] += 1
-        picked = self._step("pick", "pick", begun, at)
-        wrapped = picked.then(lambda end: self._join("wrap__join", end, at, self._wrap(end, at)))
-        inspected = wrapped.then(lambda end: self._inspect(end, at))
-        sided = inspected.then(lambda end: self._join("sides__join", end, at, self._sides(end, at)))
-        sided.then(lambda end: self._step("ship", "keep", end, at))
-
-    def _wrap(self, end: End, at: Place) -> list[Ends]:
-        """A branch for every item, which its first step makes durable."""
-        items = enumerate(end.payload["items"])
-        return [self._wrap_one(end, at.inside(index, item, {"part": item})) for index, item in items]
-
-    def _wrap_one(self, end: End, at: Place) -> Ends:
-        def bundle(end: End) -> Ends:
-            paper = self._step("around/paper", "press", end, at)
-            ribbon = self._step("around/ribbon", "brittle", end, at)
-            return self._join("around/both__join", end, at, [paper, ribbon])
-
-        return self._step("cut", "press", end, at).then(bundle)
-
-    def _inspect(self, end: End, at: Place) -> Ends:
-        holds = end.payload["even"]
-        passed = self._switch("inspect__switch", end, at, holds)
-        return passed.then(lambda end: self._step("inspect", "keep", end, at)) if holds else passed
-
-    def _sides(self, end: End, at: Place) -> list[Ends]:
-        printed = self._step("print", "twin", end, at)
-        label = printed.then(
-            lambda end: self._step(
-                "glue", "brittle", end, at, on_error=lambda failure: self._step("patch", "keep", failure, at)
-            )
-        )
-        return [self._step("invoice", "press", end, at), label]
-
-    def _quote(self, begun: End, at: Place) -> None:
-        self.told["runs"] += 1
-        picked = self._step("pick", "pick", begun, at)
-        picked.then(lambda end: self._join("prices__join", end, at, self._prices(end, at)))
-
-    def _prices(self, end: End, at: Place) -> list[Ends]:
-        items = enumerate(end.payload["items"])
-        return [self._step("prices", "press", end, at.inside(index, item, {})) for index, item in items]
-
-    def _hooks(self, job: Row) -> None:
-        """A tree of its own for every pipeline that waits for this kind of end."""
-        failed = job["status"] in FAILURES
-        applies = {
-            ("note", "jot"): True,
-            ("alarm", "ring"): failed and job["plugin"] == "flaky",
-            ("toll", "bell"): job["status"] == "dead",
-        }
-        known = {"job_id": job["id"], **{name: job[name] for name in ("plugin", "command", "status", "attempt")}}
-        for (pipeline, step), does in applies.items():
-            if does and pipeline in self.case.scripts:
-                self.told["hooks"] += 1
-                self._step(step, "keep", End(job["id"], known, is_whole=False), Place(pipeline, None, HOOKS))
-
-    # ── its parts ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _step(
-        self, path: str, plugin: str, end: End, at: Place, *, on_error: Callable[[End], Ends] | None = None
-    ) -> Ends:
-        """One job of `plugin`; a failure with `on_error` is tolerated and goes on from there."""
-        job = self._take(path, end, at)
-        if job is None:
-            return Ends(failed=True)
-        self.told["steps"] += 1
-        part = str(at.items[-1]) if at.items else "-"
-        for effect in self.case.starts.get(job["id"], ()):
-            if effect.part != part:
-                self._say(at.rule, f"{about(job)} was told to work on {effect.part}, not {part}")
-        if (job["plugin"], bool(job["tolerated"])) != (plugin, on_error is not None):
-            self._say(at.rule, f"{about(job)} is {job['plugin']}, tolerated {job['tolerated']}")
-        if job["status"] in FAILURES and on_error is not None:
-            known = {"job_id": job["id"], "status": job["status"], "attempt": job["attempt"], "input": payload_of(job)}
-            return on_error(End(job["id"], plain(known), is_whole=False))
-        return Ends(tuple(self._handed_on(job)), failed=job["status"] in FAILURES)
-
-    def _join(self, path: str, opened: End, at: Place, branches: Sequence[Ends]) -> Ends:
-        """One row that waited for all branches, and their results in order."""
-        job = self._take(path, opened, evolve(at, rule=JOINS))
-        if job is None:
-            return Ends(failed=True)
-        self.told["joins"] += 1
-        results = [end for ends in branches for end in sorted(ends.arrived, key=lambda end: end.at)]
-        failed = any(ends.failed for ends in branches)
-        expected = ("core.join", 1, "failed" if failed else "succeeded", len(results))
-        found = (job["plugin"], job["is_join"], job["status"], self._arrivals[job["id"]])
-        if found != expected:
-            self._say(JOINS, f"{about(job)} is {found}, not {expected}")
-        if failed:
-            return Ends(failed=True)
-        payload = {**opened.payload, "results": [end.payload for end in results]}
-        return Ends((End(job["id"], payload, self._ended(job), is_joined=True),))
-
-    def _switch(self, path: str, end: End, at: Place, holds: bool) -> Ends:
-        """One row that says which way it went; behind it the same event."""
-        job = self._take(path, end, at)
-        if job is None:
-            return Ends(failed=True)
-        expected = {"matched": holds, "event": f"ductile.switch.{str(holds).lower()}"}
-        found = self.case.answer_of(job["id"])
-        if (job["plugin"], job["status"], found) != ("core.switch", "succeeded", expected):
-            self._say(at.rule, f"{about(job)} is {job['plugin']}, {job['status']} with {found}, not {expected}")
-        return Ends((evolve(end, parent=job["id"]),))
-
-    def _take(self, path: str, end: End, at: Place) -> Row | None:
-        """The one row that stands for this step after this end."""
-        candidates = self._rows.get((end.parent, at.pipeline, path), [])
-        found = [job for job in candidates if job["id"] in self._left and fits(job, end, at)]
-        if len(found) != 1:
-            self._say(
-                JOINS if end.is_joined and candidates else at.rule,
-                f"{at.pipeline}: {path}{list(at.indexes) or ''} after {end.parent} is there {len(found)} times "
-                f"({len(candidates)} rows for it, with any payload)",
-            )
-        for job in found:
-            del self._left[job["id"]]
-        if not found:
-            return None
-        job = found[0]
-        if job["root_job_id"] != (at.root or job["id"]):
-            self._say(at.rule, f"{about(job)} is in the tree of {job['root_job_id']}, not {at.root or job['id']}")
-        if job["context"] is not None and (baggage := baggage_of(job)) != at.baggage:
-            self._say(at.rule, f"{about(job)} carries {baggage}, not {dict(at.baggage)}")
-        return job
-
-    def _handed_on(self, job: Row) -> Iterator[End]:
-        """Its events, or what it was entered with if it emitted none; with its result either way."""
-        if job["status"] != "succeeded":
-            return
-        answer = self.case.answer_of(job["id"])
-        said = {"result": answer.get("result")}
-        for payload in [event["payload"] for event in answer.get("events", ())] or [payload_of(job)]:
-            yield End(job["id"], plain({**payload, **said}), self._ended(job))
-
-    def _ended(self, job: Row) -> int:
-        log = self.case.attempts.get(job["id"])
-        return log[-1]["seq"] if log else 0
-
-    def _say(self, rule: str, text: str) -> None:
-        self.wrong[rule].append(text)
+LAST_STEPS = frozenset({"ship", "prices__join"})
 
 
 @lru_cache(maxsize=1)
 def story_of(case: Case) -> Story:
-    """The story of a case; told once for all who ask in turn."""
-    return Story.of(case)
+    """All runs of a case, told to their ends; once for all who ask in turn."""
+    # A hook is a tree of its own, which may be pruned before or after the one that it tells of.
+    runs = (job for job in case.jobs.values() if job["pipeline"])
+    story = Story.of(case, (job for job in runs if not (case.prunes and job["submitted_by"] == "hook")))
+    for job in case.jobs.values():
+        _tell(story, job)
+    story.finish()
+    return story
 
 
-def fits(job: Row, end: End, at: Place) -> bool:
-    """True if the row was made from this end, at this element of the list; switches carry neither."""
-    if job["payload"] is not None:
-        payload = plain(payload_of(job))
-        known = payload if end.is_whole else {name: payload.get(name) for name in end.payload}
-        if known != plain(end.payload):
-            return False
-    return job["context"] is None or tuple(control_of(job).get("indexes", ())) == at.indexes
+def _tell(story: Story, job: Row) -> None:
+    """What begins with this job."""
+    asked_for = {"deliver": deliver, "quote": quote}.get(job["pipeline"])
+    if asked_for and job["parent_job_id"] is None:
+        asked_for(story, End(job["id"], payload_of(job)), Place(job["pipeline"], job["id"]))
+    if job["plugin"] == "order" and "deliver" in story.case.scripts:
+        for end in story.handed_on(job):
+            deliver(story, end, Place("deliver", job["root_job_id"]))
+    notifies = any(role.notifies for role in story.case.roles if role.name == job["plugin"])
+    if notifies and job["root_job_id"] == job["id"] and job["status"] in FINAL - {"skipped"} and not story.case.prunes:
+        hooks(story, job)
 
 
-def payload_of(job: Row) -> dict[str, Any]:
-    """The payload of the event that a row was made for."""
-    content = json.loads(job["payload"] or "{}")
-    payload = content.get("payload", {}) if job["command"] == "handle" else content
-    return payload if isinstance(payload, dict) else {}
+def deliver(story: Story, begun: End, at: Place) -> None:
+    story.told["runs"] += 1
+    picked = story.step("pick", "pick", begun, at)
+    wrapped = picked.then(lambda end: story.join("wrap__join", end, at, _wrap(story, end, at)))
+    inspected = wrapped.then(lambda end: _inspect(story, end, at))
+    sided = inspected.then(lambda end: story.join("sides__join", end, at, _sides(story, end, at)))
+    sided.then(lambda end: story.step("ship", "keep", end, at))
 
 
-def control_of(job: Row) -> dict[str, Any]:
-    control = json.loads(job["context"] or "{}").get("ductile", {})
-    return control if isinstance(control, dict) else {}
+def _wrap(story: Story, end: End, at: Place) -> list[Ends]:
+    """A branch for every item, which its first step makes durable."""
+    items = enumerate(end.payload["items"])
+    return [_wrap_one(story, end, at.inside(index, item, {"part": item})) for index, item in items]
 
 
-def baggage_of(job: Row) -> dict[str, Any]:
-    return {name: value for name, value in json.loads(job["context"] or "{}").items() if name != "ductile"}
+def _wrap_one(story: Story, end: End, at: Place) -> Ends:
+    return story.step("cut", "press", end, at).then(lambda end: _bundle(story, end, at))
 
 
-def plain(value: Any) -> Any:
-    """Without the notes about where an event came from."""
-    if isinstance(value, dict):
-        return {name: plain(member) for name, member in value.items() if not name.startswith(UPSTREAM)}
-    return [plain(member) for member in value] if isinstance(value, list) else value
+def _bundle(story: Story, end: End, at: Place) -> Ends:
+    paper = story.step("around/paper", "press", end, at)
+    ribbon = story.step("around/ribbon", "brittle", end, at)
+    return story.join("around/both__join", end, at, [paper, ribbon])
 
 
-def about(job: Row) -> str:
-    return f"{job['id']} ({job['pipeline']}: {job['step_id']}, {job['status']})"
+def _inspect(story: Story, end: End, at: Place) -> Ends:
+    holds = end.payload["even"]
+    passed = story.switch("inspect__switch", end, at, holds)
+    return passed.then(lambda end: story.step("inspect", "keep", end, at)) if holds else passed
+
+
+def _sides(story: Story, end: End, at: Place) -> list[Ends]:
+    def glue(end: End) -> Ends:
+        return story.step("glue", "brittle", end, at, on_error=lambda failure: story.step("patch", "keep", failure, at))
+
+    return [story.step("invoice", "press", end, at), story.step("print", "twin", end, at).then(glue)]
+
+
+def quote(story: Story, begun: End, at: Place) -> None:
+    story.told["runs"] += 1
+    picked = story.step("pick", "pick", begun, at)
+    picked.then(lambda end: story.join("prices__join", end, at, _prices(story, end, at)))
+
+
+def _prices(story: Story, end: End, at: Place) -> list[Ends]:
+    items = enumerate(end.payload["items"])
+    return [story.step("prices", "press", end, at.inside(index, item, {})) for index, item in items]
+
+
+def hooks(story: Story, job: Row) -> None:
+    """A tree of its own for every pipeline that waits for this kind of end."""
+    applies = {
+        ("note", "jot"): True,
+        ("alarm", "ring"): job["status"] in FAILURES and job["plugin"] == "flaky",
+        ("toll", "bell"): job["status"] == "dead",
+    }
+    known = {"job_id": job["id"], **{name: job[name] for name in ("plugin", "command", "status", "attempt")}}
+    for (pipeline, step), does in applies.items():
+        if does and pipeline in story.case.scripts:
+            story.told["hooks"] += 1
+            story.step(step, "keep", End(job["id"], known, is_whole=False), Place(pipeline, None, HOOKS))
+
+
+# ── what is promised ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def runs_are_whole(case: Case) -> Iterator[str]:
+    """I11: every run has exactly the steps that its events and conditions lead to, each with its payload and baggage.
+
+    A run that was acknowledged began with what its caller sent.
+    """
+    yield from story_of(case).wrong[STEPS]
+    for one in case.acknowledged:
+        job = case.jobs.get(one.job_id)
+        if one.plugin not in case.scripts or job is None:
+            continue
+        if (job["pipeline"], payload_of(job)) != (one.plugin, {"number": one.number}):
+            yield f"{one.job_id} is no run of {one.plugin} with {one.number}: {job['pipeline']}, {payload_of(job)}"
+
+
+def joins_join(case: Case) -> Iterator[str]:
+    """I12: every join is one row, waited for all its branches, and handed on what each came to, in order."""
+    yield from story_of(case).wrong[JOINS]
+
+
+def hooks_fire_once(case: Case) -> Iterator[str]:
+    """I13: the end of a root that notifies starts every hook that waits for it, once; nothing else starts one."""
+    yield from story_of(case).wrong[HOOKS]
+
+
+def callers_are_told_the_truth(case: Case) -> Iterator[str]:
+    """I14: whoever waited for a run was told its true status, result and tree."""
+    for one in case.acknowledged:
+        if one.answer is None or one.job_id not in case.jobs:
+            continue
+        jobs = case.trees[one.job_id]
+        failures = [job["status"] for job in jobs if fails_its_tree(job)]
+        last = [job for job in jobs if job["step_id"] in LAST_STEPS] or jobs[:1]
+        expected = {
+            "status": failures[-1] if failures else "succeeded",
+            "result": case.answer_of(last[-1]["id"]) or None,
+            "tree": [(job["id"], job["status"], job["attempt"]) for job in jobs],
+        }
+        nodes = [(node["job_id"], node["status"], node["attempt"]) for node in one.answer["tree"]]
+        told = {"status": one.answer["status"], "result": one.answer["result"], "tree": nodes}
+        for name, truth in expected.items():
+            if told[name] != truth:
+                yield f"the caller of {one.job_id} was told the {name} {told[name]}, it is {truth}"

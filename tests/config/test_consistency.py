@@ -96,6 +96,26 @@ BREACHES: list[tuple[str, str, str]] = [
         "taken by the health check",
     ),
     (
+        f"webhooks: {{endpoints: [{{path: /a/../b, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[0].path",
+        "'/a/../b' can never be asked for: leave out %, empty parts, `.` and `..`",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a%20b, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[0].path",
+        "'/a%20b' can never be asked for: leave out %, empty parts, `.` and `..`",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, event: 'x.{kind}', secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0].event",
+        "'x.{kind}': braces are only for headers, such as {header.X-GitHub-Event}",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, event: 'ductile.step.failed', secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0].event",
+        "'ductile.step.failed': types that begin with `ductile.` belong to the core",
+    ),
+    (
         "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: [t, u], scheme: github}]}",
         "webhooks.endpoints[0].secret_ref",
         "has no source",

@@ -8,9 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.e2e.service import Home, Service
+from tests.e2e.service import PATIENCE, Home, Service
 
-PATIENCE = 30.0
 HEARD = "heard.jsonl"
 ACTOR = f"""#!{sys.executable} -IS
 import json, os, sys

@@ -126,3 +126,30 @@ def test_a_plugin_whose_init_fails_is_unhealthy_until_it_is_put_right(home: Home
     assert service.run("careful")["status"] == "succeeded"
     kinds = [row["kind"] for row in home.rows("SELECT kind FROM journal WHERE kind LIKE 'plugin.%' ORDER BY seq")]
     assert kinds == ["plugin.unhealthy", "plugin.initialised"]
+
+
+WAITS = """#!/bin/sh
+cat >/dev/null
+while [ ! -e go ]; do sleep 0.02; done
+echo '{"status": "ok", "result": "done", "events": [{"type": "made"}]}'
+"""
+
+
+def test_a_job_from_before_a_reload_strands_nothing(home: Home, start: Start) -> None:
+    """What it asks of a plugin that is gone by then ends with the reason, and so does its tree."""
+    home.plugin("early", WAITS)
+    home.plugin("late", OK)
+    home.add("plugins: {early: {}, late: {}}\nroutes: [{from: early, event_type: made, to: late}]\n")
+    service = start()
+    job_id = service.post("early")
+    while service.job(job_id)["status"] != "running":
+        pass
+    change(home, "late: {}", "late: {enabled: false}")
+    assert ductile(home, "system", "reload")[0] == 0
+    (home.path / "go").touch()
+
+    status, tree = service.ask("GET", f"/job/{job_id}/tree?wait=25s")
+
+    assert status == 200
+    assert [(node["plugin"], node["status"]) for node in tree] == [("early", "succeeded"), ("late", "dead")]
+    assert tree[1]["last_error"] == "plugin late is disabled (enabled: false)"

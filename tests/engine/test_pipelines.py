@@ -54,7 +54,7 @@ plugins:
 # ── pipelines that read what the plugins say ────────────────────────────────────────────────────────────────────────
 
 START: Data = {"there": 1, "n": 3, "kind": "a", "none": [], "object": {"size": 1}}
-START["some"] = [{"id": 1, "list": [7, 8]}, {"id": 2, "list": []}, {"id": 3, "list": [9]}]
+START["some"] = [{"id": 1, "list": []}, {"id": 2, "list": []}, {"id": 3, "list": [8, 9]}]
 QUESTIONS = [
     {"path": "payload.there", "op": "exists"},
     {"path": "payload.gone", "op": "exists"},
@@ -64,7 +64,7 @@ QUESTIONS = [
 ]
 QUESTIONS_OF_ITEMS = [{"path": "item.id", "op": "gt", "value": 1}, {"path": "item", "op": "exists"}]
 LISTS = ["payload.some"] * 20 + ["payload.none"] * 5 + ["payload.gone", "payload.there"]
-LISTS_OF_ITEMS = ["item.list"] * 10
+LISTS_OF_ITEMS = ["item.list"] * 30
 CLAIMS: list[Data] = [
     {"kept.n": "payload.n"},
     {"kept.kind": "payload.kind", "also": "payload.there"},
@@ -102,7 +102,7 @@ class Author:
     def step(self, callees: list[str], *, levels: int, has_item: bool) -> Data:
         self.room -= 1
         step: Data = {}
-        if self.one_in(5):
+        if self.one_in(3 if has_item else 5):
             step["foreach"] = self.pick(LISTS + LISTS_OF_ITEMS * has_item)
             has_item = True
             if self.one_in(10):
@@ -274,13 +274,13 @@ def key_of_row(row: sqlite3.Row) -> str:
     """Everything that must be the same about what was made, as one text that can be sorted and shown."""
     kind = CORE_KINDS.get(row["plugin"], "job")
     content = json.loads(row["payload"] or "{}")
-    context = json.loads(row["context"]) if row["context"] else None
+    context = {key: value for key, value in json.loads(row["context"] or "{}").items() if key != "ductile"}
     return as_key(
         kind=kind,
         path=(row["pipeline"], row["step_id"], row["child_key"].rsplit("/", 2)[1]),
         type=content.get("type") if row["command"] == "handle" else None,
         payload=content.get("payload") if row["command"] == "handle" else content,
-        context={key: value for key, value in context.items() if key != "ductile"} if context else None,
+        context=context if kind == "join" or row["status"] in ("queued", "running") else None,
         status=_status(kind, row),
         tolerated=bool(row["tolerated"]),
     )

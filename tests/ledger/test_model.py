@@ -533,6 +533,7 @@ class LedgerMachine(RuleBasedStateMachine):
             job.recoveries += 1
             self.model.again(job, self.now + backoff if backoff else None, counted=True, now=self.now)
             assert isinstance(ended, Recorded)
+            assert len(ended.children) == (ended.status == "dead")
             self.track_rescuer(ended)
 
     @rule(limit=st.sampled_from([1, 500]))

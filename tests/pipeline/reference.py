@@ -215,7 +215,6 @@ class Reference:
             status = "dead" if step["uses"] == self.disabled else "queued"
         except Refused:
             context, status = at.context, "failed"
-        if status == "dead": context = at.context  # TEMP
         job = Made("job", self.path(step, at), evolve(at, context=context), event, status, step, then)
         self.add(job)
         if status != "queued":

@@ -128,6 +128,21 @@ def test_a_step_after_a_call_runs_with_what_the_called_pipeline_claimed() -> Non
     assert {new.pipeline for new in (*first.children, *second.children)} == {"p"}
 
 
+def test_the_next_step_of_a_loop_has_the_item_of_the_one_before() -> None:
+    """Items are part of the run, not of a job; the step after the loop has none."""
+    world = a_world(
+        "[{name: p, on: e, steps: [{foreach: payload.all, steps:"
+        " [{id: a, uses: x}, {id: b, uses: y, baggage: {it: item}}]}, {id: c, uses: z}]}]"
+    )
+    beginning = begun(world, payload={"all": ["u", "v"]})
+    second = as_row(beginning.children[2], beginning)
+    first = after(second, SUCCEEDED, (), world, now=NOW)
+    context = context_of(first.children[0], first)
+    assert (context["it"], context["ductile"]["indexes"]) == ("v", [1])
+    last = after(job_of(first, "b"), SUCCEEDED, (), world, now=NOW)
+    assert "items" not in context_of(last.children[0], last)["ductile"]
+
+
 def test_a_run_whose_step_is_gone_ends_with_a_note() -> None:
     """The configuration changed under it: nothing follows, and the journal says why."""
     old, new = a_world(CHAIN), a_world("[{name: p, on: e, steps: [{id: z, uses: x}]}]")
@@ -560,7 +575,8 @@ def test_a_join_goes_on_once_with_all_results_in_order() -> None:
     joined = join_of(world, {"n": 2}, {"n": 3})
     outcome, following = after_join(joined, world, now=NOW)
     assert isinstance(outcome, Succeeded)
-    assert json.loads(outcome.evidence.result or "") == {"results": 2}
+    answer = {"status": "ok", "result": "2 joined", "results": [{"n": 2}, {"n": 3}]}
+    assert json.loads(outcome.evidence.result or "") == answer
     (new,) = following.children
     envelope = json.loads(new.payload or "")
     assert (new.step_id, new.parent_job_id, envelope["type"]) == ("c", joined.job.id, "ductile.join.completed")

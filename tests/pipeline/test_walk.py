@@ -227,6 +227,14 @@ def test_what_follows_a_loop_has_no_item_any_more() -> None:
     assert all("items" not in context_of(new, following)["ductile"] for new in after)
 
 
+def test_items_with_nothing_to_do_each_enter_what_follows() -> None:
+    """Once per item, also if nothing tells these jobs apart but the item they come from."""
+    steps = "{foreach: payload.rows, steps: [{id: a, uses: x, foreach: item}]}, {id: b, uses: x}"
+    following = entered(steps, event=an_event(payload={"rows": [[], [], [1]]}))
+    assert steps_of(following) == ["b", "b", "a"]
+    assert len({new.child_key for new in following.children}) == 3
+
+
 def test_an_empty_list_is_passed_with_the_same_event() -> None:
     """Nothing to do: the run goes on, once."""
     event = an_event("listed", {"all": []})
@@ -504,12 +512,11 @@ def test_more_jobs_than_one_may_lead_to_are_refused_as_a_whole() -> None:
 
 
 def test_more_bytes_than_one_may_hand_on_are_refused_as_a_whole() -> None:
-    """Every copy of a payload counts; so does what arrives at a join."""
-    event = an_event(payload={"all": [0] * 4})
-    size = 4 * len(event.envelope())
-    assert len(entered("{uses: x, foreach: payload.all}", event=event, limits={"most_bytes": size}).children) == 4
-    with pytest.raises(TooMuch, match=f"more than {size - 1:,} bytes"):
-        entered("{uses: x, foreach: payload.all}", event=event, limits={"most_bytes": size - 1})
+    """Every copy of a payload counts."""
+    event = an_event(payload={"all": [0] * 4, "text": "x" * 1000})
+    assert len(entered("{uses: x, foreach: payload.all}", event=event, limits={"most_bytes": 6000}).children) == 4
+    with pytest.raises(TooMuch, match="more than 4,000 bytes"):
+        entered("{uses: x, foreach: payload.all}", event=event, limits={"most_bytes": 4000})
 
 
 def test_what_arrives_at_a_join_counts_as_bytes_handed_on() -> None:

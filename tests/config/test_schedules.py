@@ -1,0 +1,127 @@
+"""From schedules as written to definitions: every key arrives, and the hash changes exactly when the slots do."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from ductile.calendar.cron import parse_line
+from ductile.calendar.definition import After, At, CatchUp, Definition, Every
+from ductile.calendar.hours import Window
+from ductile.config.schedules import HOST_ZONE, definition_hash, definition_of
+from ductile.config.sections import Schedule
+from tests.config.conftest import Home, spelled
+
+
+def written(home: Home, schedule: str) -> Schedule:
+    """The one schedule of a configuration."""
+    return home.load(spelled("plugins.echo.schedules[0]", f"{{{schedule}}}")).settings.plugins["echo"].schedules[0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "when"),
+    [
+        ("every: 5m", Every(timedelta(minutes=5))),
+        ("every: weekly", Every(timedelta(weeks=1))),
+        ("cron: '0 8 * * mon-fri'", parse_line("0 8 * * 1-5")),
+        ("at: '2026-03-01T08:00:00+01:00'", At(datetime(2026, 3, 1, 7, tzinfo=UTC))),
+        ("after: 30s", After(timedelta(seconds=30))),
+    ],
+)
+def test_each_kind_of_schedule_becomes_its_definition(home: Home, schedule: str, when: object) -> None:
+    """Exactly one of four."""
+    assert definition_of("echo", written(home, schedule)).when == when
+
+
+def test_every_key_about_time_arrives(home: Home) -> None:
+    """Both windows count, weekdays from Sunday, the zone by its name."""
+    schedule = written(
+        home,
+        "id: nightly, cron: '0 2 * * *', jitter: 10m, timezone: Europe/Berlin, not_on: [sat, 7], only_between: "
+        "'22:00-6:00', preferred_window: {start: '1:00', end: '05:30'}",
+    )
+    assert definition_of("echo", schedule) == Definition(
+        plugin="echo",
+        schedule_id="nightly",
+        when=parse_line("0 2 * * *"),
+        zone=ZoneInfo("Europe/Berlin"),
+        jitter=timedelta(minutes=10),
+        windows=(Window(time(22), time(6)), Window(time(1), time(5, 30))),
+        not_on=frozenset({0, 6}),
+    )
+    assert definition_of("echo", written(home, "every: 1h, catch_up: run_all")).catch_up is CatchUp.RUN_ALL
+
+
+SAME = [
+    ("every: 60m", "every: hourly"),
+    ("every: 1h", "every: 1h, jitter: 5m, catch_up: run_once, if_running: queue, payload: {a: 1}"),
+    ("every: 1h", "every: 1h, only_between: '08:00-22:00', not_on: [sun], timezone: Asia/Kathmandu"),
+    ("cron: '0 8 * * mon-fri', timezone: UTC", "cron: '00 8  * * 1,2,3-5', timezone: UTC"),
+    ("at: '2026-03-01T08:00:00+01:00'", "at: '2026-03-01T07:00:00Z'"),
+]
+OTHER = [
+    ("every: 1h", "every: 2h"),
+    ("every: 1h", "every: 1h, command: sync"),
+    ("every: 1h", "after: 1h"),
+    ("cron: '0 8 * * *', timezone: UTC", "cron: '0 9 * * *', timezone: UTC"),
+    ("cron: '0 8 * * *', timezone: UTC", "cron: '0 8 * * *', timezone: Europe/Berlin"),
+    ("cron: '0 2 * * *', timezone: UTC", "cron: '0 2/24 * * *', timezone: UTC"),
+    ("cron: '0 8 1-31 * mon', timezone: UTC", "cron: '0 8 * * mon', timezone: UTC"),
+    ("at: '2026-03-01T08:00:00Z'", "at: '2026-03-01T08:00:01Z'"),
+    ("after: 1m", "after: 2m"),
+]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"), [(*pair, True) for pair in SAME] + [(*pair, False) for pair in OTHER]
+)
+def test_the_hash_changes_when_the_slots_or_the_command_do(home: Home, one: str, other: str, same: bool) -> None:
+    """Another notation, jitter, window, policy or payload does not start a schedule anew."""
+    first, second = definition_hash(written(home, one)), definition_hash(written(home, other))
+    assert (first == second) is same
+    assert len(first) == 64
+
+
+ASK = """
+import json, sys
+from datetime import UTC, datetime
+from ductile.config.schedules import HOST_ZONE
+walls = [datetime.fromisoformat(text).replace(tzinfo=UTC).astimezone(HOST_ZONE) for text in sys.argv[1:]]
+print(json.dumps([HOST_ZONE.tzname(None), *(wall.isoformat() for wall in walls)]))
+"""
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "CET-1CEST,M3.5.0,M10.5.0/3", ":Europe/Berlin"])
+def test_the_zone_of_the_host_is_what_its_c_library_says(zone: str) -> None:
+    """Also in notations that are no IANA names; the repeated hour is told apart."""
+    moments = ["2026-03-29 00:59", "2026-03-29 01:00", "2026-10-25 00:30", "2026-10-25 01:30"]
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *moments], env={"TZ": zone}, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [
+        "CET/CEST",
+        "2026-03-29T01:59:00+01:00",
+        "2026-03-29T03:00:00+02:00",
+        "2026-10-25T02:30:00+02:00",
+        "2026-10-25T02:30:00+01:00",
+    ]
+
+
+def test_a_schedule_without_a_zone_has_the_hosts(home: Home) -> None:
+    """For cron lines and windows alike."""
+    for schedule in ("cron: '0 8 * * *'", "every: 1h, only_between: '08:00-22:00'"):
+        assert definition_of("echo", written(home, schedule)).zone is HOST_ZONE
+
+
+@pytest.mark.parametrize(
+    "zone",
+    ["America", "''", "Europe/" + "x" * 5000, '"Europe/Berlin\\0"', "europe/berlin", "../UTC", "Mars/Olympus", "1"],
+)
+def test_a_zone_that_is_none_is_a_complaint_that_names_the_schedule(home: Home, zone: str) -> None:
+    """Never a traceback, whatever the zone database makes of the name."""
+    refused = home.refusal(spelled("plugins.echo.schedules[0]", f"{{every: 1h, timezone: {zone}}}"))
+    assert "plugins.echo.schedules[0].timezone" in refused
+    assert "IANA" in refused
