@@ -23,6 +23,7 @@ from ductile.config.changes import Reloaded, changes_between
 from ductile.config.check import examine
 from ductile.config.load import Config, load
 from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.engine import breaker
 from ductile.engine.dispatcher import Dispatcher
 from ductile.engine.housekeeping import keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
@@ -42,7 +43,7 @@ from ductile.ledger.writer import Ledger, open_ledger
 from ductile.lock import instance_lock
 from ductile.logs import Log
 from ductile.notify import Notifier
-from ductile.web import api, system, webhooks
+from ductile.web import api, schedules, system, webhooks
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
 from ductile.web.routes import Table
@@ -230,7 +231,7 @@ async def _serve_api(
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     site = Site(
-        table=Table((*api.routes(desk), *system.routes(desk))),
+        table=Table((*api.routes(desk), *system.routes(desk), *schedules.routes(desk, breaker.reset))),
         authorize=authorizer(_Keys(rt)),
         on_request=partial(_log_request, rt.log, "api"),
         on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),

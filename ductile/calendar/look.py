@@ -104,7 +104,7 @@ def _floor(table: Timetable, history: History, now: datetime) -> datetime:
         return table.slots.moment if is_over else table.slots.moment - TICK
     floor = history.last_slot_at or history.anchored_at - TICK
     fired_at, following = history.last_fired_at, table.slots.after(now)
-    if fired_at is None or (following and following <= fired_at) or table.definition.hours.closed(fired_at):
+    if fired_at is None or (following and following <= fired_at):
         return floor
     # Stands even when the last slot was forgotten by a clock that was wrong for a while.
     return max(floor, table.latest(fired_at) or floor)

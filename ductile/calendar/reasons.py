@@ -23,6 +23,8 @@ class Reason(StrEnum):
     MISSED = "missed"
     SUPERSEDED = "superseded"
     CLOCK_SET_BACK = "clock_set_back"
+    CATCH_UP_CAPPED = "catch_up_capped"
+    PLUGIN_UNHEALTHY = "plugin_unhealthy"
 
     @property
     def words(self) -> str:
@@ -44,4 +46,6 @@ _WORDS = {
     Reason.MISSED: "nobody looked within a minute of its time: the service was down, or the clock jumped",
     Reason.SUPERSEDED: "a later slot of the same schedule runs in its place",
     Reason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
+    Reason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",
+    Reason.PLUGIN_UNHEALTHY: "its plugin is unhealthy: `init` has failed",
 }

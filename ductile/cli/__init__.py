@@ -12,6 +12,7 @@ NOUNS = {
     "job": "See what became of a job.",
     "pipeline": "See which pipelines there are, draw, rehearse and run one.",
     "plugin": "See which plugins there are, what they can do, and run one.",
+    "schedule": "See when schedules fire and why not, pause, resume, run and simulate them.",
     "system": "Run the service and see how it is.",
 }
 

@@ -147,3 +147,85 @@ def _status_lines(report: dict[str, Any]) -> list[str]:
         facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
         lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
     return lines
+
+
+@group.command("breaker")
+@click.argument("plugin")
+@click.option("--command", "command", help="Only that of this command.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How much of its history.")
+@options.config
+@options.as_json
+def show_breakers(
+    plugin: str, command: str | None, limit: int, config_path: Path | None, config_dir: Path | None, as_json: bool
+) -> None:
+    """Show the circuit breakers of a plugin, one per command: their state and how they came to it, newest first.
+
+    Reads the configuration and the ledger, so it works while the service does not run.
+
+    Example: ductile system breaker backup
+    """
+    from ductile.cli.schedule_facts import read_ledger, snapshot_of
+    from ductile.web.schedule_views import breakers_view
+
+    snapshot = snapshot_of(options.chosen(config_path, config_dir))
+    view = read_ledger(snapshot, breakers_view, snapshot, plugin, command, transitions=limit)
+    if view is None:
+        view = {"plugin": snapshot.lane(plugin).name, "breakers": []}
+    output.show(view, as_json=as_json, human=_breaker_lines)
+
+
+def _breaker_lines(view: dict[str, Any]) -> list[str]:
+    if not view["breakers"]:
+        return [f"{view['plugin']}: no breaker has counted anything yet"]
+    lines = []
+    for one in view["breakers"]:
+        lines.append(f"{view['plugin']}.{one['command']}: {one['state']}, failures {one['failure_count']}")
+        facts = ("opened_at", "probe_from", "probe_job_id", "last_failure_at", "last_job_id")
+        lines += [f"  {name}: {one[name]}" for name in facts if name in one]
+        rows = [
+            (change["created_at"], f"{change['from_state']} → {change['to_state']}", change["reason"] or "")
+            for change in one["transitions"]
+        ]
+        lines += [f"  {line}" for line in output.table(rows)]
+    return lines
+
+
+@group.command("reset")
+@click.argument("plugin")
+@click.argument("command", required=False)
+@options.config
+@options.service
+@options.dry_run
+@options.as_json
+def reset_breakers(
+    plugin: str,
+    command: str | None,
+    config_path: Path | None,
+    config_dir: Path | None,
+    api_url: str | None,
+    api_key: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Have the running service close the breakers of a plugin, or that of one COMMAND, and forget their failures.
+
+    What a breaker held fires at once. A probe that runs goes on as an ordinary job.
+
+    Example: ductile system reset backup poll
+    """
+    from urllib.parse import quote, urlencode
+
+    from ductile.cli.connect import client
+
+    query = {"dry_run": "true" if dry_run else "false"} | ({"command": command} if command is not None else {})
+    running = client(options.chosen(config_path, config_dir), api_url, api_key)
+    answer = running.ask("POST", f"/breaker/{quote(plugin, safe='')}/reset?{urlencode(query)}")
+    output.show(answer, as_json=as_json, human=_reset_lines)
+
+
+def _reset_lines(answer: dict[str, Any]) -> list[str]:
+    verb = "would close" if answer["dry_run"] else "closed"
+    return [
+        f"{verb} {answer['plugin']}.{one['command']} (was {one['previous_state']}, failures {one['failure_count']})"
+        for one in answer["reset"]
+    ] or [f"{answer['plugin']}: nothing to reset"]

@@ -79,7 +79,7 @@ class Dispatcher:
         """The process of a running job gets SIGTERM, its grace, then SIGKILL; what it comes to is in the ledger."""
         attempt = self.attempts.get(job_id)
         if attempt is not None:
-            attempt.stop.request(f"cancelled: {reason}")
+            attempt.stop.request(reason)
 
     def stuck_seconds(self) -> float:
         """How long the ledger has kept us waiting."""

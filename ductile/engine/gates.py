@@ -32,14 +32,12 @@ from ductile.model import NewJob
 RECHECK_AFTER_CANCEL = timedelta(seconds=1)
 RECHECK_PROBE = timedelta(seconds=30)
 RECHECK_HEALTH = timedelta(minutes=1)
-UNHEALTHY = "plugin_unhealthy"
-CAPPED = "catch_up_capped"
-HOLDING = frozenset({UNHEALTHY, Reason.CIRCUIT_OPEN, Reason.ALREADY_RUNNING})
+HOLDING = frozenset({Reason.PLUGIN_UNHEALTHY, Reason.CIRCUIT_OPEN, Reason.ALREADY_RUNNING})
 """What holds a slot here. One that was held runs when the gate opens, however late: nobody missed it."""
 CANCELLED = "another run of its schedule is due"
 
 Key = tuple[str, str]
-Hold = tuple[str, datetime]
+Hold = tuple[Reason, datetime]
 """Why a slot waits, and which."""
 
 
@@ -138,7 +136,7 @@ def _fired(db: Connection, decision: Decision, now: Now) -> Applied:
     planned, found = decision.planned, decision.look
     latest = found.due[-1].at
     if planned.lane.name in now.unhealthy:
-        return _held(db, decision, UNHEALTHY, latest, now.at + RECHECK_HEALTH, now)
+        return _held(db, decision, Reason.PLUGIN_UNHEALTHY, latest, now.at + RECHECK_HEALTH, now)
     state = breakers.get(db, planned.lane.name, planned.schedule.command)
     probe = get_job(db, state.probe_job_id) if state.probe_job_id else None
     rules, status = planned.lane.entry.circuit_breaker, probe.status if probe else None
@@ -156,9 +154,9 @@ def _fired(db: Connection, decision: Decision, now: Now) -> Applied:
     for reason, count in (
         (_skip_reason(decision), found.skipped),
         (Reason.CIRCUIT_OPEN, len(found.due) - 1 if is_probe else 0),
-        (room.reason or "", room.dropped),
+        (room.reason, room.dropped),
     ):
-        if count:
+        if reason and count:
             _pass_over(db, decision, reason, count, now)
     return Applied(entry=_fresh(db, planned), next_at=found.next_at, fired=fired, ended=room.ended)
 
@@ -233,31 +231,31 @@ def _fire(db: Connection, planned: Planned, slot: Slot, found: Look, now: Now) -
 
 
 def _held(
-    db: Connection, decision: Decision, reason: str, slot_at: datetime, until: datetime | None, now: Now
+    db: Connection, decision: Decision, reason: Reason, slot_at: datetime, until: datetime | None, now: Now
 ) -> Applied:
     """The slot waits. The journal is told once for each slot and reason, not with every look."""
-    planned, hold = decision.planned, (str(reason), slot_at)
+    planned, hold = decision.planned, (reason, slot_at)
     if decision.hold == hold:
         schedules.set_next(db, *planned.key, until, now=now.at)
     else:
-        schedules.hold(db, *planned.key, str(reason), now=now.at, slot_at=slot_at, next_run_at=until)
+        schedules.hold(db, *planned.key, reason, now=now.at, slot_at=slot_at, next_run_at=until)
     return Applied(entry=_fresh(db, planned), next_at=until, hold=hold)
 
 
-def _pass_over(db: Connection, decision: Decision, reason: str, count: int, now: Now) -> None:
+def _pass_over(db: Connection, decision: Decision, reason: Reason, count: int, now: Now) -> None:
     """Everything up to the look is decided; `count` slots will never run, and the journal says why."""
     found = decision.look
     assert found.decided_to is not None, "a look that passes over something says how far"
     schedules.pass_over(
-        db, *decision.planned.key, found.decided_to, str(reason), now=now.at, next_run_at=found.next_at, count=count
+        db, *decision.planned.key, found.decided_to, reason, now=now.at, next_run_at=found.next_at, count=count
     )
 
 
-def _skip_reason(decision: Decision) -> str:
+def _skip_reason(decision: Decision) -> Reason:
     """Why the look passes over slots; those that came and went while the schedule was held were not missed."""
     found = decision.look
     if found.capped:
-        return CAPPED
+        return Reason.CATCH_UP_CAPPED
     if decision.hold is not None and decision.hold[0] in HOLDING and found.skip_reason is Reason.MISSED:
         return decision.hold[0]
     return found.skip_reason or Reason.MISSED

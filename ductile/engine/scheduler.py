@@ -14,10 +14,11 @@ from attrs import define, field
 
 from ductile.calendar.definition import After, History
 from ductile.calendar.look import look
+from ductile.calendar.reasons import Reason
 from ductile.clock import Clock
 from ductile.config.schedules import definition_hash, definition_of
 from ductile.config.snapshot import Snapshot
-from ductile.engine.gates import CANCELLED, CAPPED, Applied, Decision, Hold, Key, Now, Planned, apply_all
+from ductile.engine.gates import CANCELLED, Applied, Decision, Hold, Key, Now, Planned, apply_all
 from ductile.errors import LedgerError, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import SCHEDULES, Hub, job_topic, tree_topic
@@ -201,7 +202,7 @@ class Scheduler:
             self.fired_once.add(key)
         if decision.look.capped and one.fired:
             told = {"plugin": key[0], "schedule_id": key[1], "made": len(one.fired), "dropped": decision.look.skipped}
-            self.log.warn("scheduler", f"more runs were missed than are made up for ({CAPPED})", **told)
+            self.log.warn("scheduler", Reason.CATCH_UP_CAPPED.words, **told)
         for job_id in one.to_stop:
             self.stop_job(job_id, CANCELLED)
         for ended in one.ended:

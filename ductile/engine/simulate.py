@@ -94,8 +94,8 @@ class Simulation:
 class Question:
     """Which schedule, from when to when, and under which circumstances.
 
-    `down` are the spans in which the service does not run, in order. `anchored_at` is where the grid of `every` begins;
-    None if no service has seen the schedule yet: then it begins with the first moment the service is up.
+    `down` are the spans in which the service does not run, in order. `anchored_at` is when a service first saw the
+    schedule, where the grid of `every` begins; None if that is the start of the simulation.
     """
 
     snapshot: Snapshot
@@ -121,12 +121,11 @@ class Question:
     def up(self) -> Iterator[Span]:
         """The spans in which the service runs."""
         at = self.start
-        for begin, end in self.down:
-            if begin > at:
-                yield at, min(begin, self.end)
+        for begin, end in (*self.down, (self.end, self.end)):
+            until = min(begin, self.end)
+            if at < until:
+                yield at, until
             at = max(at, end)
-        if at < self.end:
-            yield at, self.end
 
 
 def simulate(question: Question) -> Simulation:
@@ -166,12 +165,10 @@ class _Play:
     async def begin(self) -> None:
         """The ledger knows the schedule as a service would that has been up until the first moment."""
         question = self.question
-        if question.anchored_at is None:
-            return
-        key = question.plugin, question.schedule.id
+        key, anchored_at = (question.plugin, question.schedule.id), question.anchored_at or question.start
         what = (question.schedule.command, definition_hash(question.schedule))
-        await self.ledger.write(schedules.define, *key, *what, now=question.anchored_at)
-        table = timetable(question.definition, History(anchored_at=question.anchored_at, started_at=question.start))
+        await self.ledger.write(schedules.define, *key, *what, now=anchored_at)
+        table = timetable(question.definition, History(anchored_at=anchored_at, started_at=question.start))
         decided = table.latest(question.start - TICK)
         if decided is not None:
             await self.ledger.write(

@@ -8,7 +8,9 @@ import sqlite3
 import uuid
 from datetime import datetime
 
-from ductile.clock import to_text
+from attrs import frozen
+
+from ductile.clock import from_text, to_text
 from ductile.ledger import journal
 from ductile.ledger.rows import moment
 from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
@@ -28,6 +30,41 @@ ALL = f"SELECT {_COLUMNS} FROM circuit_breakers ORDER BY plugin, command"
 
 def all_breakers(db: sqlite3.Connection) -> list[Breaker]:
     return [_breaker(row) for row in db.execute(ALL)]
+
+
+@frozen(kw_only=True)
+class Transition:
+    """One change of state, as the history keeps it."""
+
+    id: str
+    from_state: str | None
+    to_state: str
+    failure_count: int
+    reason: str | None
+    job_id: str | None
+    created_at: datetime
+
+
+HISTORY = """
+    SELECT id, from_state, to_state, failure_count, reason, job_id, created_at FROM circuit_breaker_transitions
+     WHERE plugin = ? AND command = ? ORDER BY created_at DESC LIMIT ?
+"""
+
+
+def history(db: sqlite3.Connection, plugin: str, command: str, *, limit: int = 20) -> list[Transition]:
+    """How the breaker came to its state, newest first."""
+    return [
+        Transition(
+            id=row[0],
+            from_state=row[1],
+            to_state=row[2],
+            failure_count=row[3],
+            reason=row[4],
+            job_id=row[5],
+            created_at=from_text(row[6]),
+        )
+        for row in db.execute(HISTORY, (plugin, command, limit))
+    ]
 
 
 def apply_rule(db: sqlite3.Connection, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from attrs import evolve
 
+from ductile.failpoints import failpoint
 from ductile.ledger import contexts, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs import Enqueued, enqueue
@@ -39,6 +40,7 @@ def start_run(
     root = enqueue(db, first, now=now, default_ttl=default_ttl, budget=budget)
     if not root.is_new:
         return [root]
+    failpoint("start_run.after_root")
     rest = evolve(following, children=tuple(others))
     children = write_following(
         db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
@@ -66,6 +68,7 @@ def write_following(
     )
     if following.arrivals:
         joins.put_arrivals(db, following.arrivals, job_id)
+        failpoint("record.after_arrivals")
     note_all(db, following.notes, job_id, plugin, root_job_id, now=now)
     return children
 

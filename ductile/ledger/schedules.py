@@ -228,6 +228,29 @@ def outstanding(db: sqlite3.Connection, plugin: str, schedule_id: str) -> list[s
     return [job_id for (job_id,) in db.execute(OUTSTANDING, (plugin, schedule_id))]
 
 
+JOB_OF_SLOT = """
+    SELECT id FROM job_queue WHERE plugin = ? AND schedule_id = ? AND slot_at >= ? AND slot_at < ?
+     ORDER BY slot_at DESC LIMIT 1
+"""
+LOGGED_JOB_OF_SLOT = """
+    SELECT job_id FROM job_log WHERE plugin = ? AND schedule_id = ? AND slot_at >= ? AND slot_at < ?
+     ORDER BY seq DESC LIMIT 1
+"""
+
+
+def job_of_slot(db: sqlite3.Connection, plugin: str, schedule_id: str, slot_at: datetime) -> str | None:
+    """The latest job that was made for the slot, for as long as the queue or the log has it.
+
+    A clock that was set back comes to a slot again; such jobs have slots some microseconds later.
+    """
+    values = (plugin, schedule_id, to_text(slot_at), to_text(slot_at + _SAME_SLOT))
+    row = db.execute(JOB_OF_SLOT, values).fetchone() or db.execute(LOGGED_JOB_OF_SLOT, values).fetchone()
+    return row[0] if row else None
+
+
+_SAME_SLOT = timedelta(milliseconds=1)
+
+
 def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(
         plugin=row[0],

@@ -8,6 +8,7 @@ import sqlite3
 from datetime import datetime, timedelta
 from functools import partial
 
+from ductile.failpoints import failpoint
 from ductile.ledger import joins
 from ductile.ledger.connections import RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
@@ -43,6 +44,7 @@ def settle_joins(
             stuck.add(waiting[0][0])
         else:
             settled.append(ended)
+            failpoint("settle.after_join")
     return settled
 
 

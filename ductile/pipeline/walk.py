@@ -152,6 +152,7 @@ class Mark:
     notes: int
     refusals: int
     bytes: int
+    steps: int
 
 
 @define(eq=False)
@@ -225,6 +226,7 @@ class Walk:
             notes=len(self.notes),
             refusals=len(self.refusals),
             bytes=self._bytes,
+            steps=self._steps,
         )
 
     def go_back_to(self, mark: Mark) -> None:
@@ -232,7 +234,7 @@ class Walk:
         del self.contexts[mark.contexts :], self.children[mark.children :], self.arrivals[mark.arrivals :]
         del self.notes[mark.notes :], self.refusals[mark.refusals :]
         self._ahead.clear()
-        self._bytes = mark.bytes
+        self._bytes, self._steps = mark.bytes, mark.steps
 
     def add_context(self, context: NewContext) -> None:
         self._weigh(context.accumulated_json)

@@ -146,7 +146,7 @@ def test_first_and_last_are_neighbours_and_match(text: str, wall: datetime) -> N
 
 
 @settings(deadline=None)
-@given(st.sampled_from(expressions()), WALLS, st.integers(1, 300))
+@given(st.sampled_from(expressions()), WALLS, st.integers(1, 150))
 def test_a_count_is_the_number_of_matches(text: str, start: datetime, steps: int) -> None:
     """Counting without walking gives what walking gives."""
     line, end = parse_line(text), start

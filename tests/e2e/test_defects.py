@@ -177,8 +177,8 @@ def test_an_event_loop_ends_visibly_after_twenty_crossings(service: Service) -> 
     assert (again[-1]["status"], again[-1]["last_error"]) == ("dead", "chain of more than 20 hops")
 
 
-def test_a_hook_loop_ends_visibly_after_twenty_crossings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A hook whose plugin announces its own end: each run counts one crossing more than the one before."""
+def test_a_hook_loop_ends_and_the_journal_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A hook whose plugin announces its own end: four hooks in a row (`service.hook_max_depth`), then no more."""
     home = Home.make(tmp_path_factory.mktemp("loop") / "ductile")
     cast(home, ("loud",))
     home.add(
@@ -189,8 +189,12 @@ def test_a_hook_loop_ends_visibly_after_twenty_crossings(tmp_path_factory: pytes
     run = act(service, lambda: service.post("loud"))
     service.kill()
 
-    assert [row["hops"] for row in run.rows] == list(range(22))
-    assert (run.rows[-1]["status"], run.rows[-1]["last_error"]) == ("dead", "chain of more than 20 hops")
+    assert [(row["hops"], row["status"]) for row in run.rows] == [(hop, "succeeded") for hop in range(5)]
+    (skipped,) = run.notes("pipeline.skipped")
+    assert (skipped["pipeline"], skipped["reason"]) == (
+        "echo",
+        "more than 4 hooks in a row (service.hook_max_depth)",
+    )
 
 
 # ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,13 @@ ROLES = (
     Role("gather", emits="item.found", count=3, keeps_facts=True, weight=2),
     Role("refine", emits="item.refined", keeps_facts=True),
     Role("keep"),
-    Role("flaky", trouble=50, timeout="400ms", weight=1),
+    Role("flaky", trouble=50, timeout="400ms", notifies=True, weight=1),
+    Role("tick", every="200ms"),
+    Role("order", emits="order.placed", weight=1),
+    Role("pick", emits="order.picked", items=3, notifies=True),
+    Role("press"),
+    Role("twin", emits="half.done", count=2),
+    Role("brittle", trouble=20, timeout="400ms"),
 )
 PRUNES_AT_ONCE = ", tick_interval: 100ms, job_queue_retention: 1ms, dedupe_ttl: 1ms"
 PLACES = [
@@ -27,6 +33,8 @@ PLACES = [
     ("record.after_status", 5),  # with retries among the endings
     ("record.after_children", 6),
     ("claim.after_commit", 7),
+    ("schedule.after_insert", 3),  # with jobs of earlier slots in the queue
+    ("schedule.after_commit", 3),
 ]
 
 
@@ -37,7 +45,7 @@ def actor(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(arena: Arena, core: Core) -> Clients:
     """Callers who go on until the core is gone."""
-    clients = Clients(arena.roles, per_second=60, seed=1, ledger=arena.path / "client", count=3)
+    clients = Clients(arena.roles, per_second=60, seed=1, ledger=arena.path / "client", count=3, scripts=arena.scripts)
     clients.start()
     clients.serve_from(core.url)
     return clients
@@ -63,6 +71,7 @@ def running(arena: Arena) -> int:
 
 def come_to_rest(arena: Arena) -> None:
     """A core without a failpoint has worked off everything and ended well."""
+    arena.configure(scheduled=False)
     core = arena.launch()
     assert core.wait_until_ready(), core.said
     deadline = time.monotonic() + 60

@@ -414,6 +414,37 @@ def test_one_predicate_on_odd_values_never_stops_the_others(odd: Any) -> None:
     assert [new.pipeline for new in following.children] == ["q"]
 
 
+GREEDY = """
+- {name: p, on: e, steps: [{id: a, uses: x}, {id: b, uses: y}]}
+- {name: many, on: rows, steps: [{id: m, uses: x, foreach: payload.all}]}
+- {name: long, on: steps, steps: [{foreach: payload.all, steps: [{id: l, uses: x, foreach: item}]}]}
+- {name: fine, on: rows, steps: [{id: f, uses: x}]}
+- {name: good, on: steps, steps: [{id: g, uses: x}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "items", "skipped", "other", "reason"),
+    [
+        ("rows", [1] * 30, "many", "f", "it leads to more than 20 jobs at once"),
+        ("steps", [[]] * 100, "long", "g", "it takes more than 200 steps to find what follows"),
+    ],
+)
+def test_a_triggered_run_that_would_be_too_much_is_noted_and_takes_nothing_with_it(
+    kind: str, items: Any, skipped: str, other: str, reason: str
+) -> None:
+    """Neither the step that emitted the event, nor its next step, nor the other pipelines are to blame."""
+    world = evolve(a_world(GREEDY), most_jobs=20)
+    event = an_event(kind, {"all": items})
+    following = after(job_of(begun(world), "a"), SUCCEEDED, (event, evolve(event, id="event-2")), world, now=NOW)
+    assert steps_of(following) == ["b", other] * 2
+    found = [(note.kind, note.data["pipeline"], note.data["reason"]) for note in following.notes]
+    assert found == [("pipeline.skipped", skipped, reason)] * 2
+    used = {new.event_context_id for new in following.children}
+    assert len([context for context in following.contexts if context.id in used]) == 4
+    assert skipped not in {context.pipeline_name for context in following.contexts}
+
+
 @pytest.mark.parametrize("kind", ["ductile.step.succeeded", "ductile.anything"])
 def test_the_cores_own_event_types_never_trigger(kind: str) -> None:
     """Even when a plugin emits one, and even if a plan should wait for it; routes may name it."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from ductile import strict_json
 from ductile.model import Following, JobStatus, NewArrival, NewJob
 from ductile.pipeline.events import Event
 from ductile.pipeline.walk import Position, TooMuch, Walk
@@ -541,6 +542,28 @@ def test_a_byte_is_a_byte_and_not_a_character() -> None:
     event = an_event(payload={"all": [0] * 4, "text": "é" * 5000})
     with pytest.raises(TooMuch, match="more than 30,000 bytes"):
         entered("{uses: x, foreach: payload.all}", event=event, limits={"most_bytes": 30_000})
+
+
+def nested(levels: int) -> dict[str, Any]:
+    payload: dict[str, Any] = {"n": 1}
+    for _ in range(levels - 1):
+        payload = {"in": payload}
+    return payload
+
+
+def test_a_join_that_could_not_read_its_event_again_fails() -> None:
+    """And nothing of its branches is begun."""
+    event = an_event(payload=nested(strict_json.MAX_DEPTH))
+    following = entered("{id: s, join: true, split: [{id: a, uses: x}]}", event=event)
+    assert steps_of(following) == ["s__join!"]
+
+
+def test_notes_are_masked() -> None:
+    """What an operator hides is not shown as the value that decided."""
+    at = a_position(f"{{id: a, uses: x, if: {FALSE}}}")
+    walk = a_walk({"mask": lambda data: f"masked {len(data)}"})
+    walk.enter(at.plan.entry, an_event(), at)
+    assert walk.notes[0].data["predicates"] == "masked 1"
 
 
 def test_a_walk_that_never_comes_to_a_job_ends_too() -> None:

@@ -1,0 +1,176 @@
+"""What became of one slot of a schedule: from its job, and from what the journal says was decided instead.
+
+Reads the ledger and tells; decides nothing. `ductile schedule why` shows it.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+from attrs import frozen
+
+from ductile.calendar.definition import After, Definition, History
+from ductile.calendar.firing import Timetable, timetable
+from ductile.calendar.look import MOST_CATCH_UPS
+from ductile.calendar.reasons import Reason
+from ductile.calendar.slots import TICK
+from ductile.clock import from_text, to_text
+from ductile.config.schedules import definition_hash, definition_of
+from ductile.config.sections import Schedule
+from ductile.ledger import journal, reports, schedules
+from ductile.ledger.connections import Connection
+from ductile.ledger.schedules import Entry, EntryStatus
+
+PAGE = 500
+MOST_ROWS = 50_000
+
+
+@frozen(kw_only=True)
+class Fate:
+    """`verdict` in one word: fired, skipped, held, paused, not_due, undecided, unknown; `words` for people.
+
+    `story` is what the journal has about the slot, oldest first.
+    """
+
+    slot_at: datetime | None
+    verdict: str
+    words: str
+    reason: str | None = None
+    job: dict[str, Any] | None = None
+    until: datetime | None = None
+    story: tuple[journal.Entry, ...] = ()
+
+
+def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: datetime) -> Fate:
+    """What became of the last slot that was planned until `at`."""
+    entry = schedules.get(db, plugin, schedule.id)
+    if entry is None or entry.anchored_at is None:
+        return Fate(slot_at=None, verdict="unknown", words="no service has seen this schedule yet")
+    if entry.definition_hash != definition_hash(schedule):
+        return Fate(slot_at=None, verdict="unknown", words="it was edited since a service last saw it")
+    definition = definition_of(plugin, schedule)
+    table = timetable(definition, History(anchored_at=entry.anchored_at))
+    slot_at = _slot(table, definition, entry, at)
+    if slot_at is None:
+        return _not_due(table, entry, at)
+    if job_id := schedules.job_of_slot(db, plugin, schedule.id, slot_at):
+        return _fired(db, plugin, schedule.id, slot_at, job_id)
+    if slot_at < entry.anchored_at and not isinstance(definition.when, After):
+        since = f"the schedule is what it is only since {to_text(entry.anchored_at)}"
+        return Fate(slot_at=slot_at, verdict="unknown", words=since)
+    if slot_at > now:
+        return _not_due(table, entry, now)
+    rows = list(_rows(db, plugin, schedule.id))
+    return _decided(table, entry, slot_at, rows, now)
+
+
+def _slot(table: Timetable, definition: Definition, entry: Entry, at: datetime) -> datetime | None:
+    if isinstance(definition.when, After):  # counts from each start; the ledger knows only the last one
+        return entry.last_slot_at if entry.last_slot_at and entry.last_slot_at <= at else None
+    return table.latest(at)
+
+
+def _not_due(table: Timetable, entry: Entry, at: datetime) -> Fate:
+    coming = entry.next_run_at if isinstance(table.definition.when, After) else table.next_firing(at)
+    words = f"no slot had come by then; the next is {to_text(coming)}" if coming else "no slot had come by then"
+    return Fate(slot_at=None, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=coming)
+
+
+def _fired(db: Connection, plugin: str, schedule_id: str, slot_at: datetime, job_id: str) -> Fate:
+    job = reports.job(db, job_id).job
+    held = tuple(row for row in _rows(db, plugin, schedule_id) if _is_hold(row) and _held_slot(row, slot_at))
+    late = max(job.created_at - slot_at, timedelta())
+    words = f"fired {late.total_seconds():.1f} s after its time; the job is {job.status}"
+    about = {"job_id": job.id, "status": str(job.status), "created_at": to_text(job.created_at)}
+    return Fate(slot_at=slot_at, verdict="fired", words=words, job=about, story=held)
+
+
+def _rows(db: Connection, plugin: str, schedule_id: str) -> Iterator[journal.Entry]:
+    """What the journal has about the schedule, oldest first."""
+    found: list[journal.Entry] = []
+    before = reports.NEWEST
+    for _ in range(MOST_ROWS // PAGE):
+        page = journal.of_plugin(db, plugin, before=before, limit=PAGE)
+        found += [row for row in page if row.data.get("schedule_id") == schedule_id]
+        if len(page) < PAGE:
+            break
+        before = page[-1].seq
+    return reversed(found)
+
+
+def _decided(table: Timetable, entry: Entry, slot_at: datetime, rows: list[journal.Entry], now: datetime) -> Fate:
+    """The rule that kept the slot from running, as the journal has it."""
+    pauses = [row for row in rows if row.kind == "scheduler.status_changed" and row.at <= slot_at]
+    if pauses and pauses[-1].data["status"] == EntryStatus.PAUSED_MANUAL:
+        words = pauses[-1].data.get("reason") or Reason.SCHEDULE_PAUSED_MANUAL.words
+        reason = Reason.SCHEDULE_PAUSED_MANUAL
+        return Fate(slot_at=slot_at, verdict="paused", words=words, reason=reason, story=tuple(pauses[-1:]))
+    skips = [row for row in rows if row.kind == "scheduler.skipped"]
+    holds = tuple(row for row in skips if _is_hold(row) and _held_slot(row, slot_at))
+    for row in skips:
+        if not _is_hold(row) and _passed_over(table, row, slot_at):
+            reason = row.data["reason"]
+            words = f"{words_for(reason)} (one of {row.data['count']})" if row.data["count"] > 1 else words_for(reason)
+            return Fate(slot_at=slot_at, verdict="skipped", words=words, reason=reason, story=(*holds, row))
+    if holds and (entry.last_slot_at or slot_at - TICK) < slot_at:
+        reason, until = holds[-1].data["reason"], entry.next_run_at
+        return Fate(slot_at=slot_at, verdict="held", words=words_for(reason), reason=reason, until=until, story=holds)
+    if (entry.last_slot_at or slot_at - TICK) < slot_at:
+        return _undecided(table, slot_at, now)
+    return Fate(slot_at=slot_at, verdict="unknown", words="the ledger has nothing about it any more")
+
+
+def _undecided(table: Timetable, slot_at: datetime, now: datetime) -> Fate:
+    """Closed hours hold a slot without a word in the journal: when it fires was known beforehand."""
+    firing, hours = table.firing(slot_at), table.definition.hours
+    reason = hours.closed(table.planned(slot_at))
+    if reason is not None and (firing is None or firing.fire_at > now):
+        words, until = hours.words(table.planned(slot_at)), firing.fire_at if firing else None
+        return Fate(slot_at=slot_at, verdict="held", words=words, reason=reason, until=until)
+    words = "nobody has decided about it yet: is the service running?"
+    return Fate(slot_at=slot_at, verdict="undecided", words=words)
+
+
+def _is_hold(row: journal.Entry) -> bool:
+    return row.kind == "scheduler.skipped" and "count" not in row.data
+
+
+def _held_slot(row: journal.Entry, slot_at: datetime) -> bool:
+    """The slot itself was held, or came while an earlier one was."""
+    until = row.data["next_run_at"]
+    return row.data["slot_at"] == to_text(slot_at) or (
+        row.at <= slot_at and (until is None or slot_at < from_text(until))
+    )
+
+
+def _passed_over(table: Timetable, row: journal.Entry, slot_at: datetime) -> bool:
+    """The slot is one of those that the row tells of; the look that passed over them may have fired later ones."""
+    last, count = from_text(row.data["slot_at"]), row.data["count"]
+    fired = MOST_CATCH_UPS if row.data["reason"] == Reason.CATCH_UP_CAPPED else 1
+    return bool(count) and slot_at <= last and table.slots.count(slot_at - TICK, last) <= count + fired
+
+
+def words_for(reason: str) -> str:
+    """What a code means; one that this version does not know stands for itself."""
+    try:
+        return Reason(reason).words
+    except ValueError:
+        return reason
+
+
+def fate_view(fate: Fate, zone: tzinfo) -> dict[str, Any]:
+    from ductile.web.schedule_views import local_text
+
+    def told(row: journal.Entry) -> dict[str, Any]:
+        return {"seq": row.seq, "at": to_text(row.at), "local": local_text(row.at, zone), "kind": row.kind, **row.data}
+
+    return {
+        "slot_at": to_text(fate.slot_at) if fate.slot_at else None,
+        "slot_local": local_text(fate.slot_at, zone) if fate.slot_at else None,
+        "verdict": fate.verdict,
+        "reason": fate.reason,
+        "words": fate.words,
+        "job": fate.job,
+        "until": to_text(fate.until) if fate.until else None,
+        "story": [told(row) for row in fate.story],
+    }

@@ -1,0 +1,225 @@
+"""Schedules and breakers over HTTP: see them, pause, resume and run a schedule, close a breaker.
+
+Nothing is fired here. A change is one transaction, then the hub tells the scheduler to look again. The rule by which a
+breaker is reset comes from outside, with the runtime.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from ductile import strict_json
+from ductile.config.schedules import definition_hash
+from ductile.config.sections import Schedule
+from ductile.errors import Unreadable, WrongState
+from ductile.hub import SCHEDULES
+from ductile.ledger import breakers, schedules
+from ductile.ledger.connections import Connection
+from ductile.ledger.jobs import enqueue
+from ductile.ledger.schedules import Entry, EntryStatus
+from ductile.model import Breaker, BreakerChange, NewJob
+from ductile.vocabulary import ONE_LINE
+from ductile.web.auth import forbidden
+from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, submitter_of
+from ductile.web.message import Refusal, Request, Response, json_response
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schedule_views import breakers_view, resettable, schedules_view, written_schedule
+
+Reset = Callable[[Breaker], BreakerChange]
+MOST_TRANSITIONS, TRANSITIONS = 200, 20
+LONGEST_REASON = 200
+PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, EntryStatus.EXHAUSTED
+
+
+def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
+    """What the API answers about schedules and breakers."""
+
+    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
+        return lambda request: handler(desk, request)
+
+    yield Route(
+        method="GET",
+        path="/scheduler/jobs",
+        handler=on(list_schedules),
+        scope="jobs:ro",
+        summary="Every schedule: whether it will fire, when it did last and when it will next",
+    )
+    yield Route(
+        method="POST",
+        path="/schedule/{plugin}/{id}/pause",
+        handler=on(partial(change_status, status=PAUSED)),
+        scope="system:rw",
+        summary="Let the slots of a schedule go by until it is resumed; ?dry_run=true only says what would change",
+    )
+    yield Route(
+        method="POST",
+        path="/schedule/{plugin}/{id}/resume",
+        handler=on(partial(change_status, status=ACTIVE)),
+        scope="system:rw",
+        summary="End the pause of a schedule; ?dry_run=true only says what would change",
+    )
+    yield Route(
+        method="POST",
+        path="/schedule/{plugin}/{id}/run",
+        handler=on(run_now),
+        scope="plugin:ro",
+        summary="Run the command of a schedule now, with its payload; plugin:rw if the command writes",
+    )
+    yield Route(
+        method="GET",
+        path="/breaker/{plugin}",
+        handler=on(show_breakers),
+        scope="jobs:ro",
+        summary="The circuit breakers of a plugin, one per command, and how they came to their state",
+    )
+    yield Route(
+        method="POST",
+        path="/breaker/{plugin}/reset",
+        handler=on(partial(reset_breakers, reset=reset)),
+        scope="system:rw",
+        summary="Close the breakers of a plugin, or that of ?command=; ?dry_run=true only says which",
+    )
+
+
+# ── schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def list_schedules(desk: Desk, request: Request) -> Response:
+    snapshot = desk.snapshot()
+
+    def read(db: Connection) -> list[dict[str, Any]]:
+        return schedules_view(snapshot, schedules.all_entries(db))
+
+    return json_response({"jobs": await desk.ledger.read_slowly(read)})
+
+
+async def change_status(desk: Desk, request: Request, *, status: EntryStatus) -> Response:
+    """200 once the schedule is paused or goes on; 409 for one that is over."""
+    plugin, schedule = _addressed(desk, request)
+    reason, dry_run = _reason_of(request), flag_of(request, "dry_run")
+    if status is PAUSED and reason is None:
+        reason = f"paused by {request.principal.name}"
+    before = desk.ledger.read(schedules.get, plugin, schedule.id)
+    _require_changeable(plugin, schedule, before)
+    changes = (before.status if before else ACTIVE) is not status
+    if not dry_run:
+        now = desk.clock.now()
+        changes = await desk.ledger.write(_set_status, plugin, schedule, status, reason, now=now)
+        desk.hub.announce(SCHEDULES)
+    content = {
+        "plugin": plugin,
+        "schedule_id": schedule.id,
+        "status": "paused" if status is PAUSED else "scheduled",
+        "changed": changes,
+        "dry_run": dry_run,
+    }
+    return json_response(content)
+
+
+def _set_status(
+    db: Connection, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, *, now: datetime
+) -> bool:
+    """The schedule has that status; True if it had another."""
+    entry = schedules.get(db, plugin, schedule.id)
+    if entry is None:  # the scheduler has not come to it yet
+        entry = schedules.define(db, plugin, schedule.id, schedule.command, definition_hash(schedule), now=now)
+    _require_changeable(plugin, schedule, entry)
+    if entry.status is status:
+        return False
+    told = reason if status is PAUSED else None
+    return schedules.set_status(db, plugin, schedule.id, status, now=now, reason=told)
+
+
+def _require_changeable(plugin: str, schedule: Schedule, entry: Entry | None) -> None:
+    if entry is not None and entry.status is EXHAUSTED:
+        raise WrongState(
+            f"schedule {schedule.id} of {plugin} has run once and does not repeat",
+            hint="edit its `at` to run it again, or run its command now",
+        )
+
+
+async def run_now(desk: Desk, request: Request) -> Response:
+    """202 with the id of an ordinary job, outside of the slots: no pause, window, breaker or `if_running` holds it."""
+    plugin, schedule = _addressed(desk, request)
+    snapshot = desk.snapshot()
+    lane = snapshot.lane(plugin)
+    if lane.writes(schedule.command) and not request.principal.may("plugin:rw", plugin=plugin):
+        raise Refusal(forbidden())
+    require_healthy(desk, plugin)
+    content = {"plugin": plugin, "schedule_id": schedule.id, "command": schedule.command}
+    if flag_of(request, "dry_run"):
+        return json_response({**content, "status": "planned", "dry_run": True})
+    new = NewJob(
+        plugin=plugin,
+        command=schedule.command,
+        payload=strict_json.dumps(dict(schedule.payload)) if schedule.payload else None,
+        submitted_by=submitter_of(request),
+        max_attempts=lane.entry.retry.max_attempts,
+        notify=lane.entry.notify_on_complete,
+        snapshot_id=snapshot.id,
+    )
+    await desk.hub.announce_coming_work()
+    made = await desk.ledger.write(enqueue, new, now=desk.clock.now())
+    desk.hub.announce_work()
+    return json_response({"job_id": made.job_id, "status": made.status, **content}, 202)
+
+
+def _addressed(desk: Desk, request: Request) -> tuple[str, Schedule]:
+    plugin = request.params["plugin"]
+    return plugin, written_schedule(desk.snapshot(), plugin, request.params["id"])
+
+
+def _reason_of(request: Request) -> str | None:
+    """The `reason` of the body, if there is one."""
+    if not request.body.strip():
+        return None
+    try:
+        body = strict_json.loads(request.body, source="body")
+    except Unreadable as error:
+        raise BadRequest(f"the body is not JSON: {error.reason}", hint='send {"reason": "…"}') from error
+    reason = body.get("reason") if isinstance(body, dict) and body.keys() <= {"reason"} else body
+    if reason is not None and not (isinstance(reason, str) and ONE_LINE.allows(reason)):
+        raise BadRequest("the body must be an object with one line of text", hint='send {"reason": "…"}')
+    return reason and reason[:LONGEST_REASON]
+
+
+# ── breakers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def show_breakers(desk: Desk, request: Request) -> Response:
+    plugin, command, limit = request.params["plugin"], request.argument("command"), _limit_of(request)
+    view = partial(breakers_view, snapshot=desk.snapshot(), plugin=plugin, command=command, transitions=limit)
+    return json_response(await desk.ledger.read_slowly(view))
+
+
+def _limit_of(request: Request) -> int:
+    text = request.argument("limit") or str(TRANSITIONS)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_TRANSITIONS):
+        raise BadRequest(f"limit: expected 1 to {MOST_TRANSITIONS}, got {text[:80]!r}")
+    return int(text)
+
+
+async def reset_breakers(desk: Desk, request: Request, *, reset: Reset) -> Response:
+    """200 with the breakers that were not closed or had counted failures; they are closed and at zero now."""
+    plugin, command, dry_run = request.params["plugin"], request.argument("command"), flag_of(request, "dry_run")
+    find = partial(resettable, snapshot=desk.snapshot(), plugin=plugin, command=command)
+    if dry_run:
+        found = desk.ledger.read(find)
+    else:
+        found = await desk.ledger.write(_reset_all, find, reset, now=desk.clock.now())
+        desk.hub.announce(SCHEDULES)
+    changes = [
+        {"command": one.command, "previous_state": str(one.state), "failure_count": one.failure_count} for one in found
+    ]
+    return json_response({"plugin": plugin, "reset": changes, "dry_run": dry_run})
+
+
+def _reset_all(
+    db: Connection, find: Callable[[Connection], list[Breaker]], reset: Reset, *, now: datetime
+) -> list[Breaker]:
+    """The breakers are closed; as they were before."""
+    found = find(db)
+    for breaker in found:
+        breakers.put(db, reset(breaker), now=now)
+    return found
