@@ -43,13 +43,12 @@ from ductile.ledger.writer import Ledger, open_ledger
 from ductile.lock import instance_lock
 from ductile.logs import Log
 from ductile.notify import Notifier
-from ductile.web import api, schedules, system, webhooks
+from ductile.web import api, schedules, system
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
 from ductile.web.routes import Table
 from ductile.web.serve import serve
 from ductile.web.site import Served, Site
-from ductile.web.tally import Tally
 
 LAST_WORDS_SECONDS = 15.0
 """How long the end may take after the drain and the last grace, before what still goes on is cut short."""
@@ -246,6 +245,9 @@ async def _serve_webhooks(
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
+    from ductile.web import webhooks  # only a service that has endpoints pays for it
+    from ductile.web.tally import Tally
+
     tally = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
     site = webhooks.site(
         desk,

@@ -20,6 +20,7 @@ from ductile.config.sections import Schedule
 from ductile.ledger import journal, reports, schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.schedules import Entry, EntryStatus
+from ductile.web.schedule_views import local_text
 
 PAGE = 500
 MOST_ROWS = 50_000
@@ -159,8 +160,6 @@ def words_for(reason: str) -> str:
 
 
 def fate_view(fate: Fate, zone: tzinfo) -> dict[str, Any]:
-    from ductile.web.schedule_views import local_text
-
     def told(row: journal.Entry) -> dict[str, Any]:
         return {"seq": row.seq, "at": to_text(row.at), "local": local_text(row.at, zone), "kind": row.kind, **row.data}
 

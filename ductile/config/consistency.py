@@ -138,7 +138,8 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
         yield Breach(f"{path}.signature_header", "is missing: scheme hmac-sha256 needs the header's name", "webhooks")
     if endpoint.path == "/healthz":
         yield Breach(f"{path}.path", "/healthz is taken by the health check", "webhooks")
-    if "%" in endpoint.path or any(part in ("", ".", "..") for part in endpoint.path[1:].split("/")):
+    inner = endpoint.path[1:].removesuffix("/").split("/")
+    if "%" in endpoint.path or any(part in ("", ".", "..") for part in inner):
         message = f"{endpoint.path!r} can never be asked for: leave out %, empty parts, `.` and `..`"
         yield Breach(f"{path}.path", message, "webhooks")
     if endpoint.event:

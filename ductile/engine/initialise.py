@@ -15,7 +15,7 @@ from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.run_job import Attempt, Surroundings, facts_of, judge_run, spawn
 from ductile.errors import LedgerBusy, LedgerFull
-from ductile.hub import Hub
+from ductile.hub import SCHEDULES, Hub
 from ductile.ledger.inits import Init, all_inits, put
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
@@ -100,6 +100,7 @@ async def _prepare(
         health.unhealthy[name] = f"is unhealthy: init failed: {error}"
         around.log.error("init", f"init failed: {error}", plugin=name)
     hub.announce_work()
+    hub.announce(SCHEDULES)
 
 
 async def _run(
