@@ -12,8 +12,8 @@ from attrs import evolve, frozen
 from ductile.model import Following, JobStatus, NewJob, Note
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE, Plan
+from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, fresh, may_begin, start
-from ductile.pipeline.walk import Position
 
 NOBODY = ""
 """The plugin that an event from outside comes from."""

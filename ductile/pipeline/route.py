@@ -41,18 +41,15 @@ from ductile.pipeline.events import (
 )
 from ductile.pipeline.paths import Scope
 from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED, Node, Plan, Plans
+from ductile.pipeline.position import Position, fits, hook_depth_of, position_of
 from ductile.pipeline.walk import (
     MOST_BYTES,
     MOST_CONTEXT,
     MOST_JOBS,
     START,
-    Position,
     Target,
     TooMuch,
     Walk,
-    fits,
-    hook_depth_of,
-    position_of,
 )
 
 __all__ = ["Event", "Routes", "Target", "TooMuch", "World", "after", "after_join", "begin", "event_id"]

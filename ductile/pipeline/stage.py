@@ -19,9 +19,10 @@ from ductile.pipeline.conditions import explain
 from ductile.pipeline.events import Ended, Event, derived_id, event_id
 from ductile.pipeline.paths import PathAbsent
 from ductile.pipeline.plan import HANDLE, Gate
+from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, after, after_join
 from ductile.pipeline.tell import step_of, tell
-from ductile.pipeline.walk import Position, Walk
+from ductile.pipeline.walk import Walk
 
 MOST_TOLD = 5
 

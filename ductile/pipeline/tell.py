@@ -15,8 +15,8 @@ from ductile.model import Job
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import HANDLE, Node, Plans
+from ductile.pipeline.position import fits, position_of
 from ductile.pipeline.templates import remap
-from ductile.pipeline.walk import fits, position_of
 
 
 @frozen

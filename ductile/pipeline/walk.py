@@ -7,15 +7,15 @@ failed job with its reason, in the tree where everybody sees it. `route` decides
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, define, evolve, frozen
 
 from ductile import strict_json
 from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
 from ductile.pipeline import baggage
-from ductile.pipeline.baggage import CONTROL, BaggageRefused, Claims, claim, height
+from ductile.pipeline.baggage import BaggageRefused, Claims, claim, height
 from ductile.pipeline.conditions import explain, holds
 from ductile.pipeline.events import Ended, Event, derived_id, outcome_payload
-from ductile.pipeline.paths import ABSENT, Scope
+from ductile.pipeline.paths import ABSENT
 from ductile.pipeline.plan import (
     HANDLE,
     STEP_FAILED,
@@ -32,8 +32,8 @@ from ductile.pipeline.plan import (
     Leave,
     Node,
     Open,
-    Plan,
 )
+from ductile.pipeline.position import Position, dotted, entered
 
 FOREACH, START = "core.foreach", "core.start"
 MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES
@@ -59,87 +59,6 @@ class Target:
     refused: str | None = None
     notify: bool = False
     """Whether the ends of its root jobs are announced to hook pipelines."""
-
-
-@frozen(kw_only=True)
-class Position:
-    """Where in a run the walk is, and what it carries."""
-
-    plan: Plan
-    instance: str
-    baggage: Mapping[str, Any] = field(factory=dict, repr=False)
-    inherits_from: str | None = None
-    """The context row that the next one continues."""
-    depth: int = 0
-    depth_limit: int
-    items: tuple[Any, ...] = ()
-    indexes: tuple[int, ...] = ()
-    hops: int = 0
-    """Crossings on the way to this run; calls inside it come on top."""
-    join_id: str | None = None
-    """The innermost join that waits for what is made here."""
-    parent_id: str | None = None
-    own_tree: bool = False
-    submitted_by: str = "route"
-    trail: tuple[int, ...] = ()
-    """The choices of this walk, so that two ways to the same place stay two."""
-    hook_depth: int = 0
-    """How many hooks in a row led to this run."""
-
-    def key(self, event: Event, path: str) -> str:
-        """Tells one child of a parent from another."""
-        return "/".join((event.id, self.instance, path, _dotted(self.indexes), _dotted(self.trail)))
-
-    def scope(self, event: Event, config: Mapping[str, Any] | None = None) -> Scope:
-        item = self.items[-1] if self.items else ABSENT
-        return Scope(payload=event.payload, context=self.baggage, config=config or {}, item=item)
-
-    def control(self, depth: int) -> dict[str, Any]:
-        """What the core keeps in the context of a job made here."""
-        control: dict[str, Any] = {
-            "pipeline_instance_id": self.instance,
-            "route_depth": depth,
-            "route_max_depth": self.depth_limit,
-        }
-        if self.items:
-            control |= {"items": list(self.items), "indexes": list(self.indexes)}
-        if self.hook_depth:
-            control["hook_depth"] = self.hook_depth
-        return control
-
-
-def position_of(job: Job, plan: Plan, node: Node) -> Position:
-    """Where a job of a run stands, read from its row and its context."""
-    baggage: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
-    control = baggage.pop(CONTROL, {})
-    return Position(
-        plan=plan,
-        instance=control.get("pipeline_instance_id", job.root_job_id),
-        baggage=baggage,
-        inherits_from=job.event_context_id,
-        depth=control.get("route_depth", 0),
-        depth_limit=plan.depth_limit,
-        items=tuple(control.get("items", ())),
-        indexes=tuple(control.get("indexes", ())),
-        hops=job.hops - node.call_depth,
-        join_id=job.join_id,
-        parent_id=job.id,
-        hook_depth=control.get("hook_depth", 0),
-    )
-
-
-def hook_depth_of(job: Job) -> int:
-    """How many hooks in a row led to the run that a job is part of."""
-    if job.context is None:
-        return 0
-    control = strict_json.loads(job.context).get(CONTROL, {})
-    depth: int = control.get("hook_depth", 0)
-    return depth
-
-
-def fits(job: Job, node: Node, at: Position) -> bool:
-    """False if the pipeline was changed so that the job cannot have come to this step of it."""
-    return (job.join_id is not None) == bool(node.joins) and len(at.indexes) == node.foreach_depth
 
 
 @frozen
@@ -312,7 +231,7 @@ class Walk:
         """The event's key, for this step alone: the same event may pass a plugin twice in one run."""
         if event.dedupe_key is None:
             return None
-        return f"{at.plan.name}/{node.path}/{_dotted(at.indexes)}/{_dotted(at.trail)}:{event.dedupe_key}"
+        return f"{at.plan.name}/{node.path}/{dotted(at.indexes)}/{dotted(at.trail)}:{event.dedupe_key}"
 
     def _payload_if_fit(self, command: str, event: Event) -> str | None:
         try:
@@ -346,7 +265,7 @@ class Walk:
         failed = evolve(failed, id=derived_id(at.parent_id, failed.child_key))
         self.add(failed)
         if node.on_error is not None:
-            inside = evolve(_entered(at, context), parent_id=failed.id, own_tree=False)
+            inside = evolve(entered(at, context), parent_id=failed.id, own_tree=False)
             self._ahead.append((node.on_error, _refused_event(failed, reason, event), inside))
 
     def _decide(self, gate: Gate, event: Event, at: Position) -> None:
@@ -446,15 +365,6 @@ class Walk:
         )
 
 
-def _entered(at: Position, context: NewContext | None) -> Position:
-    """The position behind a step that was entered with this context."""
-    if context is None:
-        return at
-    baggage = strict_json.loads(context.accumulated_json)
-    depth = baggage.pop(CONTROL)["route_depth"]
-    return evolve(at, baggage=baggage, depth=depth, inherits_from=context.id)
-
-
 def _refused_event(failed: NewJob, reason: str, event: Event) -> Event:
     """The failure of a step that never became a job."""
     ended = Ended(status=failed.settled.status if failed.settled else JobStatus.FAILED, error=reason)
@@ -479,7 +389,3 @@ def _require_readable(text: str, payload: Mapping[str, Any]) -> None:
         raise Unfit(f"the payload would be nested deeper than {deepest}")
     if text.count(",") + text.count("{") + text.count("[") > strict_json.MAX_NODES - ENVELOPE_NODES:
         raise Unfit(f"the payload would have more than {strict_json.MAX_NODES:,} values")
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))

@@ -9,7 +9,8 @@ from attrs import evolve
 from ductile import strict_json
 from ductile.model import Following, JobStatus, NewArrival, NewJob
 from ductile.pipeline.events import Event
-from ductile.pipeline.walk import Position, TooMuch, Walk
+from ductile.pipeline.position import Position
+from ductile.pipeline.walk import TooMuch, Walk
 from tests.pipeline.runs import a_world, an_event, context_of, payload_of, steps_of
 from tests.pipeline.written import plan_of
 
