@@ -32,6 +32,15 @@ def all_breakers(db: sqlite3.Connection) -> list[Breaker]:
     return [_breaker(row) for row in db.execute(ALL)]
 
 
+COUNT_OPEN = "SELECT COUNT(DISTINCT plugin) FROM circuit_breakers WHERE state <> 'closed'"
+
+
+def plugins_with_open_breakers(db: sqlite3.Connection) -> int:
+    """How many plugins have a command that is held, or that a probe decides about."""
+    count: int = db.execute(COUNT_OPEN).fetchone()[0]
+    return count
+
+
 @frozen(kw_only=True)
 class Transition:
     """One change of state, as the history keeps it."""

@@ -13,6 +13,7 @@ from ductile import __version__, strict_json
 from ductile.failpoints import failpoint
 from ductile.hub import job_topic
 from ductile.ledger import reports
+from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.jobs import enqueue
 from ductile.model import NewJob
 from ductile.pipeline.route import Event
@@ -106,7 +107,7 @@ async def health(desk: Desk, request: Request) -> Response:
         "uptime_seconds": _uptime(desk),
         "queue_depth": queue,
         "plugins_loaded": len(snapshot.lanes),
-        "plugins_circuit_open": 0,
+        "plugins_circuit_open": desk.ledger.look_up(plugins_with_open_breakers),
         "version": __version__,
         "oldest_claimable_seconds": round((desk.clock.now() - oldest).total_seconds(), 1) if oldest else 0,
     }

@@ -292,6 +292,7 @@ def test_a_breaker_opens_is_seen_and_is_reset(home: Home, start: Start) -> None:
     assert (breaker["command"], breaker["state"], breaker["failure_count"]) == ("poll", "open", 3)
     assert [change["reason"] for change in breaker["transitions"]] == ["failure_threshold"]
     assert service.ask("GET", "/breaker/echo")[1]["breakers"] == [breaker]
+    assert service.ask("GET", "/healthz")[1]["plugins_circuit_open"] == 1
     assert len(home.rows("SELECT id FROM job_queue")) == 3
 
     done = cli(home, "system", "reset", "echo", "poll")
