@@ -128,8 +128,8 @@ def value_as_json(value: str) -> str:
 def test_whatever_a_pipeline_is_called_the_picture_is_mermaid(name: str) -> None:
     """A label gives back the text it was made of."""
     name = name.strip()
-    if not name or not name[0].isprintable():
-        return
+    if not name or not name[0].isprintable() or name.split(".")[0] == "ductile":
+        return  # nothing may be called so, or wait for such an event
     step = {"uses": "a", "if": {"path": "payload.x", "op": "eq", "value": name}}
     picture = draw(compiled([{"name": "p", "on": name, "steps": [step]}]).named("p"))
 
