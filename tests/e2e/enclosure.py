@@ -110,7 +110,8 @@ class Enclosure:
 
     def all_slots_are_free(self) -> None:
         """All workers can be busy at once: jobs that wait for each other meet."""
-        jobs = [self.service.post(name) for _ in range(self.workers // 2) for name in ("gives", "takes")]
+        pairs = range(self.workers // 2)
+        jobs = [self.service.post(f"{name}{pair}") for name in ("gives", "takes") for pair in pairs]
         assert [self.service.job(one, wait="60s")["status"] for one in jobs] == ["succeeded"] * len(jobs)
 
     def a_good_job_takes(self) -> float:
@@ -173,9 +174,12 @@ def build(
         "api:\n", f"api:\n{API_KEYS}"
     )
     home.write("config.yaml", config)
-    meeting = path.parent / f"{path.name}-meeting"
-    os.mkfifo(meeting)
-    entries: dict[str, Any] = {name: {"env": {"MEETING": str(meeting)}} for name in ("gives", "takes")} | {"good": {}}
+    entries: dict[str, Any] = {"good": {}, "gives": {}, "takes": {}}
+    for pair in range(workers // 2):
+        # Each pair has a place of its own: at a shared one somebody could meet who has met another already.
+        meeting = path.parent / f"{path.name}-meeting{pair}"
+        os.mkfifo(meeting)
+        entries |= {f"{name}{pair}": {"uses": name, "env": {"MEETING": str(meeting)}} for name in ("gives", "takes")}
     for name, script in (("good", GOOD), ("gives", GIVES), ("takes", TAKES)):
         home.plugin(name, script)
     chosen = tuple(animals)
