@@ -71,9 +71,18 @@ def _reload_lines(answer: dict[str, Any]) -> list[str]:
     rows += [("~", "settings", path, "") for path in settings]
     rows += [("!", "plugins", name, reason) for name, reason in unavailable.items()]
     lines += [f"  {line}" for line in output.table(rows)]
+    lines += _next_run_lines(answer["next_runs"])
     ended = "would end" if answer["status"] == "planned" else "ended"
     lines += [f"  {count} waiting jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
     return lines
+
+
+def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
+    if not runs:
+        return []
+    rows = [("schedule", "next run before", "after")]
+    rows += [(name, run["before"] or "none", run["after"] or "none") for name, run in runs.items()]
+    return [f"  {line}" for line in output.table(rows)]
 
 
 @group.command("status")

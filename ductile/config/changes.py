@@ -52,6 +52,20 @@ class Changes:
 
 
 @frozen(kw_only=True)
+class NextRun:
+    """When a schedule runs next, before and after a change; None: not at all."""
+
+    before: datetime | None
+    after: datetime | None
+
+    def as_data(self) -> dict[str, str | None]:
+        return {
+            "before": to_text(self.before) if self.before else None,
+            "after": to_text(self.after) if self.after else None,
+        }
+
+
+@frozen(kw_only=True)
 class Reloaded:
     """What a reload changed, or would."""
 
@@ -59,6 +73,8 @@ class Reloaded:
     changes: Changes
     ended_jobs: Mapping[str, int] = field(factory=dict)
     """Waiting jobs that ended because their plugin is gone, by plugin."""
+    next_runs: Mapping[str, NextRun] = field(factory=dict)
+    """Of the schedules that came, went or changed, as `plugin/schedule`."""
     dry_run: bool = False
 
     def as_data(self) -> dict[str, Any]:
@@ -68,6 +84,7 @@ class Reloaded:
             "reloaded_at": None if self.dry_run else to_text(self.at),
             "message": _message(self),
             "changes": self.changes.as_data(),
+            "next_runs": {name: run.as_data() for name, run in self.next_runs.items()},
             "ended_jobs": dict(self.ended_jobs),
         }
 

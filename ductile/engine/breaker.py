@@ -9,8 +9,20 @@ from datetime import datetime, timedelta
 from attrs import evolve, frozen
 
 from ductile.config.sections import CircuitBreaker
-from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus, NewJob
+from ductile.model import (
+    Breaker,
+    BreakerChange,
+    BreakerRule,
+    BreakerState,
+    GateRule,
+    Held,
+    Job,
+    JobStatus,
+    NewJob,
+)
 
+RECHECK_PROBE = timedelta(seconds=30)
+"""How soon to look again whether a probe was lost."""
 CLOCK_SLACK = timedelta(seconds=60)
 """A breaker that opened further in the future than this was written before the clock was set back."""
 
@@ -28,14 +40,6 @@ class Allowed:
 @frozen
 class Probe:
     """One job may start to find out; `probing` is stored with it."""
-
-
-@frozen
-class Held:
-    """Nothing may start before `until`; None: before the probe has ended."""
-
-    until: datetime | None
-    words: str
 
 
 def concerns(config: CircuitBreaker, job: Job | NewJob) -> bool:
@@ -65,6 +69,27 @@ def may_start(
 def probing(breaker: Breaker, job_id: str) -> BreakerChange:
     """The breaker is half-open, and this job alone decides."""
     return BreakerChange(evolve(breaker, state=BreakerState.HALF_OPEN, probe_job_id=job_id), COOLDOWN_ELAPSED)
+
+
+def gate(config: CircuitBreaker) -> GateRule | None:
+    """What the claim asks before a job starts; None where the breaker concerns schedules alone, which ask earlier."""
+    if config.applies_to != "all":
+        return None
+
+    def decide(
+        breaker: Breaker, job: Job, probe_status: JobStatus | None, now: datetime
+    ) -> Held | BreakerChange | None:
+        if breaker.probe_job_id == job.id:
+            return None
+        match may_start(breaker, config, now, probe_status=probe_status):
+            case Probe():
+                return probing(breaker, job.id)
+            case Held() as held:
+                return evolve(held, until=held.until or now + RECHECK_PROBE)
+            case Allowed():
+                return None
+
+    return decide
 
 
 def reset(breaker: Breaker) -> BreakerChange:

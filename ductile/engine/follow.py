@@ -16,6 +16,7 @@ from ductile.model import (
     Failed,
     Following,
     FollowRule,
+    GateRule,
     Interrupted,
     Job,
     JobStatus,
@@ -60,6 +61,12 @@ def breaker_rule_of(snapshot: Snapshot) -> BreakerRule:
         return None if lane is None else breaker.rule(lane.entry.circuit_breaker)(known, job, status, now)
 
     return decide
+
+
+def gates_of(snapshot: Snapshot) -> dict[str, GateRule]:
+    """The plugins whose breakers hold every job, with the rule."""
+    rules = ((name, breaker.gate(lane.entry.circuit_breaker)) for name, lane in snapshot.lanes.items())
+    return {name: rule for name, rule in rules if rule is not None}
 
 
 def budget_of(snapshot: Snapshot) -> Budget:

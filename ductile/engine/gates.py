@@ -19,6 +19,7 @@ from ductile.clock import to_text
 from ductile.config.sections import Schedule
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine import breaker
+from ductile.engine.alarms import expect
 from ductile.engine.follow import budget_of, rule_of
 from ductile.failpoints import failpoint
 from ductile.ledger import breakers, journal, schedules
@@ -27,10 +28,9 @@ from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.record import Recorded
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import Entry, EntryStatus
-from ductile.model import NewJob
+from ductile.model import Held, NewJob
 
 RECHECK_AFTER_CANCEL = timedelta(seconds=1)
-RECHECK_PROBE = timedelta(seconds=30)
 RECHECK_HEALTH = timedelta(minutes=1)
 HOLDING = frozenset({Reason.PLUGIN_UNHEALTHY, Reason.CIRCUIT_OPEN, Reason.ALREADY_RUNNING})
 """What holds a slot here. One that was held runs when the gate opens, however late: nobody missed it."""
@@ -113,6 +113,9 @@ def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
     if found.clock_set_back:
         _tell_set_back(db, decision, now)
     if found.decided_to is not None:
+        if found.skipped and not found.clock_set_back:
+            missed = Slot(at=found.decided_to, fire_at=found.decided_to)
+            expect(db, planned.key, planned.schedule.expect, (missed,))
         _pass_over(db, decision, _skip_reason(decision), found.skipped, now)
     else:
         schedules.set_next(db, *planned.key, found.next_at, now=now.at)
@@ -134,21 +137,21 @@ def _paused(db: Connection, decision: Decision, now: Now) -> Applied:
 def _fired(db: Connection, decision: Decision, now: Now) -> Applied:
     """The due slots are jobs, or one of the gates holds or drops them."""
     planned, found = decision.planned, decision.look
-    latest = found.due[-1].at
     if planned.lane.name in now.unhealthy:
-        return _held(db, decision, Reason.PLUGIN_UNHEALTHY, latest, now.at + RECHECK_HEALTH, now)
+        return _stopped(db, decision, Reason.PLUGIN_UNHEALTHY, now.at + RECHECK_HEALTH, now)
     state = breakers.get(db, planned.lane.name, planned.schedule.command)
     probe = get_job(db, state.probe_job_id) if state.probe_job_id else None
     rules, status = planned.lane.entry.circuit_breaker, probe.status if probe else None
     gate = breaker.may_start(state, rules, now.at, probe_status=status)
-    if isinstance(gate, breaker.Held):
-        return _held(db, decision, Reason.CIRCUIT_OPEN, latest, gate.until or now.at + RECHECK_PROBE, now)
+    if isinstance(gate, Held):
+        return _stopped(db, decision, Reason.CIRCUIT_OPEN, gate.until or now.at + breaker.RECHECK_PROBE, now)
     is_probe = isinstance(gate, breaker.Probe)
     room = _make_room(db, decision, found.due[-1:] if is_probe else found.due, now)
     if room.to_stop:
-        held = _held(db, decision, Reason.ALREADY_RUNNING, latest, now.at + RECHECK_AFTER_CANCEL, now)
+        held = _stopped(db, decision, Reason.ALREADY_RUNNING, now.at + RECHECK_AFTER_CANCEL, now)
         return evolve(held, ended=room.ended, to_stop=room.to_stop)
     fired = tuple(_fire(db, planned, slot, found, now) for slot in room.slots)
+    expect(db, planned.key, planned.schedule.expect, room.slots)
     if is_probe and fired:
         breakers.put(db, breaker.probing(state, fired[0]), now=now.at, job_id=fired[0])
     for reason, count in (
@@ -230,6 +233,13 @@ def _fire(db: Connection, planned: Planned, slot: Slot, found: Look, now: Now) -
     return made.job_id
 
 
+def _stopped(db: Connection, decision: Decision, reason: Reason, until: datetime, now: Now) -> Applied:
+    """A gate that only the ledger can open holds the latest slot; its run is expected all the same."""
+    latest = decision.look.due[-1]
+    expect(db, decision.planned.key, decision.planned.schedule.expect, (latest,))
+    return _held(db, decision, reason, latest.at, until, now)
+
+
 def _held(
     db: Connection, decision: Decision, reason: Reason, slot_at: datetime, until: datetime | None, now: Now
 ) -> Applied:
@@ -267,6 +277,7 @@ def _tell_set_back(db: Connection, decision: Decision, now: Now) -> None:
     next_at = decision.look.next_at
     data = {
         "schedule_id": schedule_id,
+        "command": decision.planned.schedule.command,
         "reason": Reason.CLOCK_SET_BACK,
         "slot_at": to_text(now.at),
         "count": 0,

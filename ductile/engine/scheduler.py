@@ -18,11 +18,12 @@ from ductile.calendar.reasons import Reason
 from ductile.clock import Clock
 from ductile.config.schedules import definition_hash, definition_of
 from ductile.config.snapshot import Snapshot
+from ductile.engine.alarms import raise_alarms
 from ductile.engine.gates import CANCELLED, Applied, Decision, Hold, Key, Now, Planned, apply_all
 from ductile.errors import LedgerError, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import SCHEDULES, Hub, job_topic, tree_topic
-from ductile.ledger import schedules
+from ductile.ledger import expectations, schedules
 from ductile.ledger.connections import Connection, RowFault
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.ledger.writer import Ledger
@@ -57,7 +58,9 @@ class Scheduler:
     """When this process first saw the schedule, by the monotonic clock."""
     fired_once: set[Key] = field(factory=set)
     """The `after` schedules that have fired since then."""
+    turning_since: float | None = None
     _ahead: list[tuple[datetime, Key]] = field(factory=list)
+    _expects: bool = False
     _loaded: Snapshot | None = None
     _stale: bool = False
     _clocks: tuple[datetime, float] | None = None
@@ -77,6 +80,7 @@ class Scheduler:
 
     async def _turn_or_later(self) -> datetime | None:
         """The edge of a turn: what goes wrong in one ends nobody else, and everything is looked at again soon."""
+        self.turning_since = trio.current_time()
         try:
             return await self.turn()
         except Exception as error:
@@ -86,6 +90,12 @@ class Scheduler:
             self.log.error("scheduler", f"{told}; looking again in {AFTER_A_FAULT.seconds} s")
             self._stale = True
             return self.clock.now() + AFTER_A_FAULT
+        finally:
+            self.turning_since = None
+
+    def late_seconds(self) -> float:
+        """For how long what is due has waited to be decided."""
+        return 0.0 if self.turning_since is None else trio.current_time() - self.turning_since
 
     async def turn(self) -> datetime | None:
         """Everything that is due now has been decided; when the next look is needed."""
@@ -99,7 +109,23 @@ class Scheduler:
         decisions = [decision for key in self._take_due(now) if (decision := self._decide(key, now))]
         for portion in _portions(decisions, PORTION):
             await self._apply(portion, now)
-        return self._ahead[0][0] if self._ahead else None
+        await self._raise_alarms(now)
+        ahead = self._ahead[0][0] if self._ahead else None
+        return min((moment for moment in (ahead, self._next_alarm()) if moment is not None), default=None)
+
+    def _next_alarm(self) -> datetime | None:
+        return self.ledger.look_up(expectations.next_due) if self._expects else None
+
+    async def _raise_alarms(self, now: datetime) -> None:
+        """Whatever was expected by now has been looked at, and whoever waits for an alarm works."""
+        while (due := self._next_alarm()) is not None and due <= now:
+            assert self._loaded is not None, "expectations are held under a configuration"
+            alarms = await self.ledger.write(raise_alarms, self._loaded, now=now)
+            for alarm in alarms:
+                about = {name: alarm.data[name] for name in ("schedule_id", "slot_at", "job_id") if alarm.data[name]}
+                self.log.warn("scheduler", alarm.words, plugin=alarm.plugin, kind=alarm.kind, **about)
+            if alarms:
+                self.hub.announce_work()
 
     def _clock_jumped(self, now: datetime) -> bool:
         """Whether the wall clock did something else since the last turn than the time that really passed."""
@@ -135,6 +161,9 @@ class Scheduler:
         self.fired_once &= same
         self.holds = {key: hold for key, hold in self.holds.items() if key in same}
         self.planned, self._loaded = planned, snapshot
+        # What was expected under an older configuration is taken down too.
+        expects_now = any(one.schedule.expect is not None for one in planned.values())
+        self._expects = expects_now or self.ledger.look_up(expectations.next_due) is not None
         self._refresh()
 
     def _refresh(self) -> None:
@@ -236,3 +265,4 @@ def _define_all(db: Connection, planned: list[Planned], *, now: datetime) -> Non
 def _forget_all(db: Connection, keys: list[Key]) -> None:
     for plugin, schedule_id in keys:
         schedules.forget(db, plugin, schedule_id)
+        expectations.forget(db, plugin, schedule_id)

@@ -36,7 +36,7 @@ _CONDITION = {
 }
 
 Label = Annotated[str, LABEL]
-Signal: TypeAlias = Literal["job.completed", "job.failed", "job.timed_out", "job.dead"]
+Signal: TypeAlias = Literal["job.completed", "job.failed", "job.timed_out", "job.dead", "job.overdue", "schedule.late"]
 Mode: TypeAlias = Literal["async", "synchronous"]
 Question = Annotated[Mapping[str, Any], Grammar("Condition", _CONDITION)]
 
@@ -96,7 +96,9 @@ class Pipeline:
 
     name: Label = option("unique")
     on: Text | None = option("the event type that starts it, matched exactly", default=None)
-    on_hook: Signal | None = option("the end of a job that starts it", default=None, name="on-hook")
+    on_hook: Signal | None = option(
+        "the end of a job, or a schedule's alarm, that starts it", default=None, name="on-hook"
+    )
     from_plugin: Text | None = option("only events, or ends of jobs, of this plugin", default=None)
     if_: Question | None = option("only if this holds for the payload and the context", default=None, name="if")
     max_depth: Number | None = option(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ductile.config.sections import CircuitBreaker
 from ductile.engine import breaker as room
-from ductile.engine.breaker import Allowed, Held, Probe, concerns, may_start, probing, reset, rule
-from ductile.model import Breaker, BreakerChange, BreakerState, Job, JobStatus, NewJob
+from ductile.engine.breaker import Allowed, Probe, concerns, may_start, probing, reset, rule
+from ductile.model import Breaker, BreakerChange, BreakerState, Held, Job, JobStatus, NewJob
 from tests.engine.builders import NOW, a_job
 
 CONFIG = CircuitBreaker(threshold=3, reset_after=timedelta(minutes=30))
@@ -233,6 +233,9 @@ class Plugin:
             assert probe is None or probe.is_final, "two probes at once"
             self.breaker = probing(self.breaker, job_id).breaker
 
+    def reset(self) -> None:
+        self.breaker, self.failures_in_a_row = reset(self.breaker).breaker, 0
+
     def end(self, how: str) -> None:
         job_id = next((name for name, status in self.jobs.items() if not status.is_final), None)
         if job_id is None:
@@ -257,20 +260,22 @@ class Plugin:
 
 
 DEEDS = st.sampled_from(
-    ["start", "start", "wait", "succeeded", "failed", "failed", "dead", "skipped", "cancelled dead", "pruned"]
+    ["start", "start", "wait", "succeeded", "failed", "failed", "dead", "skipped", "cancelled dead", "pruned", "reset"]
 )
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(DEEDS, max_size=60))
 def test_it_is_never_stuck_and_never_closed_without_a_success(deeds: list[str]) -> None:
-    """Whatever jobs do: one probe at most, every failure counted, and a way back from every state."""
+    """Whatever jobs and operators do: one probe at most, every failure counted, and a way back from every state."""
     plugin = Plugin()
     for deed in deeds:
         if deed == "start":
             plugin.start()
         elif deed == "wait":
             plugin.now += timedelta(minutes=20)
+        elif deed == "reset":
+            plugin.reset()
         else:
             plugin.end(deed)
         assert plugin.breaker.failure_count == plugin.failures_in_a_row

@@ -1,0 +1,156 @@
+"""A breaker that applies to all jobs, on a clock that the test moves and with the real ledger."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from ductile.engine.follow import gates_of
+from ductile.ledger.claim import claim
+from ductile.ledger.held import HELD
+from ductile.ledger.jobs import enqueue
+from ductile.model import BreakerState, Dead, Job, NewJob
+from tests.engine.stage import BROKEN, MINUTE, OK, SECOND, Stage, open_stage
+
+ALL = "  echo: {circuit_breaker: {threshold: 2, reset_after: 30m, applies_to: all}}\n  other: {}"
+SCHEDULED = ALL.replace("applies_to: all", "applies_to: scheduled")
+CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+
+
+class MakeStage(Protocol):
+    async def __call__(self, plugins: str = ...) -> Stage: ...
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
+    async with AsyncExitStack() as opened:
+
+        async def make(plugins: str = ALL) -> Stage:
+            return await opened.enter_async_context(open_stage(tmp_path, plugins))
+
+        yield make
+
+
+async def ask(one: Stage, times: int = 1, *, plugin: str = "echo", command: str = "poll") -> list[str]:
+    """Somebody asks for jobs over the API."""
+    new = NewJob(plugin=plugin, command=command, submitted_by="api", max_attempts=1)
+    return [(await one.ledger.write(enqueue, new, now=one.clock.now())).job_id for _ in range(times)]
+
+
+async def start(one: Stage) -> tuple[Job, ...]:
+    """What the dispatcher would start now."""
+    free = dict.fromkeys(one.snapshot.lanes, 1000)
+    claimed = await one.ledger.write(
+        claim, now=one.clock.now(), run_id="run", free=free, limit=1000, gates=gates_of(one.snapshot)
+    )
+    return claimed.jobs
+
+
+async def opened(one: Stage) -> None:
+    """The breaker has seen enough."""
+    await ask(one, 2)
+    for job in await start(one):
+        await one.end(job, BROKEN)
+    assert one.breaker().state is OPEN
+
+
+async def test_an_open_breaker_holds_every_job_of_its_command(stage: MakeStage) -> None:
+    """They stay in the queue and say why; other commands and plugins go on; the journal tells it in one row."""
+    one = await stage()
+    await opened(one)
+    held = await ask(one, 3)
+    free = [*await ask(one, command="sync"), *await ask(one, plugin="other")]
+    assert [job.id for job in await start(one)] == free
+    assert one.jobs("id, status, blocked_reason, attempt", "status = 'queued'") == [
+        (job_id, "queued", HELD, 1) for job_id in held
+    ]
+    assert one.rows("SELECT plugin, data ->> 'jobs' FROM journal WHERE kind = 'queue.held'") == [("echo", 3)]
+
+
+async def test_one_probe_decides_and_a_success_lets_everybody_go(stage: MakeStage) -> None:
+    """In the order in which they were asked for."""
+    one = await stage()
+    await opened(one)
+    held = await ask(one, 3)
+    await start(one)
+    one.clock.pass_to(one.clock.now() + 30 * MINUTE)
+    (probe,) = await start(one)
+    assert (probe.id, one.breaker().state, one.breaker().probe_job_id) == (held[0], HALF_OPEN, held[0])
+    assert await start(one) == ()
+    await one.end(probe, OK)
+    assert one.breaker().state is CLOSED
+    assert [job.id for job in await start(one)] == held[1:]
+
+
+async def test_a_probe_that_fails_holds_the_others_for_another_while(stage: MakeStage) -> None:
+    one = await stage()
+    await opened(one)
+    held = await ask(one, 2)
+    await start(one)
+    one.clock.pass_to(one.clock.now() + 30 * MINUTE)
+    (probe,) = await start(one)
+    await one.end(probe, BROKEN)
+    one.clock.pass_to(one.clock.now() + 29 * MINUTE)
+    assert await start(one) == ()
+    one.clock.pass_to(one.clock.now() + MINUTE)
+    assert [job.id for job in await start(one)] == held[1:]
+
+
+async def test_the_operators_reset_lets_everybody_go_at_once(stage: MakeStage) -> None:
+    one = await stage()
+    await opened(one)
+    held = await ask(one, 2)
+    await start(one)
+    await one.reset()
+    assert [job.id for job in await start(one)] == held
+
+
+async def test_a_lost_probe_frees_its_place(stage: MakeStage) -> None:
+    """A probe that is cancelled decides nothing; the next job in line becomes the probe."""
+    one = await stage()
+    await opened(one)
+    held = await ask(one, 2)
+    await start(one)
+    one.clock.pass_to(one.clock.now() + 30 * MINUTE)
+    (probe,) = await start(one)
+    await start(one)
+    await one.cancel(probe.id)
+    await one.end(probe, Dead("cancelled: operator"))
+    one.clock.pass_to(one.clock.now() + 31 * SECOND)
+    assert [job.id for job in await start(one)] == held[1:]
+    assert one.breaker().probe_job_id == held[1]
+
+
+async def test_a_scheduled_probe_is_not_held_by_its_own_breaker(stage: MakeStage) -> None:
+    """The scheduler names the probe before it is claimed."""
+    plugins = ALL.replace("{circuit_breaker", "{schedules: [{every: 1h}], circuit_breaker")
+    one = await stage(plugins)
+    await opened(one)
+    one.clock.pass_to(one.clock.now() + 30 * MINUTE)
+    await one.turn()
+    (probe,) = await start(one)
+    assert probe.schedule_id == "default"
+    assert one.breaker().probe_job_id == probe.id
+
+
+async def test_a_breaker_of_schedules_holds_nobody_else(stage: MakeStage) -> None:
+    """Failures of jobs that nobody scheduled do not even count."""
+    one = await stage(SCHEDULED)
+    await ask(one, 5)
+    for job in await start(one):
+        await one.end(job, BROKEN)
+    assert one.breaker().state is CLOSED
+    await ask(one)
+    assert len(await start(one)) == 1
+
+
+async def test_a_long_queue_is_held_without_end(stage: MakeStage) -> None:
+    """However many jobs wait, a claim passes them in few steps and finds the next command behind them."""
+    one = await stage()
+    await opened(one)
+    await ask(one, 1200)
+    (last,) = await ask(one, command="sync")
+    assert [job.id for job in await start(one)] == [last]
+    assert one.jobs("COUNT(*)", f"blocked_reason = '{HELD}'") == [1200]
