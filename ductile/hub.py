@@ -10,6 +10,10 @@ import trio
 
 SCHEDULES = "schedules"
 """The topic of whoever changes a schedule or a breaker by hand."""
+JOURNAL = "journal"
+"""Something was committed, so the journal may have more rows."""
+CONFIGURATION = "configuration"
+"""Only told to everyone: another configuration is in use, or the service is stopping."""
 
 
 class Hub:

@@ -7,6 +7,7 @@ unread; whoever makes one of these has validated it before.
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from attrs import field, frozen
@@ -306,6 +307,21 @@ BreakerRule = Callable[[Breaker, Job, JobStatus, datetime], BreakerChange | None
 """Decides, from the breaker as it is and a job that just ended, what it becomes; None leaves it alone."""
 
 
+@frozen
+class Held:
+    """A job may not start before `until`; None: before something else has ended. `words` say what holds it."""
+
+    until: datetime | None
+    words: str
+
+
+GateRule = Callable[[Breaker, Job, JobStatus | None, datetime], Held | BreakerChange | None]
+"""Decides, from the breaker and the status of its probe, whether a job may start; a change is made if it starts."""
+
+
+NOTHING_TOLD: Mapping[str, Any] = MappingProxyType({})
+
+
 @frozen(kw_only=True)
 class Ending:
     """Everything that ends one attempt, for one transaction: either all of it is in the ledger or none.
@@ -325,5 +341,7 @@ class Ending:
     notes: tuple[Note, ...] = ()
     breaker: BreakerRule | None = None
     rule: FollowRule | None = None
+    told: Mapping[str, Any] = NOTHING_TOLD
+    """What the journal tells of the attempt besides how it ended: what preflight decided, the process it ran as."""
     is_intolerable: bool = False
     """The failure counts although the step would tolerate it: nothing follows that could stand for a success."""

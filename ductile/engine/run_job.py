@@ -6,9 +6,9 @@ Called by the dispatcher, which owns the task and hands the ending to the ledger
 import errno
 import random
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -18,7 +18,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.breaker import concerns
 from ductile.engine.breaker import rule as breaker_rule
 from ductile.engine.follow import ended_of, rule_of
-from ductile.engine.judge import Policy, Verdict, judge
+from ductile.engine.judge import Policy, Verdict, backoff, judge
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spawn import Finished, SpawnFailed, Stop, Tail, run_plugin
 from ductile.failpoints import failpoint
@@ -43,6 +43,8 @@ from ductile.plugin.manifest import CompatibilityView
 from ductile.plugin.protocol import Response
 
 LARGE = 512 << 10
+REFUSED = {"preflight": "fail"}
+MOST_DELAYS_TOLD = 20
 T = TypeVar("T")
 
 
@@ -67,6 +69,8 @@ class Attempt:
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None
+    told_pid: int | None = None
+    """The process it ran as, also after its end."""
     has_run: bool = False
     """Whether its plugin has come to an end: from then on nothing may have it run again by accident."""
     since: float = field(factory=trio.current_time)
@@ -92,12 +96,12 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     match ready:
         case Refuse(outcome):
             _tell(around.log, job, None, Verdict(outcome))
-            return _without_run(job, outcome, snapshot, now=started_at)
+            return evolve(_without_run(job, outcome, snapshot, now=started_at), told=REFUSED)
         case Postpone(error, policy):
             run: Finished | SpawnFailed = SpawnFailed(error, errno.EACCES)
             verdict = await judge_run(job, run, policy, started_at)
             _tell(around.log, job, run, verdict)
-            return _without_run(job, verdict.outcome, snapshot, now=started_at)
+            return evolve(_without_run(job, verdict.outcome, snapshot, now=started_at), told=REFUSED)
     for warning in ready.warnings:
         around.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
     failpoint("spawn.before")
@@ -107,14 +111,14 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     much = _said(run) + len(job.payload or "") + len(job.context or "")
     ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), much)
     _tell(around.log, job, run, evolve(verdict, outcome=ending.outcome))
-    return ending
+    return evolve(ending, told=_told(attempt, ready, evolve(verdict, outcome=ending.outcome)))
 
 
 async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
     """The plugin has run to its end, and the attempt knew its process while it lived."""
 
     def note_pid(pid: int) -> None:
-        attempt.pid = pid
+        attempt.pid = attempt.told_pid = pid
         failpoint("spawn.after")
 
     attempt.tail.cap = ready.caps.stderr
@@ -166,6 +170,19 @@ def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, n
     if response and response.ok and response.events:
         following = evolve(following, notes=(*following.notes, *_withheld(response)))
     return _ending(job, outcome, following, snapshot)
+
+
+def _told(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
+    """What the journal tells of the run, unless it has told it while the process lived."""
+    told: dict[str, Any] = {} if attempt.is_noted else {"preflight": "run"}
+    if attempt.told_pid is not None and not attempt.is_noted:
+        told["pid"] = attempt.told_pid
+    if isinstance(verdict.outcome, Retried | Dead) and verdict.response and not verdict.response.ok:
+        told["plugin_retry_field"] = verdict.response.retry
+    if isinstance(verdict.outcome, Retried):
+        base, most = ready.policy.backoff_base, min(attempt.job.max_attempts, MOST_DELAYS_TOLD + 1)
+        told["backoff_schedule"] = [backoff(base, tries, 0.0) // timedelta(milliseconds=1) for tries in range(1, most)]
+    return told
 
 
 def _without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Ending:

@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 from attrs import evolve, frozen
 
 from ductile.clock import to_text
-from ductile.ledger import dedupe, joins, journal
+from ductile.ledger import breakers, dedupe, held, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.record import Recorded, Stale, end_queued
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Ending, Job, JobStatus, JoinRule, Skipped
+from ductile.model import Ending, GateRule, Held, Job, JobStatus, JoinRule, Skipped
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
@@ -50,10 +50,12 @@ def claim(
     limit: int,
     default_ttl: timedelta = DEFAULT_TTL,
     snapshot_id: str | None = None,
+    gates: Mapping[str, GateRule] | None = None,
 ) -> Claimed:
     """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
 
-    A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out.
+    A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
+    plugin that `gates` names starts only if the breaker of its command lets it.
     """
     wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
@@ -65,7 +67,9 @@ def claim(
     while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
         _, asked_at, job = heapq.heappop(heads)
         aside = _set_aside(db, job, asked_at, now=now, ttl=default_ttl) if job.dedupe_key is not None else None
-        if aside is not None:
+        if aside is None and gates and job.plugin in gates and not _passes(db, job, gates[job.plugin], now=now):
+            set_aside += 1
+        elif aside is not None:
             skipped.extend(aside)
             set_aside += 1
         else:
@@ -95,6 +99,7 @@ def record_and_claim(
     budget: Budget = ORDINARY,
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
+    gates: Mapping[str, GateRule] | None = None,
 ) -> tuple[list[Recorded | Stale], Claimed]:
     """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
 
@@ -103,7 +108,14 @@ def record_and_claim(
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget)
     settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
     claimed = claim(
-        db, now=now, run_id=run_id, free=free, limit=limit, default_ttl=default_ttl, snapshot_id=snapshot_id
+        db,
+        now=now,
+        run_id=run_id,
+        free=free,
+        limit=limit,
+        default_ttl=default_ttl,
+        snapshot_id=snapshot_id,
+        gates=gates,
     )
     # A skipped job can be the last that a join waited for.
     if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
@@ -186,6 +198,17 @@ def _set_aside(
     return None
 
 
+def _passes(db: sqlite3.Connection, job: Job, rule: GateRule, *, now: datetime) -> bool:
+    """True, and the breaker knows its probe; False, and the job waits with all of its kind."""
+    verdict = held.judged(db, rule, breakers.get(db, job.plugin, job.command), job, now=now)
+    if isinstance(verdict, Held):
+        held.hold(db, job, verdict, now=now)
+        return False
+    if verdict is not None:
+        breakers.put(db, verdict, now=now, job_id=job.id)
+    return True
+
+
 START = """
     UPDATE job_queue
        SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,
@@ -198,7 +221,17 @@ def _start(db: sqlite3.Connection, job: Job, *, now: datetime, run_id: str, snap
     moment = to_text(now)
     changed = db.execute(START, (moment, run_id, snapshot_id, job.id, job.attempt)).rowcount
     assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
-    data = {"from": "queued", "to": "running", "attempt": job.attempt, "command": job.command}
+    data = {
+        "from": "queued",
+        "to": "running",
+        "attempt": job.attempt,
+        "command": job.command,
+        "submitted_by": job.submitted_by,
+    }
+    if job.parent_job_id is not None:
+        data["parent_job_id"] = job.parent_job_id
+    if job.schedule_id is not None:
+        data["schedule_id"] = job.schedule_id
     journal.append(
         db, "job.started", now=moment, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
     )
@@ -207,14 +240,20 @@ def _start(db: sqlite3.Connection, job: Job, *, now: datetime, run_id: str, snap
 
 NOTE_PROCESS = """
     UPDATE job_queue SET pid = ?, pid_started = ?, boot_id = ? WHERE id = ? AND status = 'running' AND attempt = ?
+    RETURNING plugin, command, root_job_id
 """
 
 
 def note_process(
-    db: sqlite3.Connection, job_id: str, attempt: int, *, pid: int, start_ticks: int, boot_id: str
+    db: sqlite3.Connection, job_id: str, attempt: int, *, now: datetime, pid: int, start_ticks: int, boot_id: str
 ) -> bool:
-    """The running attempt names its process, so that recovery can find and end it; False if the attempt is over."""
-    return db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt)).rowcount == 1
+    """The running attempt names its process, so that recovery can find and end it, and the journal tells of it; False
+    if the attempt is over."""
+    rows = db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt)).fetchall()
+    for plugin, command, root_job_id in rows:
+        data = {"attempt": attempt, "command": command, "pid": pid}
+        journal.append(db, "plugin.spawned", now=now, plugin=plugin, job_id=job_id, root_job_id=root_job_id, data=data)
+    return bool(rows)
 
 
 BLOCK = """

@@ -5,6 +5,7 @@ Called by `record` only.
 """
 
 import sqlite3
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,9 +15,9 @@ from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
-from ductile.model import Outcome, Skipped
+from ductile.model import NOTHING_TOLD, Outcome, Skipped
 
-ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id"
+ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 
 
 @frozen
@@ -31,6 +32,7 @@ class Row:
     dedupe_ttl_seconds: float | None
     schedule_id: str | None
     join_id: str | None
+    submitted_by: str
     open_jobs: int | None = None
     """Of a root that has just ended: the jobs of its tree that are still open."""
 
@@ -51,7 +53,16 @@ END = f"""
 """
 
 
-def end(db: sqlite3.Connection, job_id: str, attempt: int, was: str, outcome: Outcome, *, now: datetime) -> Row | None:
+def end(
+    db: sqlite3.Connection,
+    job_id: str,
+    attempt: int,
+    was: str,
+    outcome: Outcome,
+    *,
+    now: datetime,
+    told: Mapping[str, Any] = NOTHING_TOLD,
+) -> Row | None:
     """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more."""
     status, error, evidence = job_status(outcome), error_of(outcome), evidence_of(outcome)
     values = {
@@ -78,6 +89,9 @@ def end(db: sqlite3.Connection, job_id: str, attempt: int, was: str, outcome: Ou
         started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
     )
     data: dict[str, Any] = {"from": was, "to": status, "status": status, "attempt": attempt, "command": row.command}
+    data.update(told)
+    if row.schedule_id is not None:
+        data["schedule_id"], data["submitted_by"] = row.schedule_id, row.submitted_by
     if error is not None:
         data["reason"] = data["error"] = error
     if evidence:

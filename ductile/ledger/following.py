@@ -123,4 +123,5 @@ def ending_instead(
         arrivals=following.arrivals,
         notes=notes + following.notes,
         breaker=ending.breaker,
+        told=ending.told,
     )

@@ -222,6 +222,7 @@ def _announce(
         ("pipeline", new.pipeline),
         ("step_id", new.step_id),
         ("schedule_id", new.schedule_id),
+        ("event_context_id", new.event_context_id),
         ("reason", settled.error if settled else None),
     ):
         if value is not None:

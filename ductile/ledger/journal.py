@@ -85,6 +85,16 @@ def bounds(db: sqlite3.Connection) -> tuple[int, int]:
     return db.execute(FIRST_SEQ).fetchone()[0], db.execute(LAST_SEQ).fetchone()[0]
 
 
+# The sequence remembers what retention has pruned.
+POSITION = "SELECT seq FROM sqlite_sequence WHERE name = 'journal'"
+
+
+def position(db: sqlite3.Connection) -> int:
+    """The position of the last row ever written, whether or not it is still kept; 0 before the first."""
+    row = db.execute(POSITION).fetchone()
+    return row[0] if row else 0
+
+
 NEWEST_MOMENT = "SELECT at FROM journal ORDER BY seq DESC LIMIT 1"
 
 

@@ -68,7 +68,7 @@ def _set_apart(
         return None
     plugin, command, root_id, key, join_id = rows[0]
     attempts.log_last(db, job_id, attempt, now=now, error=reason)
-    data = {"from": was, "to": JobStatus.DEAD, "attempt": attempt, "reason": reason}
+    data = {"from": was, "to": JobStatus.DEAD, "attempt": attempt, "command": command, "reason": reason}
     journal.append(db, "job.quarantined", now=now, plugin=plugin, job_id=job_id, root_job_id=root_id, data=data)
     if key is not None:
         dedupe.release_next(db, (plugin, command, key))

@@ -6,6 +6,7 @@ nothing, and is journalled as stale. What the ending is was decided before; only
 
 import sqlite3
 from datetime import datetime, timedelta
+from typing import Any
 
 from attrs import frozen
 
@@ -80,7 +81,7 @@ def record(
         ending = ending_instead(db, ending, problem, now=now)
     if ending.is_intolerable:
         joins.stop_tolerating(db, ending.job_id, ending.attempt)
-    row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now)
+    row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now, told=ending.told)
     if row is None:
         return _stale(db, ending, now=now)
     failpoint("record.after_status")
@@ -183,7 +184,7 @@ REQUEUE = f"""
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
      WHERE id = :id AND status = 'running' AND attempt = :attempt AND cancel_requested_at IS NULL
        AND (:interrupted = 1 OR attempt - interruptions < max_attempts)
-    RETURNING {ROW}
+    RETURNING max_attempts, interruptions, {ROW}
 """
 
 
@@ -208,7 +209,8 @@ def _requeue(
     if not rows:
         return _instead_of_requeue(db, ending, outcome, now=now)
     failpoint("record.after_status")
-    row = Row(*rows[0])
+    max_attempts, interruptions, *columns = rows[0]
+    row = Row(*columns)
     status = attempt_status(outcome, ran=True)
     attempts.log_attempt(
         db,
@@ -222,7 +224,10 @@ def _requeue(
     )
     contexts.put_all(db, ending.contexts, now=now)
     kind = "job.interrupted" if interrupted else "job.retry_scheduled"
-    data = {"from": "running", "to": "queued", "attempt": ending.attempt, "outcome": status, "reason": error}
+    data: dict[str, Any] = {"from": "running", "to": "queued", "attempt": ending.attempt, "command": row.command}
+    data |= {"outcome": status, "reason": error, "max_attempts": max_attempts, **ending.told}
+    if not interrupted:
+        data["tries"] = ending.attempt - interruptions
     if next_retry_at:
         data |= {"next_retry_at": to_text(next_retry_at), "backoff_ms": delay // timedelta(milliseconds=1)}
     journal.append(db, kind, now=now, plugin=row.plugin, job_id=row.id, root_job_id=row.root_job_id, data=data)

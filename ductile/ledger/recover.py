@@ -77,7 +77,8 @@ def _recover(
 ) -> Recorded:
     job = job_from_row(row)
     outcome = _outcome(job)
-    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule)
+    told = {"recovery": True}
+    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule, told=told)
     if isinstance(outcome, Dead):
         ending = ending_instead(db, ending, outcome, now=now)
     db.execute(COUNT_RECOVERY, (job.id, job.attempt))

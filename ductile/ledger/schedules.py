@@ -153,10 +153,11 @@ def hold(
         "now": to_text(now),
         "next": to_text(next_run_at) if next_run_at else None,
     }
-    db.execute(HOLD, values).fetchall()
+    commands = [command for (command,) in db.execute(HOLD, values)]
     if before is None or before.held_reason != reason or before.next_run_at != next_run_at:
         data = {
             "schedule_id": schedule_id,
+            "command": commands[0] if commands else None,
             "reason": reason,
             "slot_at": to_text(slot_at) if slot_at else None,
             "next_run_at": values["next"],
@@ -274,6 +275,7 @@ PASS_OVER = """
     UPDATE schedule_entries
        SET last_slot_at = :slot, next_run_at = :next, held_reason = NULL, updated_at = :now
      WHERE plugin = :plugin AND schedule_id = :schedule_id
+    RETURNING command
 """
 
 
@@ -297,10 +299,11 @@ def pass_over(
         "next": next_text,
         "now": to_text(now),
     }
-    db.execute(PASS_OVER, values)
+    commands = [command for (command,) in db.execute(PASS_OVER, values)]
     if count:
         data = {
             "schedule_id": schedule_id,
+            "command": commands[0] if commands else None,
             "reason": reason,
             "slot_at": to_text(slot_at),
             "count": count,

@@ -8,6 +8,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import outcome
 import trio
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from ductile.errors import DuctileError, LedgerError
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.faults import breaks_the_ledger, translated, translating
 from ductile.ledger.store import open_writer
+from ductile.meters import Histogram
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,6 +52,8 @@ class Ledger:
     _reader: sqlite3.Connection
     _idle_readers: list[sqlite3.Connection]
     _reader_slots: trio.CapacityLimiter
+    waited: Histogram = field(factory=Histogram)
+    """From the wish to write something to its commit."""
     _is_open: bool = True
 
     async def write(
@@ -72,8 +76,10 @@ class Ledger:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self._is_open:
             raise LedgerError(f"{self.path}: closed")
+        asked_at = time.monotonic()
         self._requests.put(_Request(work, trio.lowlevel.current_task(), is_last))
         result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        self.waited.observe(time.monotonic() - asked_at)
         return result
 
     def read(
@@ -122,13 +128,18 @@ class Ledger:
 
 
 @asynccontextmanager
-async def open_ledger(path: Path, *, synchronous: Synchronous = "full") -> AsyncIterator[Ledger]:
-    """The ledger at `path` for as long as the block lasts; at its end everything asked for is written and closed."""
+async def open_ledger(
+    path: Path, *, synchronous: Synchronous = "full", on_commit: Callable[[], None] = lambda: None
+) -> AsyncIterator[Ledger]:
+    """The ledger at `path` for as long as the block lasts; at its end everything asked for is written and closed.
+
+    `on_commit` is called on the event loop after each commit; it must be quick and must not fail.
+    """
     db = await trio.to_thread.run_sync(lambda: open_writer(path, synchronous=synchronous))
     target = await trio.to_thread.run_sync(path.resolve)
     requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
     ledger = Ledger(target, trio.Event(), requests, connect_reader(target), [], trio.CapacityLimiter(READERS))
-    writer = _Writer(db, target, requests, trio.lowlevel.current_trio_token(), ledger.broken)
+    writer = _Writer(db, target, requests, trio.lowlevel.current_trio_token(), ledger.broken, on_commit)
     thread = threading.Thread(target=writer.run, name="ledger-writer", daemon=True)
     thread.start()
     try:
@@ -152,6 +163,7 @@ class _Writer:
     requests: "queue.SimpleQueue[_Request | None]"
     token: trio.lowlevel.TrioToken
     broken: trio.Event
+    on_commit: Callable[[], None]
     failure: LedgerError | None = None
     rows_at_checkpoint: int = 0
 
@@ -238,6 +250,7 @@ class _Writer:
                 self.broken.set()
             for request, result in zip(batch, results, strict=True):
                 trio.lowlevel.reschedule(request.task, result)
+            self.on_commit()
 
         with suppress(trio.RunFinishedError):
             self.token.run_sync_soon(deliver)

@@ -5,6 +5,7 @@ nothing: the lane has matched, authorized and read the request before it comes h
 lane's wire. So one reading of HTTP and one set of limits hold for every route.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from quart_trio import QuartTrio
 
 from ductile.errors import DuctileError
 from ductile.web.http1 import Head, Limits
-from ductile.web.message import Request, Response
+from ductile.web.message import Refusal, Request, Response, error_response
 from ductile.web.routes import MIB, ChannelRoute, Route
 from ductile.web.site import Site
 from ductile.web.wire import ClientGone, Reply, Wire
@@ -42,6 +43,7 @@ class Admitted:
 
     route: Route | ChannelRoute
     request: Request
+    cut: Callable[[], None] = lambda: None
 
 
 class QuartHost:
@@ -63,11 +65,11 @@ class QuartHost:
     async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None:
         """Hypercorn has served this connection to its end; whatever it raised stays with this connection."""
         stream = _Replayed(wire, raw_head)
-        state = ConnectionState({STATE_KEY: Admitted(route, request)})
-        server = _Conversation(
-            ASGIWrapper(cast(ASGIFramework, self._app)), self._config, self._context, state, cast(Any, stream)
-        )
         async with trio.open_nursery() as nursery:
+            state = ConnectionState({STATE_KEY: Admitted(route, request, nursery.cancel_scope.cancel)})
+            server = _Conversation(
+                ASGIWrapper(cast(ASGIFramework, self._app)), self._config, self._context, state, cast(Any, stream)
+            )
             nursery.start_soon(_close_when_cancelled, wire.stream)
             await server.run()
             nursery.cancel_scope.cancel()
@@ -91,17 +93,20 @@ def make_app(site: Site) -> QuartTrio:
         except ValueError as error:  # a header that is not one
             return _hosted(app, site.fault(error, admitted.route))
 
-    async def converse(rest: str = "") -> None:
+    async def converse(rest: str = "") -> QuartResponse | None:
         admitted = _admitted(quart_websocket.scope)
         assert isinstance(admitted.route, ChannelRoute)
-        channel = _QuartChannel()
+        channel = _QuartChannel(admitted.cut)
         try:
             await admitted.route.handler(admitted.request, channel)
-        except DuctileError as error:
-            await channel.close(POLICY_VIOLATION, error.code)
+        except (DuctileError, Refusal) as error:
+            if not channel.is_accepted:
+                return _hosted(app, error.response if isinstance(error, Refusal) else error_response(error))
+            await channel.close(POLICY_VIOLATION, "refused" if isinstance(error, Refusal) else error.code)
         except Exception as error:
             site.fault(error, admitted.route)
             await channel.close(INTERNAL_ERROR, "internal_error")
+        return None
 
     for rule in ("/", "/<path:rest>"):
         app.add_url_rule(rule, "answer", answer, methods=list(METHODS))
@@ -162,11 +167,14 @@ class _Exchange:
 class _QuartChannel:
     """Quart's websocket of the current task as our `Channel`."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Callable[[], None]) -> None:
+        self.cut = cut
+        self.is_accepted = False
         self._closed = False
 
     async def accept(self) -> None:
         await quart_websocket.accept()
+        self.is_accepted = True
 
     async def send(self, message: str | bytes) -> None:
         await quart_websocket.send(message)

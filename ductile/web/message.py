@@ -4,7 +4,7 @@ Knows nothing of sockets, of Quart or of routes, so a handler can be called from
 and the Quart-Trio host build requests from the wire and write responses back to it.
 """
 
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -60,6 +60,11 @@ class Response:
     status: int = 200
     headers: Headers = ()
     body: bytes | AsyncIterable[bytes] = field(default=b"", repr=False)
+    until: Callable[[], Awaitable[None]] | None = None
+    """When it returns, the rest of the answer is not sent, even if the client does not read.
+
+    Only hot routes that wait heed it.
+    """
 
 
 class Channel(Protocol):
@@ -72,6 +77,9 @@ class Channel(Protocol):
     async def receive(self) -> str | bytes: ...
 
     async def close(self, code: int, reason: str = "") -> None: ...
+
+    def cut(self) -> None:
+        """The connection is over at once, even in the middle of a message that the client does not read."""
 
 
 class Refusal(Exception):
