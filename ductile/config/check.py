@@ -14,6 +14,7 @@ from ductile.config import seal
 from ductile.config.contracts import broken_contracts
 from ductile.config.load import Config
 from ductile.config.pipelines import Workflows, own_nodes
+from ductile.config.scopes import SCOPES
 from ductile.config.sections import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.errors import Complaint, did_you_mean
 from ductile.files import shown_path
@@ -23,9 +24,6 @@ from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resol
 SHORT_INTERVAL = timedelta(minutes=1)
 SHORT_TICK = timedelta(seconds=1)
 LEAST_TOKEN, LEAST_SECRET = 16, 24
-SCOPES = frozenset(
-    {"*"} | {f"{noun}:{right}" for noun in ("plugin", "jobs", "events", "system") for right in ("ro", "rw")}
-)
 LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
@@ -153,6 +151,9 @@ class _Visit:
         settings = self.config.settings
         if not settings.plugin_roots:
             yield self._say("names no directory; there is nothing to run", "plugin_roots", "plugin_refs")
+        if settings.remote_ingress and not settings.api.enabled:
+            message = "no peer can get in: events arrive at the API's address; set api.enabled: true"
+            yield self._say(message, "remote_ingress", "relay")
         for name, entry in settings.plugins.items():
             if name in self.unusable and entry.enabled and not self._is_alias_problem(name, entry):
                 yield self._say(self.unusable[name], f"plugins.{name}", "plugin_refs")

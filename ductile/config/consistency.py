@@ -10,9 +10,11 @@ from datetime import timedelta
 
 from attrs import frozen
 
+from ductile.config.relay import is_address
 from ductile.config.scopes import Grant
 from ductile.config.sections import PluginEntry, Schedule, Settings, WebhookEndpoint
 from ductile.errors import did_you_mean
+from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.dsl import RelayStep, textual
 from ductile.vocabulary import SLUG
 
@@ -125,6 +127,7 @@ def _webhooks(settings: Settings) -> Iterator[Breach]:
             yield Breach(f"{path}.pipeline", f"there is no pipeline {endpoint.pipeline!r}{hint}", "webhooks")
         yield from _endpoint(endpoint, path)
         yield from _secret_refs(settings, endpoint.secret_ref, f"{path}.secret_ref", "webhooks")
+        yield from _base64_secrets(settings, endpoint, f"{path}.secret_ref")
     if endpoints and settings.api.enabled and settings.webhooks.listen == settings.api.listen:
         yield Breach("webhooks.listen", f"{settings.webhooks.listen} is the API's address too", "webhooks")
 
@@ -136,6 +139,9 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
         yield Breach(path, f"needs exactly one of plugin, pipeline, event; it {found}", "webhooks")
     if endpoint.scheme == "hmac-sha256" and endpoint.signature_header is None:
         yield Breach(f"{path}.signature_header", "is missing: scheme hmac-sha256 needs the header's name", "webhooks")
+    for name in endpoint.forward_headers:
+        if name.lower() in _CREDENTIALS:
+            yield Breach(f"{path}.forward_headers", f"{name} carries credentials and is never forwarded", "webhooks")
     if endpoint.path == "/healthz":
         yield Breach(f"{path}.path", "/healthz is taken by the health check", "webhooks")
     inner = endpoint.path[1:].removesuffix("/").split("/")
@@ -146,6 +152,18 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
         yield from _event_type(endpoint.event, f"{path}.event")
 
 
+def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
+    if endpoint.scheme != "standard-webhooks":
+        return
+    for token in settings.tokens:
+        if token.name in endpoint.secret_ref and not _BASE64_SECRET.fullmatch(token.key.reveal()):
+            yield Breach(
+                path, f"{token.name}: scheme standard-webhooks needs a secret in base64, as it was given", "webhooks"
+            )
+
+
+_BASE64_SECRET = re.compile(r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?")
+_CREDENTIALS = ("authorization", "proxy-authorization", "cookie")
 _HEADER_PLACE = re.compile(r"\{header\.[A-Za-z0-9-]+\}")
 
 
@@ -162,8 +180,14 @@ def _relay(settings: Settings) -> Iterator[Breach]:
         path = f"instances[{index}]"
         if instance.name in repeated:
             yield Breach(f"{path}.name", f"{instance.name!r} is used twice", "relay")
+        if not is_address(instance.base_url):
+            yield Breach(f"{path}.base_url", f"{instance.base_url!r} is no address: write https://HOST:PORT", "relay")
         yield from _secret_refs(settings, (instance.secret_ref,), f"{path}.secret_ref", "relay")
+        yield from _key_id(instance.key_id, f"{path}.key_id")
     ingress = settings.remote_ingress
+    if ingress and not _PLAIN_PATH.fullmatch(ingress.listen_path):
+        message = "must be words joined by '/', without braces, %, `.`, `..` and a '/' at the end"
+        yield Breach("remote_ingress.listen_path", message, "relay")
     repeated = _repeated(peer.name for peer in ingress.peers) if ingress else frozenset()
     for index, peer in enumerate(ingress.peers if ingress else ()):
         path = f"remote_ingress.peers[{index}]"
@@ -172,6 +196,17 @@ def _relay(settings: Settings) -> Iterator[Breach]:
         if ingress and ingress.require_key_id and not peer.key_id:
             yield Breach(f"{path}.key_id", "is missing: remote_ingress.require_key_id asks for it", "relay")
         yield from _secret_refs(settings, (peer.secret_ref,), f"{path}.secret_ref", "relay")
+        yield from _key_id(peer.key_id, f"{path}.key_id")
+        if CONTROL in peer.baggage.allow:
+            yield Breach(f"{path}.baggage.allow", f"`{CONTROL}` belongs to the core and cannot be taken over", "relay")
+
+
+_PLAIN_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^{}/%?#]+)+")
+
+
+def _key_id(key_id: str | None, path: str) -> Iterator[Breach]:
+    if key_id is not None and not (key_id.isascii() and key_id == key_id.strip()):
+        yield Breach(path, "must be plain ASCII without spaces around it: it is sent in a header", "relay")
 
 
 def _relay_step(settings: Settings, relay: RelayStep, path: str) -> Iterator[Breach]:

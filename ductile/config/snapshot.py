@@ -11,6 +11,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from ductile import strict_json
+from ductile.config import relay
 from ductile.config.check import Examination
 from ductile.config.load import Config
 from ductile.config.sections import PluginEntry
@@ -114,7 +115,7 @@ class Snapshot:
         if lane is not None:
             return Target(lane.entry.retry.max_attempts, notify=lane.entry.notify_on_complete)
         if plugin == RELAY:
-            return Target(refused="has nobody to send to: this version cannot relay")
+            return Target(relay.ATTEMPTS)
         # One that failed to load may be put right; its jobs wait for that.
         return Target() if plugin in self.failed_to_load else Target(refused=self.why_unavailable(plugin))
 
@@ -124,7 +125,8 @@ class Snapshot:
 
     @cached_property
     def slots(self) -> dict[str, int]:
-        return {name: lane.slots for name, lane in self.lanes.items()}
+        # Relays too, whether there are instances or not: one that was removed must not strand its jobs.
+        return {name: lane.slots for name, lane in self.lanes.items()} | {RELAY: relay.SLOTS}
 
     @property
     def max_workers(self) -> int:

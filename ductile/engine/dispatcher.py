@@ -7,7 +7,7 @@ slots that are free by then, so there is never more than one claim at a time. Kn
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -15,9 +15,10 @@ import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of, join_rule_of, rule_of
+from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
+from ductile.engine.relay import send_job
 from ductile.engine.run_job import Attempt, Surroundings, run_job
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
@@ -25,9 +26,12 @@ from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
+from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
 from ductile.ledger.writer import Ledger
-from ductile.model import Ending, Failed, Retried
+from ductile.meters import Meters
+from ductile.model import Ending, Failed, GateRule, Retried
+from ductile.pipeline.plan import RELAY
 
 RECHECK_SECONDS, IDLE_RECHECK_SECONDS = 1.0, 30.0
 """How long a lost hint can cost: while something runs, and while nothing does."""
@@ -46,7 +50,8 @@ class Dispatcher:
     snapshot: Callable[[], Snapshot]
     run_id: str
     held: Callable[[], frozenset[str]] = frozenset
-    """The plugins whose jobs may not start now."""
+    """The plugins whose jobs may not start now; `*` means all of them."""
+    meters: Meters = field(factory=Meters)
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
@@ -55,6 +60,7 @@ class Dispatcher:
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
+    _gated: tuple[Snapshot, Mapping[str, GateRule]] | None = None
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
@@ -119,9 +125,11 @@ class Dispatcher:
         """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
         failpoint("claim.after_commit")
         job = attempt.job
+        if job.attempt == 1 and job.started_at is not None:
+            self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
         try:
             async with trio.open_nursery():
-                ending = await run_job(self.around, attempt)
+                ending = await self._attempted(attempt)
         except* Exception as errors:
             fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
             self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
@@ -134,10 +142,20 @@ class Dispatcher:
                 rule=rule_of(attempt.snapshot),
                 is_intolerable=attempt.has_run,
             )
-        del self.attempts[job.id]
-        self.endings.append(ending)
+        # A job that was put back can run again already, woken in the same commit.
+        if self.attempts.get(job.id) is attempt:
+            del self.attempts[job.id]
+        self.meters.ran(job.plugin, trio.current_time() - attempt.since)
+        if ending is not None:
+            self.endings.append(ending)
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
+
+    async def _attempted(self, attempt: Attempt) -> Ending | None:
+        """What the attempt came to; None if its job was put back and waits."""
+        if attempt.job.plugin == RELAY:
+            return await send_job(self.around, attempt, self.ledger)
+        return await run_job(self.around, attempt)
 
     async def _settle_stranded(self) -> None:
         """What an outdated job has led to is held against the configuration of the moment."""
@@ -160,6 +178,7 @@ class Dispatcher:
                     note_process,
                     attempt.job.id,
                     attempt.job.attempt,
+                    now=self.around.clock.now(),
                     pid=process.pid,
                     start_ticks=process.start_ticks,
                     boot_id=process.boot_id,
@@ -202,6 +221,7 @@ class Dispatcher:
                 budget=budget_of(snapshot),
                 snapshot_id=snapshot.id,
                 join_rule=join_rule_of(snapshot),
+                gates=self._gates(snapshot),
             )
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
@@ -215,11 +235,18 @@ class Dispatcher:
     def _free(self, snapshot: Snapshot) -> dict[str, int]:
         busy = Counter(attempt.job.plugin for attempt in self.attempts.values())
         held = self.held()
+        if EVERYTHING in held:
+            return {}
         return {
             name: slots - busy[name]
             for name, slots in snapshot.slots.items()
             if slots > busy[name] and name not in held
         }
+
+    def _gates(self, snapshot: Snapshot) -> Mapping[str, GateRule]:
+        if self._gated is None or self._gated[0] is not snapshot:
+            self._gated = (snapshot, gates_of(snapshot))
+        return self._gated[1]
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:
@@ -227,6 +254,10 @@ class Dispatcher:
                 about = {"job_id": result.job_id, "attempt": result.attempt}
                 self.around.log.warn("dispatcher", f"late result dropped: the job is {result.found}", **about)
             else:
+                if result.status.is_final:
+                    self.meters.jobs[result.plugin, result.command, result.status] += 1
+                else:
+                    self.meters.retries[result.plugin] += 1
                 self.hub.announce(job_topic(result.job_id))
                 if result.tree_is_done:
                     self.hub.announce(tree_topic(result.root_job_id))

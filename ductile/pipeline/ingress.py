@@ -1,15 +1,17 @@
-"""An event from outside: the jobs it becomes. Pure.
+"""An event that no job has emitted: the jobs it becomes. Pure.
 
-Nobody in here has emitted it, so no `routes:` entry and no `from_plugin` ever matches it. Knows nothing of how it came;
-webhooks call it.
+One from outside has no plugin, so no `routes:` entry and no `from_plugin` ever matches it; an alarm speaks of a plugin
+and goes the ways of that plugin's events. Knows nothing of how it came; webhooks and the scheduler call it.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.model import Following, JobStatus, NewJob, Note
+from ductile.model import Following, JobStatus, NewJob, Note, Settled
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE, Plan
 from ductile.pipeline.position import Position
@@ -17,6 +19,7 @@ from ductile.pipeline.route import TooMuch, World, fresh, may_begin, start
 
 NOBODY = ""
 """The plugin that an event from outside comes from."""
+NO_BAGGAGE: Mapping[str, Any] = MappingProxyType({})
 
 
 class TypeRefused(Exception):
@@ -43,7 +46,7 @@ class EventType:
 
 
 def hand_over(plugin: str, event: Event, world: World, *, submitted_by: str) -> Following:
-    """One `handle` job that is a tree of its own."""
+    """One `handle` job that is a tree of its own; for a plugin that cannot run it is dead and says why."""
     known = world.target(plugin)
     job = NewJob(
         plugin=plugin,
@@ -54,24 +57,44 @@ def hand_over(plugin: str, event: Event, world: World, *, submitted_by: str) -> 
         source_event_id=event.id,
         snapshot_id=world.snapshot_id,
         notify=known.notify,
+        settled=Settled(status=JobStatus.DEAD, error=f"plugin {plugin} {known.refused}") if known.refused else None,
     )
     return Following(children=(job,))
 
 
-def begin_with(plan: Plan, event: Event, world: World, *, submitted_by: str) -> Following:
+def begin_with(
+    plan: Plan, event: Event, world: World, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
+) -> Following:
     """A run of `plan`, its root first; its own conditions are not asked. TooMuch if it begins with too many jobs."""
     walk = world.walk()
-    start(plan, event, walk, Position(**fresh(plan, event), submitted_by=submitted_by))
+    start(plan, event, walk, Position(**fresh(plan, event), baggage=baggage, submitted_by=submitted_by))
     return walk.following()
 
 
-def arrive(event: Event, world: World, *, submitted_by: str) -> tuple[Following, ...]:
-    """A run for every pipeline that waits for the event, each a tree of its own; what does not begin is noted."""
-    arrived = tuple(_triggered(plan, event, world, submitted_by) for plan in world.plans.on(event.type))
+def arrive(
+    event: Event, world: World, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
+) -> tuple[Following, ...]:
+    """A run for every pipeline that waits for the event, each a tree of its own; what does not begin is noted.
+
+    The context of each begins with `baggage`.
+    """
+    arrived = tuple(
+        _triggered(plan, event, world, submitted_by, baggage=baggage) for plan in world.plans.on(event.type)
+    )
     if any(following.children for following in arrived):
         return arrived
     about = {"event_id": event.id, "type": event.type, "source": event.source}
     return (*arrived, Following(notes=(Note(kind="event.unmatched", data=about),)))
+
+
+def sound(event: Event, world: World, plugin: str, *, submitted_by: str) -> tuple[Following, ...]:
+    """Everything that waits for an alarm about `plugin`, each a tree of its own: routes, pipelines, hooks."""
+    routed = tuple(
+        hand_over(target, event, world, submitted_by=submitted_by)
+        for _, target in world.routes.targets.get((plugin, event.type), ())
+    )
+    plans = (*world.plans.on(event.type), *world.plans.on_hook(event.type))
+    return (*routed, *(_triggered(plan, event, world, submitted_by, plugin) for plan in plans))
 
 
 def refused_plugin(following: Following, world: World) -> str | None:
@@ -83,12 +106,19 @@ def refused_plugin(following: Following, world: World) -> str | None:
     return None
 
 
-def _triggered(plan: Plan, event: Event, world: World, submitted_by: str) -> Following:
+def _triggered(
+    plan: Plan,
+    event: Event,
+    world: World,
+    submitted_by: str,
+    source: str = NOBODY,
+    baggage: Mapping[str, Any] = NO_BAGGAGE,
+) -> Following:
     walk = world.walk()
-    if not may_begin(plan, event, NOBODY, {}, walk):
+    if not may_begin(plan, event, source, baggage, walk):
         return walk.following()
     try:
-        following = begin_with(plan, event, world, submitted_by=submitted_by)
+        following = begin_with(plan, event, world, submitted_by=submitted_by, baggage=baggage)
     except TooMuch as error:
         about = {"pipeline": plan.name, "event_id": event.id, "type": event.type, "reason": str(error)}
         return Following(notes=(Note(kind="pipeline.skipped", data=about),))

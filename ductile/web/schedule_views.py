@@ -9,6 +9,7 @@ from datetime import datetime, tzinfo
 from typing import Any
 
 from ductile.clock import to_text
+from ductile.config.relay import BREAKER
 from ductile.config.schedules import HOST_ZONE, definition_hash, definition_of
 from ductile.config.sections import PluginEntry, Schedule
 from ductile.config.snapshot import Snapshot
@@ -18,6 +19,7 @@ from ductile.ledger.breakers import Transition
 from ductile.ledger.connections import Connection
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Breaker, BreakerState
+from ductile.pipeline.plan import RELAY
 from ductile.units import format_duration
 
 MODES = ("every", "cron", "at", "after")
@@ -140,6 +142,8 @@ def resettable(db: Connection, snapshot: Snapshot, plugin: str, command: str | N
 
 
 def _commands(db: Connection, snapshot: Snapshot, plugin: str, command: str | None) -> list[str]:
+    if plugin == RELAY:
+        return _instances(db, snapshot, command)
     entry = snapshot.config.settings.plugins.get(plugin)
     if entry is None or command is not None:
         lane = snapshot.lane(plugin)  # says what is wrong with the name
@@ -149,9 +153,20 @@ def _commands(db: Connection, snapshot: Snapshot, plugin: str, command: str | No
     return sorted({*scheduled, *(one.command for one in breakers.all_breakers(db) if one.plugin == plugin)})
 
 
+def _instances(db: Connection, snapshot: Snapshot, name: str | None) -> list[str]:
+    """A relay has no commands; each instance has a breaker of its own."""
+    written = {instance.name for instance in snapshot.config.settings.instances}
+    if name is None:
+        return sorted({*written, *(one.command for one in breakers.all_breakers(db) if one.plugin == RELAY)})
+    if name not in written:
+        close = did_you_mean(name, written)
+        raise NotFound(f"there is no instance {name[:80]!r}{close}", hint=f"known: {', '.join(sorted(written))}")
+    return [name]
+
+
 def _breaker(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
     entry = snapshot.config.settings.plugins.get(breaker.plugin, PluginEntry())
-    rules = entry.circuit_breaker
+    rules = BREAKER if breaker.plugin == RELAY else entry.circuit_breaker
     opened_at = breaker.opened_at if breaker.state is BreakerState.OPEN else None
     content = {
         "command": breaker.command,

@@ -14,21 +14,27 @@ from ductile.config.schedules import definition_hash
 from ductile.config.sections import Schedule
 from ductile.errors import Unreadable, WrongState
 from ductile.hub import SCHEDULES
-from ductile.ledger import breakers, schedules
+from ductile.ledger import breakers, outbox, schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Breaker, BreakerChange, NewJob
+from ductile.pipeline.plan import RELAY
 from ductile.vocabulary import ONE_LINE
 from ductile.web.auth import forbidden
 from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, submitter_of
 from ductile.web.message import Refusal, Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schedule_views import breakers_view, resettable, schedules_view, written_schedule
+from ductile.web.schemas import Argument, integer, nullable, record, text
+from ductile.web.shapes import BREAKERS, BREAKERS_RESET, DRY_RUN, SCHEDULE_CHANGED, SCHEDULE_PLANNED, SCHEDULE_RUN
+from ductile.web.shapes import SCHEDULES as SCHEDULES_LIST
 
 Reset = Callable[[Breaker], BreakerChange]
 MOST_TRANSITIONS, TRANSITIONS = 200, 20
+COMMAND = Argument("command", text(), "Only that of this command")
 LONGEST_REASON = 200
+REASON = record({}, {"reason": nullable(text("One line, for whoever looks later"))})
 PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, EntryStatus.EXHAUSTED
 
 
@@ -44,6 +50,8 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         handler=on(list_schedules),
         scope="jobs:ro",
         summary="Every schedule: whether it will fire, when it did last and when it will next",
+        group="schedules",
+        gives={200: SCHEDULES_LIST},
     )
     yield Route(
         method="POST",
@@ -51,6 +59,11 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         handler=on(partial(change_status, status=PAUSED)),
         scope="system:rw",
         summary="Let the slots of a schedule go by until it is resumed; ?dry_run=true only says what would change",
+        group="schedules",
+        asks=(DRY_RUN,),
+        takes=REASON,
+        gives={200: SCHEDULE_CHANGED},
+        refuses=(409,),
     )
     yield Route(
         method="POST",
@@ -58,13 +71,22 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         handler=on(partial(change_status, status=ACTIVE)),
         scope="system:rw",
         summary="End the pause of a schedule; ?dry_run=true only says what would change",
+        group="schedules",
+        asks=(DRY_RUN,),
+        takes=REASON,
+        gives={200: SCHEDULE_CHANGED},
+        refuses=(409,),
     )
     yield Route(
         method="POST",
         path="/schedule/{plugin}/{id}/run",
         handler=on(run_now),
-        scope="plugin:ro",
+        scope="plugin:invoke:ro",
         summary="Run the command of a schedule now, with its payload; plugin:rw if the command writes",
+        group="schedules",
+        asks=(DRY_RUN,),
+        gives={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
+        refuses=(409,),
     )
     yield Route(
         method="GET",
@@ -72,6 +94,10 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         handler=on(show_breakers),
         scope="jobs:ro",
         summary="The circuit breakers of a plugin, one per command, and how they came to their state",
+        group="schedules",
+        asks=(COMMAND, Argument("limit", integer(minimum=1, maximum=MOST_TRANSITIONS), "How much history; 20")),
+        gives={200: BREAKERS},
+        refuses=(409,),
     )
     yield Route(
         method="POST",
@@ -79,6 +105,10 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         handler=on(partial(reset_breakers, reset=reset)),
         scope="system:rw",
         summary="Close the breakers of a plugin, or that of ?command=; ?dry_run=true only says which",
+        group="schedules",
+        asks=(COMMAND, DRY_RUN),
+        gives={200: BREAKERS_RESET},
+        refuses=(409,),
     )
 
 
@@ -209,6 +239,7 @@ async def reset_breakers(desk: Desk, request: Request, *, reset: Reset) -> Respo
     else:
         found = await desk.ledger.write(_reset_all, find, reset, now=desk.clock.now())
         desk.hub.announce(SCHEDULES)
+        desk.hub.announce_work()
     changes = [
         {"command": one.command, "previous_state": str(one.state), "failure_count": one.failure_count} for one in found
     ]
@@ -222,4 +253,6 @@ def _reset_all(
     found = find(db)
     for breaker in found:
         breakers.put(db, reset(breaker), now=now)
+    if any(breaker.plugin == RELAY for breaker in found):
+        outbox.wake(db, RELAY)
     return found

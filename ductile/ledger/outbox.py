@@ -1,0 +1,81 @@
+"""The outbox: relay jobs that wait because nobody answers, and how they are woken. All in the caller's transaction.
+
+A relay job is a row of the queue like any other; this room only knows how one goes back without having used up an
+attempt. Who decides that is the engine.
+"""
+
+import sqlite3
+from datetime import datetime
+
+from attrs import frozen
+
+from ductile.clock import to_text
+from ductile.ledger import dedupe, journal
+from ductile.ledger.finish import ROW, Row
+from ductile.ledger.rows import moment
+
+HOLD = f"""
+    UPDATE job_queue
+       SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until, blocked_reason = :reason,
+           claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
+     WHERE id = :id AND status = 'running' AND attempt = :attempt AND cancel_requested_at IS NULL
+    RETURNING {ROW}
+"""
+
+
+def hold(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *, until: datetime, now: datetime) -> bool:
+    """The claimed job waits again, with the attempt it had; False if it is not to go on."""
+    values = {"id": job_id, "attempt": attempt, "reason": reason, "until": to_text(until), "now": to_text(now)}
+    rows = db.execute(HOLD, values).fetchall()
+    if not rows:
+        return False
+    row = Row(*rows[0])
+    data = {"from": "running", "to": "queued", "attempt": attempt, "reason": reason, "next_retry_at": to_text(until)}
+    journal.append(db, "job.held", now=now, plugin=row.plugin, job_id=row.id, root_job_id=row.root_job_id, data=data)
+    if row.scope:
+        dedupe.release_next(db, row.scope)
+    return True
+
+
+WAKE = """
+    UPDATE job_queue SET next_retry_at = NULL, lane = plugin, blocked_reason = NULL
+     WHERE next_retry_at IS NOT NULL AND plugin = ?
+"""
+
+
+def wake(db: sqlite3.Connection, plugin: str) -> int:
+    """Every delayed job of the plugin may start now; how many there were."""
+    return db.execute(WAKE, (plugin,)).rowcount
+
+
+WAITING = "SELECT COUNT(*), MIN(created_at) FROM job_queue WHERE status IN ('queued', 'running') AND plugin = ?"
+
+
+@frozen
+class Waiting:
+    """What has not been sent yet."""
+
+    count: int
+    since: datetime | None
+
+
+def waiting(db: sqlite3.Connection, plugin: str) -> Waiting:
+    """How many jobs of the plugin are not over, and when the oldest of them was made."""
+    count, since = db.execute(WAITING, (plugin,)).fetchone()
+    return Waiting(count, moment(since))
+
+
+RECEIVED = "SELECT COUNT(*), MAX(created_at) FROM receipts WHERE scope = ?"
+
+
+@frozen
+class Received:
+    """What has come through one door, as far as receipts are kept."""
+
+    count: int
+    last_at: datetime | None
+
+
+def received(db: sqlite3.Connection, scope: str) -> Received:
+    count, last_at = db.execute(RECEIVED, (scope,)).fetchone()
+    return Received(count, moment(last_at))

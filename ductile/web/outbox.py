@@ -1,0 +1,121 @@
+"""Events for other instances, asked for over HTTP: into the outbox, and what is known of instances and peers.
+
+Nothing is sent here: an event becomes a job of `core.relay`, and the engine sends it.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from ductile import strict_json
+from ductile.config.relay import ATTEMPTS, SEND, instance_for
+from ductile.errors import Unreadable, did_you_mean
+from ductile.failpoints import failpoint
+from ductile.ledger.connections import Connection
+from ductile.ledger.jobs import enqueue
+from ductile.ledger.receipts import Answer
+from ductile.model import NewJob
+from ductile.pipeline.plan import RELAY
+from ductile.relay_wire import DEEPEST, Envelope, envelope_of
+from ductile.web.desk import BadRequest, Desk, flag_of, submitter_of
+from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
+from ductile.web.message import Request, Response, encoded_json_response, json_response
+from ductile.web.relay_schemas import ENQUEUED, ENVELOPE, OVERVIEW, PLANNED
+from ductile.web.relay_views import relay_view
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schemas import Argument, boolean
+
+HINT = 'send {"event": {"type": "…", "payload": {…}}}'
+KEYS = {
+    "": ("event", "origin", "baggage"),
+    "event": ("type", "payload", "dedupe_key"),
+    "origin": ("instance", "plugin", "job_id", "event_id"),
+}
+
+
+def routes(desk: Desk) -> Iterable[AnyRoute]:
+    """What the API answers about other instances."""
+    most = desk.snapshot().config.settings.api.max_body_size
+
+    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
+        return lambda request: handler(desk, request)
+
+    yield Route(
+        method="GET",
+        path="/relay",
+        handler=on(show_relay),
+        scope="jobs:ro",
+        summary="Instances and peers, whether they answer, and how much waits for them",
+        group="relay",
+        gives={200: OVERVIEW},
+    )
+    yield Route(
+        method="POST",
+        path="/relay/{instance}",
+        handler=on(send_event),
+        scope="plugin:rw",
+        summary="Put an event for another instance into the outbox; ?dry_run=true only checks it",
+        group="relay",
+        asks=(Argument("dry_run", boolean(), "Only say whether it could be sent"),),
+        heeds=(KEY_HEADER,),
+        takes=ENVELOPE,
+        gives={200: PLANNED, 202: ENQUEUED},
+        refuses=(409, 422),
+        max_body=most,
+    )
+
+
+async def show_relay(desk: Desk, request: Request) -> Response:
+    return json_response(await desk.ledger.read_slowly(partial(relay_view, snapshot=desk.snapshot())))
+
+
+async def send_event(desk: Desk, request: Request) -> Response:
+    """202 with the id of the job that sends it, after that is durable."""
+    snapshot, name, ticket = desk.snapshot(), request.params["instance"], ticket_of(request)
+    if (known := known_answer(desk, ticket)) is not None:
+        return _enqueued(known)
+    envelope = _envelope_in(request, snapshot.config.settings.service.limits.dedupe_key)
+    instance = instance_for(snapshot.config.settings, name, envelope.type)
+    content = {"instance": instance.name, "event_type": envelope.type}
+    if flag_of(request, "dry_run"):
+        return json_response({"status": "planned", "dry_run": True, **content})
+    new = NewJob(
+        plugin=RELAY,
+        command=SEND,
+        payload=strict_json.dumps({"to": instance.name, **envelope.as_json()}),
+        submitted_by=submitter_of(request),
+        max_attempts=ATTEMPTS,
+        snapshot_id=snapshot.id,
+    )
+    failpoint("enqueue.before_begin")
+    await desk.hub.announce_coming_work()
+    answer = await done_once(desk, ticket, partial(_enqueue, new=new, told=content, now=desk.clock.now()))
+    failpoint("enqueue.after_commit")
+    desk.hub.announce_work()
+    return _enqueued(answer)
+
+
+def _enqueue(db: Connection, *, new: NewJob, told: dict[str, Any], now: datetime) -> Answer:
+    made = enqueue(db, new, now=now)
+    return Answer(job_id=made.job_id, text=strict_json.dumps({"job_id": made.job_id, "status": made.status, **told}))
+
+
+def _enqueued(answer: Answer) -> Response:
+    return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
+
+
+def _envelope_in(request: Request, longest_key: int) -> Envelope:
+    """The body as an envelope; a key that nobody knows is a mistake, here as nowhere on the wire."""
+    try:
+        body = strict_json.loads(request.body, source="body", max_depth=DEEPEST)
+    except Unreadable as error:
+        raise BadRequest(f"the body is not JSON: {error.reason}", hint=HINT) from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", hint=HINT)
+    for path, known in KEYS.items():
+        found = body.get(path) if path else body
+        for key in found if isinstance(found, dict) else ():
+            if key not in known:
+                raise BadRequest(f"{path or 'body'}: unknown key {key[:80]!r}{did_you_mean(key, known)}", hint=HINT)
+    return envelope_of(body, longest_key=longest_key)

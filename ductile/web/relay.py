@@ -1,0 +1,136 @@
+"""Events from other instances: verified, then durable together with a receipt, then acknowledged. Once each.
+
+Size and time limits are the server's, the other checks are `arrivals`'. Peers and secrets are those of the
+configuration of the moment, the path is that of the start. The runtime adds the route.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ductile import strict_json
+from ductile.config.relay import peer_named
+from ductile.errors import DuctileError, LedgerError
+from ductile.failpoints import failpoint
+from ductile.ledger.connections import Connection
+from ductile.ledger.following import start_run
+from ductile.ledger.receipts import Answer, KeyReused, first_answer, once
+from ductile.ledger.trees import Budget
+from ductile.model import Following, Note
+from ductile.pipeline.ingress import arrive
+from ductile.relay_wire import KEY_ID, PEER, SIGNATURE, TIMESTAMP, EnvelopeInvalid
+from ductile.web.arrivals import Arrival, EventIdReused, RelayForbidden, TypeNotAllowed, read_arrival, verify
+from ductile.web.desk import Desk
+from ductile.web.message import Request, Response, encoded_json_response
+from ductile.web.relay_schemas import ACCEPTED, ON_THE_WIRE
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schemas import Header, text
+from ductile.web.tally import Tally
+
+REFUSED, REPEATED = "relay.refused", "relay.repeated"
+
+
+class NotStored(DuctileError):
+    """failed to enqueue relay event"""
+
+    code, exit_code, status = "relay_unavailable", 75, 503
+
+
+REFUSALS = (RelayForbidden, TypeNotAllowed, EventIdReused, EnvelopeInvalid)
+
+
+def routes(desk: Desk, tally: Tally) -> Iterable[AnyRoute]:
+    """The door for peers, if the configuration has one."""
+    ingress = desk.snapshot().config.settings.remote_ingress
+    if ingress is None:
+        return
+
+    async def receive(request: Request) -> Response:
+        return await take_event(desk, tally, request)
+
+    yield Route(
+        method="POST",
+        path=f"{ingress.listen_path}/{{peer}}",
+        handler=receive,
+        summary="Take an event from another instance; signed, no token",
+        group="relay",
+        heeds=tuple(Header(name, text()) for name in (PEER, TIMESTAMP, SIGNATURE, KEY_ID)),
+        takes=ON_THE_WIRE,
+        gives={202: ACCEPTED},
+        refuses=(400, 403, 413, 422, 503),
+        max_body=ingress.max_body_size,
+    )
+
+
+async def take_event(desk: Desk, tally: Tally, request: Request) -> Response:
+    """202 once the event and its runs are durable; the same again for the same event."""
+    settings, now = desk.snapshot().config.settings, desk.clock.now()
+    try:
+        peer = verify(settings, request, now=now)
+        arrival = read_arrival(settings, peer, request, now=now)
+        answer = await _taken_once(desk, arrival)
+    except REFUSALS as refused:
+        # An unknown name in the path is whatever a stranger likes; it must not make new rows.
+        known = peer_named(settings, request.params["peer"]) is not None
+        tally.count(REFUSED, request.path if known else request.path.rpartition("/")[0], str(refused))
+        raise
+    except LedgerError as error:
+        raise NotStored(hint="send it again later") from error
+    if answer.is_repeat:
+        tally.count(REPEATED, request.path, arrival.ticket.key)
+    return encoded_json_response(answer.text.encode(), 202)
+
+
+# ── once ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _taken_once(desk: Desk, arrival: Arrival) -> Answer:
+    """What the sender is told: now, or when the event first came, whatever has become of its runs."""
+    now = arrival.event.at
+    try:
+        known = desk.ledger.look_up(first_answer, arrival.ticket, now=now)
+        return known or await _store(desk, arrival)
+    except KeyReused as error:
+        raise EventIdReused from error
+
+
+async def _store(desk: Desk, arrival: Arrival) -> Answer:
+    snapshot = desk.snapshot()
+    service = snapshot.config.settings.service
+    runs = arrive(arrival.event, snapshot.world, submitted_by=arrival.source, baggage=arrival.baggage)
+    budget = Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs)
+    act = partial(start_all, arrival=arrival, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
+    failpoint("enqueue.before_begin")
+    await desk.hub.announce_coming_work()
+    answer = await desk.ledger.write(once, arrival.ticket, act, now=arrival.event.at)
+    failpoint("enqueue.after_commit")
+    desk.hub.announce_work()
+    return answer
+
+
+def start_all(
+    db: Connection, *, arrival: Arrival, runs: tuple[Following, ...], default_ttl: timedelta, budget: Budget
+) -> Answer:
+    """The event's runs are in the ledger, and what was not taken over is in the journal."""
+    roots = []
+    for run in (*runs, Following(notes=_dropped(arrival))):
+        made = start_run(db, run, now=arrival.event.at, default_ttl=default_ttl, budget=budget)
+        roots += [made[0].job_id] if made else []
+    told: dict[str, Any] = {
+        "status": "accepted",
+        "accepted": bool(roots),
+        "peer": arrival.peer,
+        "event_type": arrival.event.type,
+        "receiver_event_id": arrival.event.id,
+    }
+    told |= {"job_id": roots[0]} if roots else {"reason": "no_route"}
+    told |= {"job_ids": roots} if len(roots) > 1 else {}
+    return Answer(job_id=roots[0] if roots else None, text=strict_json.dumps(told))
+
+
+def _dropped(arrival: Arrival) -> tuple[Note, ...]:
+    if not arrival.dropped:
+        return ()
+    about = {"peer": arrival.peer, "event_id": arrival.event.id, "names": list(arrival.dropped[:20])}
+    return (Note(kind="event.baggage_dropped", data={**about, "count": len(arrival.dropped)}),)
