@@ -18,6 +18,19 @@ from ductile.errors import Complaint, Mark, Unreadable
 MAX_SCOPE_BYTES = 64 << 10
 PREFIX = "blake3:"
 
+INCLUDED = {
+    "plugin:ro": ("plugin:catalog:ro", "plugin:invoke:ro"),
+    "jobs:ro": ("jobs:status:ro", "jobs:result:ro", "jobs:logs:ro", "jobs:tree:ro"),
+    "jobs:result:ro": ("jobs:status:ro",),
+    "events:ro": ("events:meta:ro", "events:payload:ro"),
+    "events:payload:ro": ("events:meta:ro",),
+}
+"""Scope → the finer ones that come with it."""
+FINER = frozenset(finer for scopes in INCLUDED.values() for finer in scopes)
+BROAD = frozenset(f"{noun}:{right}" for noun in ("plugin", "jobs", "events", "system") for right in ("ro", "rw"))
+SCOPES = BROAD | FINER | {"*"}
+"""Every scope but those of one plugin, `plugin:<name>:ro|rw`."""
+
 
 @frozen
 class Grant:

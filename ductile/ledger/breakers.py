@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
+from ductile.ledger.held import release
 from ductile.ledger.rows import moment
 from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
 
@@ -114,6 +115,8 @@ def put(db: sqlite3.Connection, change: BreakerChange, *, now: datetime, job_id:
     )
     if new.state is not old.state:
         _note_transition(db, old, new, change.reason, job_id, now=now)
+        if new.state is BreakerState.CLOSED:
+            release(db, new.plugin, new.command)
 
 
 NOTE_TRANSITION = """

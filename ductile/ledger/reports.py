@@ -1,7 +1,7 @@
-"""Read-only answers for people and for the API: one job, its attempts, its tree, lists, the queue at a glance.
+"""Read-only answers for people and for the API: one job, its attempts, its tree, the queue at a glance.
 
-Every list goes through an index, newest first, with a cursor; nothing here counts or sorts all of history. A job stays
-inspectable after it left the queue, from its attempts.
+Every answer goes through an index; nothing here counts or sorts all of history. A job stays inspectable after it left
+the queue, from its attempts. Lists are in `history`.
 """
 
 import sqlite3
@@ -18,8 +18,6 @@ from ductile.ledger import contexts, journal
 from ductile.ledger.claim import lanes_with_work
 from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
 from ductile.model import AttemptStatus, Job, JobStatus
-
-NEWEST = 1 << 62
 
 
 @frozen(kw_only=True)
@@ -113,14 +111,14 @@ def _found(db: sqlite3.Connection, job_id: str) -> Job:
     return found
 
 
-_ATTEMPT = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at, started_at,
-    completed_at, duration_ms, exit_code, signal, last_error, stderr, result"""
-ATTEMPTS = f"SELECT {_ATTEMPT} FROM job_log WHERE job_id = ? ORDER BY attempt"
+ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at,
+    started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result"""
+ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE job_id = ? ORDER BY attempt"
 
 
 def attempts(db: sqlite3.Connection, job_id: str) -> list[Attempt]:
     """The attempts that are over, first to last."""
-    return [_attempt(row) for row in db.execute(ATTEMPTS, (job_id,))]
+    return [attempt_from_row(row) for row in db.execute(ATTEMPTS, (job_id,))]
 
 
 # The names of LISTED_COLUMNS, for a job of which only the log is left.
@@ -260,70 +258,6 @@ def open_jobs(db: sqlite3.Connection, root_job_id: str) -> int | None:
 
 
 @frozen(kw_only=True)
-class Filter:
-    """Which jobs or attempts a list shows; None lets everything through."""
-
-    plugin: str | None = None
-    command: str | None = None
-    status: str | None = None
-    submitted_by: str | None = None
-    job_id: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-
-
-EVERYTHING = Filter()
-
-
-def jobs(
-    db: sqlite3.Connection,
-    wanted: Filter = EVERYTHING,
-    *,
-    before: int = NEWEST,
-    limit: int = 50,
-) -> list[Job]:
-    """The jobs in the queue that fit, newest first; `before` is the `seq` of the last one seen."""
-    where, values = _where(wanted, status_column="status", id_column="id", time_column="created_at")
-    statement = f"SELECT {LISTED_COLUMNS} FROM job_queue WHERE seq < ?{where} ORDER BY seq DESC LIMIT ?"
-    return [job_from_row(row) for row in db.execute(statement, (before, *values, limit))]
-
-
-def logs(
-    db: sqlite3.Connection,
-    wanted: Filter = EVERYTHING,
-    *,
-    before: int = NEWEST,
-    limit: int = 50,
-) -> list[Attempt]:
-    """The attempts that fit, newest first; `before` is the `seq` of the last one seen."""
-    where, values = _where(wanted, status_column="status", id_column="job_id", time_column="completed_at")
-    statement = f"SELECT {_ATTEMPT} FROM job_log WHERE seq < ?{where} ORDER BY seq DESC LIMIT ?"
-    return [_attempt(row) for row in db.execute(statement, (before, *values, limit))]
-
-
-def count_jobs(db: sqlite3.Connection, wanted: Filter = EVERYTHING, *, at_most: int = 10_000) -> int:
-    """How many jobs fit, counted up to `at_most`."""
-    where, values = _where(wanted, status_column="status", id_column="id", time_column="created_at")
-    statement = f"SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE seq > 0{where} LIMIT ?)"
-    count: int = db.execute(statement, (*values, at_most)).fetchone()[0]
-    return count
-
-
-def _where(wanted: Filter, *, status_column: str, id_column: str, time_column: str) -> tuple[str, list[str]]:
-    terms = [
-        ("plugin = ?", wanted.plugin),
-        ("command = ?", wanted.command),
-        (f"{status_column} = ?", wanted.status),
-        ("submitted_by = ?", wanted.submitted_by),
-        (f"{id_column} = ?", wanted.job_id),
-        (f"{time_column} >= ?", to_text(wanted.since) if wanted.since else None),
-        (f"{time_column} < ?", to_text(wanted.until) if wanted.until else None),
-    ]
-    chosen = [(term, value) for term, value in terms if value is not None]
-    return "".join(f" AND {term}" for term, _ in chosen), [value for _, value in chosen]
-
-
-@frozen(kw_only=True)
 class Lane:
     """One plugin's part of the queue."""
 
@@ -434,7 +368,7 @@ def ended_since(db: sqlite3.Connection, since: datetime) -> dict[str, int]:
     return dict(db.execute(ENDED_SINCE, (to_text(since),)).fetchall())
 
 
-def _attempt(row: tuple[Any, ...]) -> Attempt:
+def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
     return Attempt(
         seq=row[0],
         id=row[1],

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from ductile.errors import DuctileError
 from ductile.web.message import Channel, Refusal, Request, Response, refusal_response
+from ductile.web.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100
@@ -28,8 +29,15 @@ class Route:
     method: str
     path: str
     handler: Handler
-    scope: str | None = None  # None: open to everyone
+    scope: str | None = None  # None: open to everyone; "token": to everyone with a token
     summary: str = ""
+    group: str = ""  # the chapter of the description it belongs to
+    asks: tuple[Argument, ...] = ()  # query arguments
+    heeds: tuple[Header, ...] = ()  # request headers
+    takes: Schema | None = None  # the JSON body; None: it has none
+    gives: Mapping[int, Schema] = field(factory=dict)  # what it answers when it does what was asked, by status
+    refuses: tuple[int, ...] = ()  # statuses of its errors, beyond those that every such route can have
+    media: str = "application/json"  # what `gives` is encoded as
     max_body: int = MIB
     hot: bool = False  # served by the lane itself instead of through Quart
     waits: bool = False  # waits or streams on purpose: when the client hangs up, the handler is cancelled
@@ -43,6 +51,8 @@ class ChannelRoute:
     handler: ChannelHandler
     scope: str | None = None
     summary: str = ""
+    group: str = ""
+    asks: tuple[Argument, ...] = ()
     method: str = field(default="WEBSOCKET", init=False)
 
 

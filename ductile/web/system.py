@@ -9,6 +9,7 @@ from typing import Any
 from ductile.web.desk import Desk, flag_of
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.shapes import DRY_RUN, RELOADED
 
 
 def routes(desk: Desk) -> Iterable[AnyRoute]:
@@ -23,6 +24,10 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         handler=on(reload),
         scope="system:rw",
         summary="Use the configuration as it is on disk now and say what changed; ?dry_run=true only says it",
+        group="system",
+        asks=(DRY_RUN,),
+        gives={200: RELOADED},
+        refuses=(409, 422),
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.errors import Unreadable
-from ductile.ledger.reports import JobBrief, Node
+from ductile.ledger.reports import Attempt, JobBrief, Node
 from ductile.model import Job, JobStatus
 from ductile.pipeline.plan import Plans
 
 LONGEST_OUTPUT = 64 << 10
+RESULT_SCOPE = "jobs:result:ro"
+"""Without it jobs are shown without what their plugins said: result, output, error, stderr."""
 
 EndsRun = Callable[[Job], bool]
 
@@ -31,7 +33,7 @@ def ends_run(plans: Plans) -> EndsRun:
     return may_be_the_last
 
 
-def job_text(report: JobBrief, stderr: str | None) -> str:
+def job_text(report: JobBrief, stderr: str | None, *, shows_result: bool = True) -> str:
     """One job; `stderr` is what it has written so far, if it runs."""
     job = report.job
     content = {
@@ -50,15 +52,65 @@ def job_text(report: JobBrief, stderr: str | None) -> str:
         "started_at": _moment(job.started_at),
         "completed_at": _moment(job.completed_at),
         "next_retry_at": _moment(job.next_retry_at),
-        "last_error": job.last_error,
-        "stderr": stderr,
+        "last_error": job.last_error if shows_result else None,
+        "stderr": stderr if shows_result else None,
     }
-    return _with_result(content, report.result, job)
+    return _with_result(content, report.result if shows_result else None, job)
 
 
-def tree_text(nodes: Iterable[Node], ends: EndsRun) -> str:
+def listed_job(job: Job, *, shows_result: bool) -> dict[str, Any]:
+    """One job of a list."""
+    content = {
+        "job_id": job.id,
+        "plugin": job.plugin,
+        "command": job.command,
+        "status": job.status,
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "submitted_by": job.submitted_by,
+        "parent_job_id": job.parent_job_id,
+        "root_job_id": job.root_job_id,
+        "pipeline": job.pipeline,
+        "step_id": job.step_id,
+        "schedule_id": job.schedule_id,
+        "slot_at": _moment(job.slot_at),
+        "created_at": to_text(job.created_at),
+        "started_at": _moment(job.started_at),
+        "completed_at": _moment(job.completed_at),
+        "next_retry_at": _moment(job.next_retry_at),
+        "last_error": job.last_error if shows_result else None,
+    }
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def attempt_text(attempt: Attempt, result: tuple[str | None, bool] | None, *, shows_result: bool) -> str:
+    """One attempt of a list; `result` is what it left, if that is wanted and small, and whether it left anything."""
+    left, is_there = result or (None, False)
+    content = {
+        "log_id": attempt.id,
+        "job_id": attempt.job_id,
+        "plugin": attempt.plugin,
+        "command": attempt.command,
+        "status": attempt.status,
+        "job_status": attempt.job_status,
+        "attempt": attempt.attempt,
+        "submitted_by": attempt.submitted_by,
+        "created_at": to_text(attempt.created_at),
+        "started_at": _moment(attempt.started_at),
+        "completed_at": to_text(attempt.completed_at),
+        "duration_ms": None if attempt.duration is None else attempt.duration // timedelta(milliseconds=1),
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "last_error": attempt.last_error if shows_result else None,
+        "stderr": attempt.stderr if shows_result else None,
+        "result_omitted": True if is_there and left is None else None,
+    }
+    return _with_answer(content, left, is_answer=left is not None and _is_object(left))
+
+
+def tree_text(nodes: Iterable[Node], ends: EndsRun, *, shows_result: bool = True) -> str:
     """The jobs of a tree, as a list in their order."""
-    return f"[{','.join(_node_text(node, ends) for node in nodes)}]"
+    return f"[{','.join(_node_text(node, ends, shows_result=shows_result) for node in nodes)}]"
 
 
 def run_text(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str:
@@ -83,7 +135,7 @@ def _result_of(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str | Non
     return last.result if last.result is not None and _passes_through(last.result, last.job) else None
 
 
-def _node_text(node: Node, ends: EndsRun) -> str:
+def _node_text(node: Node, ends: EndsRun, *, shows_result: bool) -> str:
     job = node.job
     content = {
         "job_id": job.id,
@@ -100,15 +152,20 @@ def _node_text(node: Node, ends: EndsRun) -> str:
         "started_at": _moment(job.started_at),
         "completed_at": _moment(job.completed_at),
         "duration_ms": _duration(job),
-        "last_error": job.last_error,
+        "last_error": job.last_error if shows_result else None,
     }
-    return _with_result(content, node.result, job)
+    return _with_result(content, node.result if shows_result else None, job)
 
 
 def _with_result(content: dict[str, Any], result: str | None, job: Job) -> str:
+    """What is known of `content`, and the result of `job`."""
+    return _with_answer(content, result, is_answer=result is not None and _passes_through(result, job))
+
+
+def _with_answer(content: dict[str, Any], result: str | None, *, is_answer: bool) -> str:
     """What is known of `content`, and the result; as `output` where it is not an answer but only what was printed."""
     present = {name: value for name, value in content.items() if value is not None}
-    if result is not None and not _passes_through(result, job):
+    if result is not None and not is_answer:
         present["output"], result = result[:LONGEST_OUTPUT], None
     text = strict_json.dumps(present)
     return text if result is None else f'{text[:-1]},"result":{result}}}'
@@ -118,8 +175,10 @@ def _passes_through(result: str, job: Job) -> bool:
     """True if `result` is JSON: what succeeded was judged, of the rest only objects are answers."""
     if job.status is JobStatus.SUCCEEDED:
         return True
-    if len(result) > LONGEST_OUTPUT:
-        return False
+    return len(result) <= LONGEST_OUTPUT and _is_object(result)
+
+
+def _is_object(result: str) -> bool:
     try:
         return isinstance(strict_json.loads(result), dict)
     except Unreadable:

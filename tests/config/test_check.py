@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from ductile.config.check import SCOPES, Examination, is_scope
+from ductile.config.check import Examination, is_scope
+from ductile.config.scopes import SCOPES
 from ductile.errors import Complaint
 from tests.config.conftest import Home
 

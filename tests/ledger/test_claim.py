@@ -149,13 +149,15 @@ def test_a_claim_names_run_attempt_and_snapshot(drive: Any) -> None:
 
 
 def test_a_process_is_noted_only_for_the_current_attempt(drive: Any) -> None:
-    """pid, start ticks and boot id belong to one attempt."""
+    """pid, start ticks and boot id belong to one attempt; the journal tells of the process."""
     drive.enqueue()
     job = drive.claim_one()
     with transaction(drive.db):
-        assert note_process(drive.db, job.id, 1, pid=42, start_ticks=7, boot_id="b")
-        assert not note_process(drive.db, job.id, 2, pid=43, start_ticks=7, boot_id="b")
+        assert note_process(drive.db, job.id, 1, now=drive.now, pid=42, start_ticks=7, boot_id="b")
+        assert not note_process(drive.db, job.id, 2, now=drive.now, pid=43, start_ticks=7, boot_id="b")
     assert drive.row(job.id)["pid"] == 42
+    told = drive.db.execute("SELECT job_id, plugin, data ->> 'pid' FROM journal WHERE kind = 'plugin.spawned'")
+    assert told.fetchall() == [(job.id, job.plugin, 42)]
     drive.end(job)
     assert drive.row(job.id)["pid"] is None
 

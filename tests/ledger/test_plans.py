@@ -2,12 +2,14 @@
 
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ductile.ledger import (
+    analytics,
     attempts,
     breakers,
     claim,
@@ -15,6 +17,7 @@ from ductile.ledger import (
     dedupe,
     facts,
     finish,
+    history,
     jobs,
     joins,
     journal,
@@ -29,9 +32,10 @@ from ductile.ledger import (
     schedules,
     trees,
 )
+from ductile.ledger.history import Wanted
 
 ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, jobs, journal, operate, receipts, record, recover)
-MORE_ROOMS = (finish, joins, quarantine, reports, retention, rows, schedules, trees)
+MORE_ROOMS = (analytics, finish, history, joins, quarantine, reports, retention, rows, schedules, trees)
 SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot")
 ALLOWED = {
     "SCAN CONSTANT ROW": "no table at all",
@@ -40,6 +44,8 @@ ALLOWED = {
     "SCAN job_log": "the oldest row, by its key",
     "SCAN plugin_facts": "in order of its key, with a limit",
     "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
+    "SCAN receipts USING INDEX receipts_by_expiry": "latest first, with a limit, for a person who looks",
+    "SCAN sqlite_sequence": "one row for each table that counts",
 }
 
 
@@ -103,20 +109,52 @@ def test_each_question_has_its_index(db: sqlite3.Connection, statement: str, ind
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (reports.Filter(), "USING INTEGER PRIMARY KEY"),
-        (reports.Filter(plugin="echo"), "job_queue_by_plugin (plugin=? AND seq<?)"),
-        (reports.Filter(status="dead"), "job_queue_by_status (status=? AND seq<?)"),
+        (Wanted(plugin="echo"), "job_queue_by_plugin (plugin=?"),
+        (Wanted(status="dead"), "job_queue_by_status (status=?"),
+        (Wanted(status="dead", plugin="echo"), "job_queue_unusual (plugin=? AND status=?"),
+        (Wanted(status="succeeded", plugin="echo"), "job_queue_by_plugin (plugin=?"),
+        (Wanted(status="queued", plugin="echo"), "job_queue_by_status (status=?"),
     ],
 )
-def test_lists_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: reports.Filter, expected: str) -> None:
+def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: Wanted, expected: str) -> None:
+    """Newest first without sorting; two filters at once have an index too."""
+    for steps in plans_of(db, lambda: history.jobs(db, wanted)):
+        assert any(expected in step for step in steps), steps
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(plugin="echo"), "job_log_by_plugin (plugin=?"),
+        (Wanted(status="timed_out"), "job_log_unusual (status=?"),
+        (Wanted(status="failed", plugin="echo"), "job_log_unusual (status=?"),
+    ],
+)
+def test_lists_of_attempts_are_read_in_order_from_an_index(
+    db: sqlite3.Connection, wanted: Wanted, expected: str
+) -> None:
     """Newest first without sorting."""
+    for steps in plans_of(db, lambda: history.logs(db, wanted)):
+        assert any(expected in step for step in steps), steps
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+@pytest.mark.parametrize("wanted", [Wanted(job_id="x"), Wanted(root="x"), Wanted(root="x", plugin="echo")])
+def test_one_job_and_one_tree_are_found_by_their_id(db: sqlite3.Connection, wanted: Wanted) -> None:
+    """Nobody walks through all of history for the few rows of a job or a tree."""
+    for read in (history.jobs, history.logs):
+        for steps in plans_of(db, lambda read=read: read(db, wanted)):  # type: ignore[misc]
+            assert not any(step.startswith("SCAN job_") or "PRIMARY KEY (rowid>" in step for step in steps), steps
+
+
+def plans_of(db: sqlite3.Connection, ask: Callable[[], object]) -> list[list[str]]:
+    """What SQLite plans for every statement that lists or counts the rows that fit."""
     asked: list[str] = []
     db.set_trace_callback(asked.append)
-    reports.jobs(db, wanted)
+    ask()
     db.set_trace_callback(None)
-    steps = plan(db, asked[-1])
-    assert any(expected in step for step in steps), steps
-    assert not any("TEMP B-TREE" in step for step in steps), steps
+    return [plan(db, statement) for statement in asked if "WHERE" in statement]
 
 
 def documented() -> list[str]:

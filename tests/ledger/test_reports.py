@@ -11,7 +11,6 @@ from ductile.errors import NotFound
 from ductile.ledger import journal, reports
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.connections import transaction
-from ductile.ledger.reports import Filter
 from ductile.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
 
 MINUTE = timedelta(minutes=1)
@@ -163,35 +162,6 @@ def test_a_tree_is_the_same_from_every_member(drive: Any) -> None:
             ("b", "failed", None),
         ]
     assert reports.open_jobs(drive.db, root.id) == 1
-
-
-def test_lists_are_newest_first_with_a_cursor(drive: Any) -> None:
-    """Pages follow each other by the last `seq` seen."""
-    made = [drive.enqueue(plugin="ab"[number % 2]).job_id for number in range(10)]
-    page = reports.jobs(drive.db, limit=4)
-    assert [job.id for job in page] == made[:5:-1]
-    rest = reports.jobs(drive.db, before=page[-1].seq, limit=100)
-    assert [job.id for job in rest] == made[5::-1]
-    assert [job.id for job in reports.jobs(drive.db, Filter(plugin="a"))] == made[8::-2]
-    assert reports.count_jobs(drive.db, Filter(plugin="a")) == 5
-    assert reports.count_jobs(drive.db, at_most=3) == 3
-
-
-@pytest.mark.parametrize(
-    ("wanted", "count"),
-    [
-        (Filter(), 3),
-        (Filter(status="failed"), 2),
-        (Filter(plugin="echo", command="poll"), 3),
-        (Filter(submitted_by="nobody"), 0),
-    ],
-)
-def test_attempts_are_listed_and_filtered(drive: Any, wanted: Filter, count: int) -> None:
-    """One row per attempt, retried ones too."""
-    drive.enqueue()
-    for outcome in (Retried("no", timedelta(0)), Retried("no", timedelta(0)), None):
-        drive.end(drive.claim_one(), outcome)
-    assert len(reports.logs(drive.db, wanted)) == count
 
 
 def test_the_queue_at_a_glance(drive: Any) -> None:

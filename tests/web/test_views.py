@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.reports import JobBrief, Node
-from ductile.model import Job, JobStatus
-from ductile.web.views import LONGEST_OUTPUT, job_text, run_text, tree_text
+from ductile.ledger.reports import Attempt, JobBrief, Node
+from ductile.model import AttemptStatus, Job, JobStatus
+from ductile.web.views import LONGEST_OUTPUT, attempt_text, job_text, listed_job, run_text, tree_text
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
@@ -134,3 +134,59 @@ def test_one_job_tells_its_step_and_what_it_writes() -> None:
     shown = json.loads(job_text(brief, "so far"))
 
     assert (shown["pipeline"], shown["step_id"], shown["stderr"]) == ("p", "a", "so far")
+
+
+RESULTS = {"result", "output", "last_error", "stderr"}
+
+
+def test_without_results_a_job_is_only_where_it_is() -> None:
+    """Neither its answer nor what it printed, its error or its stderr."""
+    for result in ('{"n":1}', "no JSON"):
+        job = a_node("a", "failed", last_error="no").job
+        brief = JobBrief(job=job, result=result)
+        assert RESULTS & json.loads(job_text(brief, "so far")).keys() > {"last_error", "stderr"}
+        assert not RESULTS & json.loads(job_text(brief, "so far", shows_result=False)).keys()
+        node = Node(job=job, result=result)
+        assert not RESULTS & json.loads(tree_text([node], ends, shows_result=False))[0].keys()
+        assert RESULTS & listed_job(job, shows_result=True).keys() == {"last_error"}
+        assert not RESULTS & listed_job(job, shows_result=False).keys()
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (None, {}),
+        ((None, False), {}),
+        ((None, True), {"result_omitted": True}),
+        (('{"n": 1.0}', True), {"result": {"n": 1.0}}),
+        (("[1]", True), {"output": "[1]"}),
+        (("no JSON", True), {"output": "no JSON"}),
+    ],
+)
+def test_an_attempt_shows_what_it_left(result: tuple[str | None, bool] | None, shown: dict[str, Any]) -> None:
+    """An answer as it is, other text as text; what is too long for a list is only mentioned."""
+    attempt = Attempt(
+        seq=1,
+        id="j-1",
+        job_id="j",
+        plugin="a",
+        command="poll",
+        attempt=1,
+        status=AttemptStatus.FAILED,
+        job_status=JobStatus.QUEUED,
+        submitted_by="api",
+        created_at=NOW,
+        started_at=None,
+        completed_at=NOW,
+        duration=timedelta(milliseconds=1500),
+        exit_code=None,
+        signal=9,
+        last_error="killed",
+        stderr="ouch",
+        result=None,
+    )
+    told = json.loads(attempt_text(attempt, result, shows_result=True))
+    assert {name: told[name] for name in told.keys() & {"result", "output", "result_omitted"}} == shown
+    assert (told["duration_ms"], told["signal"], told["stderr"]) == (1500, 9, "ouch")
+    assert "exit_code" not in told
+    assert not RESULTS & json.loads(attempt_text(attempt, None, shows_result=False)).keys()

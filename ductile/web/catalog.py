@@ -1,0 +1,206 @@
+"""What there is to use, over HTTP: plugins, pipelines, and where to read about the API.
+
+Shown from the configuration of the moment; nothing is asked of the ledger. A caller whose rights are over some plugins
+alone sees only these.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote
+
+from ductile.config.snapshot import Lane, Snapshot
+from ductile.pipeline.plan import Plan
+from ductile.plugin.manifest import Command, CommandType
+from ductile.web.desk import Desk
+from ductile.web.message import Request, Response, json_response
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schemas import Schema, anything, boolean, choice, integer, listing, nullable, record, text
+
+TIERS = {CommandType.READ: "READ", CommandType.WRITE: "WRITE"}
+
+_SCHEMA = nullable(anything("As written in the manifest"))
+_COMMAND = record(
+    {
+        "name": text(),
+        "type": choice(CommandType),
+        "description": text(),
+        "idempotent": boolean(),
+        "retry_safe": boolean(),
+        "input_schema": _SCHEMA,
+        "output_schema": _SCHEMA,
+    }
+)
+_ABOUT: dict[str, Schema] = {"name": text(), "version": text(), "description": text()}
+PLUGINS = record({"plugins": listing(record({**_ABOUT, "commands": listing(text())}))})
+PLUGIN = record({**_ABOUT, "protocol": integer(), "commands": listing(_COMMAND)}, title="Plugin")
+SKILLS = record(
+    {
+        "skills": listing(
+            record(
+                {
+                    "name": text("plugin.X.Y or pipeline.N"),
+                    "kind": choice(("plugin", "pipeline")),
+                    "description": text(),
+                    "endpoint": text("Method and path"),
+                    "tier": choice(TIERS.values()),
+                },
+                {
+                    "plugin": text(),
+                    "command": text(),
+                    "idempotent": boolean(),
+                    "retry_safe": boolean(),
+                    "pipeline": text(),
+                    "trigger": text(),
+                    "execution_mode": text(),
+                    "timeout_secs": integer(minimum=0),
+                },
+            )
+        )
+    }
+)
+AI_PLUGIN = record(
+    {
+        "schema_version": text(),
+        "name_for_human": text(),
+        "name_for_model": text(),
+        "description_for_human": text(),
+        "description_for_model": text(),
+        "auth": record({"type": text(), "authorization_type": text()}),
+        "api": record({"type": text(), "url": text()}),
+    }
+)
+
+
+def routes(desk: Desk) -> Iterable[AnyRoute]:
+    """What the API answers about what can be used."""
+
+    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
+        return lambda request: handler(desk, request)
+
+    yield Route(
+        method="GET",
+        path="/plugins",
+        handler=on(list_plugins),
+        scope="token",
+        summary="Every plugin that can run, with its commands",
+        group="discovery",
+        gives={200: PLUGINS},
+    )
+    yield Route(
+        method="GET",
+        path="/plugin/{plugin}",
+        handler=on(show_plugin),
+        scope="plugin:catalog:ro",
+        summary="One plugin: its commands, what they take and give",
+        group="discovery",
+        gives={200: PLUGIN},
+        refuses=(409,),
+    )
+    yield Route(
+        method="GET",
+        path="/skills",
+        handler=on(list_skills),
+        scope="token",
+        summary="Everything that can be asked for, each with its endpoint",
+        group="discovery",
+        gives={200: SKILLS},
+    )
+    yield Route(
+        method="GET",
+        path="/.well-known/ai-plugin.json",
+        handler=on(introduce),
+        scope="token",
+        summary="This API in a few words for programs that use it by themselves",
+        group="discovery",
+        gives={200: AI_PLUGIN},
+    )
+
+
+def seen_lanes(snapshot: Snapshot, request: Request) -> list[Lane]:
+    """The plugins the caller may know of, by name."""
+    return [lane for name, lane in sorted(snapshot.lanes.items()) if request.principal.sees(name)]
+
+
+async def list_plugins(desk: Desk, request: Request) -> Response:
+    plugins = [
+        {**_about(lane), "commands": list(lane.plugin.manifest.commands)}
+        for lane in seen_lanes(desk.snapshot(), request)
+    ]
+    return json_response({"plugins": plugins})
+
+
+async def show_plugin(desk: Desk, request: Request) -> Response:
+    lane = desk.snapshot().lane(request.params["plugin"])
+    manifest = lane.plugin.manifest
+    commands = [_command(command) for command in manifest.commands.values()]
+    return json_response({**_about(lane), "protocol": manifest.protocol, "commands": commands})
+
+
+def _about(lane: Lane) -> dict[str, Any]:
+    manifest = lane.plugin.manifest
+    return {"name": lane.name, "version": manifest.version, "description": manifest.description}
+
+
+def _command(command: Command) -> dict[str, Any]:
+    return {
+        "name": command.name,
+        "type": str(command.type),
+        "description": command.description,
+        "idempotent": command.idempotent,
+        "retry_safe": command.retry_safe,
+        "input_schema": command.input_schema,
+        "output_schema": command.output_schema,
+    }
+
+
+async def list_skills(desk: Desk, request: Request) -> Response:
+    snapshot = desk.snapshot()
+    lanes = seen_lanes(snapshot, request)
+    skills = [_skill(lane, command) for lane in lanes for command in lane.plugin.manifest.commands.values()]
+    return json_response({"skills": [*skills, *map(_run, snapshot.plans.by_name.values())]})
+
+
+def _skill(lane: Lane, command: Command) -> dict[str, Any]:
+    return {
+        "name": f"plugin.{lane.name}.{command.name}",
+        "kind": "plugin",
+        "description": command.description,
+        "endpoint": f"POST /plugin/{lane.name}/{command.name}",
+        "tier": TIERS[command.type],
+        "plugin": lane.name,
+        "command": command.name,
+        "idempotent": command.idempotent,
+        "retry_safe": command.retry_safe,
+    }
+
+
+def _run(plan: Plan) -> dict[str, Any]:
+    trigger = plan.on or plan.hook or ""
+    return {
+        "name": f"pipeline.{plan.name}",
+        "kind": "pipeline",
+        "description": f"{len(plan.nodes)} steps, on {trigger}",
+        "endpoint": f"POST /pipeline/{quote(plan.name, safe='')}",
+        "tier": TIERS[CommandType.WRITE],
+        "pipeline": plan.name,
+        "trigger": trigger,
+        "execution_mode": plan.execution_mode,
+        "timeout_secs": int(plan.timeout.total_seconds()),
+    }
+
+
+async def introduce(desk: Desk, request: Request) -> Response:
+    return json_response(
+        {
+            "schema_version": "v1",
+            "name_for_human": "Ductile Gateway",
+            "name_for_model": "ductile",
+            "description_for_human": "Run plugins and pipelines, and see what became of them.",
+            "description_for_model": (
+                "Runs plugins and pipelines as durable jobs. GET /skills lists what can be run, POST to its endpoint "
+                'with {"payload": {…}} starts it, GET /job/{job_id}?wait=30s has the result.'
+            ),
+            "auth": {"type": "user_http", "authorization_type": "bearer"},
+            "api": {"type": "openapi", "url": "/openapi.json"},
+        }
+    )

@@ -1,0 +1,145 @@
+"""Numbers about jobs, over HTTP: how many there are, what runs, how long things take.
+
+Counted by the ledger; only put into words here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ductile.clock import to_text
+from ductile.ledger import analytics, reports
+from ductile.ledger.connections import Connection
+from ductile.units import shown
+from ductile.web.desk import BadRequest, Desk, flag_of
+from ductile.web.message import Request, Response, json_response
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schemas import Argument, boolean, choice
+from ductile.web.shapes import QUEUE, STOPWATCH, SUMMARY, WINDOWS
+
+SUMMARY_WINDOW = timedelta(hours=24)
+
+
+def routes(desk: Desk) -> Iterable[AnyRoute]:
+    """What the API counts."""
+
+    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
+        return lambda request: handler(desk, request)
+
+    yield Route(
+        method="GET",
+        path="/analytics/summary",
+        handler=on(summarise),
+        scope="jobs:ro",
+        summary="How many of the jobs of the last day have which status",
+        group="jobs",
+        gives={200: SUMMARY},
+    )
+    yield Route(
+        method="GET",
+        path="/analytics/queue",
+        handler=on(show_queue),
+        scope="jobs:ro",
+        summary="What waits, runs and died, and the lane of each plugin",
+        group="jobs",
+        gives={200: QUEUE},
+    )
+    yield Route(
+        method="GET",
+        path="/stopwatch/{plugin}",
+        handler=on(time_plugin),
+        scope="jobs:ro",
+        summary="How long the commands of a plugin take",
+        group="jobs",
+        asks=(
+            Argument("window", choice(WINDOWS), "How far back to look; 1h if not given"),
+            Argument("include_subs", boolean(), "Also for each step of a pipeline that uses the command"),
+        ),
+        gives={200: STOPWATCH},
+        refuses=(409,),
+    )
+
+
+async def summarise(desk: Desk, request: Request) -> Response:
+    stats = await desk.ledger.read_slowly(analytics.asked_since, desk.clock.now() - SUMMARY_WINDOW)
+    return json_response({"window": "24h", "stats": stats})
+
+
+async def show_queue(desk: Desk, request: Request) -> Response:
+    claimable = desk.snapshot().lanes
+
+    def read(db: Connection) -> dict[str, Any]:
+        return _queue(reports.queue(db, claimable=claimable), analytics.active_jobs(db))
+
+    return json_response(await desk.ledger.read_slowly(read))
+
+
+def _queue(queue: reports.Queue, active: list[analytics.Active]) -> dict[str, Any]:
+    return {
+        "queue_depth": queue.queued + queue.running,
+        "running_count": queue.running,
+        "delayed_count": queue.delayed,
+        "dead_count": queue.dead,
+        "waiting_for_key_count": queue.waiting_for_key,
+        "waiting_joins_count": queue.waiting_joins,
+        "active_jobs": [
+            {
+                "job_id": job.job_id,
+                "plugin": job.plugin,
+                "command": job.command,
+                "started_at": to_text(job.started_at),
+            }
+            for job in active
+        ],
+        "plugin_lanes": [_lane(lane, queue.unclaimable) for lane in queue.lanes],
+    }
+
+
+def _lane(lane: reports.Lane, unclaimable: list[str]) -> dict[str, Any]:
+    return {
+        "plugin": lane.plugin,
+        "active_count": lane.running,
+        "ready_count": lane.ready,
+        "oldest_ready_at": to_text(lane.oldest_ready_at) if lane.oldest_ready_at else None,
+        "is_claimable": lane.plugin not in unclaimable,
+    }
+
+
+async def time_plugin(desk: Desk, request: Request) -> Response:
+    """200 also for a plugin that is not there any more, as long as its attempts are."""
+    plugin, text = request.params["plugin"], request.argument("window") or "1h"
+    if text not in WINDOWS:
+        raise BadRequest(f"window: there is no {shown(text)}", hint=f"one of {', '.join(WINDOWS)}")
+    subs, now = flag_of(request, "include_subs"), desk.clock.now()
+    taken = await desk.ledger.read_slowly(analytics.samples, plugin, now - WINDOWS[text])
+    if not taken:
+        desk.snapshot().lane(plugin)  # says what is wrong with the name
+    timed = partial(analytics.timing, since=now - WINDOWS[text], window=WINDOWS[text])
+    steps = [_step(command, found, timed, subs=subs) for command, found in sorted(analytics.by_step(taken).items())]
+    return json_response({"plugin": plugin, "window": text, "captured_at": to_text(now), "steps": steps})
+
+
+def _step(
+    command: str,
+    places: Mapping[str | None, list[analytics.Sample]],
+    timed: Callable[[str, list[analytics.Sample]], analytics.Timing],
+    *,
+    subs: bool,
+) -> dict[str, Any]:
+    whole = _timing(timed(command, [sample for found in places.values() for sample in found]))
+    if subs:
+        named = sorted((place, found) for place, found in places.items() if place is not None)
+        whole["subs"] = [_timing(timed(place, found)) for place, found in named]
+    return whole
+
+
+def _timing(timing: analytics.Timing) -> dict[str, Any]:
+    return {
+        "step": timing.step,
+        "sample_count": timing.count,
+        "p50_ms": timing.p50,
+        "p95_ms": timing.p95,
+        "p99_ms": timing.p99,
+        "trend_p95_ms": list(timing.trend_p95),
+    }
