@@ -24,9 +24,12 @@ from ductile.config.check import examine
 from ductile.config.load import Config, load
 from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine import breaker
+from ductile.engine.cancelling import Cancelling
 from ductile.engine.dispatcher import Dispatcher
 from ductile.engine.housekeeping import keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
+from ductile.engine.next_runs import next_runs
+from ductile.engine.pausing import Pausing
 from ductile.engine.processes import harden_self
 from ductile.engine.recover import recover
 from ductile.engine.remember import remember
@@ -36,19 +39,40 @@ from ductile.engine.stranded import settle_stranded, would_end
 from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
 from ductile.files import FileRefused
-from ductile.hub import Hub
+from ductile.hub import JOURNAL, Hub
 from ductile.ledger import facts
 from ductile.ledger.location import make_private_directory
+from ductile.ledger.schedules import all_entries
 from ductile.ledger.writer import Ledger, open_ledger
 from ductile.lock import instance_lock
 from ductile.logs import Log
+from ductile.meters import Meters
 from ductile.notify import Notifier
-from ductile.web import api, schedules, system
+from ductile.web import (
+    acts,
+    api,
+    catalog,
+    examination,
+    history,
+    metrics,
+    numbers,
+    openapi,
+    outbox,
+    pauses,
+    relay,
+    schedules,
+    stream,
+    system,
+    tokens,
+    topology,
+)
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
 from ductile.web.routes import Table
 from ductile.web.serve import serve
 from ductile.web.site import Served, Site
+from ductile.web.tally import Tally
+from ductile.web.tokens import Uses
 
 LAST_WORDS_SECONDS = 15.0
 """How long the end may take after the drain and the last grace, before what still goes on is cut short."""
@@ -67,8 +91,11 @@ class Runtime:
     stopping: trio.Event = field(factory=trio.Event)
     wishes: Wishes = field(factory=Wishes)
     health: Health = field(factory=Health)
+    meters: Meters = field(factory=Meters)
     kill_all: Callable[[], None] = lambda: None
     """Ends every plugin process at once; nothing runs before the dispatcher does."""
+    scheduler_late: Callable[[], float] = lambda: 0.0
+    """For how many seconds what is due has waited; nothing is due before there is a scheduler."""
 
     @property
     def config(self) -> Config:
@@ -128,7 +155,10 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
             settings = rt.config.settings
             about = {"version": __version__, "config": str(rt.config.root), "origin": origin, "pid": os.getpid()}
             rt.log.info("runtime", "starting", **about)
-            async with open_ledger(settings.state.path, synchronous=settings.service.synchronous) as ledger:
+            tell = partial(rt.hub.announce, JOURNAL)
+            async with open_ledger(
+                settings.state.path, synchronous=settings.service.synchronous, on_commit=tell
+            ) as ledger:
                 await _start(rt, ledger, announce)
             watching.cancel_scope.cancel()
     rt.log.info("runtime", "stopped")
@@ -156,7 +186,16 @@ async def _work(
     around = Surroundings(
         log=rt.log, clock=rt.clock, instance=instance, state_of=lambda plugin: ledger.look_up(facts.state, plugin)
     )
-    dispatcher = Dispatcher(around, ledger, rt.hub, lambda: rt.snapshot, rt.run_id, rt.health.held)
+    pausing = Pausing(ledger, rt.hub, rt.clock)
+    dispatcher = Dispatcher(
+        around,
+        ledger,
+        rt.hub,
+        lambda: rt.snapshot,
+        rt.run_id,
+        lambda: rt.health.held().union(pausing.paused),
+        rt.meters,
+    )
     rt.kill_all = dispatcher.kill_all
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ledger, dispatcher)
@@ -166,7 +205,7 @@ async def _work(
         async with trio.open_nursery() as serving:
             mark_pending(ledger, rt.snapshot, rt.health)
             serving.start_soon(initialise, ledger, rt.snapshot, rt.health, around, rt.hub, rt.stopping)
-            desk = _desk(rt, ledger, dispatcher)
+            desk = _desk(rt, ledger, dispatcher, pausing)
             addresses = await serving.start(_serve_api, rt, desk, doors)
             if webhook_doors:
                 more = await serving.start(_serve_webhooks, rt, desk, webhook_doors)
@@ -184,17 +223,20 @@ async def _work(
         root.cancel_scope.cancel()
 
 
-def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher) -> api.Desk:
+def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing) -> api.Desk:
     return api.Desk(
         ledger=ledger,
         hub=rt.hub,
         clock=rt.clock,
         snapshot=lambda: rt.snapshot,
         live_stderr=dispatcher.live_stderr,
-        stuck_seconds=dispatcher.stuck_seconds,
+        stuck_seconds=lambda: max(dispatcher.stuck_seconds(), rt.scheduler_late()),
         is_stopping=rt.stopping.is_set,
         unhealthy=lambda: rt.health.unhealthy,
         reload=rt.wishes.ask,
+        cancel=Cancelling(ledger, rt.hub, rt.clock, lambda: rt.snapshot, dispatcher.stop_job).cancel,
+        pausing=pausing,
+        meters=rt.meters,
     )
 
 
@@ -215,6 +257,7 @@ async def _schedule(
         lambda: rt.health.unhealthy,
         dispatcher.stop_job,
     )
+    rt.scheduler_late = scheduler.late_seconds
     async with trio.open_nursery() as nursery:
         await nursery.start(scheduler.run)
         task_status.started()
@@ -229,13 +272,40 @@ async def _serve_api(
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
+    uses = Uses(desk.ledger, partial(rt.log.warn, "api"))
+    authorize = authorizer(_Keys(rt), rt.clock, uses.note)
+    refusals = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "relay"))
     site = Site(
-        table=Table((*api.routes(desk), *system.routes(desk), *schedules.routes(desk, breaker.reset))),
-        authorize=authorizer(_Keys(rt)),
-        on_request=partial(_log_request, rt.log, "api"),
+        table=Table(
+            (
+                *api.routes(desk),
+                *acts.routes(desk),
+                *pauses.routes(desk),
+                *metrics.routes(desk),
+                *tokens.routes(desk, uses),
+                *system.routes(desk),
+                *schedules.routes(desk, breaker.reset),
+                *outbox.routes(desk),
+                *relay.routes(desk, refusals),
+                *stream.routes(desk, authorize),
+                *catalog.routes(desk),
+                *history.routes(desk),
+                *numbers.routes(desk),
+                *topology.routes(desk),
+                *examination.routes(desk),
+                *openapi.routes(desk, lambda: site.table.routes),
+            )
+        ),
+        authorize=authorize,
+        origins=lambda: rt.config.settings.api.allowed_origins,
+        on_request=partial(_note_request, rt, "api"),
         on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),
     )
-    await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+    async with trio.open_nursery() as counting:
+        counting.start_soon(refusals.keep)
+        counting.start_soon(uses.keep)
+        await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+        counting.cancel_scope.cancel()
 
 
 async def _serve_webhooks(
@@ -246,13 +316,12 @@ async def _serve_webhooks(
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     from ductile.web import webhooks  # only a service that has endpoints pays for it
-    from ductile.web.tally import Tally
 
     tally = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
     site = webhooks.site(
         desk,
         tally,
-        on_request=partial(_log_request, rt.log, "webhooks"),
+        on_request=partial(_note_request, rt, "webhooks"),
         on_fault=lambda error, where: rt.log.error("webhooks", f"{where}: {error!r}"),
     )
     async with trio.open_nursery() as counting:
@@ -274,8 +343,10 @@ class _Keys:
         return self._made[1]
 
 
-def _log_request(log: Log, component: str, served: Served) -> None:
-    log.debug(
+def _note_request(rt: Runtime, component: str, served: Served) -> None:
+    route = served.route.path if served.route is not None else "none"
+    rt.meters.requests[served.method if served.route is not None else "any", route, served.status] += 1
+    rt.log.debug(
         component,
         f"{served.method} {served.path} {served.status}",
         peer=served.peer,
@@ -360,8 +431,10 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     _require_same_places(rt.config, snapshot.config)
     changes = changes_between(rt.snapshot, snapshot)
     now = rt.clock.now()
+    runs = next_runs(rt.snapshot, snapshot, ledger.read(all_entries), now=now)
     if dry_run:
-        return Reloaded(at=now, changes=changes, ended_jobs=would_end(ledger, snapshot), dry_run=True)
+        ended_jobs = would_end(ledger, snapshot)
+        return Reloaded(at=now, changes=changes, ended_jobs=ended_jobs, next_runs=runs, dry_run=True)
     await remember(ledger, snapshot, reason="reload", now=now)
     mark_pending(ledger, snapshot, rt.health)
     rt.snapshot = snapshot
@@ -374,7 +447,7 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
         rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()
     rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
-    return Reloaded(at=now, changes=changes, ended_jobs=ended)
+    return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs)
 
 
 def _require_same_places(old: Config, new: Config) -> None:
@@ -384,6 +457,8 @@ def _require_same_places(old: Config, new: Config) -> None:
         "api.enabled": (old.settings.api.enabled, new.settings.api.enabled),
         "api.listen": (old.settings.api.listen, new.settings.api.listen),
         "webhooks.listen": (_listens_for_webhooks(old), _listens_for_webhooks(new)),
+        "remote_ingress.listen_path": (_listens_for_peers(old), _listens_for_peers(new)),
+        "remote_ingress.max_body_size": (_takes_from_peers(old), _takes_from_peers(new)),
     }
     moved = [
         new.complaint("cannot change while the service runs; restart it", path, "service")
@@ -397,6 +472,16 @@ def _require_same_places(old: Config, new: Config) -> None:
 def _listens_for_webhooks(config: Config) -> str | None:
     section = config.settings.webhooks
     return section.listen if section.endpoints else None
+
+
+def _listens_for_peers(config: Config) -> str | None:
+    ingress = config.settings.remote_ingress
+    return ingress.listen_path if ingress else None
+
+
+def _takes_from_peers(config: Config) -> int | None:
+    ingress = config.settings.remote_ingress
+    return ingress.max_body_size if ingress else None
 
 
 def _instance(ledger: Path) -> str:

@@ -12,8 +12,10 @@ NOUNS = {
     "job": "See what became of a job.",
     "pipeline": "See which pipelines there are, draw, rehearse and run one.",
     "plugin": "See which plugins there are, what they can do, and run one.",
+    "relay": "Send an event to another instance, and see which instances and peers there are.",
     "schedule": "See when schedules fire and why not, pause, resume, run and simulate them.",
     "system": "Run the service and see how it is.",
+    "webhook": "See endpoints and what came to them, send a signed delivery, check a signature.",
 }
 
 

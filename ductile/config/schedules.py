@@ -61,8 +61,7 @@ def definition_hash(schedule: Schedule) -> str:
 
     Jitter, hours and policies are left out: a schedule that gets another window does not start anew.
     """
-    definition = definition_of("", schedule)
-    match definition.when:
+    match _when(schedule):
         case Every(interval):
             slots: list[object] = ["every", format_duration(interval)]
         case At(moment):
@@ -70,7 +69,7 @@ def definition_hash(schedule: Schedule) -> str:
         case After(delay):
             slots = ["after", format_duration(delay)]
         case Line() as line:
-            slots = ["cron", asdict(line), schedule.timezone or HOST_ZONE.tzname(None)]
+            slots = ["cron", asdict(line, recurse=False), schedule.timezone or HOST_ZONE.tzname(None)]
     return blake3(strict_json.dumps([schedule.command, *slots]).encode()).hexdigest()
 
 

@@ -88,9 +88,7 @@ class Limits:
 class Service:
     """`service`: the process itself."""
 
-    name: Text = option(
-        "who this instance is: the submitter of scheduled jobs and its identity towards peers", default="ductile"
-    )
+    name: Text = option("who this instance is: its identity towards peers", default="ductile")
     tick_interval: Annotated[timedelta, NOT_NEGATIVE] = option(
         "how often housekeeping runs at least; schedules do not wait for it", default=timedelta(seconds=60)
     )
@@ -154,6 +152,7 @@ class ApiToken:
     token: Secret = option("the bearer token, best as ${NAME}")
     scopes: tuple[Text, ...] = option("what it may do, such as plugin:rw or *; empty: discovery only", default=())
     name: str = option("shown in logs instead of the token", default="")
+    expires_at: At | None = option("an RFC 3339 time from which on it is worth nothing", default=None)
 
 
 @frozen(kw_only=True)
@@ -185,6 +184,14 @@ class PreferredWindow:
 
 
 @frozen(kw_only=True)
+class Expect:
+    """`schedules[].expect`: when silence is an alarm. The events can start pipelines, routes and hooks."""
+
+    start_within: Span | None = option("no job of a slot runs so long after its time: `schedule.late`", default=None)
+    finish_within: Span | None = option("it is not over so long after its time: `job.overdue`", default=None)
+
+
+@frozen(kw_only=True)
 class Schedule:
     """`plugins.<name>.schedules[]`: one reason to run at a time. Exactly one of every, cron, at, after."""
 
@@ -202,6 +209,7 @@ class Schedule:
     preferred_window: PreferredWindow | None = option("the same as start and end", default=None)
     timezone: Zone | None = option("IANA name for cron and windows; default: the host's", default=None)
     not_on: tuple[Weekday, ...] = option("weekdays without a run: names, or 0 (Sunday) to 6", default=())
+    expect: Expect | None = option("raise an alarm when a run is late or overdue", default=None)
 
 
 @frozen(kw_only=True)
@@ -302,6 +310,9 @@ class WebhookEndpoint:
     forward_headers: tuple[Header, ...] = option("headers the plugin gets to see", default=())
     max_body_size: Size = option("bytes of a delivery", default=1 << 20)
     body: Literal["json", "form"] = option("how the body is encoded", default="json")
+    ping: Literal["answer", "deliver"] = option(
+        "GitHub's ping: only answered, or delivered like any other event", default="answer"
+    )
 
 
 @frozen(kw_only=True)
@@ -366,6 +377,7 @@ class TokenEntry:
     scopes_file: Path | None = option("JSON file with its scopes", default=None)
     scopes_hash: str | None = option("blake3:<hex> of that file", default=None)
     created_at: str | None = option("when it was made", default=None)
+    expires_at: At | None = option("an RFC 3339 time from which on it opens nothing in the API", default=None)
     description: str = option("what it is for", default="")
 
 

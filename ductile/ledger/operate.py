@@ -15,7 +15,10 @@ from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Dead, FollowRule, Job, JobStatus
+from ductile.model import Dead, FollowRule, Job, JobStatus, NewJob
+
+CORE, RELAY = "core.", "core.relay"
+ENDED_BADLY = "only jobs that ended failed or dead can be tried again"
 
 
 @frozen
@@ -40,7 +43,7 @@ def cancel(
 
     The members of a join that is dead go on, but nothing follows from it.
     """
-    job = _known(db, job_id)
+    job = known_job(db, job_id)
     if job.status is JobStatus.QUEUED:
         outcome = Dead(f"cancelled: {reason}")
         ended = end_queued(db, job.id, job.attempt, outcome, now=now, rule=rule, default_ttl=default_ttl, budget=budget)
@@ -76,9 +79,9 @@ def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
 
     So is every join around it that ended failed or dead; it waits for its members again and keeps what others brought.
     """
-    job = _known(db, job_id)
+    job = known_job(db, job_id)
     if not _ended_badly(job):
-        raise WrongState(f"{job_id}: {job.status}", hint="only jobs that ended failed or dead can be tried again")
+        raise WrongState(f"{job_id}: {job.status}", hint=ENDED_BADLY)
     _queue_again(db, job, "operator", now=now)
     member = job
     while member.join_id and (join := get_job(db, member.join_id)):
@@ -89,7 +92,50 @@ def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
             break
         _queue_again(db, join, "a member is tried again", now=now)
         member = join
-    return _known(db, job_id)
+    return known_job(db, job_id)
+
+
+def require_retryable(job: Job) -> None:
+    """Raises WrongState for a job that nobody should try again by hand."""
+    if not _ended_badly(job):
+        raise WrongState(f"{job.id}: {job.status}", hint=ENDED_BADLY)
+    _require_plugin(job)
+    if job.tolerated:
+        raise WrongState(f"{job.id}: its run has gone on without it", hint="replay it: that is a run of its own")
+
+
+def _require_plugin(job: Job) -> None:
+    if job.plugin.startswith(CORE) and job.plugin != RELAY:
+        raise WrongState(
+            f"{job.id}: {job.plugin} decides, it does not run anything",
+            hint="choose a job above or below it in its tree",
+        )
+
+
+def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:
+    """What a copy of the job is asked for: a tree of its own that goes on as the job's run would, outside of dedupe.
+
+    `payload` stands in for the job's own; None keeps that. The job may be in any state.
+    """
+    job = known_job(db, job_id)
+    _require_plugin(job)
+    if job.join_id is not None:
+        raise WrongState(f"{job_id}: one of several that are joined", hint="replay the job that began them")
+    return NewJob(
+        plugin=job.plugin,
+        command=job.command,
+        submitted_by=submitted_by,
+        payload=job.payload if payload is None else payload,
+        max_attempts=job.max_attempts,
+        source_event_id=job.source_event_id,
+        event_context_id=job.event_context_id,
+        pipeline=job.pipeline,
+        step_id=job.step_id,
+        hops=job.hops,
+        notify=job.notify,
+        replay_of=job.id,
+        snapshot_id=snapshot_id,
+    )
 
 
 def _ended_badly(job: Job) -> bool:
@@ -175,10 +221,14 @@ def queued_plugins(db: sqlite3.Connection) -> list[str]:
 IN_LOG = "SELECT 1 FROM job_log WHERE job_id = ? LIMIT 1"
 
 
-def _known(db: sqlite3.Connection, job_id: str) -> Job:
+def known_job(db: sqlite3.Connection, job_id: str) -> Job:
+    """The job; WrongState if only its log is left, NotFound if there never was one."""
     job = get_job(db, job_id)
     if job is not None:
         return job
     if db.execute(IN_LOG, (job_id,)).fetchone():
-        raise WrongState(f"{job_id}: over, and no longer in the queue", hint="start it anew from its log")
+        raise WrongState(
+            f"{job_id}: over, and no longer in the queue",
+            hint="what it was asked for is kept for service.job_queue_retention",
+        )
     raise NotFound(f"{job_id}: there is no such job")

@@ -5,11 +5,20 @@ Idempotency-Key, event id). Written in the transaction that accepts, so there is
 """
 
 import sqlite3
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from attrs import frozen
 
 from ductile.clock import from_text, to_text
+from ductile.errors import DuctileError
+
+
+class KeyReused(DuctileError):
+    """Another request had this key."""
+
+    code, exit_code, status = "idempotency_key_reused", 1, 422
 
 
 @frozen(kw_only=True)
@@ -25,6 +34,59 @@ class Receipt:
     expires_at: datetime
 
 
+@frozen(kw_only=True)
+class Ticket:
+    """A caller's own name for a request, which makes it one request however often it comes."""
+
+    scope: str
+    key: str
+    body_hash: str
+    keep: timedelta
+
+
+@frozen(kw_only=True)
+class Answer:
+    """What a request came to: the job it made and the JSON text its caller is told."""
+
+    job_id: str | None
+    text: str
+    is_repeat: bool = False
+
+
+def once(
+    db: sqlite3.Connection, ticket: Ticket, act: Callable[[sqlite3.Connection], Answer], *, now: datetime
+) -> Answer:
+    """What `act` came to, now or when the ticket was first shown; KeyReused if that was for another request."""
+    known = first_answer(db, ticket, now=now)
+    if known is not None:
+        return known
+    answer = act(db)
+    put(
+        db,
+        ticket.scope,
+        ticket.key,
+        now=now,
+        keep=ticket.keep,
+        job_id=answer.job_id,
+        body_hash=ticket.body_hash,
+        response=answer.text,
+    )
+    return answer
+
+
+def first_answer(db: sqlite3.Connection, ticket: Ticket, *, now: datetime) -> Answer | None:
+    """What the ticket's first request came to; None if this is the first."""
+    receipt = get(db, ticket.scope, ticket.key, now=now)
+    if receipt is None:
+        return None
+    if receipt.body_hash != ticket.body_hash:
+        raise KeyReused(
+            "this Idempotency-Key came with another request before",
+            hint="a new request needs a new key; to repeat the first one, send it unchanged",
+        )
+    return Answer(job_id=receipt.job_id, text=receipt.response or "{}", is_repeat=True)
+
+
 GET = """
     SELECT scope, key, body_hash, job_id, response, created_at, expires_at FROM receipts
      WHERE scope = ? AND key = ? AND expires_at > ?
@@ -34,8 +96,10 @@ GET = """
 def get(db: sqlite3.Connection, scope: str, key: str, *, now: datetime) -> Receipt | None:
     """The receipt for this key, if it has not expired."""
     row = db.execute(GET, (scope, key, to_text(now))).fetchone()
-    if row is None:
-        return None
+    return _receipt(row) if row else None
+
+
+def _receipt(row: tuple[Any, ...]) -> Receipt:
     return Receipt(
         scope=row[0],
         key=row[1],
@@ -45,6 +109,19 @@ def get(db: sqlite3.Connection, scope: str, key: str, *, now: datetime) -> Recei
         created_at=from_text(row[5]),
         expires_at=from_text(row[6]),
     )
+
+
+# By expiry: what has the same scope is kept equally long, so this is the order of arrival.
+NEWEST = """
+    SELECT scope, key, body_hash, job_id, response, created_at, expires_at
+      FROM receipts INDEXED BY receipts_by_expiry
+     WHERE scope = ? ORDER BY expires_at DESC LIMIT ?
+"""
+
+
+def newest(db: sqlite3.Connection, scope: str, *, limit: int = 50) -> list[Receipt]:
+    """The latest of one door first."""
+    return [_receipt(row) for row in db.execute(NEWEST, (scope, limit))]
 
 
 PUT = """

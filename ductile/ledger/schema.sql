@@ -77,6 +77,8 @@ CREATE INDEX job_queue_waiting ON job_queue (plugin, command, dedupe_key, seq) W
 CREATE INDEX job_queue_running ON job_queue (claimed_by, plugin) WHERE claimed_by IS NOT NULL;
 CREATE INDEX job_queue_by_status ON job_queue (status, seq);
 CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
+-- Only what did not succeed: finding the few costs nothing while all goes well.
+CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq) WHERE status IN ('failed', 'dead', 'skipped');
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
 CREATE INDEX job_queue_by_root ON job_queue (root_job_id, seq) WHERE root_job_id <> id;
 CREATE INDEX job_queue_by_join ON job_queue (join_id, seq) WHERE join_id IS NOT NULL;
@@ -124,6 +126,7 @@ CREATE TABLE job_log (
 CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
 CREATE INDEX job_log_by_plugin ON job_log (plugin, seq);
+CREATE INDEX job_log_unusual ON job_log (status, seq) WHERE status <> 'succeeded';
 CREATE INDEX job_log_by_context ON job_log (event_context_id) WHERE event_context_id IS NOT NULL;
 CREATE INDEX job_log_by_root ON job_log (root_job_id) WHERE root_job_id <> job_id;
 
@@ -257,6 +260,45 @@ CREATE TABLE schedule_entries (
     PRIMARY KEY (plugin, schedule_id)
 ) STRICT;
 CREATE INDEX schedule_entries_due ON schedule_entries (next_run_at) WHERE status = 'active';
+
+-- The latest deliveries of each webhook that were not taken, without their bodies.
+CREATE TABLE refused_deliveries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at TEXT NOT NULL,
+    path TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    status INTEGER NOT NULL,
+    peer TEXT NOT NULL,
+    body_sha256 TEXT NOT NULL,
+    body_bytes INTEGER NOT NULL,
+    headers TEXT NOT NULL
+) STRICT;
+CREATE INDEX refused_deliveries_by_path ON refused_deliveries (path, id);
+
+CREATE TABLE token_uses (
+    name TEXT NOT NULL PRIMARY KEY,
+    last_used_at TEXT NOT NULL
+) STRICT;
+
+-- Plugins that start nothing because the operator says so; `*` is the whole queue.
+CREATE TABLE pauses (
+    plugin TEXT NOT NULL PRIMARY KEY,
+    reason TEXT NOT NULL,
+    paused_at TEXT NOT NULL
+) STRICT;
+
+-- What a slot's job should have done by when. One that was looked at stays until a later slot takes its place, so that
+-- a slot that is decided again is not expected again.
+CREATE TABLE expectations (
+    plugin TEXT NOT NULL,
+    schedule_id TEXT NOT NULL,
+    slot_at TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('schedule.late', 'job.overdue')),
+    due_at TEXT NOT NULL,
+    taken_at TEXT,
+    PRIMARY KEY (plugin, schedule_id, slot_at, kind)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX expectations_open ON expectations (due_at) WHERE taken_at IS NULL;
 
 CREATE TABLE config_snapshots (
     id TEXT NOT NULL PRIMARY KEY,

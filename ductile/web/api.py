@@ -5,6 +5,8 @@ Knows nothing of sockets or of how jobs run: it talks to the ledger and the hub.
 
 import uuid
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import trio
@@ -14,15 +16,20 @@ from ductile.failpoints import failpoint
 from ductile.hub import job_topic
 from ductile.ledger import reports
 from ductile.ledger.breakers import plugins_with_open_breakers
+from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
+from ductile.ledger.receipts import Answer
 from ductile.model import NewJob
 from ductile.pipeline.route import Event
 from ductile.web.auth import forbidden
 from ductile.web.desk import RECHECK_SECONDS, Desk, job_id_of, payload_of, require_healthy, submitter_of, wait_of
+from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.pipelines import show_tree, start_pipeline
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.views import job_text
+from ductile.web.schemas import Argument, boolean
+from ductile.web.shapes import ACCEPTED, HEALTH, JOB, PAYLOAD, RUN, STILL_RUNNING, TREE, WAIT, WELCOME
+from ductile.web.views import RESULT_SCOPE, job_text
 
 __all__ = ["Desk", "routes"]
 
@@ -34,14 +41,34 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
         return lambda request: handler(desk, request)
 
-    yield Route(method="GET", path="/", handler=on(welcome), summary="What this is and where to go")
-    yield Route(method="GET", path="/healthz", handler=on(health), summary="Whether the service works", hot=True)
+    yield Route(
+        method="GET",
+        path="/",
+        handler=on(welcome),
+        summary="What this is and where to go",
+        group="discovery",
+        gives={200: WELCOME},
+    )
+    yield Route(
+        method="GET",
+        path="/healthz",
+        handler=on(health),
+        summary="Whether the service works",
+        group="system",
+        gives={200: HEALTH, 503: HEALTH},
+        hot=True,
+    )
     yield Route(
         method="POST",
         path="/plugin/{plugin}/{command}",
         handler=on(trigger),
-        scope="plugin:ro",
-        summary="Run a plugin's command: plugin:ro for commands that read, plugin:rw for those that write",
+        scope="plugin:invoke:ro",
+        summary="Run a plugin's command: plugin:invoke:ro for commands that read, plugin:rw for those that write",
+        group="plugins",
+        heeds=(KEY_HEADER,),
+        takes=PAYLOAD,
+        gives={202: ACCEPTED},
+        refuses=(409, 422),
         max_body=most,
         hot=True,
     )
@@ -49,8 +76,11 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         method="GET",
         path="/job/{id}",
         handler=on(show_job),
-        scope="jobs:ro",
+        scope="jobs:status:ro",
         summary="One job and its result; ?wait=10s waits until it is over",
+        group="jobs",
+        asks=(WAIT,),
+        gives={200: JOB},
         hot=True,
         waits=True,
     )
@@ -60,6 +90,12 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         handler=on(start_pipeline),
         scope="plugin:rw",
         summary="Start a pipeline; a synchronous one answers when the run is over, unless ?async=true",
+        group="pipelines",
+        asks=(Argument("async", boolean(), "Do not wait for the end of the run"),),
+        heeds=(KEY_HEADER,),
+        takes=PAYLOAD,
+        gives={200: RUN, 202: {"anyOf": [ACCEPTED, STILL_RUNNING]}},
+        refuses=(409, 422),
         max_body=most,
         hot=True,
         waits=True,
@@ -68,8 +104,11 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         method="GET",
         path="/job/{id}/tree",
         handler=on(show_tree),
-        scope="jobs:ro",
+        scope="jobs:tree:ro",
         summary="Every job of the tree a job is in; ?wait=10s waits until the tree is done",
+        group="jobs",
+        asks=(WAIT,),
+        gives={200: TREE},
         hot=True,
         waits=True,
     )
@@ -83,11 +122,22 @@ async def welcome(desk: Desk, request: Request) -> Response:
             "version": __version__,
             "uptime_seconds": _uptime(desk),
             "discovery": {
+                "openapi": "/openapi.json",
+                "skills": "/skills",
+                "plugins": "/plugins",
                 "health": "/healthz",
                 "trigger": "/plugin/{plugin}/{command}",
                 "pipeline": "/pipeline/{pipeline}",
                 "job": "/job/{id}",
                 "tree": "/job/{id}/tree",
+                "jobs": "/jobs",
+                "logs": "/job-logs",
+                "queue": "/analytics/queue",
+                "schedules": "/scheduler/jobs",
+                "topology": "/topology",
+                "config": "/config/view",
+                "doctor": "/system/doctor",
+                "ai_plugin": "/.well-known/ai-plugin.json",
             },
         }
     )
@@ -120,6 +170,9 @@ async def trigger(desk: Desk, request: Request) -> Response:
     lane, command = snapshot.lane(request.params["plugin"]), request.params["command"]
     if lane.writes(command) and not request.principal.may("plugin:rw", plugin=lane.name):
         raise Refusal(forbidden())
+    ticket = ticket_of(request)
+    if (known := known_answer(desk, ticket)) is not None:
+        return _triggered(known)
     require_healthy(desk, lane.name)
     now = desk.clock.now()
     payload = payload_of(request)
@@ -139,10 +192,21 @@ async def trigger(desk: Desk, request: Request) -> Response:
     )
     failpoint("enqueue.before_begin")
     await desk.hub.announce_coming_work()
-    made = await desk.ledger.write(enqueue, new, now=now, default_ttl=snapshot.config.settings.service.dedupe_ttl)
+    ttl = snapshot.config.settings.service.dedupe_ttl
+    answer = await done_once(desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl))
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
-    return json_response({"job_id": made.job_id, "status": made.status, "plugin": lane.name, "command": command}, 202)
+    return _triggered(answer)
+
+
+def _enqueue(db: Connection, *, new: NewJob, now: datetime, default_ttl: timedelta) -> Answer:
+    made = enqueue(db, new, now=now, default_ttl=default_ttl)
+    told = {"job_id": made.job_id, "status": made.status, "plugin": new.plugin, "command": new.command}
+    return Answer(job_id=made.job_id, text=strict_json.dumps(told))
+
+
+def _triggered(answer: Answer) -> Response:
+    return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 
 
 async def show_job(desk: Desk, request: Request) -> Response:
@@ -155,7 +219,8 @@ async def show_job(desk: Desk, request: Request) -> Response:
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
     report = await desk.ledger.read_slowly(reports.brief, job_id)
-    return encoded_json_response(job_text(report, desk.live_stderr(job_id)).encode())
+    text = job_text(report, desk.live_stderr(job_id), shows_result=request.principal.may(RESULT_SCOPE))
+    return encoded_json_response(text.encode())
 
 
 def _uptime(desk: Desk) -> int:

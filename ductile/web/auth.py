@@ -6,15 +6,22 @@ Every configured token is compared, in constant time and as a digest. A refusal 
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import partial
 
 from attrs import evolve, frozen
 
+from ductile.clock import Clock
 from ductile.config.load import Config
+from ductile.config.scopes import FINER, INCLUDED
 from ductile.web.message import Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 
 ALL = "*"
+ANY_TOKEN = "token"
+"""The scope of routes that every known caller may use."""
+EVENTS, EVENTS_WITH_PAYLOAD = "events:meta:ro", "events:payload:ro"
+"""The scopes of the event stream: that something happened, and the words and data that came with it."""
 
 
 @frozen
@@ -26,10 +33,17 @@ class Principal:
 
     def may(self, scope: str, *, plugin: str | None = None) -> bool:
         """True with that scope, or with the one that speaks of this plugin alone: `plugin:echo:ro`."""
-        if ALL in self.scopes or scope in self.scopes:
+        if ALL in self.scopes or scope in self.scopes or scope == ANY_TOKEN:
             return True
-        noun, _, right = scope.partition(":")
-        return plugin is not None and noun == "plugin" and f"plugin:{plugin}:{right}" in self.scopes
+        noun, right = scope.split(":")[0], scope.rpartition(":")[2]
+        narrow = f"plugin:{plugin}:{right}"
+        return plugin is not None and noun == "plugin" and narrow in self.scopes and narrow not in FINER
+
+    def sees(self, plugin: str) -> bool:
+        """True unless every right this caller has over plugins is over others."""
+        rights = [scope for scope in self.scopes if scope.startswith("plugin:")]
+        is_narrow = bool(rights) and all(scope.count(":") == 2 and scope not in FINER for scope in rights)
+        return ALL in self.scopes or not is_narrow or self.may("plugin:ro", plugin=plugin)
 
 
 OPERATOR = Principal("operator", frozenset({ALL}))
@@ -37,44 +51,64 @@ OPERATOR = Principal("operator", frozenset({ALL}))
 
 
 @frozen
-class Keyring:
-    """The digests of every token that may call."""
+class Key:
+    """One token that may call: its digest, whose it is, and until when."""
 
-    entries: tuple[tuple[bytes, Principal], ...]
+    digest: bytes
+    principal: Principal
+    expires_at: datetime | None = None
+
+
+@frozen
+class Keyring:
+    """Every token that may call."""
+
+    keys: tuple[Key, ...]
 
     @classmethod
     def of(cls, config: Config) -> "Keyring":
-        entries = []
+        keys = []
         for index, token in enumerate(config.settings.api.auth.tokens):
-            entries.append((token.token.reveal(), token.name or f"token {index}", token.scopes))
+            principal = Principal(token.name or f"token {index}", implied(token.scopes))
+            keys.append(Key(_digest(token.token.reveal()), principal, token.expires_at))
         for named in config.settings.tokens:
             grant = config.grants.get(named.name)
             if grant is not None and not grant.refused:
-                entries.append((named.key.reveal(), named.name, grant.scopes))
-        return cls(tuple((_digest(text), Principal(name, implied(scopes))) for text, name, scopes in entries))
+                principal = Principal(named.name, implied(grant.scopes))
+                keys.append(Key(_digest(named.key.reveal()), principal, named.expires_at))
+        return cls(tuple(keys))
 
-    def find(self, token: str) -> Principal | None:
-        """The principal of this token. Takes as long for a wrong token as for a right one."""
+    def find(self, token: str, *, now: datetime) -> Principal | None:
+        """The principal of this token. Takes as long for a wrong or expired token as for a right one."""
         presented, found = _digest(token), None
-        for digest, principal in self.entries:
-            if hmac.compare_digest(digest, presented):
-                found = principal
+        for key in self.keys:
+            is_good = key.expires_at is None or now < key.expires_at
+            if hmac.compare_digest(key.digest, presented) and is_good:
+                found = key.principal
         return found
 
 
 def implied(scopes: Iterable[str]) -> frozenset[str]:
-    """`rw` includes `ro`."""
+    """`rw` includes `ro`, and `ro` the finer scopes that it is made of."""
     granted = set(scopes)
     granted |= {f"{scope.removesuffix(':rw')}:ro" for scope in granted if scope.endswith(":rw")}
-    return frozenset(granted)
+    return frozenset(granted.union(*(INCLUDED.get(scope, ()) for scope in granted)))
 
 
-def authorizer(keyring: Callable[[], Keyring]) -> Callable[[AnyRoute, Request], Request | Response]:
-    """The check of every request, against the keyring of the moment."""
-    return partial(_authorize, keyring)
+def authorizer(
+    keyring: Callable[[], Keyring], clock: Clock, on_use: Callable[[str, datetime], None] = lambda _name, _now: None
+) -> Callable[[AnyRoute, Request], Request | Response]:
+    """The check of every request, against the keyring of the moment; `on_use` hears whose token was good, and when."""
+    return partial(_authorize, keyring, clock, on_use)
 
 
-def _authorize(keyring: Callable[[], Keyring], route: AnyRoute, request: Request) -> Request | Response:
+def _authorize(
+    keyring: Callable[[], Keyring],
+    clock: Clock,
+    on_use: Callable[[str, datetime], None],
+    route: AnyRoute,
+    request: Request,
+) -> Request | Response:
     if request.peer == "unix":
         return evolve(request, principal=OPERATOR)
     if route.scope is None:
@@ -85,9 +119,11 @@ def _authorize(keyring: Callable[[], Keyring], route: AnyRoute, request: Request
         return _unauthorized("missing or invalid Authorization header")
     if scheme.lower() != "bearer":
         return _unauthorized("invalid Authorization header format")
-    principal = keyring().find(token)
+    now = clock.now()
+    principal = keyring().find(token, now=now)
     if principal is None:
         return _unauthorized("invalid token")
+    on_use(principal.name, now)
     if not principal.may(route.scope, plugin=request.params.get("plugin")):
         return forbidden()
     return evolve(request, principal=principal)

@@ -7,6 +7,7 @@ and can never pose as an event. Does not know what a delivery leads to; `webhook
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,7 @@ from blake3 import blake3
 from ductile import strict_json
 from ductile.config.sections import WebhookEndpoint
 from ductile.errors import DuctileError, Unreadable
+from ductile.ledger.refusals import Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
 from ductile.secret import Secret
@@ -27,6 +29,8 @@ DEEPEST = strict_json.MAX_DEPTH - 4
 """The core wraps a body in an event, and what becomes of it in more; all of that is read again."""
 MOST_FIELDS = 1000
 LONGEST_ID = 256
+LONGEST_HEADER = 512
+GITHUB_EVENT = "x-github-event"
 FORM, JSON = "application/x-www-form-urlencoded", "application/json"
 
 
@@ -151,6 +155,31 @@ def read_delivery(
         event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
         key=key,
         body_hash=blake3(request.body).hexdigest() if key is not None and not is_whole else None,
+    )
+
+
+def is_ping(endpoint: Endpoint, request: Request) -> bool:
+    """Whether GitHub only wants to know that somebody listens here."""
+    settings = endpoint.settings
+    return settings.scheme == "github" and settings.ping == "answer" and request.header(GITHUB_EVENT) == "ping"
+
+
+def refused_delivery(request: Request, refused: DeliveryRefused, *, now: datetime) -> Refused:
+    """What is kept of a delivery that was not taken: enough to find out why, no body and no credentials."""
+    kept = {
+        name: [value[:LONGEST_HEADER] for value in values]
+        for name, values in request.headers.items()
+        if name not in NEVER_FORWARDED
+    }
+    return Refused(
+        at=now,
+        path=request.path,
+        reason=refused.reason,
+        status=refused.status,
+        peer=request.peer,
+        body_sha256=sha256(request.body).hexdigest(),
+        body_bytes=len(request.body),
+        headers=kept,
     )
 
 

@@ -18,7 +18,9 @@ from ductile.config.changes import Reloaded
 from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError, Unreadable
 from ductile.hub import Hub
+from ductile.ledger.pauses import Pause
 from ductile.ledger.writer import Ledger
+from ductile.meters import Meters
 from ductile.units import parse_duration
 from ductile.web.auth import OPERATOR
 from ductile.web.message import Request
@@ -60,6 +62,17 @@ class Callers:
             self.waiting -= 1
 
 
+class Pausing(Protocol):
+    """Whoever keeps plugins from starting; `*` is the whole queue."""
+
+    @property
+    def paused(self) -> Mapping[str, Pause]: ...
+
+    async def pause(self, plugin: str, reason: str) -> bool: ...
+
+    async def resume(self, plugin: str) -> bool: ...
+
+
 class Reload(Protocol):
     def __call__(self, *, dry_run: bool = False) -> Awaitable[Reloaded]: ...
 
@@ -75,12 +88,16 @@ class Desk:
     live_stderr: Callable[[str], str | None]
     """What a running job has written to stderr so far; None when it does not run here."""
     stuck_seconds: Callable[[], float]
-    """How long the ledger has kept a writer waiting."""
+    """How long the ledger has kept the dispatcher or the scheduler waiting."""
     is_stopping: Callable[[], bool] = lambda: False
     unhealthy: Callable[[], Mapping[str, str]] = dict
     """Plugins that cannot be started now, with the reason."""
     reload: Reload
     """Use the configuration as it is on disk now, or say what that would change."""
+    cancel: Callable[[str, str], Awaitable[bool]]
+    """End a job, for a reason; True if it is dead now, False if its process is ending."""
+    pausing: Pausing
+    meters: Meters = field(factory=Meters)
     callers: Callers = field(factory=Callers)
     started: float = field(factory=trio.current_time)
 

@@ -1,15 +1,14 @@
-"""HTTP/1.1 as we accept and write it: the limits, the strict reading of a head, the bytes of an answer.
+"""HTTP/1.1 as we accept and write it: the limits, the strict reading of a head and of chunks, the bytes of an answer.
 
 Pure functions of bytes. Reads less than the standard allows: whatever two readers could read differently is refused.
-h11 decodes chunked bodies, and is the tests' oracle for heads. Does not know sockets or routes. The lane calls it.
+h11 is the tests' oracle. Does not know sockets or routes. The lane calls it.
 """
 
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import h11
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from ductile.web.message import Headers, Refusal, refusal_response
 from ductile.web.routes import MIB
@@ -136,12 +135,50 @@ def parse_head(raw: bytes, limits: Limits) -> Head:
     )
 
 
-def chunk_reader(limits: Limits) -> h11.Connection:
-    """h11 at the point where a chunked body begins."""
-    reader = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.request_line_bytes)
-    reader.receive_data(b"POST / HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n")
-    reader.next_event()
-    return reader
+@define(eq=False)
+class Chunks:
+    """A chunked body as it comes. Extensions and trailers are refused: readers differ about where they end."""
+
+    max_body: int
+    body: bytearray = field(factory=bytearray)
+    is_whole: bool = False
+    _due: int = 0  # bytes of the chunk that have not come
+    _ends: bool = False  # whether the end of a line comes next: behind a chunk, or behind the size of the last
+    _is_last: bool = False
+
+    def take(self, inbox: bytearray, at_most: int) -> int:
+        """What has come of the body is no longer in the inbox; returns how much. May leave all beyond `at_most`."""
+        at = 0
+        while at < min(len(inbox), at_most) and not self.is_whole:
+            taken = self._take_data(inbox, at) if self._due else self._take_line(inbox, at)
+            if not taken:
+                break
+            at += taken
+        del inbox[:at]
+        return at
+
+    def _take_data(self, inbox: bytearray, at: int) -> int:
+        piece = inbox[at : at + self._due]
+        self.body += piece
+        self._due -= len(piece)
+        self._ends = not self._due
+        return len(piece)
+
+    def _take_line(self, inbox: bytearray, at: int) -> int:
+        """Its length; 0 while it may still become one."""
+        line = (_LINE_END if self._ends else _CHUNK_SIZE).match(inbox, at)
+        if line is None:
+            if (_PART_OF_LINE_END if self._ends else _PART_OF_CHUNK_SIZE).fullmatch(inbox, at):
+                return 0
+            raise malformed("a chunk of its body is not valid, or the body has an extension or a trailer")
+        if self._ends:
+            self._ends, self.is_whole = False, self._is_last
+        else:
+            self._due = int(line[1], 16)
+            self._ends = self._is_last = not self._due
+            if len(self.body) + self._due > self.max_body:
+                raise too_large(self.max_body)
+        return line.end() - at
 
 
 def response_head(status: int, headers: Headers, date: str) -> bytes:
@@ -180,6 +217,8 @@ _REQUEST_LINE = re.compile(
 )
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _AMBIGUOUS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\n[ \t]")
+_CHUNK_SIZE, _PART_OF_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"), re.compile(rb"[0-9A-Fa-f]{1,16}\r?")
+_LINE_END, _PART_OF_LINE_END = re.compile(rb"\r\n"), re.compile(rb"\r")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 

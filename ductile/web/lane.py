@@ -4,14 +4,14 @@ Reads head and body under their limits, asks the site who answers, and serves ho
 the Quart-Trio host as plain ASGI, WebSockets with the whole connection. Does not accept connections; `serve` does.
 """
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
-import h11
 import trio
 from attrs import evolve, frozen
 
-from ductile.web.http1 import CONTINUE, Head, Limits, chunk_reader, head_end, malformed, parse_head, too_large, too_slow
+from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
 from ductile.web.site import Served, Site
@@ -132,7 +132,7 @@ class Lane:
         except Refusal as refusal:
             if head.has_body:
                 reply.keeps_alive = False
-            await self._refuse(reply, refusal)
+            await self._refuse(reply, refusal, request)
             return reply.keeps_alive
         finally:
             self._report(route, request, reply, started_at, len(raw))
@@ -172,37 +172,20 @@ class Lane:
             patience.deadline = began + self.limits.body_patience(len(self.wire.inbox))
 
     async def _read_chunks(self, max_body: int, patience: trio.CancelScope) -> bytes:
-        parser, inbox, began = chunk_reader(self.limits), self.wire.inbox, trio.current_time()
-        body, fed, tail = bytearray(), 0, b""
+        chunks, inbox, began, fed = Chunks(max_body), self.wire.inbox, trio.current_time(), 0
         while True:
-            try:
-                event = parser.next_event()
-            except h11.RemoteProtocolError:
-                raise malformed("a chunk of the body is not valid") from None
-            if event is h11.NEED_DATA:
-                if not inbox:
-                    await self.wire.read_more(CHUNK_READ_BYTES)
-                data = bytes(inbox[:CHUNK_READ_BYTES])
-                del inbox[:CHUNK_READ_BYTES]
-                fed, tail = fed + len(data), (tail + data)[-CHUNK_READ_BYTES - 4 :]
-                parser.receive_data(data)
-                patience.deadline = began + self.limits.body_patience(len(body))
-                # Chunks of one byte cost a thousand times their size to read.
-                if fed > 2 * len(body) + CHUNK_OVERHEAD_BYTES + CHUNK_READ_BYTES:
-                    raise malformed("its chunks are too small")
+            taken = chunks.take(inbox, CHUNK_READ_BYTES)
+            if chunks.is_whole:
+                return bytes(chunks.body)
+            fed += taken
+            # Chunks of one byte cost a thousand times their size to read.
+            if fed > 2 * len(chunks.body) + CHUNK_OVERHEAD_BYTES:
+                raise malformed("its chunks are too small")
+            patience.deadline = began + self.limits.body_patience(len(chunks.body))
+            if taken:
                 await trio.lowlevel.checkpoint()
-            elif isinstance(event, h11.Data):
-                body += event.data
-                if len(body) > max_body:
-                    raise too_large(max_body)
-            elif isinstance(event, h11.EndOfMessage):
-                left = parser.trailing_data[0]
-                if list(event.headers) or not tail[: len(tail) - len(left)].endswith(b"\r\n\r\n"):
-                    raise malformed("its body does not end with an empty last chunk")
-                inbox[:0] = left
-                return bytes(body)
             else:
-                raise malformed("a chunk of the body is not valid")
+                await self.wire.read_more(CHUNK_READ_BYTES)
 
     async def _answer(self, route: Route, request: Request, head: Head, reply: Reply) -> None:
         if not route.hot:
@@ -210,7 +193,10 @@ class Lane:
         elif route.waits:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
-                await self._send(route, await self.site.answer(route, request), reply)
+                response = await self.site.answer(route, request)
+                if response.until is not None:
+                    nursery.start_soon(self._break_off, response.until, reply, nursery.cancel_scope)
+                await self._send(route, response, reply)
                 nursery.cancel_scope.cancel()
         else:
             await self._send(route, await self.site.answer(route, request), reply)
@@ -231,9 +217,14 @@ class Lane:
         await self.wire.hung_up()
         scope.cancel()
 
-    async def _refuse(self, reply: Reply, refusal: Refusal) -> None:
+    async def _break_off(self, until: Callable[[], Awaitable[None]], reply: Reply, scope: trio.CancelScope) -> None:
+        await until()
+        reply.keeps_alive = False
+        scope.cancel()
+
+    async def _refuse(self, reply: Reply, refusal: Refusal, request: Request | None = None) -> None:
         self.wire.unread = not reply.keeps_alive
-        response = refusal.response
+        response = self.site.dressed(request, refusal.response)
         await reply.send(response.status, response.headers, response.body)
 
     def _report(

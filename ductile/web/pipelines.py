@@ -10,14 +10,17 @@ from typing import Any
 
 import trio
 
+from ductile import strict_json
 from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError
 from ductile.failpoints import failpoint
 from ductile.hub import tree_topic
 from ductile.ledger import reports, trees
+from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
+from ductile.ledger.receipts import Answer, Ticket
 from ductile.ledger.trees import Budget
-from ductile.model import JobStatus, NewJob
+from ductile.model import Following, JobStatus, NewJob
 from ductile.pipeline.baggage import BaggageRefused, claim
 from ductile.pipeline.paths import Scope
 from ductile.pipeline.plan import Plan
@@ -33,8 +36,9 @@ from ductile.web.desk import (
     submitter_of,
     wait_of,
 )
-from ductile.web.message import Request, Response, encoded_json_response, json_response
-from ductile.web.views import ends_run, run_text, tree_text
+from ductile.web.idempotency import done_once, headers_of, known_answer, ticket_of
+from ductile.web.message import Headers, Request, Response, encoded_json_response, json_response
+from ductile.web.views import RESULT_SCOPE, ends_run, run_text, tree_text
 
 SMALL_TREE = 16
 """Jobs of a tree that is read in less time than it takes to hand it to a thread."""
@@ -57,17 +61,28 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
     """202 with the root job's id once the run is durable; of a synchronous pipeline, 200 when the run is over."""
     snapshot = desk.snapshot()
     plan = snapshot.plans.named(request.params["pipeline"])
-    payload, leaves = payload_of(request) or {}, flag_of(request, "async")
+    leaves = flag_of(request, "async")
     if leaves or plan.execution_mode != "synchronous":
-        root_id = await _start(desk, snapshot, plan, payload, submitter_of(request))
-        return json_response({"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": plan.name}, 202)
+        answer = await _started(desk, request, snapshot, plan)
+        return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
     api = snapshot.config.settings.api
     with desk.callers.one_more(api.max_concurrent_sync):
-        root_id = await _start(desk, snapshot, plan, payload, submitter_of(request))
+        # A caller that comes again under its key waits for the run that it began.
+        answer = await _started(desk, request, snapshot, plan)
+        root_id = answer.job_id or ""
         is_over = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
     if is_over:
-        return await _shown(desk, root_id, partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans)))
-    return json_response(_still_running(root_id, is_stopping=desk.is_stopping()), 202)
+        view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
+        return await _shown(desk, root_id, view, headers_of(answer))
+    still = _still_running(root_id, is_stopping=desk.is_stopping())
+    return json_response(still, 202, headers_of(answer))
+
+
+async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan) -> Answer:
+    """The run that the request began, now or when it first came under its key."""
+    ticket = ticket_of(request)
+    payload = payload_of(request) or {}
+    return known_answer(desk, ticket) or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
 
 
 def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
@@ -84,11 +99,19 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     root = desk.ledger.look_up(trees.root_of, job_id)
     if root is not None and patience:
         await _until_over(desk, root.id, patience)
-    return await _shown(desk, job_id, partial(tree_text, ends=ends_run(snapshot.plans)))
+    shows_result = request.principal.may(RESULT_SCOPE)
+    return await _shown(desk, job_id, partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result))
 
 
-async def _start(desk: Desk, snapshot: Snapshot, plan: Plan, payload: Mapping[str, Any], submitted_by: str) -> str:
-    """The run is in the ledger, whoever hangs up meanwhile; the id of its root job."""
+async def _start(
+    desk: Desk,
+    snapshot: Snapshot,
+    plan: Plan,
+    payload: Mapping[str, Any],
+    submitted_by: str,
+    ticket: Ticket | None,
+) -> Answer:
+    """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
     now = desk.clock.now()
     try:
         beginning = begin(plan, payload, snapshot.world, submitted_by=submitted_by, now=now)
@@ -103,16 +126,24 @@ async def _start(desk: Desk, snapshot: Snapshot, plan: Plan, payload: Mapping[st
     # Shielded: a client that sends its request and leaves has asked for the run all the same.
     with trio.CancelScope(shield=True):
         await desk.hub.announce_coming_work()
-        made = await desk.ledger.write(
-            start_run,
-            beginning.following,
+        run = partial(
+            _begin,
+            following=beginning.following,
+            pipeline=plan.name,
             now=now,
             default_ttl=service.dedupe_ttl,
             budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
         )
+        answer = await done_once(desk, ticket, run)
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
-    return made[0].job_id
+    return answer
+
+
+def _begin(db: Connection, *, following: Following, pipeline: str, **rules: Any) -> Answer:
+    root_id = start_run(db, following, **rules)[0].job_id
+    told = {"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": pipeline}
+    return Answer(job_id=root_id, text=strict_json.dumps(told))
 
 
 def _require_startable(plan: Plan, payload: Mapping[str, Any], beginning: Beginning, snapshot: Snapshot) -> None:
@@ -152,7 +183,9 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
     return desk.ledger.look_up(reports.tree_is_over, root_id)
 
 
-async def _shown(desk: Desk, job_id: str, view: Callable[[Sequence[reports.Node]], str]) -> Response:
+async def _shown(
+    desk: Desk, job_id: str, view: Callable[[Sequence[reports.Node]], str], headers: Headers = ()
+) -> Response:
     """The tree of the job as `view` shows it."""
     root = desk.ledger.look_up(trees.root_of, job_id)
 
@@ -160,5 +193,5 @@ async def _shown(desk: Desk, job_id: str, view: Callable[[Sequence[reports.Node]
         return view(reports.tree(db, job_id)).encode()
 
     if root is not None and root.tree_jobs <= SMALL_TREE:
-        return encoded_json_response(desk.ledger.read(read))
-    return encoded_json_response(await desk.ledger.read_slowly(read))
+        return encoded_json_response(desk.ledger.read(read), headers=headers)
+    return encoded_json_response(await desk.ledger.read_slowly(read), headers=headers)

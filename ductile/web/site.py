@@ -4,13 +4,14 @@ The single place where a route's scope is checked and the edge of a request, whe
 not know how requests arrive. The lane and the Quart-Trio host share it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
 from ductile.errors import DuctileError
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
+from ductile.web.origins import preflight, readable
 from ductile.web.routes import AnyRoute, Route, Table
 
 
@@ -29,6 +30,8 @@ class Served:
     principal: object = None
 
 
+TAKEN_AS_JSON = ("application/json", "application/x-www-form-urlencoded", "text/plain", "")
+
 Authorize: TypeAlias = Callable[[AnyRoute, Request], Request | Response]
 
 
@@ -38,6 +41,8 @@ class Site:
 
     table: Table
     authorize: Authorize
+    origins: Callable[[], Collection[str]] = tuple
+    """The web origins whose pages may read the answers."""
     on_request: Callable[[Served], None] = field(default=lambda _: None)
     on_fault: Callable[[BaseException, str], None] = field(default=lambda _error, _where: None)
 
@@ -45,6 +50,8 @@ class Site:
         """The route that answers, and the request with its principal; a `Refusal` where there is none or no right."""
         if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
             raise Refusal(refusal_response(501, "method_unknown", "there is no such method"))
+        if answer := preflight(request, self.origins()):
+            raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
             admitted = self.authorize(match.route, evolve(request, params=match.params) if match.params else request)
@@ -58,7 +65,15 @@ class Site:
 
     async def answer(self, route: Route, request: Request) -> Response:
         """What the handler returns; what it raises instead, as an answer that says no more than it should."""
+        return self.dressed(request, await self._answer(route, request))
+
+    def dressed(self, request: Request | None, response: Response) -> Response:
+        """The answer as the page in a browser needs it."""
+        return readable(request, response, self.origins())
+
+    async def _answer(self, route: Route, request: Request) -> Response:
         try:
+            _require_json(route, request)
             return await route.handler(request)
         except Refusal as refusal:
             return refusal.response
@@ -71,3 +86,15 @@ class Site:
         """Our own mistake is reported to the operator in full and to the client not at all."""
         self.on_fault(error, f"{route.method} {route.path}")
         return refusal_response(500, "internal_error", "something went wrong here", hint="the service's log says what")
+
+
+def _require_json(route: Route, request: Request) -> None:
+    """A body that calls itself something else is refused, where JSON is taken; one without a type, or with the type
+    that simple clients give everything, is read as JSON."""
+    declared = request.header("content-type") if route.takes is not None and request.body else None
+    if declared is None:
+        return
+    media = declared.partition(";")[0].strip().lower()
+    if media not in TAKEN_AS_JSON and not media.endswith("+json"):
+        hint = "send JSON with `Content-Type: application/json`"
+        raise Refusal(refusal_response(415, "media_type_unknown", f"a body of {media[:80]!r} is not taken", hint=hint))

@@ -1,4 +1,4 @@
-"""What webhooks did not do, counted: one row of the journal for each endpoint and minute, however much is sent.
+"""What was refused at a door, counted: one row of the journal for each endpoint and minute, however much is sent.
 
 A row says what was refused or came again, and why. Counting never waits and never grows: whoever sends without end
 fills neither memory nor disk. The runtime keeps it going beside the listener.
@@ -14,10 +14,13 @@ from attrs import define, field
 
 from ductile.clock import Clock, to_text
 from ductile.errors import LedgerError
-from ductile.ledger import journal
+from ductile.ledger import journal, refusals
+from ductile.ledger.refusals import Refused
 from ductile.ledger.writer import Ledger
 
-REFUSED, REPEATED = "webhook.refused", "webhook.repeated"
+REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
+MOST_REFUSED = 10
+"""Of each path between two times of writing."""
 EVERY_SECONDS = 60.0
 MOST_LABELS = 8
 OTHERS = "others"
@@ -34,6 +37,7 @@ class Tally:
     clock: Clock
     warn: Callable[[str], None] = lambda _: None
     _counts: Counts = field(factory=dict)
+    _refused: dict[str, list[Refused]] = field(factory=dict)
     _since: datetime | None = None
     _counted: trio.Event = field(factory=trio.Event)
 
@@ -43,6 +47,12 @@ class Tally:
         labels = self._counts.setdefault((kind, path), Counter())
         labels[label if label in labels or len(labels) < MOST_LABELS else OTHERS] += 1
         self._counted.set()
+
+    def keep_one(self, path: str, describe: Callable[..., Refused]) -> None:
+        """This refusal will be on record with its headers, unless there were enough of its path in the last minute."""
+        kept = self._refused.setdefault(path, [])
+        if len(kept) < MOST_REFUSED:
+            kept.append(describe(now=self.clock.now()))
 
     async def keep(self) -> None:
         """Writes until it is cancelled: the first at once, what follows it together."""
@@ -61,14 +71,16 @@ class Tally:
             return
         self._counts, self._since, self._counted = {}, None, trio.Event()
         rows = [(kind, _content(path, labels, since)) for (kind, path), labels in counts.items()]
+        refused, self._refused = self._refused, {}
         try:
-            await self.ledger.write(_append, rows, now=now)
+            await self.ledger.write(_append, rows, [one for kept in refused.values() for one in kept], now=now)
         except LedgerError as error:
             self.warn(f"cannot write down what was refused: {error}")
             self._take_back(counts, since)
+            self._refused = refused
             return
         for kind, content in rows:
-            if kind == REFUSED:  # a repetition is the sender's way to be sure, nothing to worry about
+            if kind.endswith(".refused"):  # a repetition is the sender's way to be sure, nothing to worry about
                 why = "; ".join(f"{number} × {label}" for label, number in content["why"].items())
                 self.warn(f"refused at {content['path']}: {why}")
 
@@ -84,6 +96,7 @@ def _content(path: str, labels: Counter[str], since: datetime) -> dict[str, Any]
     return {"path": path, "count": labels.total(), "why": dict(labels), "since": to_text(since)}
 
 
-def _append(db: Any, rows: list[tuple[str, dict[str, Any]]], *, now: datetime) -> None:
+def _append(db: Any, rows: list[tuple[str, dict[str, Any]]], refused: list[Refused], *, now: datetime) -> None:
     for kind, content in rows:
         journal.append(db, kind, now=now, data=content)
+    refusals.put_all(db, refused)

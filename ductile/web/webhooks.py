@@ -6,6 +6,7 @@ the configuration of the moment. The runtime serves the site on `webhooks.listen
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -35,14 +36,16 @@ from ductile.web.deliveries import (
     RunRefused,
     Unavailable,
     challenge_in,
+    is_ping,
     payload_of_body,
     read_delivery,
+    refused_delivery,
 )
 from ductile.web.desk import Desk
 from ductile.web.message import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Match, Route, Table
 from ductile.web.site import Served, Site
-from ductile.web.tally import REFUSED, REPEATED, Tally
+from ductile.web.tally import PING, REFUSED, REPEATED, Tally
 
 KEPT = timedelta(days=7)
 """How long a delivery is known."""
@@ -121,6 +124,8 @@ class Receiver:
             return await self._take(endpoint, request)
         except DeliveryRefused as refused:
             self.tally.count(REFUSED, endpoint.path, refused.reason)
+            self.tally.keep_one(endpoint.path, partial(refused_delivery, request, refused))
+            self.desk.meters.deliveries[endpoint.path, "refused"] += 1
             raise
 
     async def _take(self, endpoint: Endpoint, request: Request) -> Response:
@@ -128,6 +133,9 @@ class Receiver:
         verdict = endpoint.verifier.verdict(request.headers, request.body, now=now)
         if not verdict.is_valid:
             raise Forbidden(reason=verdict.reason or "")
+        if is_ping(endpoint, request):
+            self.tally.count(PING, endpoint.path, request.header(endpoint.id_header or "") or "")
+            return json_response({"status": "pong"})
         payload = payload_of_body(endpoint, request)
         challenge = challenge_in(endpoint, payload)
         if challenge is not None:
@@ -137,6 +145,7 @@ class Receiver:
             taken = self._again(endpoint, delivery, now) or await self._store(endpoint, delivery, now)
         except LedgerError as error:
             raise Unavailable("the delivery was not stored", reason=str(error), hint="send it again later") from error
+        self.desk.meters.deliveries[endpoint.path, "repeated" if taken.is_repeat else "accepted"] += 1
         if taken.is_repeat:
             self.tally.count(REPEATED, endpoint.path, delivery.key or "")
         return _acknowledged(endpoint, taken.answer)

@@ -91,6 +91,16 @@ BREACHES: list[tuple[str, str, str]] = [
         "is missing",
     ),
     (
+        "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t, scheme: standard-webhooks}]}",
+        "webhooks.endpoints[0].secret_ref",
+        "a secret in base64",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}, forward_headers: [X-A, Cookie]}}]}}",
+        "webhooks.endpoints[0].forward_headers",
+        "Cookie carries credentials",
+    ),
+    (
         f"webhooks: {{endpoints: [{{path: /healthz, {ENDPOINT}}}]}}",
         "webhooks.endpoints[0].path",
         "taken by the health check",

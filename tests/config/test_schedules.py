@@ -1,16 +1,20 @@
 """From schedules as written to definitions: every key arrives, and the hash changes exactly when the slots do."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
+from time import perf_counter as time_now
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from ductile.calendar.cron import parse_line
-from ductile.calendar.definition import After, At, CatchUp, Definition, Every
+from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
 from ductile.calendar.hours import Window
+from ductile.calendar.look import look
 from ductile.config.schedules import HOST_ZONE, definition_hash, definition_of
 from ductile.config.sections import Schedule
 from tests.config.conftest import Home, spelled
@@ -125,3 +129,65 @@ def test_a_zone_that_is_none_is_a_complaint_that_names_the_schedule(home: Home, 
     refused = home.refusal(spelled("plugins.echo.schedules[0]", f"{{every: 1h, timezone: {zone}}}"))
     assert "plugins.echo.schedules[0].timezone" in refused
     assert "IANA" in refused
+
+
+NO_ZONES = """
+import sys
+sys.modules["tzdata"] = None
+from ductile.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC"])
+def test_a_host_without_zone_data_is_told_so(home: Home, zone: str) -> None:
+    """A complaint at the schedule that needs it, and exit 78; schedules without a zone do not need any."""
+    home.plugin("echo")
+    listed = f"[{{id: a, every: 1h}}, {{id: b, every: 2h, timezone: {zone}}}]"
+    home.write("config.yaml", f"plugin_roots: [plugins]\nplugins: {{echo: {{schedules: {listed}}}}}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ZONES, "config", "check", "--config", str(home.root)],
+        env={"PYTHONTZPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "plugins.echo.schedules[1].timezone" in done.stdout + done.stderr
+    assert "schedules[0]" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == os.EX_CONFIG
+
+
+def quickest(work: Callable[[], object]) -> timedelta:
+    """Of several tries, so that a busy host does not count."""
+    times = []
+    for _ in range(7):
+        began = time_now()
+        work()
+        times.append(time_now() - began)
+    return timedelta(seconds=min(times))
+
+
+RARE = ["0 0 29 2 *", "0 0 31 12 *", "30 2 29 2 */7", "0 0 13 * fri", "59 23 31 12 7", "*/7 3 29 2 *", "* * * * *"]
+
+
+@pytest.mark.parametrize("line", RARE)
+@pytest.mark.parametrize("zone", ["UTC", "Africa/Casablanca", "Australia/Lord_Howe"])
+def test_the_next_run_is_reckoned_not_searched_for(line: str, zone: str) -> None:
+    """Two milliseconds, also when it is decades away."""
+    schedule = Schedule(id="rare", cron=line, timezone=zone)
+    now = datetime(2096, 3, 1, tzinfo=UTC)
+    definition, history = definition_of("echo", schedule), History(anchored_at=now)
+    assert look(definition, history, now).next_at is not None
+    assert quickest(lambda: look(definition, history, now)) < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("line", ["0 0 30 2 *", "0 0 31 4 *", "0 0 31 2,4,6,9,11 *", "0 0 30,31 feb */2"])
+def test_a_date_that_never_comes_is_refused_without_a_search(line: str) -> None:
+    """Within five milliseconds."""
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="never comes"):
+            parse_line(line)
+
+    assert quickest(refused) < timedelta(milliseconds=5)

@@ -130,7 +130,7 @@ async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", pa
     server = await start_server()
     client = await server.connect()
     await client.send(f"POST {path} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nab".encode())
-    await client.send(b"c\r\n4;x=y\r\ndefg\r")
+    await client.send(b"c\r\n4\r\ndefg\r")
     await client.send(b"\n0\r\n\r\nPOST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\n\r\n!")
 
     assert (await client.answer()).body == b"abcdefg"
@@ -142,11 +142,15 @@ async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", pa
     [
         b"3\r\nabcd\r\n0\r\n\r\n", b"3\r\nabcXX0\r\n\r\n", b"-1\r\n", b"0x3\r\nabc\r\n", b"g\r\n", b"\r\n",
         b"3\nabc\r\n0\r\n\r\n", b"0\r\n\n", b"0\r\nTrailer: 1\r\n\r\n", b"0\r\nTrailer: 1\n\n",
-        b"fffffffffffffffffffff\r\n", b"1\r\na\r\n" * 20_000,
+        b"fffffffffffffffffffff\r\n", b"1\r\na\r\n" * 20_000, b"10000000000000003\r\nabc\r\n0\r\n\r\n",
+        b"3;a=b\r\nabc\r\n0\r\n\r\n", b"3;a\rb\r\nabc\r\n0\r\n\r\n", b"3;\0\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0;a\r\n\r\n",
+        b"3 \r\nabc\r\n0\r\n\r\n", b"3\t\r\nabc\r\n0\r\n\r\n",
     ],
     ids=[
         "long chunk", "bad tail", "negative", "hexadecimal prefix", "no number", "empty", "bare LF",
-        "bare LF at the end", "trailer", "trailer with bare LF", "too many digits", "one byte a chunk",
+        "bare LF at the end", "trailer", "trailer with bare LF", "too many digits", "one byte a chunk", "beyond 64 bits",
+        "extension", "CR in an extension", "NUL in an extension", "extension of the last", "blank after the size",
+        "tab after the size",
     ],
 )  # fmt: skip
 async def test_a_broken_chunk_is_one_400_and_the_end(start_server: "StartServer", body: bytes) -> None:

@@ -24,6 +24,7 @@ from ductile.config.check import examine
 from ductile.config.load import load
 from ductile.config.sections import WebhookEndpoint
 from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.engine.pausing import Pausing
 from ductile.errors import LedgerFull
 from ductile.hub import Hub
 from ductile.ledger import journal, receipts
@@ -63,7 +64,7 @@ webhooks:
     - {path: /hook/plain, plugin: taker, secret_ref: first, signature_header: X-Sig}
     - {path: /hook/rotating, plugin: taker, secret_ref: [first, second], signature_header: X-Sig}
     - {path: /hook/ids, name: ided, plugin: taker, secret_ref: first, signature_header: X-Sig,
-       delivery_id_header: X-Delivery, forward_headers: [X-Kind, X-Sig, Authorization, Cookie, X-Absent]}
+       delivery_id_header: X-Delivery, forward_headers: [X-Kind, X-Sig, X-Absent]}
     - {path: /hook/form, plugin: taker, secret_ref: first, signature_header: X-Sig, body: form}
     - {path: /hook/small, plugin: taker, secret_ref: first, signature_header: X-Sig, max_body_size: 64}
     - {path: /hook/named, pipeline: named, secret_ref: first, signature_header: X-Sig}
@@ -135,6 +136,8 @@ class Hooks:
             live_stderr=lambda _: None,
             stuck_seconds=lambda: 0.0,
             reload=lambda **_: pytest.fail("nobody reloads"),
+            cancel=lambda *_: pytest.fail("nobody cancels"),
+            pausing=Pausing(self.ledger, Hub(), self.clock),
         )
         self.site = site(desk, self.tally, on_fault=lambda error, _: self.faults.append(error))
 
@@ -357,9 +360,20 @@ async def test_an_event_starts_every_pipeline_that_waits_for_it(hooks: Hooks) ->
     assert sorted(children) == [("other",), ("taker",)]
 
 
-@pytest.mark.parametrize("kind", ["ping", "issues", "pull_request"])
+async def test_a_ping_is_answered_and_no_event(hooks: Hooks) -> None:
+    """If it is signed; it is counted, and where the operator wants it, it is an event like any other."""
+    assert await hooks.github("ping") == (200, {"status": "pong"})
+    assert hooks.jobs() == 0
+    assert hooks.notes("event.unmatched") == []
+    assert (await hooks.github("ping", secret="second"))[0] == 403
+    hooks.reload(lambda text: text.replace("scheme: github,", "scheme: github, ping: deliver,"))
+    assert await hooks.github("ping") == (202, {"job_id": None})
+    assert [note["type"] for note in hooks.notes("event.unmatched")] == ["github.ping"]
+
+
+@pytest.mark.parametrize("kind", ["issues", "pull_request"])
 async def test_an_event_that_nobody_waits_for_is_accepted_and_noted(hooks: Hooks, kind: str) -> None:
-    """GitHub's ping is an event like any other; the journal says that nothing came of it."""
+    """The journal says that nothing came of it."""
     assert await hooks.github(kind) == (202, {"job_id": None})
 
     assert hooks.jobs() == 0

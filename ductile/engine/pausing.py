@@ -1,0 +1,43 @@
+"""Plugins that the operator has paused, as the dispatcher asks for them: without a look into the ledger every time.
+
+The ledger has the truth; it is read at start and changed together with what is known here.
+"""
+
+from attrs import define, field
+
+from ductile.clock import Clock
+from ductile.hub import Hub
+from ductile.ledger import pauses
+from ductile.ledger.pauses import EVERYTHING, Pause
+from ductile.ledger.writer import Ledger
+
+
+@define(eq=False)
+class Pausing:
+    """Who is paused."""
+
+    ledger: Ledger
+    hub: Hub
+    clock: Clock
+    paused: dict[str, Pause] = field(init=False)
+
+    @paused.default
+    def _read(self) -> dict[str, Pause]:
+        return {one.plugin: one for one in self.ledger.read(pauses.all_pauses)}
+
+    @property
+    def is_everything(self) -> bool:
+        return EVERYTHING in self.paused
+
+    async def pause(self, plugin: str, reason: str) -> bool:
+        """Nothing of the plugin starts from now on; what runs goes on. False if it was paused already."""
+        changed: bool = await self.ledger.write(pauses.pause, plugin, reason, now=self.clock.now())
+        self.paused = self._read()
+        return changed
+
+    async def resume(self, plugin: str) -> bool:
+        """What waited starts. False if it was not paused."""
+        changed: bool = await self.ledger.write(pauses.resume, plugin, now=self.clock.now())
+        self.paused = self._read()
+        self.hub.announce_work()
+        return changed

@@ -1,0 +1,54 @@
+"""`Idempotency-Key`: a request that a caller may send again without doing anything twice.
+
+The key is the caller's own, per token. It is kept in the transaction that does what was asked, so there is no moment
+between, and a restart forgets nothing.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+from blake3 import blake3
+
+from ductile.ledger.connections import Connection
+from ductile.ledger.receipts import Answer, Ticket, first_answer, once
+from ductile.web.desk import BadRequest, Desk
+from ductile.web.message import Headers, Request
+from ductile.web.schemas import Header, text
+
+KEPT = timedelta(days=1)
+_KEY = re.compile(r"[!-~]{1,255}")
+REPEATED: Headers = (("idempotent-replayed", "true"),)
+KEY_HEADER = Header(
+    "Idempotency-Key",
+    text("", pattern=r"^[!-~]{1,255}$"),
+    "The caller's own name for this request: sent again within a day it is not done again, and gets the first answer",
+)
+
+
+def ticket_of(request: Request) -> Ticket | None:
+    """The ticket of a request that has a key; two requests are the same if method, path, query and body are."""
+    values = request.headers.get("idempotency-key")
+    if not values:
+        return None
+    if len(values) > 1 or not _KEY.fullmatch(values[0]):
+        raise BadRequest("Idempotency-Key: expected 1 to 255 visible ASCII characters", hint="a UUID is a good key")
+    digest = blake3(repr((request.method, request.path, sorted(request.query.items()))).encode())
+    digest.update(request.body)
+    return Ticket(scope=f"api:{request.principal.name}", key=values[0], body_hash=digest.hexdigest(), keep=KEPT)
+
+
+def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
+    """The first answer, if the request was made before: whatever has become of what it asked for."""
+    return desk.ledger.look_up(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
+
+
+async def done_once(desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer]) -> Answer:
+    """What `act` came to; done now, or when the ticket was first shown."""
+    if ticket is None:
+        return await desk.ledger.write(act)
+    return await desk.ledger.write(once, ticket, act, now=desk.clock.now())
+
+
+def headers_of(answer: Answer) -> Headers:
+    return REPEATED if answer.is_repeat else ()

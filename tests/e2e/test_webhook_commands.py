@@ -1,0 +1,138 @@
+"""`ductile webhook`: endpoints, what came to them, test deliveries and signatures, against a running service."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.service import Home, Service
+
+SECRETS = {
+    "plain": "plain-secret-0123456789abcdef",
+    "github": "github-secret-0123456789abc",
+    "stripe": "whsec_stripe0123456789abcdef",
+    "slack": "slack-secret-0123456789abcdef",
+    "standard": "whsec_c3RhbmRhcmQtc2VjcmV0LTAxMjM0NTY3ODk=",
+}
+WEBHOOKS = """\
+webhooks:
+  listen: localhost:0
+  endpoints:
+    - {path: /hook/plain, plugin: takes, secret_ref: plain, signature_header: X-Signature-256}
+    - {path: /hook/github, plugin: takes, scheme: github, secret_ref: [github, plain]}
+    - {path: /hook/stripe, plugin: takes, scheme: stripe, secret_ref: stripe}
+    - {path: /hook/slack, plugin: takes, scheme: slack, secret_ref: slack}
+    - {path: /hook/standard, plugin: takes, scheme: standard-webhooks, secret_ref: standard}
+"""
+TAKES = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "taken"}\'\n'
+
+Ductile = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    home = Home.make(tmp_path_factory.mktemp("hooks") / "ductile")
+    home.plugin("takes", TAKES)
+    home.add("include: [tokens.yaml, webhooks.yaml]\n")
+    tokens = "".join(f"  - {{name: {name}, key: '{key}'}}\n" for name, key in SECRETS.items())
+    home.write("tokens.yaml", f"tokens:\n{tokens}")
+    home.write("webhooks.yaml", WEBHOOKS)
+    home.seal()
+    running = home.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def ductile(service: Service) -> Ductile:
+    """Runs `ductile webhook …` with this configuration; exit code and JSON."""
+
+    def run(*arguments: str, body: bytes = b"") -> tuple[int, Any]:
+        command = [sys.executable, "-m", "ductile", "webhook", *arguments, "--json", "--config", str(service.home.path)]
+        done = subprocess.run(command, input=body, capture_output=True, check=False)
+        return done.returncode, json.loads(done.stdout or done.stderr)
+
+    return run
+
+
+def url(service: Service, name: str) -> str:
+    (line,) = [line for line in service.stderr if " is ready: " in line]
+    _, address = re.findall(r"http://[^,\s]+", line)
+    return f"{address}/hook/{name}"
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_test_delivery_is_taken_whatever_the_scheme(service: Service, ductile: Ductile, name: str) -> None:
+    """It is signed as the sender would sign it, and becomes a job."""
+    code, view = ductile("send", name, "--payload", "-", "--url", url(service, name), body=b'{"n": 1}')
+    assert (code, view["status"]) == (0, 202)
+    assert service.job(view["answer"]["job_id"], wait="20s")["status"] == "succeeded"
+
+
+def test_a_delivery_that_is_only_planned_is_not_sent(service: Service, ductile: Ductile) -> None:
+    code, view = ductile("send", "github", "--payload", "-", "--dry-run", "-H", "X-GitHub-Event: push", body=b"{}")
+    assert code == 0
+    assert view["headers"]["X-GitHub-Event"] == "push"
+    assert view["headers"]["x-hub-signature-256"].startswith("sha256=")
+    assert SECRETS["github"] not in json.dumps(view)
+
+
+def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ductile: Ductile, tmp_path: Path) -> None:
+    """With its headers and its reason; the right body under the right secret is told from everything else."""
+    body, wrong = tmp_path / "body.json", tmp_path / "wrong.json"
+    body.write_bytes(b'{"a": 1}')
+    wrong.write_bytes(b'{"a": 2}')
+    good = ductile("send", "github", "--payload", str(body), "--dry-run")[1]["headers"]["x-hub-signature-256"]
+    code, view = ductile(
+        "send", "github", "--payload", str(wrong), "-H", f"x-hub-signature-256: {good}", "--url", url(service, "github")
+    )
+    assert (code, view["status"]) == (1, 403)
+    service.wait_for_log("refused at /hook/github")
+    _, receipts = ductile("receipts", "github", "--refused")
+    (refused, *_) = receipts["refused"]
+    assert (refused["reason"], refused["status"]) == ("the signature fits no secret of the endpoint", 403)
+    assert refused["headers"]["x-hub-signature-256"] == [good]
+    code, verdict = ductile("verify", str(refused["id"]), "--payload", str(wrong))
+    assert (code, verdict["valid"], verdict["same_body"]) == (1, False, True)
+    code, verdict = ductile("verify", str(refused["id"]), "--payload", str(body))
+    assert (code, verdict["fits"], verdict["same_body"]) == (0, ["github"], False)
+
+
+def test_a_signature_can_be_checked_without_a_delivery(ductile: Ductile) -> None:
+    headers = ductile("send", "stripe", "--payload", "-", "--dry-run", body=b"{}")[1]["headers"]
+    header = f"stripe-signature: {headers['stripe-signature']}"
+    assert ductile("verify", "stripe", "--payload", "-", "-H", header, body=b"{}")[0] == 0
+    code, verdict = ductile("verify", "stripe", "--payload", "-", "-H", header, body=b"[]")
+    assert (code, verdict["reason"]) == (1, "the signature fits no secret of the endpoint")
+
+
+def test_endpoints_are_listed_with_what_came_last(service: Service, ductile: Ductile) -> None:
+    ductile("send", "standard", "--payload", "-", "--url", url(service, "standard"), body=b"{}")
+    code, view = ductile("list")
+    assert code == 0
+    listed = {one["name"]: one for one in view["endpoints"]}
+    assert listed["standard"]["last_accepted_at"] is not None
+    assert (listed["github"]["target"], listed["github"]["secrets"]) == ("plugin takes", ["github", "plain"])
+    accepted = ductile("receipts", "standard", "--accepted")[1]["accepted"]
+    assert accepted[0]["delivery"].startswith("msg_")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("send", "nothing", "--payload", "-"), 1),
+        (("verify", "999999", "--payload", "-"), 1),
+        (("send", "github", "--payload", "/does/not/exist"), 2),
+        (("send", "github", "--payload", "-", "-H", "no colon"), 2),
+        (("send", "github", "--payload", "-", "--url", "http://127.0.0.1:1/x"), 69),
+    ],
+)
+def test_what_cannot_be_done_is_told(ductile: Ductile, arguments: tuple[str, ...], code: int) -> None:
+    found, error = ductile(*arguments, body=b"{}")
+    assert found == code
+    assert error["error"]
