@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from ductile.ledger import reports
+from ductile.ledger import history, reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue
@@ -198,8 +198,8 @@ def memory_after_some_work(path: Path) -> int:
             for _ in range(300):
                 running = await ledger.write(next_step, running)
             for _ in range(20):
-                await ledger.read_slowly(reports.jobs)
-                await ledger.read_slowly(reports.logs)
+                await ledger.read_slowly(history.jobs)
+                await ledger.read_slowly(history.logs)
                 await ledger.read_slowly(reports.queue)
             return proportional_kilobytes()
 
