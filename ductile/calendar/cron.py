@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
+from functools import lru_cache
 
 from attrs import Factory, field, frozen
 
@@ -85,6 +86,8 @@ class Line:
             return day
         first = _month(day)
         for month in range(first, min(first + LONGEST_PAUSE, LAST_MONTH)):
+            if month % 12 + 1 not in self.months:
+                continue
             days = [number for number in self._days_of(month) if month > first or number > day.day]
             if days:
                 return date(month // 12, month % 12 + 1, days[0])
@@ -96,6 +99,8 @@ class Line:
             return day
         last = _month(day)
         for month in range(last, max(last - LONGEST_PAUSE, FIRST_MONTH), -1):
+            if month % 12 + 1 not in self.months:
+                continue
             days = [number for number in self._days_of(month) if month < last or number < day.day]
             if days:
                 return date(month // 12, month % 12 + 1, days[-1])
@@ -144,10 +149,12 @@ class Line:
             return ()
         length = _LONGEST_MONTHS[index] if index != 1 or _is_leap(year) else 28
         eve = date(year, index + 1, 1).isoweekday() - 1
-        by_weekday = [number for number in range(1, length + 1) if (eve + number) % 7 in self.weekdays]
+        by_day = [number for number in self.days if number <= length]
         if self.either:
-            return sorted({*by_weekday, *(number for number in self.days if number <= length)})
-        return [number for number in by_weekday if number in self.days]
+            return sorted(
+                {*by_day, *(number for number in range(1, length + 1) if (eve + number) % 7 in self.weekdays)}
+            )
+        return [number for number in by_day if (eve + number) % 7 in self.weekdays]
 
     def _earlier_dates(self, wall: datetime) -> int:
         """How many dates match in the same month before the date of `wall`."""
@@ -164,6 +171,7 @@ class Line:
         return bisect_left(self.hours, later.hour) * len(self.minutes) + in_this_hour
 
 
+@lru_cache(maxsize=1 << 14)  # the same line is asked for by the check, the scheduler and its hash, at every reload
 def parse_line(text: str) -> Line:
     """The line behind `text`; ValueError with what it is instead, also for a line that can never fire."""
     try:

@@ -54,8 +54,9 @@ class Look:
 def look(definition: Definition, history: History, now: datetime) -> Look:
     """What is due, held, missed and next at `now`; the same question has always the same answer."""
     table = timetable(definition, history)
-    floor = _floor(table, history, now)
-    if _is_set_back(table, floor, now):
+    following = table.slots.after(now)
+    floor = _floor(table, history, following)
+    if _is_set_back(floor, following):
         return Look(clock_set_back=True, decided_to=now, next_at=table.next_firing(now))
     latest = table.latest(now)
     if latest is None or latest <= floor:
@@ -82,10 +83,11 @@ def slots_between(
 ) -> Iterator[Slot]:
     """What will fire in [start, end), if nobody misses it: the answer to "when next?"."""
     table = timetable(definition, history)
-    floor = _floor(table, history, start)
+    following = table.slots.after(start)
+    floor = _floor(table, history, following)
     waiting = table.latest(start)
     begin = start if waiting is None else waiting - TICK
-    if not _is_set_back(table, floor, start):
+    if not _is_set_back(floor, following):
         begin = max(begin, floor)
     coming = dropwhile(lambda slot: slot.fire_at < start, table.firings(begin))
     return islice(takewhile(lambda slot: slot.fire_at < end, coming), limit)
@@ -96,23 +98,22 @@ def next_look_at(looks: Iterable[Look]) -> datetime | None:
     return min((one.next_at for one in looks if one.next_at is not None), default=None)
 
 
-def _floor(table: Timetable, history: History, now: datetime) -> datetime:
-    """Slots up to here are decided."""
+def _floor(table: Timetable, history: History, following: datetime | None) -> datetime:
+    """Slots up to here are decided; `following` is the next one by the clock."""
     when = table.definition.when
     if isinstance(table.slots, Once):
         is_over = history.exhausted or (isinstance(when, At) and history.last_slot_at == when.moment)
         return table.slots.moment if is_over else table.slots.moment - TICK
     floor = history.last_slot_at or history.anchored_at - TICK
-    fired_at, following = history.last_fired_at, table.slots.after(now)
+    fired_at = history.last_fired_at
     if fired_at is None or (following and following <= fired_at):
         return floor
     # Stands even when the last slot was forgotten by a clock that was wrong for a while.
     return max(floor, table.latest(fired_at) or floor)
 
 
-def _is_set_back(table: Timetable, floor: datetime, now: datetime) -> bool:
+def _is_set_back(floor: datetime, following: datetime | None) -> bool:
     """Whether a whole slot lies between now and the last decided one. Less than that is waited for."""
-    following = table.slots.after(now)
     return following is not None and following < floor
 
 

@@ -41,7 +41,9 @@ def wall_time(zone: tzinfo, moment: datetime) -> datetime:
 def stretches(zone: tzinfo, start: datetime, end: datetime) -> Iterator[Stretch]:
     """The stretches that [start, end) consists of; between two of them the clocks change."""
     begun, offset = start, timedelta()
-    for number in range((start - EPOCH) // STEP, (end - EPOCH) // STEP + 1):
+    # Not the step that begins at `end`: it would not know of a change at that moment, which belongs to the one before.
+    last = (end - timedelta.resolution - EPOCH) // STEP
+    for number in range((start - EPOCH) // STEP, last + 1):
         before, change, after = _clocks(zone, number)
         if change is None or change >= end:
             offset = before

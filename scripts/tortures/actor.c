@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,6 +68,21 @@ static void leave_a_daemon(void)
         for (;;)
             pause();
     }
+}
+
+static void be_alone(const char *path)
+{
+    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || flock(file, LOCK_EX | LOCK_NB) != 0)
+        testify("crowd");
+}
+
+static void leave(int signal)
+{
+    (void)signal;
+    usleep(1000 * number("ACTOR_LINGERS_MS", 0));
+    testify("gone");
+    _exit(0);
 }
 
 static void say(const char *text)
@@ -144,6 +160,10 @@ int main(void)
     find("\"event_id\"", event, sizeof event);
     find("\"part\"", part, sizeof part);
     testify("start");
+    if (number("ACTOR_LINGERS_MS", 0))
+        signal(SIGTERM, leave);
+    if (getenv("ACTOR_ALONE"))
+        be_alone(getenv("ACTOR_ALONE"));
     if (number("ACTOR_DAEMON", 0))
         leave_a_daemon();
     uint32_t luck = chance();

@@ -7,8 +7,11 @@ ACTOR_ITEMS    its events carry a list of up to so many items, and whether they 
 ACTOR_TROUBLE  how many of a hundred attempts go wrong, each in one of seven ways
 ACTOR_NAP_MS   it sleeps up to this long
 ACTOR_DAEMON   it leaves a process of its own session behind
+ACTOR_LINGERS_MS  asked to end, it takes this long and says so
+ACTOR_ALONE    a file that it locks while it lives; it says so if another process has
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -83,7 +86,25 @@ def itemized(luck: int) -> dict[str, object]:
     return {"even": not luck >> 20 & 1, "items": [100 + item for item in range(luck // 4900 % (most + 1))]}
 
 
+def be_alone(path: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        testify("crowd")
+
+
+def leave(*_: object) -> None:
+    time.sleep(number("ACTOR_LINGERS_MS") / 1000)
+    testify("gone")
+    os._exit(0)
+
+
 testify("start")
+if number("ACTOR_LINGERS_MS"):
+    signal.signal(signal.SIGTERM, leave)
+if "ACTOR_ALONE" in os.environ:
+    be_alone(os.environ["ACTOR_ALONE"])
 if number("ACTOR_DAEMON"):
     leave_a_daemon()
 luck = chance()

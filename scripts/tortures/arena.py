@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 TOKEN = "torture-token-d41d8cd98f00b204"
 CANARY = "torture-canary-9e107d9d372bb682"
 PATIENCE = 60.0
+MOST_OUTSTANDING = 20
 
 
 @define
@@ -77,10 +78,10 @@ class Arena:
     def configure(self, *, scheduled: bool = True) -> None:
         """The next core finds this configuration; without schedules it comes to rest some day."""
         config = self.path / "config.yaml"
-        config.write_text(self._config(scheduled))
+        config.write_text(self.text(scheduled=scheduled))
         config.chmod(0o600)
 
-    def _config(self, scheduled: bool) -> str:
+    def text(self, *, scheduled: bool = True) -> str:
         lines = [
             "plugin_roots: [plugins]",
             "state: {path: data/state.db}",
@@ -103,8 +104,9 @@ class Arena:
             ]
             if role.every and scheduled:
                 lines += [
-                    f"    schedules: [{{every: {role.every}, if_running: queue}}]",
-                    "    max_outstanding_polls: 20",
+                    f"    schedules: [{{every: {role.every}, if_running: {role.if_running}}}]",
+                    f"    max_outstanding_polls: {MOST_OUTSTANDING}",
+                    "    circuit_breaker: {threshold: 1000}",
                 ]
         lines.append("routes:" if self.routes else "routes: []")
         lines += [f"  - {{from: {source}, event_type: {kind}, to: {to}}}" for source, kind, to in self.routes]

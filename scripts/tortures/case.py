@@ -4,6 +4,7 @@ Reads and indexes; decides nothing. The checker asks.
 """
 
 import json
+import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from scripts.tortures.play import Role
 FINAL = frozenset({"succeeded", "failed", "dead", "skipped"})
 FAILURES = frozenset({"failed", "dead"})
 LOST_WITH_THE_CORE = "core restart"
+CANCELLED = "cancelled: another run of its schedule is due"
+STEP_IS_GONE = re.compile(r"pipeline \S+ has no step \S+ any more")
 
 Row = Mapping[str, Any]
 
@@ -61,6 +64,8 @@ class Case:
     routes: Sequence[tuple[str, str, str]] = ()
     scripts: Sequence[str] = ()
     """The pipelines that were there."""
+    apart: Sequence[str] = ()
+    """Pipelines whose runs are looked at elsewhere."""
     prunes: bool = False
     """Whole trees may be gone by now."""
     logs: Sequence[Path] = ()
@@ -120,11 +125,13 @@ class Case:
 
     @cached_property
     def excused(self) -> Sequence[str]:
-        """Jobs that never ran because the core died each time before it could start them."""
+        """Jobs that never ran because the core died each time before it could start them, or they were called off."""
         return [
             job_id
             for job_id, log in self.attempts.items()
-            if not self.starts.get(job_id) and not is_core(log[-1]["plugin"]) and all(map(was_lost, log))
+            if not self.starts.get(job_id)
+            and not is_core(log[-1]["plugin"])
+            and all(was_lost(row) or was_called_off(row) for row in log)
         ]
 
     def answer_of(self, job_id: str) -> dict[str, Any]:
@@ -156,6 +163,12 @@ def is_core(plugin: str) -> bool:
 def was_lost(attempt: Row) -> bool:
     """True if the attempt ended with the core that ran it."""
     return str(attempt["last_error"]).startswith(LOST_WITH_THE_CORE)
+
+
+def was_called_off(attempt: Row) -> bool:
+    """True if it made room for the next run of its schedule, or its step is no longer in the configuration."""
+    reason = str(attempt["last_error"])
+    return reason == CANCELLED or STEP_IS_GONE.fullmatch(reason) is not None
 
 
 def fails_its_tree(job: Row) -> bool:

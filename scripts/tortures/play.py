@@ -25,6 +25,12 @@ class Role:
     notifies: bool = False
     every: str | None = None
     """It runs on a schedule, too."""
+    if_running: str = "queue"
+    """What its schedule does while an earlier job is not finished."""
+    lingers_ms: int = 0
+    """How long it takes to end when it is asked to; it tells when it does."""
+    is_alone: bool = False
+    """No other process of it may be at work; it tells if one is."""
     weight: int = 0
     timeout: str = "30s"
 
@@ -37,6 +43,8 @@ class Role:
             "ACTOR_TROUBLE": str(self.trouble),
             "ACTOR_NAP_MS": str(self.nap_ms),
             "ACTOR_DAEMON": "1" if self.leaves_daemon else None,
+            "ACTOR_LINGERS_MS": str(self.lingers_ms) if self.lingers_ms else None,
+            "ACTOR_ALONE": f"{effects}.{self.name}" if self.is_alone else None,
         }
         return {name: value for name, value in asked.items() if value is not None}
 

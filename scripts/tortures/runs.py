@@ -17,7 +17,7 @@ LAST_STEPS = frozenset({"ship", "prices__join"})
 def story_of(case: Case) -> Story:
     """All runs of a case, told to their ends; once for all who ask in turn."""
     # A hook is a tree of its own, which may be pruned before or after the one that it tells of.
-    runs = (job for job in case.jobs.values() if job["pipeline"])
+    runs = (job for job in case.jobs.values() if job["pipeline"] and job["pipeline"] not in case.apart)
     story = Story.of(case, (job for job in runs if not (case.prunes and job["submitted_by"] == "hook")))
     for job in case.jobs.values():
         _tell(story, job)

@@ -41,6 +41,16 @@ def test_every_zone_with_changing_clocks_has_a_gap_and_a_repeated_hour() -> None
     assert {case.id for case in GAPS} == {case.id for case in FOLDS} == {*ZONES} - {"UTC", "Asia/Kathmandu"}
 
 
+def test_a_time_that_ends_with_a_change_of_the_clocks_does_not_know_of_it() -> None:
+    """Wherever the change lies; that of Gaza in 2023 lies where one step of the search ends and the next begins."""
+    gaza, change = ZoneInfo("Asia/Gaza"), datetime(2023, 4, 29, tzinfo=UTC)
+    for zone, end in [(gaza, change), *((ZoneInfo(zone), after.start) for zone, _, after in CHANGES)]:
+        (stretch,) = stretches(zone, end - DAY, end)
+        assert stretch.offset == (end - HOUR).astimezone(zone).utcoffset()
+    every_minute = Dial(parse_line("0-59 2 * * *"), gaza)
+    assert every_minute.after(change - 3 * DAY) == change - 3 * DAY + MINUTE
+
+
 @pytest.mark.parametrize(("zone", "before", "after"), GAPS)
 def test_a_time_in_the_gap_fires_once_right_after_it(zone: str, before: Stretch, after: Stretch) -> None:
     """At the first minute that exists; several times in one gap are one slot; the next day is as ever."""
