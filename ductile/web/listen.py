@@ -17,7 +17,8 @@ from attrs import frozen
 
 from ductile.errors import Complaint, ConfigInvalid, DuctileError, NotAllowed
 
-BACKLOG = 256
+# The kernel lets a client whose place in this queue is missing wait for seconds; from the doorman it hears at once.
+BACKLOG = 4096
 # Bytes of a path that fit into sockaddr_un, without its closing NUL.
 LONGEST_SOCKET_PATH = 107
 SHARED_DIRECTORY = Path("/tmp")

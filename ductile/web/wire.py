@@ -4,7 +4,6 @@ Knows sockets and deadlines, not routes. The lane reads requests and writes answ
 """
 
 import os
-import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import suppress
@@ -66,14 +65,12 @@ class Wire:
             raise ClientGone from error
 
     async def hung_up(self) -> None:
-        """Returns when the client has closed its side. Waits for ever if it has sent more requests instead."""
-        if not self.inbox:
-            try:
-                if not await self.stream.socket.recv(1, socket.MSG_PEEK):
-                    return
-            except OSError:
-                return
-        await trio.sleep_forever()
+        """Returns when the client has closed its side. What else it asks meanwhile is kept for later; whoever has
+        asked for more than is kept counts as there."""
+        with suppress(ClientGone):
+            while len(self.inbox) < READ_BYTES:
+                await self.read_more()
+            await trio.sleep_forever()
 
     async def linger(self) -> None:
         """The client had a chance to read our answer: closing with unread bytes would reset the connection under it."""
@@ -128,6 +125,8 @@ class Reply:
             return
         self.sent_bytes += len(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if len(framed) > WRITE_BYTES:
+            await self.flush()  # together with the head it would be a copy, for as long as the client takes
         pending, self._pending = self._pending, b""
         await self._wire.write(pending + framed if pending else framed)
 

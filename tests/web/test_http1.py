@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.web.http1 import Head, Limits, head_end, parse_head, response_head
+from ductile.web.http1 import Chunks, Head, Limits, head_end, parse_head, response_head
 from ductile.web.message import Refusal
 
 LIMITS = Limits()
@@ -205,3 +205,30 @@ def agree_with_h11(raw: bytes) -> None:
 
 
 FRAMING = ("content-length", "transfer-encoding")
+
+
+CHUNK_PIECES = (
+    b"3\r\nabc\r\n", b"1\r\na\r\n", b"0A\r\n0123456789\r\n", b"0\r\n\r\n", b"0\r\n\r\n", b"\r\n", b"\n",
+    b"\r", b"3", b";x", b" ", b"a",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(CHUNK_PIECES), max_size=8), st.integers(1, 9))
+def test_an_accepted_chunked_body_means_the_same_to_h11(pieces: list[bytes], step: int) -> None:
+    """Cut anywhere by the network: what is accepted is the body that h11 reads, and ends at the same byte."""
+    raw, inbox, chunks = b"".join(pieces), bytearray(), Chunks(max_body=100)
+    try:
+        for at in range(0, len(raw), step):
+            inbox += raw[at : at + step]
+            while chunks.take(inbox, 4):
+                pass
+    except Refusal:
+        return
+    if not chunks.is_whole:
+        return
+    oracle = h11.Connection(h11.SERVER)
+    oracle.receive_data(b"POST / HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n" + raw)
+    body = b""
+    while not isinstance(event := oracle.next_event(), h11.EndOfMessage):
+        body += bytes(event.data) if isinstance(event, h11.Data) else b""
+    assert (bytes(chunks.body), bytes(inbox)) == (body, oracle.trailing_data[0])

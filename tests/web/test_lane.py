@@ -1,16 +1,19 @@
 """Requests over a real socket: both hosts answer alike, and every limit holds."""
 
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
 
 from ductile.errors import NotFound
 from ductile.web.http1 import Limits
 from ductile.web.message import Refusal, Request, Response, json_response, refusal_response
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.wire import Reply, Wire
 
 if TYPE_CHECKING:
     from tests.web.conftest import StartServer
@@ -143,14 +146,14 @@ async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", pa
         b"3\r\nabcd\r\n0\r\n\r\n", b"3\r\nabcXX0\r\n\r\n", b"-1\r\n", b"0x3\r\nabc\r\n", b"g\r\n", b"\r\n",
         b"3\nabc\r\n0\r\n\r\n", b"0\r\n\n", b"0\r\nTrailer: 1\r\n\r\n", b"0\r\nTrailer: 1\n\n",
         b"fffffffffffffffffffff\r\n", b"1\r\na\r\n" * 20_000, b"10000000000000003\r\nabc\r\n0\r\n\r\n",
-        b"3;a=b\r\nabc\r\n0\r\n\r\n", b"3;a\rb\r\nabc\r\n0\r\n\r\n", b"3;\0\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0;a\r\n\r\n",
-        b"3 \r\nabc\r\n0\r\n\r\n", b"3\t\r\nabc\r\n0\r\n\r\n",
+        b"3;a=b\r\nabc\r\n0\r\n\r\n", b"3;a\rb\r\nabc\r\n0\r\n\r\n", b"3;\0\r\nabc\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0;a\r\n\r\n", b"3 \r\nabc\r\n0\r\n\r\n", b"3\t\r\nabc\r\n0\r\n\r\n",
     ],
     ids=[
         "long chunk", "bad tail", "negative", "hexadecimal prefix", "no number", "empty", "bare LF",
-        "bare LF at the end", "trailer", "trailer with bare LF", "too many digits", "one byte a chunk", "beyond 64 bits",
-        "extension", "CR in an extension", "NUL in an extension", "extension of the last", "blank after the size",
-        "tab after the size",
+        "bare LF at the end", "trailer", "trailer with bare LF", "too many digits", "one byte a chunk",
+        "beyond 64 bits", "extension", "CR in an extension", "NUL in an extension", "extension of the last",
+        "blank after the size", "tab after the size",
     ],
 )  # fmt: skip
 async def test_a_broken_chunk_is_one_400_and_the_end(start_server: "StartServer", body: bytes) -> None:
@@ -347,9 +350,35 @@ async def test_a_client_that_does_not_read_is_given_up(start_server: "StartServe
     assert not server.faults
 
 
+async def test_an_answer_that_waits_for_its_reader_is_held_once() -> None:
+    """A client that does not read costs the answer it asked for, and no copy of it."""
+    ours, theirs = trio.socket.socketpair()
+    body = bytes(MORE_THAN_THE_KERNEL_TAKES)
+    reply = Reply(Wire(trio.SocketStream(ours), Limits()), None)
+    tracemalloc.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reply.send, 200, (), body)
+            await trio.testing.wait_all_tasks_blocked()
+            held, _ = tracemalloc.get_traced_memory()
+            nursery.cancel_scope.cancel()
+    finally:
+        tracemalloc.stop()
+        ours.close()
+        theirs.close()
+
+    assert reply.status == 200
+    assert held < len(body) / 2
+
+
 @BOTH_HOSTS
-async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(start_server: "StartServer", hot: bool) -> None:
-    """Nobody waits for the sake of someone who has left."""
+@pytest.mark.parametrize(
+    "more", [b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"], ids=["alone", "and half", "and another"]
+)
+async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(
+    start_server: "StartServer", hot: bool, more: bytes
+) -> None:
+    """Nobody waits for the sake of someone who has left, whatever else it had begun to ask."""
     waiting, cancelled = trio.Event(), trio.Event()
 
     async def wait(request: Request) -> Response:
@@ -361,10 +390,12 @@ async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(start_ser
 
     server = await start_server(Route(method="GET", path="/wait", handler=wait, hot=hot, waits=True))
     client = await server.connect()
-    await client.send(b"GET /wait HTTP/1.1\r\nHost: here\r\n\r\n")
+    await client.send(b"GET /wait HTTP/1.1\r\nHost: here\r\n\r\n" + more[:40])
     await waiting.wait()
+    await client.send(more[40:])
     await client.aclose()
-    await cancelled.wait()
+    with trio.fail_after(5):
+        await cancelled.wait()
     await server.has_served(1)
 
     assert server.served[0].status == 0
