@@ -84,6 +84,20 @@ and by every plugin configuration key that ends in `_ref`. With `scopes_file` an
 API: the file is `{"scopes": ["plugin:ro", "jobs:ro"]}`, the hash is `blake3:` and the file's BLAKE3. A hash that does
 not fit means that the token cannot call the API.
 
+## Changing it by command
+
+`ductile config set`, `config plugin set`, `config route add`, `config webhook add`, `config token` and `config scope`
+change the lines that are meant and no others: comments, order, blank lines and quotes stay. A value is changed in the
+file that says it (of two, the one that counts), a new one goes where its section is, an item into the file that has
+the list. The whole configuration with the change in it is loaded and checked first; if anything is wrong with it,
+nothing is written. Then the files are replaced and everything is sealed, together or not at all: the change is first
+written down in `.pending` beside `config.yaml`, and whoever loads the configuration after a crash finishes it.
+`--dry-run` shows the difference and stops before the writing. `config plan` says what a reload would do with the
+files as they are.
+
+An edit seals what it changed. A file or plugin that somebody else has changed since it was sealed stops the edit where
+it would stop a start, and is otherwise sealed too and named.
+
 ## Keys
 """
 CONFIGURATION_TOP = "What `config.yaml` and every included file may contain."

@@ -1,4 +1,4 @@
-"""`ductile config`: make, check, seal and look at the configuration."""
+"""`ductile config`: make, check and seal the configuration. Editing and looking have files of their own."""
 
 import os
 from datetime import UTC, datetime
@@ -7,15 +7,25 @@ from typing import Any
 
 import click
 
-from ductile.cli import options, output
-from ductile.errors import Complaint, ConfigInvalid, DuctileError, NotFound
+from ductile.cli import (
+    config_archive,
+    config_edit,
+    config_plan,
+    config_scope,
+    config_token,
+    config_view,
+    options,
+    output,
+)
+from ductile.cli.editing import complaint_data
+from ductile.errors import Complaint, ConfigInvalid, DuctileError
 
 DEFAULT_DIRECTORY = "~/.config/ductile"
 
 
 @click.group("config")
 def group() -> None:
-    """Make, check, seal and look at the configuration."""
+    """Make, check, change, seal and look at the configuration."""
 
 
 @group.command("init")
@@ -37,7 +47,7 @@ def init(directory: Path | None, demo: bool, force: bool, dry_run: bool, as_json
     """
     from ductile.config import scaffold
 
-    where = Path(os.path.abspath((directory or _default_directory()).expanduser()))
+    where = Path(os.path.abspath((directory or default_directory()).expanduser()))
     planned = scaffold.plan(demo=demo)
     scaffold.require_free(where, planned, force=force)
     if not dry_run:
@@ -94,8 +104,8 @@ def check(
         failure, errors, warnings = invalid, invalid.complaints, ()
     result: dict[str, Any] = {
         "valid": failure is None,
-        "errors": [_complaint(complaint) for complaint in errors],
-        "warnings": [_complaint(complaint) for complaint in warnings],
+        "errors": [complaint_data(complaint) for complaint in errors],
+        "warnings": [complaint_data(complaint) for complaint in warnings],
     }
     if failure is not None:
         result |= output.as_error(failure)
@@ -115,12 +125,6 @@ def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...])
 
 def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
-
-
-def _complaint(complaint: Complaint) -> dict[str, Any]:
-    mark = complaint.mark
-    place = {"file": mark.source, "line": mark.line} if mark else {}
-    return {"category": complaint.category, "message": complaint.message, "field": complaint.path, **place}
 
 
 @group.command("lock")
@@ -158,105 +162,6 @@ def _lock_lines(result: dict[str, Any], *, verbose: bool) -> list[str]:
     return lines + ([f"  = {name}" for name in result["files"]] if verbose else [])
 
 
-@group.command("show")
-@click.argument("entity", required=False)
-@options.config
-@options.as_json
-def show(entity: str | None, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Print the effective configuration: everything merged, defaults filled in, secrets hidden.
-
-    ENTITY narrows it: a section (service, api, …), plugin:NAME, webhook:NAME-OR-PATH or pipeline:NAME;
-    the name * stands for all.
-
-    Example: ductile config show plugin:echo
-    """
-    from ductile import strict_yaml
-    from ductile.config.show import redacted
-
-    config = _load(options.chosen(config_path, config_dir))
-    shown = redacted(config.settings, config.mask)
-    value = _entity(shown, entity) if entity else shown
-    output.show(value, as_json=as_json, human=lambda data: strict_yaml.dump(data).splitlines())
-
-
-def _entity(shown: dict[str, Any], entity: str) -> Any:
-    noun, colon, name = entity.partition(":")
-    if not colon:
-        if noun not in shown:
-            raise NotFound(f"there is no section {noun!r}", hint=f"sections: {', '.join(shown)}")
-        return shown[noun]
-    found: dict[str, Any]
-    match noun:
-        case "plugin":
-            found = shown["plugins"]
-        case "webhook":
-            found = {}
-            for endpoint in shown["webhooks"]["endpoints"]:
-                for alias in (endpoint["path"], endpoint["plugin"], endpoint["name"]):
-                    found.setdefault(alias, endpoint)
-            if name == "*":
-                return shown["webhooks"]["endpoints"]
-        case "pipeline":
-            found = {pipeline["name"]: pipeline for pipeline in shown["pipelines"]}
-        case _:
-            raise NotFound(f"unknown entity {entity!r}", hint="use plugin:NAME, webhook:NAME or pipeline:NAME")
-    if name == "*":
-        return found
-    if name not in found:
-        raise NotFound(
-            f"there is no {noun} {name!r}", hint=f"known: {', '.join(str(key) for key in found if key) or 'none'}"
-        )
-    return found[name]
-
-
-@group.command("get")
-@click.argument("path")
-@options.config
-@options.as_json
-def get(path: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Print one value of the effective configuration by its dotted path.
-
-    Example: ductile config get plugins.echo.retry.max_attempts
-    """
-    from ductile import strict_yaml
-    from ductile.config.show import redacted
-
-    config = _load(options.chosen(config_path, config_dir))
-    value = _walk(redacted(config.settings, config.mask), path)
-
-    def human(data: Any) -> list[str]:
-        return strict_yaml.dump(data).splitlines() if isinstance(data, dict | list) else [_scalar(data)]
-
-    output.show(value, as_json=as_json, human=human)
-
-
-def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _walk(value: Any, path: str) -> Any:
-    """The value at `path`: names joined by dots (a name may contain some), list members as `[0]` or `.0`."""
-    rest = path.replace("[", ".").replace("]", "")
-    while rest:
-        if isinstance(value, list):
-            member, _, rest = rest.partition(".")
-            if not member.isdigit() or int(member) >= len(value):
-                raise NotFound(
-                    f"there is no [{member}] on the way to {path!r}", hint=f"the list has {len(value)} members"
-                )
-            value = value[int(member)]
-            continue
-        keys = [key for key in value if rest == key or rest.startswith(f"{key}.")] if isinstance(value, dict) else []
-        if not keys:
-            known = f"known here: {', '.join(value)}" if isinstance(value, dict) else "it is a single value"
-            raise NotFound(f"there is nothing at {path!r}", hint=known)
-        key = max(keys, key=len)
-        value, rest = value[key], rest[len(key) + 1 :]
-    return value
-
-
 @group.command("schema")
 @options.as_json
 def schema(as_json: bool) -> None:
@@ -269,7 +174,7 @@ def schema(as_json: bool) -> None:
     output.show(build(), as_json=True, human=lambda _: ())
 
 
-def _default_directory() -> Path:
+def default_directory() -> Path:
     return Path(os.environ.get("DUCTILE_CONFIG_DIR") or DEFAULT_DIRECTORY)
 
 
@@ -287,3 +192,19 @@ def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
     if verbose:
         output.note(f"configuration: {found.path} ({found.origin})")
     return load(found.path)
+
+
+for _command in (
+    config_view.show,
+    config_view.get,
+    config_plan.plan,
+    config_archive.backup,
+    config_archive.restore,
+    config_edit.set_value,
+    config_edit.plugin,
+    config_edit.route,
+    config_edit.webhook,
+    config_token.token,
+    config_scope.scope,
+):
+    group.add_command(_command)

@@ -56,10 +56,11 @@ def reload(
 
     running = client(options.chosen(config_path, config_dir), api_url, api_key)
     answer = running.ask("POST", f"/system/reload?dry_run={'true' if dry_run else 'false'}")
-    output.show(answer, as_json=as_json, human=_reload_lines)
+    output.show(answer, as_json=as_json, human=reload_lines)
 
 
-def _reload_lines(answer: dict[str, Any]) -> list[str]:
+def reload_lines(answer: dict[str, Any]) -> list[str]:
+    """What a reload changed or would change, for people."""
     lines = [f"{answer['status']}: {answer['message']}"]
     changes = dict(answer["changes"])
     settings, unavailable = changes.pop("settings"), changes.pop("unavailable")

@@ -118,9 +118,19 @@ def changes_between(old: Snapshot, new: Snapshot) -> Changes:
     return Changes(sections=sections, settings=tuple(_paths(before["settings"], after["settings"])), unavailable=gone)
 
 
+def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+    """The same for two configurations of which only the plain data is left."""
+    old, new = _by_section(dict(before)), _by_section(dict(after))
+    sections = {name: named for name in SECTIONS if (named := _named(old[name], new[name]))}
+    return Changes(sections=sections, settings=tuple(_paths(old["settings"], new["settings"])))
+
+
 def _sorted(config: Config) -> dict[str, dict[str, Any]]:
-    """The settings as sections of named members, and what is left of them."""
-    data = plain(config.settings, hide=Secret.fingerprint)
+    return _by_section(plain(config.settings, hide=Secret.fingerprint))
+
+
+def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings as sections of named members, and what is left of them. Takes `data` apart."""
     plugins = data.pop("plugins")
     schedules = {
         f"{plugin}/{schedule.get('id', index)}": schedule

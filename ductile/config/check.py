@@ -151,9 +151,6 @@ class _Visit:
         settings = self.config.settings
         if not settings.plugin_roots:
             yield self._say("names no directory; there is nothing to run", "plugin_roots", "plugin_refs")
-        if settings.remote_ingress and not settings.api.enabled:
-            message = "no peer can get in: events arrive at the API's address; set api.enabled: true"
-            yield self._say(message, "remote_ingress", "relay")
         for name, entry in settings.plugins.items():
             if name in self.unusable and entry.enabled and not self._is_alias_problem(name, entry):
                 yield self._say(self.unusable[name], f"plugins.{name}", "plugin_refs")

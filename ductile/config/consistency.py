@@ -67,6 +67,15 @@ def _api(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
     if wanted and not usable:
         message = "has no token; add one with a scope, or set api.enabled: false"
         yield Breach("api.auth.tokens" if settings.api.auth.tokens else "api", message, "api")
+    for index, origin in enumerate(settings.api.allowed_origins):
+        if not _ORIGIN.fullmatch(origin):
+            message = f"{origin!r} is no origin: write it as a browser does, like https://dash.example:8443"
+            yield Breach(f"api.allowed_origins[{index}]", message, "api")
+    names = _repeated(token.name for token in settings.api.auth.tokens if token.name)
+    for index, token in enumerate(settings.api.auth.tokens):
+        if token.name in names or token.name == "operator":
+            message = "is used twice" if token.name in names else "is whoever opens the local socket"
+            yield Breach(f"api.auth.tokens[{index}].name", f"{token.name!r} {message}", "api")
     repeated = _repeated(token.token.fingerprint() for token in settings.api.auth.tokens)
     for index, token in enumerate(settings.api.auth.tokens):
         if token.token.fingerprint() in repeated:
@@ -164,6 +173,8 @@ def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) ->
 
 _BASE64_SECRET = re.compile(r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?")
 _CREDENTIALS = ("authorization", "proxy-authorization", "cookie")
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
+_OWN_PATHS = frozenset({"plugin", "plugins", "pipeline", "job", "relay", "schedule", "breaker", "queue", "system"})
 _HEADER_PLACE = re.compile(r"\{header\.[A-Za-z0-9-]+\}")
 
 
@@ -185,6 +196,8 @@ def _relay(settings: Settings) -> Iterator[Breach]:
         yield from _secret_refs(settings, (instance.secret_ref,), f"{path}.secret_ref", "relay")
         yield from _key_id(instance.key_id, f"{path}.key_id")
     ingress = settings.remote_ingress
+    if ingress and ingress.listen_path.split("/")[1] in _OWN_PATHS:
+        yield Breach("remote_ingress.listen_path", f"{ingress.listen_path} is a path of the API itself", "relay")
     if ingress and not _PLAIN_PATH.fullmatch(ingress.listen_path):
         message = "must be words joined by '/', without braces, %, `.`, `..` and a '/' at the end"
         yield Breach("remote_ingress.listen_path", message, "relay")

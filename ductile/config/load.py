@@ -15,6 +15,7 @@ from blake3 import blake3
 from ductile.config.consistency import breaches
 from ductile.config.dialect import translate
 from ductile.config.interpolate import Interpolated, interpolate
+from ductile.config.pending import finish_interrupted
 from ductile.config.scopes import Grant, Grants, read_grants
 from ductile.config.seal import (
     SEAL_FILE,
@@ -28,7 +29,7 @@ from ductile.config.seal import (
 )
 from ductile.config.sections import Settings, State
 from ductile.config.show import digest, is_reference, looks_secret
-from ductile.config.sources import SourceFile, read_sources
+from ductile.config.sources import NOTHING_REPLACED, SourceFile, read_sources
 from ductile.config.structure import structure
 from ductile.errors import (
     Complaint,
@@ -77,12 +78,20 @@ class Config:
         return Complaint(message, path, _place(self.places, path) or Mark(str(self.root), 1), category)
 
 
-def load(root: Path, *, environ: Mapping[str, str] | None = None, verify: bool = True) -> Config:
+def load(
+    root: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    verify: bool = True,
+    replaced: Mapping[Path, bytes] = NOTHING_REPLACED,
+) -> Config:
     """The configuration at `root`. ConfigInvalid or IntegrityBroken say all that is wrong; nothing is changed.
 
-    `verify=False` is for sealing: what is about to be approved need not be approved yet.
+    An edit that was interrupted after it was decided is finished first. `verify=False` is for sealing: what is about to
+    be approved need not be approved yet. `replaced` is what an edit would write: file → its new bytes.
     """
-    sources = read_sources(root, os.environ if environ is None else environ)
+    finish_interrupted(root.parent)
+    sources = read_sources(root, os.environ if environ is None else environ, replaced=replaced)
     seal = _seal_of(root, verify=verify)
     drifts = drift_of_files(sources.files, seal)
     if verify:
@@ -94,7 +103,7 @@ def load(root: Path, *, environ: Mapping[str, str] | None = None, verify: bool =
     # Two names for one ledger are one ledger: the lock and the socket lie beside the file itself.
     settings = evolve(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
     unset_errors, unset_warnings = _unset(settings, resolved.unset)
-    grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks)
+    grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks, replaced=replaced)
     places = {path: node.mark for path, node in resolved.root.walk() if path}
     plans, refused = _compiled(settings, resolved)
     _require_consistency(settings, grants, places, root, errors=unset_errors, refused=refused)

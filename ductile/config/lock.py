@@ -3,12 +3,12 @@
 from datetime import datetime
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ductile import files, strict_yaml
 from ductile.config import seal
-from ductile.config.check import examine, sealed_plugins
-from ductile.config.load import load
+from ductile.config.check import Examination, examine, sealed_plugins
+from ductile.config.load import Config, load
 from ductile.errors import Complaint, ConfigInvalid
 
 
@@ -19,12 +19,20 @@ class Sealed:
     path: Path
     seal: seal.Seal
     changes: list[str]
+    content: bytes = field(repr=False)
 
 
 def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> Sealed:
     """Everything that is loaded, and every configured plugin, is sealed; an enabled one that is not there stops it."""
     config = load(root, verify=False)
-    examination = examine(config)
+    sealed = seal_of(config, examine(config), now=now)
+    if not dry_run and (sealed.changes or config.seal is None or not config.seal.is_complete):
+        files.write_private(sealed.path, sealed.content)
+    return sealed
+
+
+def seal_of(config: Config, examination: Examination, *, now: datetime) -> Sealed:
+    """The seal that approves this configuration; it is not written."""
     absent = [
         config.complaint(f"cannot be sealed: it {reason}", f"plugins.{name}", "plugin_refs")
         for name, reason in examination.unusable.items()
@@ -38,7 +46,4 @@ def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> S
         raise ConfigInvalid(
             [Complaint(f"the seal would be larger than {strict_yaml.MAX_BYTES} bytes; plugins have too many files")]
         )
-    changes = seal.changes(config.seal, made)
-    if not dry_run and (changes or config.seal is None or not config.seal.is_complete):
-        files.write_private(config.seal_path, content)
-    return Sealed(config.seal_path, made, changes)
+    return Sealed(config.seal_path, made, seal.changes(config.seal, made), content)

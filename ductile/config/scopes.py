@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from ductile import files, strict_json
 from ductile.config.sections import TokenEntry
-from ductile.config.sources import SourceFile, Tier
+from ductile.config.sources import NOTHING_REPLACED, SourceFile, Tier
 from ductile.errors import Complaint, Mark, Unreadable
 
 MAX_SCOPE_BYTES = 64 << 10
@@ -50,8 +50,10 @@ class Grants:
     warnings: tuple[Complaint, ...]
 
 
-def read_grants(tokens: Iterable[TokenEntry], *, allow_symlinks: bool) -> Grants:
-    """The grant of every token that names a scope file."""
+def read_grants(
+    tokens: Iterable[TokenEntry], *, allow_symlinks: bool, replaced: Mapping[Path, bytes] = NOTHING_REPLACED
+) -> Grants:
+    """The grant of every token that names a scope file; `replaced` files count as if they held these bytes."""
     grants: dict[str, Grant] = {}
     sources: dict[Path, SourceFile] = {}
     errors: list[Complaint] = []
@@ -61,10 +63,13 @@ def read_grants(tokens: Iterable[TokenEntry], *, allow_symlinks: bool) -> Grants
             continue
         path, where = Path(os.path.normpath(token.scopes_file)), f"tokens[{index}].scopes_file"
         try:
-            findings = files.symlink_findings(path, allow=allow_symlinks) + files.problems_of(path, private=True)
-            source = SourceFile.of(
-                path, files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_SCOPE_BYTES).content, Tier.HIGH
-            )
+            findings = files.symlink_findings(path, allow=allow_symlinks)
+            if path not in replaced or os.path.lexists(path):
+                findings += files.problems_of(path, private=True)
+            content = replaced.get(path)
+            if content is None:
+                content = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_SCOPE_BYTES).content
+            source = SourceFile.of(path, content, Tier.HIGH)
             scopes = _scopes_in(source)
         except files.FileRefused as error:
             errors.append(Complaint(str(error), where, category="token_scopes"))

@@ -22,6 +22,7 @@ HIGH_TIER = (TOKENS_FILE, "webhooks.yaml")
 MAX_ENV_BYTES = 1 << 20
 MAX_FILES = 1000
 MAX_INCLUDE_DEPTH = 32
+NOTHING_REPLACED: Mapping[Path, bytes] = {}
 
 
 class Tier(StrEnum):
@@ -51,6 +52,8 @@ class Sources:
     """Everything that was read for one configuration, merged in order."""
 
     root: Node = field(repr=False)
+    documents: tuple[tuple[Path, Node], ...] = field(repr=False)
+    """Each YAML file with its own tree, in the order in which they are merged."""
     files: tuple[SourceFile, ...]
     environment: Mapping[str, str] = field(repr=False)
     allow_symlinks: bool
@@ -81,12 +84,18 @@ def find(explicit: Path | None, environ: Mapping[str, str]) -> Found:
     )
 
 
-def read_sources(root: Path, environ: Mapping[str, str]) -> Sources:
-    """`root` and all it includes. What cannot be read is a complaint; the rest is read all the same."""
-    reading = _Reading(environment=dict(environ))
+def read_sources(
+    root: Path, environ: Mapping[str, str], *, replaced: Mapping[Path, bytes] = NOTHING_REPLACED
+) -> Sources:
+    """`root` and all it includes. What cannot be read is a complaint; the rest is read all the same.
+
+    `replaced` files are read as if they held these bytes: what an edit is about to write is tried out first.
+    """
+    reading = _Reading(environment=dict(environ), replaced=replaced)
     reading.read_root(root)
     return Sources(
         root=reading.merged or Node({}, Mark(str(root), 1)),
+        documents=tuple(reading.documents),
         files=tuple(reading.files),
         environment=reading.environment,
         allow_symlinks=reading.allow_symlinks,
@@ -121,7 +130,9 @@ class _Reading:
     """The walk through the files: what was found so far."""
 
     environment: dict[str, str]
+    replaced: Mapping[Path, bytes]
     merged: Node | None = None
+    documents: list[tuple[Path, Node]] = field(factory=list)
     files: list[SourceFile] = field(factory=list)
     errors: list[Complaint] = field(factory=list)
     warnings: list[Complaint] = field(factory=list)
@@ -131,7 +142,9 @@ class _Reading:
     def read_root(self, path: Path) -> None:
         # The root decides about symlinks, so it is read before that can be known.
         try:
-            content = files.read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
+            content = self.replaced.get(path)
+            if content is None:
+                content = files.read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
         except files.FileMissing as error:
             hint = "make one with `ductile config init`, or name another with --config"
             raise ConfigMissing(f"there is no configuration at {path}", hint=hint) from error
@@ -173,6 +186,7 @@ class _Reading:
         self._check_place(path, node, is_root=not trail)
         for index, entry in enumerate(_items(_at(node, "environment_vars", "include"))):
             self._read_env(entry, f"environment_vars.include[{index}]")
+        self.documents.append((path, node))
         self.merged = merge(self.merged, node)
         for index, entry in enumerate(_items(_at(node, "include"))):
             where = f"include[{index}]"
@@ -186,7 +200,7 @@ class _Reading:
         if os.path.isdir(path):
             self._look_at(path)
             return self._yaml_files_in(path, entry, where)
-        if not os.path.lexists(path):
+        if not os.path.lexists(path) and path not in self.replaced:
             hint = f"looked in {files.shown_path(path.parent)}; paths are relative to the file that names them"
             self._complain(f"there is no {files.shown_path(path)} ({hint})", entry, where)
             return []
@@ -220,6 +234,8 @@ class _Reading:
             return None
         try:
             self._look_at(path)
+            if path in self.replaced:
+                return self.replaced[path]
             return files.read_regular(Path(os.path.realpath(path)), max_bytes=most).content
         except files.FileRefused as error:
             self._complain(str(error), named_at, where)

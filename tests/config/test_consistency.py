@@ -19,6 +19,15 @@ BREACHES: list[tuple[str, str, str]] = [
     ),
     ("service: {admission: {require_api_auth: true}}", "api", "has no token"),
     (
+        "api: {auth: {tokens: [{name: a, token: aaaaaaaaaaaaaaaa}, {name: a, token: bbbbbbbbbbbbbbbb}]}}",
+        "api.auth.tokens[1].name",
+        "used twice",
+    ),
+    ("api: {auth: {tokens: [{name: operator, token: aaaaaaaaaaaaaaaa}]}}", "api.auth.tokens[0].name", "local socket"),
+    ("api: {allowed_origins: ['*']}", "api.allowed_origins[0]", "is no origin"),
+    ("api: {allowed_origins: ['https://a.example/']}", "api.allowed_origins[0]", "is no origin"),
+    ("remote_ingress: {listen_path: /relay}", "remote_ingress.listen_path", "a path of the API itself"),
+    (
         "service: {max_workers: 2}\nplugins: {p: {parallelism: 3}}",
         "plugins.p.parallelism",
         "more than service.max_workers (2)",

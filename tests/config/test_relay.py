@@ -2,7 +2,6 @@
 
 import pytest
 
-from ductile.config.check import examine
 from ductile.config.load import load
 from ductile.config.relay import EventNotAllowed, InstanceDisabled, address_of, instance_for, path_of, peer_named
 from ductile.config.sections import Settings
@@ -60,18 +59,6 @@ def test_an_ordinary_listen_path_is_fine(service: Service, path: str) -> None:
     settings = loaded(service, f"remote_ingress: {{listen_path: {path}}}")
     assert settings.remote_ingress is not None
     assert settings.remote_ingress.listen_path == path
-
-
-def test_the_doctor_says_that_peers_need_the_api(service: Service) -> None:
-    """Events arrive at the API's address; without it nobody can get in."""
-    loaded(service, "remote_ingress: {peers: [{name: a, secret_ref: t}]}")
-    assert not examine(load(service.path / "config.yaml")).report.errors
-    text = (service.path / "config.yaml").read_text().replace("  enabled: true\n", "  enabled: false\n")
-    service.write("config.yaml", text)
-    service.seal()
-    (error,) = examine(load(service.path / "config.yaml")).report.errors
-    assert (error.path, error.category) == ("remote_ingress", "relay")
-    assert "set api.enabled: true" in error.message
 
 
 def test_an_instance_is_found_by_name_if_it_may_get_the_event(service: Service) -> None:

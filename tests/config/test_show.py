@@ -81,7 +81,12 @@ def test_the_view_keeps_what_is_no_secret(config: Config) -> None:
     assert shown["plugins"]["echo"]["config"]["token_ref"] == "hook"
     assert shown["plugins"]["echo"]["config"]["inside"] == "Bearer *** and more"
     assert shown["plugins"]["echo"]["config"]["database_url"] == "postgres://user:***@host/db"
-    assert shown["api"]["auth"]["tokens"][0] == {"token": "***", "scopes": ["plugin:ro"], "name": ""}
+    assert shown["api"]["auth"]["tokens"][0] == {
+        "token": "***",
+        "scopes": ["plugin:ro"],
+        "name": "",
+        "expires_at": None,
+    }
     assert shown["tokens"][0]["name"] == "hook"
     assert shown["pipelines"][0]["name"] == "p"
     first, second = shown["pipelines"][0]["steps"]

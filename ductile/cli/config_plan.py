@@ -1,0 +1,101 @@
+"""`ductile config plan`: what a reload would change, asked of the running service or found in the ledger."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ductile.cli import options, output
+from ductile.errors import ServiceUnreachable
+
+if TYPE_CHECKING:
+    from ductile.ledger.snapshots import Snapshot as Record
+
+
+@click.command("plan")
+@options.config
+@options.service
+@options.as_json
+def plan(
+    config_path: Path | None, config_dir: Path | None, api_url: str | None, api_key: str | None, as_json: bool
+) -> None:
+    """Say what a reload would change. Changes nothing.
+
+    Asks the running service; if none runs, compares the files with the configuration that the ledger saw last.
+
+    Example: ductile config plan
+    """
+    from ductile.cli.connect import client
+    from ductile.cli.system import reload_lines
+
+    explicit = options.chosen(config_path, config_dir)
+    try:
+        answer = client(explicit, api_url, api_key).ask("POST", "/system/reload?dry_run=true")
+        answer["compared_with"] = "the running service"
+    except ServiceUnreachable:
+        if api_url:
+            raise
+        answer = _since_last_load(explicit)
+
+    def human(shown: dict[str, Any]) -> list[str]:
+        return [*reload_lines(shown), f"compared with {shown['compared_with']}"]
+
+    output.show(answer, as_json=as_json, human=human)
+
+
+def _since_last_load(explicit: Path | None) -> dict[str, Any]:
+    from attrs import evolve
+
+    from ductile.cli.schedule_facts import read_ledger, snapshot_of
+    from ductile.clock import to_text
+    from ductile.config.changes import Changes, Reloaded
+    from ductile.engine.remember import described
+    from ductile.ledger.snapshots import newest
+
+    snapshot, now = snapshot_of(explicit), datetime.now(UTC)
+    last = read_ledger(snapshot, newest)
+    if last is None or last.sanitized_config is None:
+        changes, compared_with = Changes(sections={}), "nothing: no service has run with this ledger yet"
+    else:
+        gone = {name: reason for name in _plugins(last) if (reason := snapshot.why_unavailable(name)) is not None}
+        changes = evolve(_changes(last, described(snapshot, reason="plan", now=now)), unavailable=gone)
+        compared_with = f"the configuration of {to_text(last.loaded_at)} ({last.id}); the service is not running"
+    return Reloaded(at=now, changes=changes, dry_run=True).as_data() | {"compared_with": compared_with}
+
+
+def _changes(before: "Record", after: "Record") -> Any:
+    from attrs import evolve
+
+    from ductile.config.changes import Named, changes_of
+
+    changes = changes_of(_data(before), _data(after))
+    old, new = _plugins(before), _plugins(after)
+    other_files = [name for name in new if name in old and old[name] != new[name]]
+    if not other_files:
+        return changes
+    known = changes.sections.get("plugins", Named())
+    changed = dict(known.changed) | {name: (*known.changed.get(name, ()), "files") for name in other_files}
+    return evolve(changes, sections={**changes.sections, "plugins": evolve(known, changed=changed)})
+
+
+def _data(record: "Record") -> dict[str, Any]:
+    """The configuration with fingerprints where secrets are, so that a new secret is a change too."""
+    from ductile import strict_json
+    from ductile.config.assignment import parse_path
+
+    data: dict[str, Any] = strict_json.loads(record.sanitized_config or "{}")
+    for path, fingerprint in strict_json.loads(record.secret_fingerprints or "{}").items():
+        *way, last = parse_path(path, data)
+        holder: Any = data
+        for part in way:
+            holder = holder[part]
+        holder[last] = fingerprint
+    return data
+
+
+def _plugins(record: "Record") -> dict[str, Any]:
+    from ductile import strict_json
+
+    found: dict[str, Any] = strict_json.loads(record.plugin_fingerprints or "{}")
+    return found

@@ -1,0 +1,172 @@
+"""A configuration in one file: everything in its directory that is loaded, its scopes, its seal and its plugins.
+
+Writes archives and reads them back within hard limits, refusing names that lead elsewhere, links, and content that is
+not what the archive's own seal says. Called by `config backup` and `config restore`; knows nothing of the ledger.
+"""
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+
+from attrs import field, frozen
+from blake3 import blake3
+
+from ductile import files
+from ductile.config.draft import Draft
+from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
+from ductile.config.seal import SEAL_FILE, read_seal
+from ductile.config.sources import CONFIG_FILE
+from ductile.errors import Complaint, IntegrityBroken, Mark, UsageInvalid
+
+MAX_ENTRIES, MAX_TOTAL, MAX_FILE = 2048, 50 << 20, 10 << 20
+SKIPPED = frozenset((".git", "node_modules", ".venv", "venv", "__pycache__", ".DS_Store"))
+
+
+@frozen
+class Member:
+    """One file of an archive."""
+
+    content: bytes = field(repr=False)
+    executable: bool = False
+
+    @property
+    def mode(self) -> int:
+        return 0o700 if self.executable else 0o600
+
+
+@frozen
+class Collected:
+    """What belongs into an archive, by its path below the directory, and what lies elsewhere and does not."""
+
+    members: Mapping[str, Member]
+    excluded: tuple[Path, ...]
+
+
+def collect(draft: Draft) -> Collected:
+    """Every file of the configuration. A broken one can be collected too, as far as it can be read."""
+    directory = draft.root.parent
+    inside: dict[str, Member] = {}
+    excluded: list[Path] = []
+    for path in dict.fromkeys(_paths(draft, directory)):
+        if not path.is_relative_to(directory):
+            excluded.append(path)
+            continue
+        found = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_FILE)
+        inside[path.relative_to(directory).as_posix()] = Member(found.content, bool(found.mode & 0o100))
+    _require_limits(inside)
+    return Collected(inside, tuple(excluded))
+
+
+def _paths(draft: Draft, directory: Path) -> Iterator[Path]:
+    yield from (source.path for source in draft.sources.files)
+    yield from (path for path in (directory / SEAL_FILE, directory / SCHEMA_FILE) if path.is_file())
+    roots = draft.sources.root.value
+    written = roots.get("plugin_roots") if isinstance(roots, dict) else None
+    folders = [directory / "scopes", directory / PLUGINS]
+    for item in written.value if written is not None and isinstance(written.value, tuple) else ():
+        folder = Path(os.path.normpath(Path(item.mark.source).parent / Path(str(item.value)).expanduser()))
+        if not folder.is_relative_to(directory):
+            yield folder  # named as excluded
+        folders.append(folder)
+    for folder in dict.fromkeys(folders):
+        if folder.is_relative_to(directory):
+            yield from _files_below(folder)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            path = Path(place) / name
+            if name not in SKIPPED and not name.endswith((".pyc", ".pyo")) and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _require_limits(members: Mapping[str, Member]) -> None:
+    total = sum(len(member.content) for member in members.values())
+    if len(members) > MAX_ENTRIES or total > MAX_TOTAL:
+        most = f"{MAX_ENTRIES} files and {MAX_TOTAL >> 20} MiB"
+        raise UsageInvalid(
+            f"{len(members)} files of {total} bytes are too many for an archive: at most {most}",
+            hint="`ductile system backup` has no such limit",
+        )
+
+
+def write_archive(path: Path, members: Mapping[str, Member], *, now: datetime) -> int:
+    """`path` is a private tar.gz of `members`, read back and found equal; its size."""
+    if os.path.lexists(path):
+        raise UsageInvalid(f"{path} is there already", hint="name another file with --output")
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=int(now.timestamp())) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for name, member in sorted(members.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(member.content), member.mode, int(now.timestamp())
+            archive.addfile(entry, io.BytesIO(member.content))
+    files.write_private(path, packed.getvalue())
+    if read_archive(path) != dict(members):
+        raise files.FileRefused(path, "does not hold what was written into it", hint="check the disk")
+    return len(packed.getvalue())
+
+
+def read_archive(path: Path) -> dict[str, Member]:
+    """The files of an archive; one that is too large, damaged or sly is refused whole."""
+    try:
+        content = files.read_regular(path, max_bytes=MAX_TOTAL * 2, follow_symlinks=True).content
+    except files.FileMissing as error:
+        raise UsageInvalid(str(error), hint="make archives with `ductile config backup`") from error
+    members: dict[str, Member] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            for number, entry in enumerate(archive):
+                if number >= MAX_ENTRIES:
+                    raise files.FileRefused(path, f"has more than {MAX_ENTRIES} entries")
+                if entry.isdir():
+                    continue
+                name = _safe_name(path, entry, known=members)
+                stored = archive.extractfile(entry)
+                members[name] = Member(stored.read() if stored else b"", bool(entry.mode & 0o100))
+                if sum(len(member.content) for member in members.values()) > MAX_TOTAL:
+                    raise files.FileRefused(path, f"holds more than {MAX_TOTAL} bytes")
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise files.FileRefused(path, f"is not a tar.gz archive that can be read: {error}") from error
+    if CONFIG_FILE not in members:
+        raise files.FileRefused(path, f"has no {CONFIG_FILE}", hint="make archives with `ductile config backup`")
+    return members
+
+
+def _safe_name(path: Path, entry: tarfile.TarInfo, *, known: Mapping[str, Member]) -> str:
+    shown = files.shown_path(entry.name)
+    parts = PurePosixPath(entry.name).parts
+    if not entry.isreg():
+        raise files.FileRefused(path, f"{shown} is a link or a device; only files can be restored")
+    if entry.size > MAX_FILE:
+        raise files.FileRefused(path, f"{shown} has more than {MAX_FILE} bytes")
+    if entry.name.startswith("/") or ".." in parts or not parts or "\0" in entry.name:
+        raise files.FileRefused(path, f"{shown} would lie outside the configuration")
+    name = PurePosixPath(entry.name).as_posix()
+    if name in known:
+        raise files.FileRefused(path, f"{shown} is in it twice")
+    return name
+
+
+def require_sealed(folder: Path) -> None:
+    """An archive that was unpacked into `folder` holds what its own seal says."""
+    seal = read_seal(folder / SEAL_FILE)
+    if seal is None:
+        return
+    home = next((Path(path).parent for path in seal.hashes if Path(path).name == CONFIG_FILE), folder)
+    complaints = []
+    for path, sealed in seal.hashes.items():
+        place = folder / Path(path).relative_to(home) if Path(path).is_relative_to(home) else None
+        if place is not None and (not place.is_file() or blake3(place.read_bytes()).hexdigest() != sealed):
+            message = "is not what the seal of the archive says"
+            complaints.append(Complaint(message, mark=Mark(str(place.relative_to(folder)), 1), category="integrity"))
+    if complaints:
+        raise IntegrityBroken(complaints, hint="the archive was changed, or made of an unsealed configuration")
