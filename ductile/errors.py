@@ -4,10 +4,18 @@ What a plugin did wrong is not an error but an outcome (see `model`). Foreign er
 that raised them. The CLI and the web turn these into words and numbers in one place each.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
+
+_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+"""In an address; whoever complains about the address does not repeat it."""
+
+
+def _without_password(text: str) -> str:
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 @frozen
@@ -26,7 +34,7 @@ class Mark:
 class Complaint:
     """One thing that is wrong with what the operator wrote: where, which value, what, and what is allowed."""
 
-    message: str
+    message: str = field(converter=_without_password)
     path: str = ""
     mark: Mark | None = None
     category: str = "config"

@@ -26,7 +26,7 @@ from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine import breaker
 from ductile.engine.cancelling import Cancelling
 from ductile.engine.dispatcher import Dispatcher
-from ductile.engine.housekeeping import keep_house
+from ductile.engine.housekeeping import Past, keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
 from ductile.engine.next_runs import next_runs
 from ductile.engine.pausing import Pausing
@@ -59,6 +59,7 @@ from ductile.web import (
     openapi,
     outbox,
     pauses,
+    purge,
     relay,
     schedules,
     stream,
@@ -166,18 +167,19 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
 
 async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
     """What an earlier run left behind is put right, the addresses are bound, and work begins."""
-    instance = _instance(ledger.path)
+    instance, past = _instance(ledger.path), Past.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
     with _open_doors(rt) as doors, _open_webhook_door(rt) as webhook_doors:
-        await _work(rt, ledger, instance, doors, webhook_doors, announce)
+        await _work(rt, ledger, instance, past, doors, webhook_doors, announce)
 
 
 async def _work(
     rt: Runtime,
     ledger: Ledger,
     instance: str,
+    past: Past,
     doors: Sequence[Door],
     webhook_doors: Sequence[Door],
     announce: Callable[[str], None],
@@ -200,7 +202,7 @@ async def _work(
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ledger, dispatcher)
         root.start_soon(_reload_when_asked, rt, ledger, around)
-        root.start_soon(keep_house, ledger, lambda: rt.snapshot, rt.log, rt.clock)
+        root.start_soon(keep_house, ledger, lambda: rt.snapshot, rt.log, rt.clock, past)
         root.start_soon(rt.notifier.keep_alive, dispatcher.stuck_seconds)
         async with trio.open_nursery() as serving:
             mark_pending(ledger, rt.snapshot, rt.health)
@@ -224,6 +226,7 @@ async def _work(
 
 
 def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing) -> api.Desk:
+    cancelling = Cancelling(ledger, rt.hub, rt.clock, lambda: rt.snapshot, dispatcher.stop_job)
     return api.Desk(
         ledger=ledger,
         hub=rt.hub,
@@ -234,7 +237,8 @@ def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing)
         is_stopping=rt.stopping.is_set,
         unhealthy=lambda: rt.health.unhealthy,
         reload=rt.wishes.ask,
-        cancel=Cancelling(ledger, rt.hub, rt.clock, lambda: rt.snapshot, dispatcher.stop_job).cancel,
+        cancel=cancelling.cancel,
+        purge=cancelling.purge,
         pausing=pausing,
         meters=rt.meters,
     )
@@ -281,6 +285,7 @@ async def _serve_api(
                 *api.routes(desk),
                 *acts.routes(desk),
                 *pauses.routes(desk),
+                *purge.routes(desk),
                 *metrics.routes(desk),
                 *tokens.routes(desk, uses),
                 *system.routes(desk),
@@ -362,7 +367,7 @@ def _open_doors(rt: Runtime) -> Iterator[list[Door]]:
     with ExitStack() as opened:
         doors = [open_unix(local_socket_path(settings.state.path.parent))]
         opened.callback(doors[0].close)
-        if settings.api.enabled:
+        if _listens(rt.config):
             doors.insert(0, open_tcp(settings.api.listen))
             opened.callback(doors[0].close)
         yield doors
@@ -454,8 +459,9 @@ def _require_same_places(old: Config, new: Config) -> None:
     """Where the ledger is and where the service listens cannot change while it runs."""
     fixed = {
         "state.path": (old.settings.state.path, new.settings.state.path),
-        "api.enabled": (old.settings.api.enabled, new.settings.api.enabled),
+        "api.enabled": (_listens(old), _listens(new)),
         "api.listen": (old.settings.api.listen, new.settings.api.listen),
+        "api.max_body_size": (old.settings.api.max_body_size, new.settings.api.max_body_size),
         "webhooks.listen": (_listens_for_webhooks(old), _listens_for_webhooks(new)),
         "remote_ingress.listen_path": (_listens_for_peers(old), _listens_for_peers(new)),
         "remote_ingress.max_body_size": (_takes_from_peers(old), _takes_from_peers(new)),
@@ -467,6 +473,11 @@ def _require_same_places(old: Config, new: Config) -> None:
     ]
     if moved:
         raise ConfigInvalid(moved)
+
+
+def _listens(config: Config) -> bool:
+    """Whether the API's address is open: for callers, or for peers alone, who need no token there."""
+    return config.settings.api.enabled or config.settings.remote_ingress is not None
 
 
 def _listens_for_webhooks(config: Config) -> str | None:

@@ -1,23 +1,50 @@
 """From the flags of a command to what it works with: the ledger's file, or the running service."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ductile.cli.client import Client
+from ductile.cli import options
+
+if TYPE_CHECKING:
+    from ductile.cli.client import Client
+    from ductile.secret import Mask
 
 
 def ledger_path(explicit: Path | None) -> Path:
     """Where the ledger of this configuration is."""
-    from ductile.config.load import load
     from ductile.config.sources import find
+    from ductile.config.whereabouts import ledger_of
 
-    return load(find(explicit, os.environ).path).settings.state.path
+    return ledger_of(find(explicit, os.environ).path, os.environ)
 
 
-def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> Client:
+def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "Client":
     """The service at the named address, or else the one that runs this configuration, through its local socket."""
+    from ductile.cli.client import Client
+
     if api_url:
         return Client(url=api_url, key=api_key or os.environ.get("DUCTILE_API_KEY"))
     from ductile.web.listen import local_socket_path
 
     return Client(local_socket_path(ledger_path(explicit).parent))
+
+
+def ledger_for(where: Mapping[str, Any]) -> Path:
+    """The ledger that the flags of a command name."""
+    return ledger_path(options.chosen(where["config_path"], where["config_dir"]))
+
+
+def client_for(where: Mapping[str, Any]) -> "Client":
+    """The service that the flags of a command name."""
+    explicit = options.chosen(where["config_path"], where["config_dir"])
+    return client(explicit, where["api_url"], where["api_key"])
+
+
+def mask_for(where: Mapping[str, Any]) -> "Mask":
+    """Hides the secrets of the configuration that the flags of a command name."""
+    from ductile.config.known_secrets import mask_of
+    from ductile.config.sources import find
+
+    return mask_of(find(options.chosen(where["config_path"], where["config_dir"]), os.environ).path, os.environ)

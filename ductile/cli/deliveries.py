@@ -111,6 +111,12 @@ def _refused_view(endpoint: str, one: Refused) -> dict[str, Any]:
     }
 
 
+def reachable(listen: str) -> str:
+    """Where a service that listens there is found from this host."""
+    host, _, port = listen.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "[::]", "*") else listen
+
+
 def stored_refusal(config: Config, name_or_id: str) -> Refused | None:
     """The refused delivery of that number; None if it is the name of an endpoint."""
     is_name = any(name_of(entry) == name_or_id for entry in config.settings.webhooks.endpoints)

@@ -1,4 +1,4 @@
-"""`ductile job`: what became of a job."""
+"""`ductile job`: what became of a job, and what to do about it. Most actions have rooms of their own."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import options, output
+from ductile.cli import job_acts, job_lists, job_why, options, output
 from ductile.errors import DuctileError
 
 LONGEST_RESULT = 500
@@ -14,7 +14,21 @@ LONGEST_RESULT = 500
 
 @click.group("job")
 def group() -> None:
-    """See what became of a job."""
+    """See what became of a job, and act on it."""
+
+
+for action in (
+    job_lists.list_jobs,
+    job_lists.list_logs,
+    job_acts.cancel,
+    job_acts.retry,
+    job_acts.replay,
+    job_acts.wait,
+    job_acts.tail,
+    job_why.why,
+    job_why.diagnose,
+):
+    group.add_command(action)
 
 
 @group.command("inspect")

@@ -1,4 +1,4 @@
-"""`ductile plugin`: which plugins there are, what they can do, and running one."""
+"""`ductile plugin`: which plugins there are, what they can do, running one, and pausing one."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from ductile.errors import NotFound
 
 @click.group("plugin")
 def group() -> None:
-    """See which plugins there are, what they can do, and run one."""
+    """See which plugins there are, what they can do, run one, pause and resume one."""
 
 
 @group.command("list")
@@ -86,6 +86,42 @@ def run_plugin(
         job = job_when_over(service, job["job_id"], seconds)
     output.show(job, as_json=as_json, human=_job_lines)
     return 1 if waits and job["status"] != "succeeded" else 0
+
+
+@group.command("pause")
+@click.argument("name")
+@click.option("--reason", help="Why, for whoever wonders.")
+@options.config
+@options.service
+@options.dry_run
+@options.as_json
+def pause_plugin(name: str, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
+    """Have the running service start no more jobs of a plugin. They are still taken; what runs goes on.
+
+    A pause survives restarts.
+
+    Example: ductile plugin pause backup --reason "the disk is being replaced"
+    """
+    from ductile.cli.pausing import pause_lines, post_pause
+
+    answer = post_pause("pause", name, where, dry_run=dry_run, reason=reason)
+    output.show(answer, as_json=as_json, human=pause_lines)
+
+
+@group.command("resume")
+@click.argument("name")
+@options.config
+@options.service
+@options.dry_run
+@options.as_json
+def resume_plugin(name: str, dry_run: bool, as_json: bool, **where: Any) -> None:
+    """Have the running service start the jobs of a plugin again that was paused.
+
+    Example: ductile plugin resume backup
+    """
+    from ductile.cli.pausing import pause_lines, post_pause
+
+    output.show(post_pause("resume", name, where, dry_run=dry_run), as_json=as_json, human=pause_lines)
 
 
 def _job_lines(job: dict[str, Any]) -> list[str]:

@@ -126,13 +126,13 @@ def send_delivery(
 
     Example: ductile webhook send github --payload push.json -H 'X-GitHub-Event: push'
     """
-    from ductile.cli.deliveries import configuration, endpoint_named, posted, read_body, signed_request
+    from ductile.cli.deliveries import configuration, endpoint_named, posted, reachable, read_body, signed_request
 
     config = configuration(options.chosen(config_path, config_dir))
     entry = endpoint_named(config, name)
     body = read_body(payload)
     request = signed_request(config, entry, body, headers)
-    address = url or f"http://{config.settings.webhooks.listen}{entry.path}"
+    address = url or f"http://{reachable(config.settings.webhooks.listen)}{entry.path}"
     view: dict[str, Any] = {"url": address, "headers": request, "body_bytes": len(body), "dry_run": dry_run}
     if not dry_run:
         view |= posted(address, body, request)

@@ -6,6 +6,7 @@ whether it was done and starts what waits for the alarm. The scheduler knows whe
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -17,7 +18,7 @@ from ductile.config.sections import Expect
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of
 from ductile.ledger import expectations, journal, schedules
-from ductile.ledger.connections import Connection
+from ductile.ledger.connections import Connection, RowFault, written_or_fault
 from ductile.ledger.expectations import Expectation
 from ductile.ledger.following import start_run
 from ductile.ledger.rows import get_job
@@ -56,15 +57,21 @@ def expect(db: Connection, key: tuple[str, str], wanted: Expect | None, slots: S
                 expectations.put(db, one)
 
 
-def raise_alarms(db: Connection, snapshot: Snapshot, *, now: datetime) -> list[Alarm]:
-    """Every expectation whose moment has come was looked at; what waits for those that were not met has begun."""
-    alarms = []
-    for one in expectations.take_due(db, now=now):
-        alarm = _judged(db, one, snapshot)
-        if alarm is not None:
-            _sound(db, one, alarm, snapshot, now=now)
-            alarms.append(alarm)
-    return alarms
+def raise_alarms(db: Connection, snapshot: Snapshot, *, now: datetime) -> list[Alarm | RowFault]:
+    """Every expectation whose moment has come was looked at; what waits for those that were not met has begun.
+
+    One that cannot be looked at is told and does not touch the others.
+    """
+    taken = expectations.take_due(db, now=now)
+    looked = [written_or_fault(db, partial(_raised, db, one, snapshot, now=now)) for one in taken]
+    return [one for one in looked if one is not None]
+
+
+def _raised(db: Connection, one: Expectation, snapshot: Snapshot, *, now: datetime) -> Alarm | None:
+    alarm = _judged(db, one, snapshot)
+    if alarm is not None:
+        _sound(db, one, alarm, snapshot, now=now)
+    return alarm
 
 
 def _judged(db: Connection, one: Expectation, snapshot: Snapshot) -> Alarm | None:

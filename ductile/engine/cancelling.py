@@ -1,4 +1,4 @@
-"""A job that somebody does not want any more: dead at once while it waits, told to end while it runs."""
+"""Jobs that somebody does not want any more: dead at once while they wait, told to end while they run."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,8 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, rule_of
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger.operate import CancelRequested, cancel
+from ductile.ledger.purge import purge
+from ductile.ledger.record import Recorded
 from ductile.ledger.writer import Ledger
 
 
@@ -37,8 +39,29 @@ class Cancelling:
         if isinstance(result, CancelRequested):
             self.stop_job(job_id, reason)
             return False
-        self.hub.announce(job_topic(result.job_id))
-        if result.tree_is_done:
-            self.hub.announce(tree_topic(result.root_job_id))
+        self._announce(result)
         self.hub.announce_work()
         return True
+
+    async def purge(self, plugin: str | None, up_to: int, reason: str) -> int:
+        """A portion of the plugin's waiting jobs, of everybody's without one, is dead; how many that were."""
+        snapshot = self.snapshot()
+        ended = await self.ledger.write(
+            purge,
+            plugin,
+            up_to,
+            reason,
+            now=self.clock.now(),
+            rule=rule_of(snapshot),
+            default_ttl=snapshot.config.settings.service.dedupe_ttl,
+            budget=budget_of(snapshot),
+        )
+        for one in ended:
+            self._announce(one)
+        self.hub.announce_work()
+        return len(ended)
+
+    def _announce(self, ended: Recorded) -> None:
+        self.hub.announce(job_topic(ended.job_id))
+        if ended.tree_is_done:
+            self.hub.announce(tree_topic(ended.root_job_id))

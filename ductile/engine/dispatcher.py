@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 import trio
 from attrs import define, field
 
+from ductile.config import relay
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
@@ -24,6 +25,7 @@ from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
+from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
 from ductile.ledger.pauses import EVERYTHING
@@ -55,11 +57,14 @@ class Dispatcher:
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
+    to_stop: dict[str, str] = field(factory=dict)
+    """Jobs that are claimed but not known here yet, and why they are to end."""
     is_outdated: bool = False
     """Whether a job has ended under a configuration that was replaced: it may have asked for plugins that are gone."""
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
+    _apart: tuple[Snapshot, Mapping[str, int]] | None = None
     _gated: tuple[Snapshot, Mapping[str, GateRule]] | None = None
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -86,6 +91,8 @@ class Dispatcher:
         attempt = self.attempts.get(job_id)
         if attempt is not None:
             attempt.stop.request(reason)
+        else:  # claimed a moment ago: whoever asks may hear of that before we do
+            self.to_stop[job_id] = reason
 
     def stuck_seconds(self) -> float:
         """How long the ledger has kept us waiting."""
@@ -102,17 +109,22 @@ class Dispatcher:
         """Write what has ended, start what may start; how long the next turn can wait for a hint."""
         endings, self.endings = self.endings, []
         snapshot = self.snapshot()
-        limit = 0 if self.is_draining else max(0, snapshot.max_workers - len(self.attempts))
+        workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
+        limit = 0 if self.is_draining else max(0, snapshot.max_workers - workers)
         await self._note_processes()
-        if not endings and not limit and not self.ledger.look_up(any_ready):
+        relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
+        if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
-        recorded, claimed = await self._write(endings, snapshot, limit)
+        recorded, claimed = await self._write(endings, snapshot, limit, relays)
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:
             attempt = self.attempts[job.id] = Attempt(job, snapshot)
             if self.drain_is_over:
                 attempt.stop.request(DRAIN)
+            elif job.id in self.to_stop:
+                attempt.stop.request(self.to_stop[job.id])
             jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
+        self.to_stop.clear()
         self._announce((*recorded, *claimed.skipped))
         if endings and self.is_outdated:
             self.is_outdated = False
@@ -188,7 +200,7 @@ class Dispatcher:
                 self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
 
     async def _write(
-        self, endings: list[Ending], snapshot: Snapshot, limit: int
+        self, endings: list[Ending], snapshot: Snapshot, limit: int, relays: Mapping[str, int]
     ) -> tuple[list[Recorded | Stale], Claimed]:
         """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
         failpoint("record.before")
@@ -197,7 +209,7 @@ class Dispatcher:
         written = None
         with trio.CancelScope(shield=True):
             while written is None:
-                written = await self._try_to_write(endings, snapshot, limit)
+                written = await self._try_to_write(endings, snapshot, limit, relays)
                 if written is None and self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS:
                     break
         self.writing_since = None
@@ -207,7 +219,7 @@ class Dispatcher:
         return written
 
     async def _try_to_write(
-        self, endings: list[Ending], snapshot: Snapshot, limit: int
+        self, endings: list[Ending], snapshot: Snapshot, limit: int, relays: Mapping[str, int]
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         try:
             return await self.ledger.write_last(
@@ -215,7 +227,8 @@ class Dispatcher:
                 endings,
                 now=self.around.clock.now(),
                 run_id=self.run_id,
-                free=self._free(snapshot),
+                free=self._free(snapshot.slots),
+                apart=relays,
                 limit=limit,
                 default_ttl=snapshot.config.settings.service.dedupe_ttl,
                 budget=budget_of(snapshot),
@@ -232,21 +245,24 @@ class Dispatcher:
                 raise LedgerLost(f"{self.ledger.path}: {error}") from error
             raise
 
-    def _free(self, snapshot: Snapshot) -> dict[str, int]:
+    def _free(self, slots_of: Mapping[str, int]) -> dict[str, int]:
         busy = Counter(attempt.job.plugin for attempt in self.attempts.values())
         held = self.held()
         if EVERYTHING in held:
             return {}
-        return {
-            name: slots - busy[name]
-            for name, slots in snapshot.slots.items()
-            if slots > busy[name] and name not in held
-        }
+        return {name: slots - busy[name] for name, slots in slots_of.items() if slots > busy[name] and name not in held}
 
     def _gates(self, snapshot: Snapshot) -> Mapping[str, GateRule]:
         if self._gated is None or self._gated[0] is not snapshot:
             self._gated = (snapshot, gates_of(snapshot))
         return self._gated[1]
+
+    def _lanes_apart(self, snapshot: Snapshot) -> Mapping[str, int]:
+        """Relays need no worker. Without instances there are none, but for those that a configuration left behind."""
+        if self._apart is None or self._apart[0] is not snapshot:
+            relays = snapshot.config.settings.instances or self.ledger.look_up(outbox.waiting, RELAY).count
+            self._apart = (snapshot, {RELAY: relay.SLOTS} if relays else {})
+        return self._apart[1]
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:

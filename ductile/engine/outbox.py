@@ -16,7 +16,7 @@ from ductile.model import Breaker, BreakerState, Held, Job, JobStatus
 from ductile.pipeline.plan import RELAY
 
 PROBE_IS_SOON_OVER = timedelta(seconds=15)
-LONGEST_SPREAD = timedelta(minutes=30)
+LONG_WAIT = timedelta(minutes=30)
 
 
 def is_untroubled(known: Breaker) -> bool:
@@ -37,24 +37,19 @@ def held_back(db: Connection, instance: str, job: Job, *, now: datetime, chance:
             breakers.put(db, breaker.probing(known, job.id), now=now, job_id=job.id)
             return False
         case Held(until):
-            reason = f"instance {instance} does not answer: {known.failure_count} attempts in a row failed"
-            until = (until or now + PROBE_IS_SOON_OVER) + _spread(known.failure_count, chance)
-            return outbox.hold(db, job.id, job.attempt, reason, until=until, now=now)
+            soon = until or now + PROBE_IS_SOON_OVER
+            if outbox.somebody_asks_by(db, instance, soon):
+                # One that finds out is enough; an answer ends the wait of all of them.
+                soon = now + LONG_WAIT * (1 + chance)
+            return outbox.hold(db, job.id, job.attempt, outbox.reason_of(instance), until=soon, now=now)
 
 
 def note_attempt(db: Connection, instance: str, job: Job, *, is_answered: bool, now: datetime) -> None:
     """The breaker has counted the attempt; when an instance answers again, everything that waits may go."""
-    rule = breaker.rule(BREAKER)
-    status = JobStatus.SUCCEEDED if is_answered else JobStatus.FAILED
-    change = rule(breakers.get(db, RELAY, instance), job, status, now)
+    rule, known = breaker.rule(BREAKER), breakers.get(db, RELAY, instance)
+    change = rule(known, job, JobStatus.SUCCEEDED if is_answered else JobStatus.FAILED, now)
     if change is None:
         return
     breakers.put(db, change, now=now, job_id=job.id)
-    if is_answered:
-        outbox.wake(db, RELAY)
-
-
-def _spread(failures: int, chance: float) -> timedelta:
-    """The longer nobody answers, the more seldom each job asks; a wake ends the wait of all of them anyway."""
-    doublings = min(max(failures - BREAKER.threshold, 0), 10)
-    return min(BREAKER.reset_after * (1 << doublings), LONGEST_SPREAD) * chance
+    if is_answered and known.state is not BreakerState.CLOSED:
+        outbox.wake(db, instance)

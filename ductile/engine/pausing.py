@@ -31,8 +31,13 @@ class Pausing:
 
     async def pause(self, plugin: str, reason: str) -> bool:
         """Nothing of the plugin starts from now on; what runs goes on. False if it was paused already."""
-        changed: bool = await self.ledger.write(pauses.pause, plugin, reason, now=self.clock.now())
-        self.paused = self._read()
+        now = self.clock.now()
+        # Known here first: what is claimed from now on leaves the plugin out already.
+        self.paused = {plugin: Pause(plugin=plugin, reason=reason, paused_at=now)} | self.paused
+        try:
+            changed: bool = await self.ledger.write(pauses.pause, plugin, reason, now=now)
+        finally:
+            self.paused = self._read()
         return changed
 
     async def resume(self, plugin: str) -> bool:

@@ -17,6 +17,7 @@ from ductile.engine.parcel import Parcel, pack
 from ductile.engine.post import Unanswered, post
 from ductile.engine.reply import Judged, Sent, ended, judge_reply
 from ductile.engine.run_job import Attempt, Surroundings
+from ductile.errors import LedgerError
 from ductile.ledger import breakers
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Ending, Evidence, Failed, Job, Retried, Succeeded
@@ -38,7 +39,10 @@ async def send_job(around: Surroundings, attempt: Attempt, ledger: Ledger) -> En
     sent = await _send(attempt, parcel, now=now)
     duration = timedelta(seconds=trio.current_time() - since)
     evidence = Evidence(started_at=now, duration=duration, timed_out=sent.is_late)
-    await _note(ledger, parcel, job, sent, now=around.clock.now())
+    try:
+        await _note(ledger, parcel, job, sent, now=around.clock.now())
+    except LedgerError as error:  # what was delivered is delivered, whatever the breaker knows
+        around.log.warn("relay", f"the breaker does not know of this attempt: {error}", **_about(job, parcel))
     judged = judge_reply(job, parcel, sent, evidence, snapshot, now=around.clock.now(), chance=random.random())
     return _told(around, job, judged, snapshot, parcel)
 

@@ -22,8 +22,8 @@ from ductile.pipeline.plan import STEP_SUCCEEDED
 from ductile.pipeline.route import TooMuch, after
 from ductile.relay_wire import Reply, read_refusal, read_reply
 
-AGAIN = frozenset({408, 425, 429})
-"""Refusals that do not last; neither do those of 5xx."""
+AGAIN = frozenset({401, 403, 404, 408, 425, 429})
+"""Refusals that need not last: a clock that is off, a secret in rotation, a proxy without its service. So are 5xx."""
 
 
 @frozen(kw_only=True)

@@ -106,9 +106,11 @@ class Scheduler:
         elif self._stale or jumped:
             self._refresh()
         self._stale, self._clocks = False, (now, self.clock.monotonic())
-        decisions = [decision for key in self._take_due(now) if (decision := self._decide(key, now))]
-        for portion in _portions(decisions, PORTION):
-            await self._apply(portion, now)
+        for keys in _portions(list(self._take_due(now)), PORTION):
+            await trio.lowlevel.checkpoint()  # thousands of schedules do not keep everybody else from working
+            decisions = [decision for key in keys if (decision := self._decide(key, now))]
+            if decisions:
+                await self._apply(decisions, now)
         await self._raise_alarms(now)
         ahead = self._ahead[0][0] if self._ahead else None
         return min((moment for moment in (ahead, self._next_alarm()) if moment is not None), default=None)
@@ -122,6 +124,9 @@ class Scheduler:
             assert self._loaded is not None, "expectations are held under a configuration"
             alarms = await self.ledger.write(raise_alarms, self._loaded, now=now)
             for alarm in alarms:
+                if isinstance(alarm, RowFault):
+                    self.log.error("scheduler", f"an expectation cannot be looked at: {alarm.reason}")
+                    continue
                 about = {name: alarm.data[name] for name in ("schedule_id", "slot_at", "job_id") if alarm.data[name]}
                 self.log.warn("scheduler", alarm.words, plugin=alarm.plugin, kind=alarm.kind, **about)
             if alarms:

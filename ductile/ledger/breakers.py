@@ -113,10 +113,10 @@ def put(db: sqlite3.Connection, change: BreakerChange, *, now: datetime, job_id:
             to_text(now),
         ),
     )
+    if new.state is BreakerState.CLOSED or (new.state is BreakerState.HALF_OPEN and new.probe_job_id is None):
+        release(db, new.plugin, new.command)
     if new.state is not old.state:
         _note_transition(db, old, new, change.reason, job_id, now=now)
-        if new.state is BreakerState.CLOSED:
-            release(db, new.plugin, new.command)
 
 
 NOTE_TRANSITION = """

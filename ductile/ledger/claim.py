@@ -15,6 +15,7 @@ from ductile.clock import to_text
 from ductile.ledger import breakers, dedupe, held, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
+from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, Stale, end_queued
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
@@ -63,13 +64,15 @@ def claim(
     heapq.heapify(heads)
     jobs: list[Job] = []
     skipped: list[Recorded] = []
-    set_aside = 0
+    set_aside, held_any = 0, False
     while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
         _, asked_at, job = heapq.heappop(heads)
         aside = _set_aside(db, job, asked_at, now=now, ttl=default_ttl) if job.dedupe_key is not None else None
         if aside is None and gates and job.plugin in gates and not _passes(db, job, gates[job.plugin], now=now):
-            set_aside += 1
-        elif aside is not None:
+            # The rest of this lane has its turn with the next claim, so that this one stays short.
+            held_any = True
+            continue
+        if aside is not None:
             skipped.extend(aside)
             set_aside += 1
         else:
@@ -82,7 +85,7 @@ def claim(
     return Claimed(
         jobs=tuple(jobs),
         skipped=tuple(skipped),
-        more=bool(heads) and has_room,
+        more=(bool(heads) or held_any) and has_room,
         next_due=next_due(db) if has_room else None,
     )
 
@@ -100,10 +103,12 @@ def record_and_claim(
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
+    apart: Mapping[str, int] | None = None,
 ) -> tuple[list[Recorded | Stale], Claimed]:
     """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
 
-    The joins that came to their end stand behind the endings.
+    The joins that came to their end stand behind the endings. Lanes in `apart` need no worker: their slots are their
+    only limit.
     """
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget)
     settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
@@ -117,6 +122,23 @@ def record_and_claim(
         snapshot_id=snapshot_id,
         gates=gates,
     )
+    if apart:
+        more = claim(
+            db,
+            now=now,
+            run_id=run_id,
+            free=apart,
+            limit=sum(apart.values()),
+            default_ttl=default_ttl,
+            snapshot_id=snapshot_id,
+        )
+        claimed = evolve(
+            claimed,
+            jobs=claimed.jobs + more.jobs,
+            skipped=claimed.skipped + more.skipped,
+            more=claimed.more or more.more,
+            next_due=claimed.next_due or more.next_due,
+        )
     # A skipped job can be the last that a join waited for.
     if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
         claimed = evolve(claimed, more=True)
@@ -148,23 +170,6 @@ NEXT_DUE = "SELECT MIN(next_retry_at) FROM job_queue WHERE next_retry_at IS NOT 
 def next_due(db: sqlite3.Connection) -> datetime | None:
     """When the next delayed job becomes claimable, if one is delayed."""
     return moment(db.execute(NEXT_DUE).fetchone()[0])
-
-
-# One step per lane that has jobs, however many jobs it has.
-LANES = """
-    WITH RECURSIVE lane (plugin) AS (
-        SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane IS NOT NULL
-        UNION ALL
-        SELECT (SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane > lane.plugin)
-          FROM lane WHERE lane.plugin IS NOT NULL
-    )
-    SELECT plugin FROM lane WHERE plugin IS NOT NULL
-"""
-
-
-def lanes_with_work(db: sqlite3.Connection) -> list[str]:
-    """The plugins that have a job ready, whether or not somebody may claim it."""
-    return [plugin for (plugin,) in db.execute(LANES) if plugin != joins.LANE]
 
 
 def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:

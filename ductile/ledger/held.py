@@ -5,7 +5,7 @@ concern every job. A breaker that closes puts everything it held back at once.
 """
 
 import sqlite3
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ductile.clock import to_text
 from ductile.ledger import journal
@@ -13,6 +13,7 @@ from ductile.model import Breaker, BreakerChange, GateRule, Held, Job, JobStatus
 
 HELD = "the circuit breaker of its command is open"
 MOST_AT_ONCE = 1000
+SHORTEST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(minutes=10)
 STATUS = "SELECT status FROM job_queue WHERE id = ?"
 
 
@@ -25,7 +26,9 @@ def judged(
 
 
 HOLD = """
-    UPDATE job_queue SET lane = NULL, next_retry_at = :until, failed_at = :now, blocked_reason = :reason
+    UPDATE job_queue
+       SET lane = NULL, next_retry_at = CASE WHEN id = :head THEN :until ELSE :others_until END, failed_at = :now,
+           blocked_reason = :reason
      WHERE seq IN (SELECT seq FROM job_queue WHERE lane = :plugin AND command = :command ORDER BY seq LIMIT :most)
 """
 NEW_ONES = """
@@ -36,11 +39,18 @@ NEW_ONES = """
 
 
 def hold(db: sqlite3.Connection, job: Job, held: Held, *, now: datetime) -> None:
-    """The lane's jobs of this command wait; the journal says so once for each of them, in one row."""
+    """The lane's jobs of this command wait, a portion of them at a time; the journal says so in one row for each once.
+
+    The first one, `job`, finds out whether the breaker lets it through. The others wait until it has, or longer.
+    """
+    until = held.until or now
+    longer = min(max(until - now, SHORTEST_WAIT), LONGEST_WAIT)
     values = {
         "plugin": job.plugin,
         "command": job.command,
-        "until": to_text(held.until or now),
+        "head": job.id,
+        "until": to_text(until),
+        "others_until": to_text(until + longer),
         "now": to_text(now),
         "reason": HELD,
         "most": MOST_AT_ONCE,

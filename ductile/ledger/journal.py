@@ -5,7 +5,7 @@ Rows are only appended; `seq` is the position of the event stream. Who decides w
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -102,6 +102,11 @@ def newest_moment(db: sqlite3.Connection) -> datetime | None:
     """When the last row was written; a wall clock far before it is wrong."""
     row = db.execute(NEWEST_MOMENT).fetchone()
     return from_text(row[0]) if row else None
+
+
+def entries(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
+    """Rows of all columns, in the order of the table."""
+    return [_entry(row) for row in rows]
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

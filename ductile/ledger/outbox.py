@@ -39,13 +39,37 @@ def hold(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *, unti
 
 WAKE = """
     UPDATE job_queue SET next_retry_at = NULL, lane = plugin, blocked_reason = NULL
-     WHERE next_retry_at IS NOT NULL AND plugin = ?
+     WHERE next_retry_at IS NOT NULL AND blocked_reason = ?
 """
 
 
-def wake(db: sqlite3.Connection, plugin: str) -> int:
-    """Every delayed job of the plugin may start now; how many there were."""
-    return db.execute(WAKE, (plugin,)).rowcount
+def wake(db: sqlite3.Connection, instance: str) -> int:
+    """What was held because of the instance may start now; how many. What was tried and failed keeps its delay."""
+    return db.execute(WAKE, (reason_of(instance),)).rowcount
+
+
+WAKE_TRIED = """
+    UPDATE job_queue SET next_retry_at = NULL, lane = plugin
+     WHERE next_retry_at IS NOT NULL AND blocked_reason IS NULL AND plugin = ?
+"""
+
+
+def wake_all(db: sqlite3.Connection, plugin: str, instance: str) -> int:
+    """What is held because of the instance, and what was tried and failed, may start now: the operator says so."""
+    return wake(db, instance) + db.execute(WAKE_TRIED, (plugin,)).rowcount
+
+
+def reason_of(instance: str) -> str:
+    """Why a job for that instance is held; it also says which those are."""
+    return f"instance {instance} does not answer"
+
+
+ASKS_BY = "SELECT 1 FROM job_queue WHERE next_retry_at <= ? AND blocked_reason = ? LIMIT 1"
+
+
+def somebody_asks_by(db: sqlite3.Connection, instance: str, moment: datetime) -> bool:
+    """Whether a held job for the instance will be looked at until then."""
+    return db.execute(ASKS_BY, (to_text(moment), reason_of(instance))).fetchone() is not None
 
 
 WAITING = "SELECT COUNT(*), MIN(created_at) FROM job_queue WHERE status IN ('queued', 'running') AND plugin = ?"

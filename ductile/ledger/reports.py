@@ -15,7 +15,7 @@ from attrs import frozen
 from ductile.clock import from_text, to_text
 from ductile.errors import NotFound
 from ductile.ledger import contexts, journal
-from ductile.ledger.claim import lanes_with_work
+from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
 from ductile.model import AttemptStatus, Job, JobStatus
 
@@ -105,7 +105,7 @@ def brief(db: sqlite3.Connection, job_id: str) -> JobBrief:
 
 
 def _found(db: sqlite3.Connection, job_id: str) -> Job:
-    found = get_job(db, job_id) or _from_log(db, job_id)
+    found = get_job(db, job_id) or logged_job(db, job_id)
     if found is None:
         raise NotFound(f"{job_id}: there is no such job")
     return found
@@ -131,7 +131,8 @@ FROM_LOG = """
 """
 
 
-def _from_log(db: sqlite3.Connection, job_id: str) -> Job | None:
+def logged_job(db: sqlite3.Connection, job_id: str) -> Job | None:
+    """The job as its last attempt in the log tells it."""
     row = db.execute(FROM_LOG, (job_id,)).fetchone()
     return job_from_row(row) if row else None
 
@@ -167,15 +168,15 @@ def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[No
     if found:
         rows = db.execute(TREE, {"root": found.root_job_id, "limit": limit})
         return [Node(job=job_from_row(row[:-1]), result=row[-1]) for row in rows]
-    return _tree_from_log(db, job_id, limit)
+    return _treelogged_job(db, job_id, limit)
 
 
-def _tree_from_log(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
+def _treelogged_job(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
     found = _found(db, job_id)
     members = [found.root_job_id, *(row[0] for row in db.execute(TREE_IN_LOG, (found.root_job_id, limit)))]
     nodes = []
     for member in dict.fromkeys(members):
-        if logged := _from_log(db, member):
+        if logged := logged_job(db, member):
             tries = attempts(db, member)
             nodes.append(Node(job=logged, result=tries[-1].result))
     return nodes
@@ -220,7 +221,7 @@ def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
     """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
     root = db.execute(ROOT, (job_id,)).fetchone()
     if root is None:
-        return _outcome_from_log(db, job_id)
+        return _outcomelogged_job(db, job_id)
     root_id, open_jobs, created_at, completed_at = root
     if open_jobs:
         status = TreeStatus.OPEN
@@ -230,8 +231,8 @@ def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
     return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
 
 
-def _outcome_from_log(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
-    jobs = [node.job for node in _tree_from_log(db, job_id, limit=10_001)]
+def _outcomelogged_job(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+    jobs = [node.job for node in _treelogged_job(db, job_id, limit=10_001)]
     failed = any(job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated for job in jobs)
     return TreeOutcome(
         status=TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED,

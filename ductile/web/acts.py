@@ -106,6 +106,8 @@ async def retry_job(desk: Desk, request: Request) -> Response:
     job = desk.ledger.look_up(known_job, job_id)
     require_retryable(job)
     _require_startable(desk, job)
+    if not _may_start(desk, request, job):
+        raise Refusal(forbidden())
     if flag_of(request, "dry_run"):
         return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
     await desk.hub.announce_coming_work()

@@ -30,6 +30,7 @@ DEEPEST = strict_json.MAX_DEPTH - 4
 MOST_FIELDS = 1000
 LONGEST_ID = 256
 LONGEST_HEADER = 512
+KEPT_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "host", "user-agent", "x-github-event"})
 GITHUB_EVENT = "x-github-event"
 FORM, JSON = "application/x-www-form-urlencoded", "application/json"
 
@@ -164,12 +165,13 @@ def is_ping(endpoint: Endpoint, request: Request) -> bool:
     return settings.scheme == "github" and settings.ping == "answer" and request.header(GITHUB_EVENT) == "ping"
 
 
-def refused_delivery(request: Request, refused: DeliveryRefused, *, now: datetime) -> Refused:
+def refused_delivery(endpoint: Endpoint, request: Request, refused: DeliveryRefused, *, now: datetime) -> Refused:
     """What is kept of a delivery that was not taken: enough to find out why, no body and no credentials."""
+    names = {*KEPT_HEADERS, endpoint.verifier.header, endpoint.id_header, *endpoint.forwarded}
     kept = {
         name: [value[:LONGEST_HEADER] for value in values]
         for name, values in request.headers.items()
-        if name not in NEVER_FORWARDED
+        if name in names or name.endswith(("-signature", "-signature-256", "-timestamp", "-id"))
     }
     return Refused(
         at=now,

@@ -96,6 +96,8 @@ class Desk:
     """Use the configuration as it is on disk now, or say what that would change."""
     cancel: Callable[[str, str], Awaitable[bool]]
     """End a job, for a reason; True if it is dead now, False if its process is ending."""
+    purge: Callable[[str | None, int, str], Awaitable[int]]
+    """End a portion of what waits, of one plugin or of all, up to a place in the queue; how many jobs that were."""
     pausing: Pausing
     meters: Meters = field(factory=Meters)
     callers: Callers = field(factory=Callers)

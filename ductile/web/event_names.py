@@ -53,6 +53,8 @@ AS_THEY_ARE = frozenset(
         "queue.held",
         "queue.paused",
         "queue.resumed",
+        "relay.refused",
+        "relay.repeated",
         "run.ended",
         "schedule.late",
         "scheduler.skipped",

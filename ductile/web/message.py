@@ -4,13 +4,14 @@ Knows nothing of sockets, of Quart or of routes, so a handler can be called from
 and the Quart-Trio host build requests from the wire and write responses back to it.
 """
 
+import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from ductile import strict_json
-from ductile.errors import DuctileError
+from ductile.errors import DuctileError, LedgerError
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -21,6 +22,8 @@ SAFE_HEADERS: Headers = (
 )
 JSON_HEADERS: Headers = (("content-type", "application/json"), *SAFE_HEADERS)
 RETRY_AFTER_SECONDS = 5
+_PATH = re.compile(r"^/.*?: ")
+"""Where the ledger is, which is nobody's business who can only ask."""
 
 
 @frozen(kw_only=True)
@@ -102,9 +105,8 @@ def encoded_json_response(text: bytes, status: int = 200, headers: Headers = ())
 
 def error_response(error: DuctileError, headers: Headers = ()) -> Response:
     """The one JSON shape of every error; a 503 says when to come back."""
-    return refusal_response(
-        error.status, error.code, str(error), hint=error.hint, context=error.context, headers=headers
-    )
+    words = _PATH.sub("", str(error)) if isinstance(error, LedgerError) else str(error)
+    return refusal_response(error.status, error.code, words, hint=error.hint, context=error.context, headers=headers)
 
 
 def refusal_response(

@@ -92,7 +92,7 @@ async def _loop_lag() -> float:
 
 def _of_queue(desk: Desk, now: _Now) -> Iterator[str]:
     queue = now.queue
-    depth = {"queued": queue.queued, "running": queue.running, "delayed": queue.delayed}
+    depth = {"queued": queue.queued - queue.delayed, "running": queue.running, "delayed": queue.delayed}
     yield from family("ductile_queue_jobs", "gauge", "Jobs that are not over.", labelled(depth, "status"))
     yield from gauge("ductile_queue_oldest_claimable_seconds", "Age of the oldest job that could start.", now.oldest)
     yield from gauge("ductile_plugins", "Plugins that can run.", len(desk.snapshot().lanes))

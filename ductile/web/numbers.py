@@ -11,6 +11,8 @@ from typing import Any
 from ductile.clock import to_text
 from ductile.ledger import analytics, reports
 from ductile.ledger.connections import Connection
+from ductile.ledger.pauses import EVERYTHING
+from ductile.pipeline.plan import RELAY
 from ductile.units import shown
 from ductile.web.desk import BadRequest, Desk, flag_of
 from ductile.web.message import Request, Response, json_response
@@ -67,7 +69,8 @@ async def summarise(desk: Desk, request: Request) -> Response:
 
 
 async def show_queue(desk: Desk, request: Request) -> Response:
-    claimable = desk.snapshot().lanes
+    held = {*desk.unhealthy(), *desk.pausing.paused}
+    claimable = set() if EVERYTHING in held else {*desk.snapshot().lanes, RELAY} - held
 
     def read(db: Connection) -> dict[str, Any]:
         return _queue(reports.queue(db, claimable=claimable), analytics.active_jobs(db))

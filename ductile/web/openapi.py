@@ -8,18 +8,22 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ductile import __version__
+import trio
+
+from ductile import __version__, strict_json
 from ductile.config.snapshot import Lane
 from ductile.errors import NotFound
 from ductile.plugin.manifest import Command, CommandType
 from ductile.web.auth import ANY_TOKEN
 from ductile.web.catalog import seen_lanes
 from ductile.web.desk import Desk
-from ductile.web.message import Request, Response, json_response
+from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route
 from ductile.web.schemas import ERROR, Schema, anything, by_name, nullable, record, text
 
 TITLE = "Ductile Gateway"
+MOST_KEPT = 8
+"""Descriptions for callers who see different plugins."""
 TRIGGER = "/plugin/{plugin}/{command}"
 DOCUMENT = record(
     {"openapi": text(), "info": by_name(anything()), "paths": by_name(anything()), "components": by_name(anything())},
@@ -50,8 +54,20 @@ _SHORT = {"str": "string", "text": "string", "int": "integer", "float": "number"
 def routes(desk: Desk, table: Callable[[], Iterable[AnyRoute]]) -> Iterable[AnyRoute]:
     """The description of everything in `table`, whatever is in it by the time it is asked for."""
 
+    known: dict[frozenset[str], tuple[object, bytes]] = {}
+
     async def describe(request: Request) -> Response:
-        return json_response(document(table(), seen_lanes(desk.snapshot(), request)))
+        snapshot = desk.snapshot()
+        lanes = list(seen_lanes(snapshot, request))
+        seen = frozenset(lane.name for lane in lanes)
+        made = known.get(seen)
+        if made is None or made[0] is not snapshot:
+            # Large configurations take a while; nobody else waits for it, and one description serves everybody.
+            text = await trio.to_thread.run_sync(lambda: strict_json.dumps(document(table(), lanes)).encode())
+            if len(known) >= MOST_KEPT:
+                known.clear()
+            made = known[seen] = (snapshot, text)
+        return encoded_json_response(made[1])
 
     async def describe_plugin(request: Request) -> Response:
         lane = desk.snapshot().lane(request.params["plugin"])

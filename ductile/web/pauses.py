@@ -72,7 +72,7 @@ async def change_pause(desk: Desk, request: Request, *, pausing: bool) -> Respon
     name = request.params.get("plugin", EVERYTHING)
     reason, is_paused = reason_of(request) if pausing else None, name in desk.pausing.paused
     if name != EVERYTHING and (pausing or not is_paused):
-        _require_known(desk, name)
+        require_known(desk, name)
     dry_run = flag_of(request, "dry_run")
     changes = is_paused is not pausing
     if not dry_run:
@@ -91,8 +91,8 @@ async def list_pauses(desk: Desk, request: Request) -> Response:
     return json_response({"pauses": shown})
 
 
-def _require_known(desk: Desk, plugin: str) -> None:
-    """A plugin that cannot run now can be paused too."""
+def require_known(desk: Desk, plugin: str) -> None:
+    """Raises NotFound for a name that no plugin has; one that cannot run now can be paused too."""
     snapshot = desk.snapshot()
     if plugin not in snapshot.unavailable and plugin not in snapshot.config.settings.plugins:
         snapshot.lane(plugin)

@@ -71,6 +71,8 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         answer = await _started(desk, request, snapshot, plan)
         root_id = answer.job_id or ""
         is_over = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
+    if answer.is_repeat and desk.ledger.look_up(trees.root_of, root_id) is None:
+        return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
     if is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
         return await _shown(desk, root_id, view, headers_of(answer))

@@ -12,18 +12,20 @@ from typing import Any
 from ductile import strict_json
 from ductile.config.schedules import definition_hash
 from ductile.config.sections import Schedule
-from ductile.errors import Unreadable, WrongState
+from ductile.errors import WrongState
 from ductile.hub import SCHEDULES
 from ductile.ledger import breakers, outbox, schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
+from ductile.ledger.receipts import Answer
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Breaker, BreakerChange, NewJob
 from ductile.pipeline.plan import RELAY
-from ductile.vocabulary import ONE_LINE
+from ductile.web.acts import reason_of
 from ductile.web.auth import forbidden
 from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, submitter_of
-from ductile.web.message import Refusal, Request, Response, json_response
+from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
+from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schedule_views import breakers_view, resettable, schedules_view, written_schedule
 from ductile.web.schemas import Argument, integer, nullable, record, text
@@ -87,6 +89,7 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         asks=(DRY_RUN,),
         gives={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
         refuses=(409,),
+        heeds=(KEY_HEADER,),
     )
     yield Route(
         method="GET",
@@ -127,7 +130,7 @@ async def list_schedules(desk: Desk, request: Request) -> Response:
 async def change_status(desk: Desk, request: Request, *, status: EntryStatus) -> Response:
     """200 once the schedule is paused or goes on; 409 for one that is over."""
     plugin, schedule = _addressed(desk, request)
-    reason, dry_run = _reason_of(request), flag_of(request, "dry_run")
+    reason, dry_run = reason_of(request), flag_of(request, "dry_run")
     if status is PAUSED and reason is None:
         reason = f"paused by {request.principal.name}"
     before = desk.ledger.read(schedules.get, plugin, schedule.id)
@@ -176,6 +179,9 @@ async def run_now(desk: Desk, request: Request) -> Response:
     lane = snapshot.lane(plugin)
     if lane.writes(schedule.command) and not request.principal.may("plugin:rw", plugin=plugin):
         raise Refusal(forbidden())
+    ticket = ticket_of(request)
+    if (known := known_answer(desk, ticket)) is not None:
+        return encoded_json_response(known.text.encode(), 202, headers_of(known))
     require_healthy(desk, plugin)
     content = {"plugin": plugin, "schedule_id": schedule.id, "command": schedule.command}
     if flag_of(request, "dry_run"):
@@ -190,28 +196,20 @@ async def run_now(desk: Desk, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     await desk.hub.announce_coming_work()
-    made = await desk.ledger.write(enqueue, new, now=desk.clock.now())
+    answer = await done_once(desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()))
     desk.hub.announce_work()
-    return json_response({"job_id": made.job_id, "status": made.status, **content}, 202)
+    return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
+
+
+def _enqueue(db: Connection, *, new: NewJob, content: dict[str, str], now: datetime) -> Answer:
+    made = enqueue(db, new, now=now)
+    text = strict_json.dumps({"job_id": made.job_id, "status": made.status, **content})
+    return Answer(job_id=made.job_id, text=text)
 
 
 def _addressed(desk: Desk, request: Request) -> tuple[str, Schedule]:
     plugin = request.params["plugin"]
     return plugin, written_schedule(desk.snapshot(), plugin, request.params["id"])
-
-
-def _reason_of(request: Request) -> str | None:
-    """The `reason` of the body, if there is one."""
-    if not request.body.strip():
-        return None
-    try:
-        body = strict_json.loads(request.body, source="body")
-    except Unreadable as error:
-        raise BadRequest(f"the body is not JSON: {error.reason}", hint='send {"reason": "…"}') from error
-    reason = body.get("reason") if isinstance(body, dict) and body.keys() <= {"reason"} else body
-    if reason is not None and not (isinstance(reason, str) and ONE_LINE.allows(reason)):
-        raise BadRequest("the body must be an object with one line of text", hint='send {"reason": "…"}')
-    return reason and reason[:LONGEST_REASON]
 
 
 # ── breakers ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,6 +251,7 @@ def _reset_all(
     found = find(db)
     for breaker in found:
         breakers.put(db, reset(breaker), now=now)
-    if any(breaker.plugin == RELAY for breaker in found):
-        outbox.wake(db, RELAY)
+    for breaker in found:
+        if breaker.plugin == RELAY:
+            outbox.wake_all(db, RELAY, breaker.command)
     return found

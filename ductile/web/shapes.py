@@ -6,6 +6,7 @@ Values only. What does not apply to a job is left out of it, so most members are
 from datetime import timedelta
 
 from ductile.ledger.analytics import TREND_SLOTS
+from ductile.ledger.questions import MOST_IN_A_PAGE
 from ductile.model import AttemptStatus, BreakerState, JobStatus
 from ductile.web.schemas import (
     Argument,
@@ -23,7 +24,6 @@ from ductile.web.schemas import (
     text,
 )
 
-MOST_IN_A_PAGE = 200
 WINDOWS = {
     "5m": timedelta(minutes=5),
     "1h": timedelta(hours=1),

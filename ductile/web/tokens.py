@@ -62,6 +62,7 @@ class Uses:
         except LedgerError as error:
             self.warn(f"cannot write down which tokens were used: {error}")
             self.fresh = {**uses, **self.fresh}
+            self._noted.set()
 
 
 def routes(desk: Desk, uses: Uses) -> Iterable[AnyRoute]:

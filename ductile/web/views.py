@@ -6,14 +6,16 @@ Pure; the handlers fetch what is shown here.
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.errors import Unreadable
 from ductile.ledger.reports import Attempt, JobBrief, Node
 from ductile.model import Job, JobStatus
-from ductile.pipeline.plan import Plans
+
+if TYPE_CHECKING:
+    from ductile.pipeline.plan import Plans
 
 LONGEST_OUTPUT = 64 << 10
 RESULT_SCOPE = "jobs:result:ro"
@@ -22,7 +24,7 @@ RESULT_SCOPE = "jobs:result:ro"
 EndsRun = Callable[[Job], bool]
 
 
-def ends_run(plans: Plans) -> EndsRun:
+def ends_run(plans: "Plans") -> EndsRun:
     """Tells of a job whether its run may end with it."""
 
     def may_be_the_last(job: Job) -> bool:

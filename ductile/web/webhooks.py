@@ -124,7 +124,7 @@ class Receiver:
             return await self._take(endpoint, request)
         except DeliveryRefused as refused:
             self.tally.count(REFUSED, endpoint.path, refused.reason)
-            self.tally.keep_one(endpoint.path, partial(refused_delivery, request, refused))
+            self.tally.keep_one(endpoint.path, partial(refused_delivery, endpoint, request, refused))
             self.desk.meters.deliveries[endpoint.path, "refused"] += 1
             raise
 

@@ -122,6 +122,18 @@ def test_a_failed_job_is_tried_again_and_its_run_goes_on(home: Home, start: Star
     assert tree[0]["attempt"] == 2
 
 
+def test_whoever_may_not_run_a_command_may_not_have_it_run_again(home: Home, start: Start, door: Door) -> None:
+    """Neither by a retry nor by a replay."""
+    token = "clerk-token-0123456789abcdef"
+    text = (home.path / "config.yaml").read_text()
+    clerk = f'tokens:\n      - {{name: clerk, token: {token}, scopes: ["jobs:rw"]}}\n'
+    home.write("config.yaml", text.replace("tokens:\n", clerk))
+    break_(home)
+    service = start()
+    job_id = service.run("moody")["job_id"]
+    assert [service.ask("POST", f"/job/{job_id}/{act}", token=token)[0] for act in ("retry", "replay")] == [403, 403]
+
+
 def test_a_success_is_not_tried_again(service: Service) -> None:
     job_id = service.run("moody")["job_id"]
     status, answer = service.ask("POST", f"/job/{job_id}/retry")
@@ -243,6 +255,15 @@ def test_a_key_that_is_none_is_refused(service: Service, key: str) -> None:
     status, _ = service.ask("POST", "/plugin/moody/poll", headers={"idempotency-key": key.encode().decode("latin-1")})
     assert status == 400
     assert service.home.rows("SELECT COUNT(*) FROM job_queue") == before
+
+
+def test_a_schedule_that_is_run_by_hand_takes_a_key(home: Home, start: Start, door: Door) -> None:
+    home.add("plugins: {moody: {schedules: [{every: 24h}]}}\n")
+    service = start()
+    key = {"idempotency-key": "k"}
+    first = service.ask("POST", "/schedule/moody/default/run", headers=key)
+    assert first[0] == 202
+    assert service.ask("POST", "/schedule/moody/default/run", headers=key) == first
 
 
 def test_pipelines_and_replays_take_keys_too(service: Service) -> None:

@@ -3,7 +3,8 @@
 import http.client
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 import pytest
@@ -80,6 +81,25 @@ def test_uses_are_remembered_over_a_restart(home: Home, start: Start) -> None:
     service = start()
     listed = {token["name"]: token for token in service.ask("GET", "/system/tokens")[1]["tokens"]}
     assert listed["reader"]["last_used_at"] is not None
+
+
+def test_a_stream_ends_with_its_token(home: Home, start: Start) -> None:
+    """A token that comes to its end by itself takes its streams with it."""
+    furnish(home)
+    end = datetime.now(UTC) + timedelta(seconds=6)
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("2096-01-01T00:00:00Z", end.isoformat(timespec="seconds")))
+    service = start()
+    parts = urlsplit(service.url)
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)) as connection:
+        connection.request("GET", "/events", headers=bearer(YOUNG))
+        answer = connection.getresponse()
+        assert answer.status == 200
+        with suppress(http.client.IncompleteRead):  # a stream that is cut has no last chunk
+            while answer.read1(1000):
+                pass
+    assert datetime.now(UTC) >= end - timedelta(seconds=1)
+    assert service.ask("GET", "/plugins", token=YOUNG)[0] == 401
 
 
 # ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from ductile.clock import from_text, to_text
-from ductile.web.history import cursor_text
+from ductile.ledger.questions import cursor_text
 from tests.e2e.furnished import furnish
 from tests.e2e.service import TOKEN, Home, Service
 

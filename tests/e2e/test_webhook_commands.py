@@ -89,7 +89,8 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
     wrong.write_bytes(b'{"a": 2}')
     good = ductile("send", "github", "--payload", str(body), "--dry-run")[1]["headers"]["x-hub-signature-256"]
     code, view = ductile(
-        "send", "github", "--payload", str(wrong), "-H", f"x-hub-signature-256: {good}", "--url", url(service, "github")
+        *("send", "github", "--payload", str(wrong), "--url", url(service, "github")),
+        *("-H", f"x-hub-signature-256: {good}", "-H", "X-Api-Key: a-key-of-the-sender"),
     )
     assert (code, view["status"]) == (1, 403)
     service.wait_for_log("refused at /hook/github")
@@ -97,6 +98,7 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
     (refused, *_) = receipts["refused"]
     assert (refused["reason"], refused["status"]) == ("the signature fits no secret of the endpoint", 403)
     assert refused["headers"]["x-hub-signature-256"] == [good]
+    assert "a-key-of-the-sender" not in json.dumps(refused)
     code, verdict = ductile("verify", str(refused["id"]), "--payload", str(wrong))
     assert (code, verdict["valid"], verdict["same_body"]) == (1, False, True)
     code, verdict = ductile("verify", str(refused["id"]), "--payload", str(body))

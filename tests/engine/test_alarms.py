@@ -189,3 +189,25 @@ async def test_a_run_that_ends_before_anybody_looks_is_fine(stage: MakeStage) ->
     await one.work(OK)
     await one.pass_for(30 * MINUTE)
     assert alarms(one) == []
+
+
+async def test_slots_that_are_made_up_for_together_raise_one_alarm(stage: MakeStage) -> None:
+    """However many were missed."""
+    one = await stage("  echo: {schedules: [{every: 1m, catch_up: run_all, expect: {start_within: 5m}}]}")
+    await one.turn()
+    await one.work()
+    one.clock.pass_to(one.clock.now() + 3 * HOUR)
+    one.start()
+    await one.pass_for(6 * MINUTE, then=None)
+    assert alarms(one) == [(LATE, "15:00")]
+
+
+async def test_an_expectation_that_cannot_be_looked_at_stops_nothing(stage: MakeStage) -> None:
+    """It is told once, the others are looked at, and schedules go on."""
+    one = await stage(WATCHED + "\n  other: {schedules: [{every: 1h, expect: {start_within: 5m}}]}")
+    await one.turn()
+    await one.ledger.write(lambda db: db.execute("UPDATE job_queue SET created_at = 'x' WHERE plugin = 'echo'"))
+    await one.pass_for(10 * MINUTE, then=None)
+    assert alarms(one) == [(LATE, "12:00")]
+    assert one.rows("SELECT plugin FROM journal WHERE kind = 'schedule.late'") == [("other",)]
+    assert [line for line in one.said() if "cannot be looked at" in line]

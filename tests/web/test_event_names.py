@@ -178,7 +178,7 @@ def test_a_discarded_state_of_a_plugin_is_data_and_that_of_a_breaker_is_not() ->
     assert changed.bare()["state"] == "open"
 
 
-NOUNS = r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|queue)"
+NOUNS = r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue)"
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
 OTHER_WORDS = {
     *("job.dead", "event.dedupe_key", "event.payload", "event.type", "state.path"),

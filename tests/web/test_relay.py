@@ -159,6 +159,7 @@ async def door(usual: Snapshot, tmp_path: Path) -> AsyncIterator[Door]:
             stuck_seconds=lambda: 0.0,
             reload=lambda **_: pytest.fail("nobody reloads"),
             cancel=lambda *_: pytest.fail("nobody cancels"),
+            purge=lambda *_: pytest.fail("nobody purges"),
             pausing=Pausing(ledger, Hub(), clock),
         )
         routes = (*relay.routes(desk, tally), *outbox.routes(desk), *schedules.routes(desk, breaker.reset))

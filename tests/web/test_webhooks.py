@@ -137,6 +137,7 @@ class Hooks:
             stuck_seconds=lambda: 0.0,
             reload=lambda **_: pytest.fail("nobody reloads"),
             cancel=lambda *_: pytest.fail("nobody cancels"),
+            purge=lambda *_: pytest.fail("nobody purges"),
             pausing=Pausing(self.ledger, Hub(), self.clock),
         )
         self.site = site(desk, self.tally, on_fault=lambda error, _: self.faults.append(error))

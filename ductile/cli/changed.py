@@ -1,0 +1,82 @@
+"""What is different between two moments in the life of a ledger: configuration, plugin files, state.
+
+Compares the sanitised configurations that the ledger keeps, so it works offline and shows no secret.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from ductile import strict_json
+from ductile.cli.kept import kept_object
+from ductile.clock import to_text
+from ductile.ledger import explain, snapshots
+from ductile.ledger.connections import Connection
+from ductile.ledger.snapshots import Snapshot
+
+MOST_TOLD = 50
+LONGEST_VALUE = 120
+UNSET = "(not set)"
+
+
+def changes_since(
+    db: Connection, snapshot_id: str | None, plugin: str, *, since: datetime | None, until_id: str | None = None
+) -> dict[str, Any]:
+    """What changed from the configuration `snapshot_id` to `until_id`, or to the newest one, as far as is known."""
+    old = snapshots.get(db, snapshot_id) if snapshot_id else None
+    new = snapshots.get(db, until_id) if until_id else snapshots.newest(db)
+    state_at = explain.state_changed_at(db, plugin)
+    is_later = bool(state_at and since and state_at > since)
+    shown: dict[str, Any] = {"known": old is not None and new is not None}
+    if old is not None and new is not None:
+        shown |= _between(old, new, plugin)
+    return shown | {"state_changed_at": to_text(state_at) if state_at and is_later else None}
+
+
+def _between(old: Snapshot, new: Snapshot, plugin: str) -> dict[str, Any]:
+    if old.id == new.id:
+        return {"config": [], "config_cut": 0, "secrets": [], "plugin": []}
+    found = list(differences(kept_object(old.sanitized_config), kept_object(new.sanitized_config)))
+    then, today = (kept_object(one.plugin_fingerprints).get(plugin) or {} for one in (old, new))
+    return {
+        "from": {"snapshot_id": old.id, "loaded_at": to_text(old.loaded_at), "ductile_version": old.ductile_version},
+        "to": {"snapshot_id": new.id, "loaded_at": to_text(new.loaded_at), "ductile_version": new.ductile_version},
+        "config": [{"path": path, "before": before, "after": after} for path, before, after in found[:MOST_TOLD]],
+        "config_cut": max(len(found) - MOST_TOLD, 0),
+        "secrets": sorted(
+            path for path, *_ in differences(kept_object(old.secret_fingerprints), kept_object(new.secret_fingerprints))
+        ),
+        "plugin": sorted(path for path, *_ in differences(then, today)),
+    }
+
+
+def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, str, str]]:
+    """Dotted path and both values of everything that differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after}):
+            inner = f"{at}.{name}" if at else str(name)
+            yield from differences(before.get(name, UNSET), after.get(name, UNSET), inner)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from differences(one, other, f"{at}[{index}]")
+    elif before != after:
+        yield at, _short(before), _short(after)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else strict_json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def change_lines(changes: Mapping[str, Any]) -> list[str]:
+    """The same for people; at least one line."""
+    if not changes["known"]:
+        lines = ["configuration then: no longer on record"]
+    else:
+        lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
+        lines += [f"config {one['path']}: {one['before']} → {one['after']}" for one in changes["config"]]
+        lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
+        lines += [f"secret {path}: another value" for path in changes["secrets"]]
+    if changes["state_changed_at"]:
+        lines.append(f"state of the plugin: changed at {changes['state_changed_at']}")
+    return lines or ["nothing: same plugin files, configuration and state"]

@@ -1,0 +1,45 @@
+"""`ductile event`: what an event led to, and why not more."""
+
+from typing import Any
+
+import click
+
+from ductile.cli import options, output
+from ductile.errors import UsageInvalid
+
+MOST_EVENTS = 100
+
+
+@click.group("event")
+def group() -> None:
+    """See what an event led to, and why not more."""
+
+
+@group.command("why")
+@click.argument("event_id", required=False)
+@click.option("--type", "event_type", help="The newest events of this type instead.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_EVENTS), default=5, show_default=True, help="How many of a --type to tell."
+)
+@options.config
+@options.as_json
+def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool, **where: Any) -> None:
+    """Say which routes and pipelines an event matched, and which condition said no, with the values it found.
+
+    Reads the ledger, so it works while the service does not run. Looks back as far as the journal goes
+    (service.job_transitions_retention), and not through more than 50,000 rows of it.
+
+    Example: ductile event why --type backup.done
+    """
+    from ductile.cli import event_fate
+    from ductile.cli.connect import ledger_for
+    from ductile.ledger.store import open_reader
+
+    if (event_id is None) is (event_type is None):
+        raise UsageInvalid("name one event by its id, or give --type", hint="see `ductile event why --help`")
+    with open_reader(ledger_for(where)) as db:
+        if event_id is not None:
+            output.show(event_fate.fate(db, event_id), as_json=as_json, human=event_fate.fate_lines)
+        else:
+            view = event_fate.fates(db, str(event_type), limit=limit)
+            output.show(view, as_json=as_json, human=event_fate.type_lines)

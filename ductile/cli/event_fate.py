@@ -1,0 +1,170 @@
+"""The fate of events in words: what they led to, what was decided against, and who waits for their type."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ductile.cli.kept import kept_object
+from ductile.cli.predicates import predicate_words
+from ductile.clock import to_text
+from ductile.errors import NotFound, did_you_mean
+from ductile.ledger import event_trail, reports, snapshots
+from ductile.ledger.connections import Connection
+from ductile.ledger.journal import Entry
+from ductile.ledger.rows import get_job
+from ductile.model import Job
+from ductile.pipeline.events import event_id as derived_event_id
+
+HINT = "the journal is kept for service.job_transitions_retention; `ductile job inspect` shows the events of a job"
+
+
+def fate(db: Connection, event_id: str) -> dict[str, Any]:
+    """What became of one event; NotFound if nothing on record speaks of it."""
+    decided, jobs = event_trail.decisions(db, event_id), event_trail.led_to(db, event_id)
+    if not decided and not jobs:
+        raise NotFound(f"{event_id[:80]}: there is no such event on record", hint=HINT)
+    about = _envelope(db, event_id, jobs, decided)
+    decisions = [_decision(entry) for entry in decided]
+    return {
+        "event_id": event_id,
+        **about,
+        "led_to": [_led_to(job) for job in jobs],
+        "decisions": decisions,
+        "verdict": "matched" if jobs else "duplicate" if _is_duplicate(decided) else "unmatched",
+        "words": _words(jobs, decisions),
+    }
+
+
+def fates(db: Connection, event_type: str, *, limit: int) -> dict[str, Any]:
+    """The newest events of a type, and who waits for it in the configuration that was loaded last."""
+    waiting = _waiting(db, event_type)
+    events = [fate(db, event_id) for event_id in event_trail.ids_of_type(db, event_type, limit=limit)]
+    held = [_decision(entry) for entry in event_trail.withheld(db, event_type, limit=limit)]
+    if not events and not held and not waiting["pipelines"] and not waiting["routes"]:
+        close = did_you_mean(event_type, [*event_trail.known_types(db), *waiting["types"]])
+        raise NotFound(f"no event of type {event_type[:80]!r} on record, and nobody waits for one{close}", hint=HINT)
+    return {
+        "type": event_type,
+        "waiting": {"pipelines": waiting["pipelines"], "routes": waiting["routes"]},
+        "events": events,
+        "withheld": held,
+    }
+
+
+def _envelope(db: Connection, event_id: str, jobs: list[Job], decided: list[Entry]) -> dict[str, Any]:
+    """Type, source, moment and emitting job, from whoever still has them."""
+    found: dict[str, Any] = {"type": None, "source": None, "at": None, "emitted_by": None}
+    for job in jobs:
+        content = kept_object((get_job(db, job.id) or job).payload)
+        if content.get("event_id") == event_id:
+            found |= {"type": content.get("type"), "source": content.get("source"), "at": content.get("timestamp")}
+            break
+    for entry in decided:
+        found["type"] = found["type"] or entry.data.get("type")
+        found["at"] = found["at"] or to_text(entry.at)
+    ids = [job.parent_job_id for job in jobs] + [entry.job_id for entry in decided]
+    for job_id in filter(None, dict.fromkeys(ids)):
+        if emitted := _emitted(db, job_id, event_id):
+            return found | {"emitted_by": job_id, "type": found["type"] or emitted}
+    return found
+
+
+def _emitted(db: Connection, job_id: str, event_id: str) -> str | None:
+    """The type under which an attempt of the job emitted the event; None if it did not."""
+    for attempt in reports.attempts(db, job_id):
+        events = kept_object(attempt.result).get("events")
+        for index, event in enumerate(events if isinstance(events, list) else []):
+            if isinstance(event, dict) and derived_event_id(job_id, attempt.attempt, index) == event_id:
+                return str(event.get("type"))
+    return None
+
+
+def _led_to(job: Job) -> dict[str, Any]:
+    via = f"pipeline {job.pipeline}" if job.pipeline else "route" if job.submitted_by == "route" else "plugin"
+    content = {
+        "job_id": job.id,
+        "plugin": job.plugin,
+        "command": job.command,
+        "status": str(job.status),
+        "via": via,
+        "pipeline": job.pipeline,
+        "step_id": job.step_id,
+    }
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _decision(entry: Entry) -> dict[str, Any]:
+    data = entry.data
+    kept: dict[str, Any] = {
+        name: data[name] for name in ("pipeline", "step_id", "reason", "predicates", "winner") if name in data
+    }
+    head = {"at": to_text(entry.at), "kind": entry.kind, "job_id": entry.job_id}
+    return {**head, **kept, "words": _decided(entry.kind, data)}
+
+
+def _decided(kind: str, data: Mapping[str, Any]) -> str:
+    said = f": {predicate_words(data['predicates'])}" if data.get("predicates") else ""
+    match kind:
+        case "pipeline.skipped":
+            return f"pipeline {data.get('pipeline')} did not start, {data.get('reason')}{said}"
+        case "step.bypassed":
+            return f"step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run, its `if` is false{said}"
+        case "event.withheld":
+            return "the attempt was tried again, so its events went nowhere"
+        case "event.no_route":
+            return "the other instance has nobody who waits for it"
+        case "event.baggage_dropped":
+            return "it came with baggage that a relay may not bring"
+        case "job.deduplicated":
+            return f"a job was not made: {data.get('winner')} stands for it ({data.get('reason')})"
+    return "no route and no pipeline took it"
+
+
+def _is_duplicate(decided: list[Entry]) -> bool:
+    return any(entry.kind == "job.deduplicated" for entry in decided)
+
+
+def _words(jobs: list[Job], decisions: list[dict[str, Any]]) -> str:
+    if jobs:
+        ways = ", ".join(dict.fromkeys(_led_to(job)["via"] for job in jobs))
+        return f"it led to {len(jobs)} job{'' if len(jobs) == 1 else 's'}: {ways}"
+    telling = [one["words"] for one in decisions if one["kind"] != "event.unmatched"]
+    return f"it led to nothing: {telling[0]}" if telling else "it led to nothing: no route and no pipeline waits for it"
+
+
+def _waiting(db: Connection, event_type: str) -> dict[str, Any]:
+    """Who would take an event of this type, and which types there are."""
+    last = snapshots.newest(db)
+    config = kept_object(last.sanitized_config if last else None)
+    pipelines, routes = config.get("pipelines") or [], config.get("routes") or []
+    wanted = [one for one in pipelines if event_type in (one.get("on"), one.get("on-hook"))]
+    return {
+        "pipelines": [{name: one[name] for name in ("name", "from_plugin", "if") if one.get(name)} for one in wanted],
+        "routes": [one for one in routes if one.get("event_type") == event_type],
+        "types": [str(one["on"]) for one in pipelines if one.get("on")],
+    }
+
+
+# ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fate_lines(view: Mapping[str, Any]) -> list[str]:
+    source = f" from {view['source'] or view['emitted_by']}" if view["source"] or view["emitted_by"] else ""
+    lines = [
+        f"{view['event_id']}  {view['type'] or 'event'}{source}  {view['at'] or ''}".rstrip(),
+        f"  {view['words']}",
+    ]
+    for job in view["led_to"]:
+        step = f", step {job['step_id']}" if "step_id" in job else ""
+        lines.append(f"  {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {job['status']}")
+    lines += [f"  {one['words']}" for one in view["decisions"]]
+    return lines + ([f"  next: ductile job inspect {view['emitted_by']}"] if view["emitted_by"] else [])
+
+
+def type_lines(view: Mapping[str, Any]) -> list[str]:
+    lines = [f"pipeline {one['name']} waits for {view['type']}" for one in view["waiting"]["pipelines"]]
+    lines += [f"route from {one.get('from')} to {one.get('to')}" for one in view["waiting"]["routes"]]
+    lines = lines or [f"nobody waits for {view['type']}"]
+    for event in view["events"]:
+        lines += fate_lines(event)
+    lines += [f"{one['at']}  withheld by job {one['job_id']}: {one['words']}" for one in view["withheld"]]
+    return lines if view["events"] or view["withheld"] else [*lines, "no such event on record"]

@@ -1,0 +1,103 @@
+"""What became of one event: the jobs it led to, and the decisions that it should lead to no more.
+
+There is no table of events. Their ids stand in the jobs and in the journal, and both are looked through backwards, as
+far as one answer may go. Reads only; the CLI calls it.
+"""
+
+import sqlite3
+
+from ductile.ledger import journal
+from ductile.ledger.journal import Entry
+from ductile.ledger.reports import logged_job
+from ductile.ledger.rows import LISTED_COLUMNS, job_from_row
+from ductile.model import Job
+
+MOST_LOOKED_AT = 50_000
+"""Rows of the journal, and of each table of jobs, that one answer looks at, the newest first."""
+MOST_OPENED = 5_000
+"""Payloads that one answer looks into."""
+MOST_FOUND = 1_000
+
+KINDS = ("event.unmatched", "event.no_route", "event.baggage_dropped", "pipeline.skipped", "step.bypassed")
+_DECIDED = f"kind IN {(*KINDS, 'job.deduplicated')}"
+DECISIONS = f"""
+    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
+       AND ? IN (data ->> 'event_id', data ->> 'source_event_id')
+     ORDER BY seq LIMIT {MOST_FOUND}
+"""
+
+
+def decisions(db: sqlite3.Connection, event_id: str) -> list[Entry]:
+    """What was decided about the event, first to last."""
+    return journal.entries(db.execute(DECISIONS, (event_id,)))
+
+
+LED_TO = f"""
+    SELECT {LISTED_COLUMNS} FROM job_queue
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_LOOKED_AT} AND source_event_id = ?
+     ORDER BY seq LIMIT {MOST_FOUND}
+"""
+LED_TO_LONG_AGO = f"""
+    SELECT DISTINCT job_id FROM job_log
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_LOOKED_AT} AND source_event_id = ?
+     ORDER BY seq LIMIT {MOST_FOUND}
+"""
+
+
+def led_to(db: sqlite3.Connection, event_id: str) -> list[Job]:
+    """The jobs that were asked for because of the event, also those of which only the log is left."""
+    jobs = [job_from_row(row) for row in db.execute(LED_TO, (event_id,))]
+    known = {job.id for job in jobs}
+    ids = [job_id for (job_id,) in db.execute(LED_TO_LONG_AGO, (event_id,)) if job_id not in known]
+    return [*(job for job_id in ids if (job := logged_job(db, job_id))), *jobs]
+
+
+# A type is told by the journal for what did not go on, and by the payload of a `handle` job for what did.
+DECIDED_IDS = f"""
+    SELECT at, data ->> 'event_id' FROM journal
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
+       AND data ->> 'type' = ? AND data ->> 'event_id' IS NOT NULL
+     ORDER BY seq DESC LIMIT {MOST_FOUND}
+"""
+HANDLED_IDS = f"""
+    SELECT created_at, source_event_id FROM job_queue
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_OPENED}
+       AND command = 'handle' AND source_event_id IS NOT NULL AND instr(payload, ?)
+       AND CASE WHEN json_valid(payload) THEN payload ->> 'type' END = ?
+     ORDER BY seq DESC LIMIT {MOST_FOUND}
+"""
+
+
+def ids_of_type(db: sqlite3.Connection, event_type: str, *, limit: int) -> list[str]:
+    """The newest events of this type."""
+    rows: list[tuple[str, str]] = [
+        *db.execute(DECIDED_IDS, (event_type,)),
+        *db.execute(HANDLED_IDS, (event_type, event_type)),
+    ]
+    return list(dict.fromkeys(event_id for _, event_id in sorted(rows, reverse=True)))[:limit]
+
+
+WITHHELD = f"""
+    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND kind = 'event.withheld'
+       AND EXISTS (SELECT 1 FROM json_each(data, '$.types') WHERE value = ?)
+     ORDER BY seq DESC LIMIT ?
+"""
+
+
+def withheld(db: sqlite3.Connection, event_type: str, *, limit: int) -> list[Entry]:
+    """Attempts that were tried again, so that their events of this type went nowhere; newest first."""
+    return journal.entries(db.execute(WITHHELD, (event_type, limit)))
+
+
+TYPES = f"""
+    SELECT DISTINCT data ->> 'type' FROM journal
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
+       AND data ->> 'type' IS NOT NULL LIMIT {MOST_FOUND}
+"""
+
+
+def known_types(db: sqlite3.Connection) -> list[str]:
+    """Types that events have had lately, for whoever mistypes one."""
+    return [name for (name,) in db.execute(TYPES)]

@@ -1,0 +1,599 @@
+"""`ductile job` and `ductile event` without a service: lists, reasons and diagnoses read from the ledger."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ductile.cli.ago import distance
+from ductile.cli.diagnosis import normalised
+from ductile.cli.fitting import fit
+from ductile.cli.job_tail import GAP, news
+from ductile.clock import to_text
+from ductile.config.known_secrets import mask_of
+from ductile.config.load import load
+from ductile.config.whereabouts import ledger_of
+from ductile.ledger import breakers, claim, held, inits, operate, pauses
+from ductile.ledger.claim import note_blocked
+from ductile.ledger.connections import transaction
+from ductile.model import (
+    Breaker,
+    BreakerChange,
+    BreakerState,
+    Dead,
+    Evidence,
+    Failed,
+    Held,
+    Note,
+    Retried,
+    Skipped,
+    Succeeded,
+)
+from tests.cli.conftest import Run
+from tests.cli.history import Past, past_of
+from tests.cli.test_start_up import imported_by
+
+NOBODY = "019a0000-0000-7000-8000-000000000000"
+OK = '{"status": "ok", "result": "fine"}'
+
+
+def ended(past: Past, outcome: Any = None, **new: Any) -> str:
+    """A job that has run and come to its end."""
+    past.enqueue(**new)
+    job = past.claim_one(new.get("plugin", "echo"))
+    past.end(job, outcome or Succeeded(past.evidence(result=OK)))
+    past.later(seconds=1)
+    return job.id
+
+
+@pytest.fixture
+def busy(demo: Path) -> Path:
+    """A home whose ledger has a few jobs of each kind."""
+    with past_of(demo) as past:
+        for number in range(5):
+            ended(past, submitted_by="api" if number % 2 else "cli")
+        ended(past, Failed("disk full", past.evidence(exit_code=1, stderr="no room\n")), plugin="other")
+        past.enqueue(pipeline="nightly", step_id="first")
+    return demo
+
+
+# ── job list, job logs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_list_has_the_keys_of_the_api(run: Run, busy: Path) -> None:
+    """Programs read the same from the command line as over HTTP."""
+    page = run("job", "list", "--config", busy, "--json").json
+
+    assert (set(page), page["total"], page["total_is_exact"]) == (
+        {"jobs", "total", "total_is_exact", "next_cursor"},
+        7,
+        True,
+    )
+    assert page["jobs"][0] | {"status": "queued", "pipeline": "nightly", "step_id": "first"} == page["jobs"][0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        (("--plugin", "other"), 1),
+        (("--status", "error"), 1),
+        (("--status", "pending"), 1),
+        (("--submitted-by", "api"), 2),
+        (("--pipeline", "nightly"), 1),
+        (("--command", "handle"), 0),
+        (("--query", "disk"), 1),
+        (("--from", "2999-01-01"), 0),
+        (("--to", "2999-01-01"), 7),
+        (("--job-id", NOBODY), 0),
+        (("--root", NOBODY), 0),
+        (("--schedule-id", "x"), 0),
+    ],
+)
+def test_each_filter_lets_through_what_fits(run: Run, busy: Path, flags: tuple[str, ...], count: int) -> None:
+    assert len(run("job", "list", "--config", busy, "--json", *flags).json["jobs"]) == count
+
+
+@pytest.mark.parametrize("action", ["list", "logs"])
+def test_pages_follow_on_each_other_without_gap_or_repetition(run: Run, busy: Path, action: str) -> None:
+    """`next_cursor` leads through everything once."""
+    name, key = ("jobs", "job_id") if action == "list" else ("logs", "log_id")
+    seen: list[str] = []
+    cursor: tuple[str, ...] | None = ()
+    while cursor is not None:
+        page = run("job", action, "--config", busy, "--json", "--limit", "2", *cursor).json
+        seen += [row[key] for row in page[name]]
+        cursor = ("--cursor", page["next_cursor"]) if page["next_cursor"] else None
+
+    whole = run("job", action, "--config", busy, "--json").json[name]
+    assert seen == [row[key] for row in whole]
+    assert len(set(seen)) == len(seen) > 4
+
+
+def test_attempts_are_listed_in_lower_snake_case_with_results_on_demand(run: Run, busy: Path) -> None:
+    """The keys are those of GET /job-logs."""
+    plain = run("job", "logs", "--config", busy, "--json").json["logs"]
+    full = run("job", "logs", "--config", busy, "--json", "--include-result").json["logs"]
+
+    assert all(name == name.lower() for row in full for name in row)
+    assert all("result" not in row for row in plain)
+    assert full[1]["result"] == {"status": "ok", "result": "fine"}
+    assert (full[0]["stderr"], full[0]["last_error"]) == ("no room\n", "disk full")
+
+
+def test_people_see_times_relative_and_absolute(run: Run, busy: Path) -> None:
+    lines = run("job", "list", "--config", busy).stdout.splitlines()
+
+    told = re.compile(r"  (now|\w+ ago|in \w+) \(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ\)")
+    assert len(lines) == 9
+    assert all(map(told.search, lines[1:-1]))
+    assert lines[-1] == "7 jobs in all"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--status", "faild"), "did you mean 'failed'?"),
+        (("--cursor", "x"), "is not one of ours"),
+        (("--from", "yesterday"), "is not a moment"),
+        (("--limit", "0"), "0 is not in the range"),
+    ],
+)
+def test_a_question_nobody_can_answer_is_a_usage_error(
+    run: Run, busy: Path, flags: tuple[str, ...], words: str
+) -> None:
+    answer = run("job", "list", "--config", busy, *flags)
+
+    assert (answer.exit_code, words in answer.stderr) == (2, True), answer
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("job", "why", NOBODY),
+        ("job", "why", "nonsense"),
+        ("job", "diagnose", NOBODY),
+        ("job", "cancel", "nonsense"),
+        ("job", "tail", "nonsense"),
+        ("event", "why", NOBODY),
+        ("event", "why", "--type", "nobody.knows"),
+    ],
+)
+def test_what_is_unknown_is_not_found(run: Run, busy: Path, args: tuple[str, ...]) -> None:
+    answer = run(*args, "--config", busy, "--json")
+
+    assert (answer.exit_code, answer.json["code"]) == (1, "not_found")
+
+
+# ── job why: waiting ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def paused(past: Past) -> str:
+    with transaction(past.db):
+        pauses.pause(past.db, "echo", "the disk is new", now=past.now)
+    return past.enqueue().job_id
+
+
+def queue_paused(past: Past) -> str:
+    with transaction(past.db):
+        pauses.pause(past.db, pauses.EVERYTHING, "night", now=past.now)
+    return past.enqueue().job_id
+
+
+def retried(past: Past) -> str:
+    past.enqueue()
+    job = past.claim_one()
+    past.end(job, Retried("no network", timedelta(minutes=5), past.evidence(exit_code=1)))
+    return job.id
+
+
+def key_is_held(past: Past) -> str:
+    past.enqueue(dedupe_key="k")
+    past.claim_one()
+    job_id = past.enqueue(dedupe_key="k").job_id
+    past.claim(1)
+    return job_id
+
+
+def blocked(past: Past) -> str:
+    job_id = past.enqueue().job_id
+    with transaction(past.db):
+        note_blocked(past.db, "echo", "its manifest cannot be read")
+    return job_id
+
+
+def unhealthy(past: Past) -> str:
+    with transaction(past.db):
+        inits.put(past.db, inits.Init(plugin="echo", fingerprint="f", error="no login"), now=past.now, job_id="x")
+    return past.enqueue().job_id
+
+
+def init_is_pending(past: Past) -> str:
+    manifest = Path(past.db.execute("PRAGMA database_list").fetchone()[2]).with_name("manifest.yaml")
+    manifest.write_text("commands: {poll: {}, init: {}}\n")
+    past.loads("cfg", {"plugins": {"echo": {}}}, fingerprints={"echo": {"manifest_path": str(manifest)}})
+    return past.enqueue().job_id
+
+
+def breaker_is_open(past: Past) -> str:
+    past.enqueue()
+    (job,) = past.claim(1).jobs
+    past.end(job, Retried("x", timedelta(), past.evidence()))
+    past.later(seconds=1)
+    with transaction(past.db):
+        claim.wake_due(past.db, now=past.now)
+        opened = Breaker(plugin="echo", command="poll", state=BreakerState.OPEN, failure_count=3, opened_at=past.now)
+        breakers.put(past.db, BreakerChange(opened, "failure_threshold"), now=past.now)
+        held.hold(past.db, job, Held(past.now + timedelta(hours=1), "open"), now=past.now)
+    return job.id
+
+
+def plugin_is_full(past: Past) -> str:
+    past.loads("cfg", {"service": {"max_workers": 4}, "plugins": {"echo": {"parallelism": 1}}})
+    past.enqueue()
+    past.claim_one()
+    return past.enqueue().job_id
+
+
+def workers_are_full(past: Past) -> str:
+    past.loads("cfg", {"service": {"max_workers": 1}, "plugins": {"echo": {"parallelism": 1}, "other": {}}})
+    past.enqueue(plugin="other")
+    past.claim_one("other")
+    return past.enqueue().job_id
+
+
+def behind(past: Past) -> str:
+    past.enqueue()
+    past.enqueue()
+    return past.enqueue().job_id
+
+
+def joins_others(past: Past) -> str:
+    past.enqueue(plugin="echo", join_id=NOBODY)
+    return past.enqueue(id=NOBODY, plugin="core.join", command="handle", is_join=True).job_id
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "words"),
+    [
+        (paused, "paused", "the disk is new"),
+        (queue_paused, "queue_paused", "night"),
+        (retried, "retry_time", "the one before failed: no network"),
+        (key_is_held, "held_key", "runs with the same dedupe key 'k'"),
+        (blocked, "blocked", "its manifest cannot be read"),
+        (unhealthy, "unhealthy", "its init failed: no login"),
+        (init_is_pending, "initialising", "has not come to an end yet"),
+        (breaker_is_open, "breaker", "open after 3 failures; it is asked again in "),
+        (plugin_is_full, "plugin_full", "no more than 1 may at once"),
+        (workers_are_full, "workers_full", "all 1 workers are busy"),
+        (behind, "behind", "2 older jobs of its plugin start before it"),
+        (joins_others, "join", "it joins 1 jobs that are not over"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_why_names_what_keeps_a_waiting_job(
+    run: Run, demo: Path, make: Callable[[Past], str], code: str, words: str
+) -> None:
+    """Besides the plainest reason of all, which holds here for every job: no service runs."""
+    with past_of(demo) as past:
+        job_id = make(past)
+
+    view = run("job", "why", job_id, "--config", demo, "--json").json
+    found = {reason["code"]: reason["words"] for reason in view["reasons"]}
+    assert list(found) == ["service_down", code]
+    assert words in found[code]
+    assert words in run("job", "why", job_id, "--config", demo).stdout
+
+
+# ── job why: ended ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def evidence(**values: Any) -> Evidence:
+    return Evidence(started_at=datetime.now(UTC), duration=timedelta(seconds=1), **values)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "words"),
+    [
+        (Succeeded(evidence(exit_code=0, result=OK)), "answered_ok", "ended with exit code 0"),
+        (Succeeded(evidence(exit_code=3, result=OK)), "answered_ok", "exit code 3 does not count"),
+        (Failed("exit code 78: no token", evidence(exit_code=78)), "exit_78", "its configuration is wrong"),
+        (
+            Failed("gone", evidence(exit_code=0, result='{"status": "error", "error": "gone", "retry": false}')),
+            "retry_false",
+            "`retry: false`",
+        ),
+        (Failed("2000 events, more than the 1000 allowed", evidence(exit_code=0)), "final", "would not help"),
+        (Failed("internal error: KeyError", evidence(exit_code=0)), "internal_error", "Ductile itself"),
+        (
+            Dead("attempts used up (4 of 4): timed out after 1m", evidence(timed_out=True, signal=9)),
+            "attempts_used_up",
+            "the last one timed out",
+        ),
+        (Dead("cancelled: by e2e", evidence(signal=15)), "cancelled", "while it ran: by e2e"),
+        (Skipped(f"deduplicated: {NOBODY} succeeded meanwhile"), "deduplicated", NOBODY),
+    ],
+)
+def test_why_names_the_rule_by_which_a_job_ended(run: Run, demo: Path, outcome: Any, code: str, words: str) -> None:
+    with past_of(demo) as past:
+        job_id = ended(past, outcome)
+
+    view = run("job", "why", job_id, "--config", demo, "--json").json
+    assert (view["reasons"][0]["code"], words in view["words"]) == (code, True), view
+    assert view["next"]
+
+
+def test_why_tells_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) -> None:
+    with past_of(demo) as past:
+        job_id = past.enqueue().job_id
+        with transaction(past.db):
+            operate.cancel(past.db, job_id, "not needed", now=past.now)
+
+    assert "before it ran: not needed" in run("job", "why", job_id, "--config", demo).stdout
+
+
+def test_why_tells_a_chain_that_is_too_long(run: Run, demo: Path) -> None:
+    with past_of(demo) as past:
+        job_id = past.enqueue(hops=21).job_id
+
+    assert run("job", "why", job_id, "--config", demo, "--json").json["reasons"][0]["code"] == "over_budget"
+
+
+# ── job diagnose ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SECRET = "hunter2-and-more"
+
+
+@pytest.fixture
+def sick(demo: Path) -> tuple[Path, str]:
+    """A home in which a job failed as others did, after a success under another configuration."""
+    (demo / ".env").write_text(f"MAIL={SECRET}\n")
+    (demo / "plugins.yaml").write_text("plugins: {echo: {config: {address: '${MAIL}'}}}\n")
+    with past_of(demo) as past:
+        past.loads("cfg_old", {"plugins": {"echo": {"timeout": "1m"}}}, fingerprints={"echo": {"entrypoint_hash": "a"}})
+        past.enqueue(snapshot_id="cfg_old")
+        with transaction(past.db):
+            past.db.execute("UPDATE job_queue SET started_config_snapshot_id = 'cfg_old'")
+        past.end(past.claim_one(), Succeeded(past.evidence(result=OK)))
+        past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
+        past.later(minutes=1)
+        past.loads("cfg_new", {"plugins": {"echo": {"timeout": "2m"}}}, fingerprints={"echo": {"entrypoint_hash": "b"}})
+        for port in (4711, 4712):
+            ended(past, Failed(f"no answer from port {port}", past.evidence(exit_code=1)))
+        ended(past, Failed("something else", past.evidence(exit_code=1)))
+        payload = json.dumps({"password": "abc", "to": f"me with {SECRET}", "text": "x" * 100_000})
+        stderr = "\n".join(f"line {number} {SECRET}" for number in range(5_000))
+        notes = tuple(Note(kind="event.unmatched", data={"event_id": str(n), "type": "t" * 50}) for n in range(500))
+        past.enqueue(payload=payload, snapshot_id="cfg_new")
+        job = past.claim_one()
+        failed = Failed("no answer from port 4713", past.evidence(exit_code=1, stderr=stderr, result="not JSON" * 999))
+        past.end(job, failed, notes=notes)
+    return demo, job.id
+
+
+@pytest.mark.parametrize("most", [4_000, 9_000, 65_536, 10_000_000])
+@pytest.mark.parametrize("form", [("--json",), ()], ids=["json", "text"])
+def test_a_diagnosis_is_never_larger_than_asked(
+    run: Run, sick: tuple[Path, str], most: int, form: tuple[str, ...]
+) -> None:
+    """What was left out is said; with room for all, nothing is."""
+    home, job_id = sick
+    answer = run("job", "diagnose", job_id, "--config", home, "--max-bytes", str(most), *form)
+
+    assert answer.exit_code == 0
+    assert len(answer.stdout.encode()) <= most
+    is_cut = bool(answer.json["cut"]) if form else "\n  cut: " in answer.stdout
+    assert is_cut is (most < 1_000_000)
+
+
+def test_a_cut_diagnosis_keeps_the_end_of_stderr_and_says_how_much_there_was(run: Run, sick: tuple[Path, str]) -> None:
+    home, job_id = sick
+    bundle = run("job", "diagnose", job_id, "--config", home, "--json").json
+
+    assert bundle["stderr"].startswith("[cut]")
+    assert bundle["stderr"].endswith("line 4999 ***")
+    assert bundle["cut"]["stderr"]["kept"] < bundle["cut"]["stderr"]["of"]
+    assert bundle["cut"]["stderr"]["unit"] == "characters"
+
+
+def test_a_diagnosis_shows_no_secret(run: Run, sick: tuple[Path, str]) -> None:
+    """Neither a known one, nor what has a telling name."""
+    home, job_id = sick
+    answer = run("job", "diagnose", job_id, "--config", home, "--json", "--max-bytes", "10000000")
+
+    assert SECRET not in answer.stdout
+    assert answer.json["request"]["payload"] | {"text": ""} == {"password": "***", "to": "me with ***", "text": ""}
+
+
+def test_a_diagnosis_counts_what_failed_alike(run: Run, sick: tuple[Path, str]) -> None:
+    """Errors that differ in numbers only are the same."""
+    home, job_id = sick
+    similar = run("job", "diagnose", job_id, "--config", home, "--json").json["similar_failures"]
+
+    assert (similar["error"], similar["count"], len(similar["job_ids"])) == ("no answer from port #", 2, 2)
+    assert similar["others"] == [{"error": "something else", "count": 1}]
+
+
+def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: tuple[Path, str]) -> None:
+    home, job_id = sick
+    changes = run("job", "diagnose", job_id, "--config", home, "--json").json["since_last_success"]["changes"]
+
+    assert changes["config"] == [{"path": "plugins.echo.timeout", "before": "1m", "after": "2m"}]
+    assert changes["plugin"] == ["entrypoint_hash"]
+
+
+def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> None:
+    """A ledger that was adopted may have kept anything."""
+    with past_of(demo) as past:
+        job_id = ended(past, Failed("x", past.evidence(exit_code=1)), snapshot_id="cfg")
+        past.loads("cfg", {})
+        past.db.execute("UPDATE config_snapshots SET plugin_fingerprints = 'x', sanitized_config = '[1]'")
+        past.db.execute("UPDATE job_queue SET payload = '{broken'")
+
+    assert run("job", "diagnose", job_id, "--config", demo, "--json").json["request"]["payload"] == "{broken"
+    assert run("queue", "--config", demo).exit_code == 0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"), st.one_of(st.text(max_size=300), st.lists(st.text(max_size=20), max_size=40))
+    ),
+    st.integers(200, 2_000),
+)
+def test_a_bundle_fits_or_has_nothing_left_to_cut(bundle: dict[str, Any], most: int) -> None:
+    """Every part that is shorter than it was is named."""
+    parts = tuple(bundle)
+    shown = fit(bundle, parts, lambda value: len(json.dumps(value)), most)
+
+    assert len(json.dumps(shown)) <= most or all(one["kept"] == 0 for one in shown["cut"].values())
+    assert {name for name in parts if shown[name] != bundle[name]} <= set(shown["cut"])
+
+
+# ── event why ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_event_why_shows_the_condition_that_said_no_with_its_values(run: Run, demo: Path) -> None:
+    """From the notes of the job that emitted it."""
+    predicate = {"path": "payload.n", "op": "eq", "value": 2, "found": 1, "holds": False}
+    about = {"pipeline": "big", "event_id": NOBODY, "type": "t.done", "reason": "if is false"}
+    note = Note(kind="pipeline.skipped", data={**about, "predicates": [predicate]})
+    with past_of(demo) as past:
+        past.enqueue()
+        past.end(past.claim_one(), notes=(note,))
+
+    text = run("event", "why", NOBODY, "--config", demo).stdout
+    assert "pipeline big did not start, if is false: payload.n eq 2 is false: found 1" in text
+    view = run("event", "why", "--type", "t.done", "--config", demo, "--json").json
+    assert [event["event_id"] for event in view["events"]] == [NOBODY]
+    assert view["events"][0]["decisions"][0]["predicates"] == [predicate]
+
+
+def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
+    """Routes and pipelines alike, also when nobody remembers more than the log."""
+    envelope = json.dumps({"type": "t.done", "payload": {}, "event_id": NOBODY, "source": "echo"})
+    with past_of(demo) as past:
+        past.enqueue(command="handle", payload=envelope, source_event_id=NOBODY, submitted_by="route")
+        past.enqueue(command="handle", payload=envelope, source_event_id=NOBODY, pipeline="big", step_id="one")
+
+    view = run("event", "why", NOBODY, "--config", demo, "--json").json
+    assert [job["via"] for job in view["led_to"]] == ["route", "pipeline big"]
+    assert (view["type"], view["source"], view["verdict"]) == ("t.done", "echo", "matched")
+
+
+def test_a_type_that_is_mistyped_is_corrected(run: Run, demo: Path) -> None:
+    with past_of(demo) as past:
+        past.enqueue()
+        past.end(past.claim_one(), notes=(Note(kind="event.unmatched", data={"event_id": NOBODY, "type": "t.done"}),))
+
+    assert "did you mean 't.done'?" in run("event", "why", "--type", "t.don", "--config", demo).stderr
+
+
+# ── small things ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ("", "abc", "abc"),
+        ("abc", "abcdef", "def"),
+        ("abc", "", ""),
+        ("x" * 300 + "end", "x" * 250 + "end" + "more", "more"),
+        ("abc", "xyz", GAP + "xyz"),
+        ("abcdef", "def", ""),
+    ],
+)
+def test_only_what_is_new_is_told(before: str, now: str, new: str) -> None:
+    """Also when the text has lost its beginning."""
+    assert news(before, now) == new
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("port 1", "port 22"),
+        (f"job {NOBODY} is gone", "job 01a1e4bd-ffa3-711e-abba-4499c98a29b1 is gone"),
+        ("attempts used up (4 of 4): no  network", "no network"),
+    ],
+)
+def test_errors_that_differ_in_numbers_are_the_same(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+@pytest.mark.parametrize(
+    ("span", "words"),
+    [
+        (timedelta(), "now"),
+        (timedelta(seconds=-45), "45s ago"),
+        (timedelta(minutes=-3, seconds=-10), "3m ago"),
+        (timedelta(hours=1, minutes=20), "in 1h20m"),
+        (timedelta(days=-2, hours=-4), "2d4h ago"),
+    ],
+)
+def test_distances_are_told_in_one_or_two_units(span: timedelta, words: str) -> None:
+    now = datetime(2026, 2, 8, tzinfo=UTC)
+    assert distance(to_text(now + span), now) == words
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "state: {path: elsewhere/x.db}\n",
+        "state: {path: '${PLACE}/x.db'}\n",
+        "state: {path: ~/x.db}\n",
+        "database: {path: old.db}\n",
+        "include: [more]\n",
+    ],
+)
+def test_the_ledger_is_found_where_a_whole_load_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    """Without the price of one."""
+    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
+    (tmp_path / "more").mkdir(mode=0o700)
+    for name, text in (("config.yaml", written), ("more/one.yaml", "state: {path: x.db}\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+
+    assert ledger_of(tmp_path / "config.yaml", os.environ) == load(tmp_path / "config.yaml").settings.state.path
+
+
+def test_the_quick_mask_hides_what_the_whole_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROM_OUTSIDE", "outside-value")
+    (tmp_path / "config.yaml").write_text(
+        "plugins: {p: {config: {auth: {user: inner-value}, url: '${FROM_OUTSIDE}', other: plain-value}}}\n"
+        "api: {auth: {tokens: [{name: n, token: token-value-1, scopes: ['*']}]}}\n"
+    )
+    (tmp_path / "config.yaml").chmod(0o600)
+    text = "inner-value outside-value token-value-1 plain-value"
+
+    assert mask_of(tmp_path / "config.yaml", os.environ)(text) == load(tmp_path / "config.yaml").mask(text)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("job", "list"),
+        ("job", "logs"),
+        ("job", "list", "--query", "x"),
+        ("job", "why", "JOB"),
+        ("job", "diagnose", "JOB"),
+        ("job", "inspect", "JOB"),
+        ("queue", "status"),
+        ("queue", "list"),
+    ],
+    ids=" ".join,
+)
+def test_looking_needs_no_event_loop_no_server_and_no_structure(busy: Path, run: Run, args: tuple[str, ...]) -> None:
+    """A command that reads starts fast."""
+    job_id = run("job", "list", "--config", busy, "--json").json["jobs"][0]["job_id"]
+    words = [job_id if arg == "JOB" else arg for arg in args]
+
+    heavy = {"trio", "quart", "hypercorn", "cattrs", "asyncio"}
+    assert imported_by(*words, "--config", str(busy)).isdisjoint(heavy)

@@ -1,0 +1,116 @@
+"""`ductile queue` without a service, and the short forms of other commands."""
+
+from pathlib import Path
+
+import pytest
+
+from ductile.cli import SHORT_FORMS
+from ductile.ledger import pauses
+from ductile.ledger.connections import transaction
+from ductile.ledger.purge import doomed, purge
+from tests.cli.conftest import Run
+from tests.cli.history import past_of
+
+
+@pytest.fixture
+def waiting(demo: Path) -> Path:
+    """A home with one job that runs and three that wait, one of them of a paused plugin."""
+    with past_of(demo) as past:
+        past.loads("cfg", {"service": {"max_workers": 2}, "plugins": {"echo": {"parallelism": 1}}})
+        past.enqueue()
+        past.claim_one()
+        past.enqueue()
+        past.enqueue()
+        past.enqueue(plugin="other")
+        with transaction(past.db):
+            pauses.pause(past.db, "other", "not now", now=past.now)
+    return demo
+
+
+def test_the_status_counts_what_waits_and_runs(run: Run, waiting: Path) -> None:
+    shown = run("queue", "status", "--config", waiting, "--json").json
+
+    assert (shown["depth"], shown["queued"], shown["running"], shown["service_running"]) == (4, 3, 1, False)
+    assert [one["plugin"] for one in shown["paused"]] == ["other"]
+    assert shown["oldest_claimable"]["plugin"] == "echo"
+    assert [(lane["plugin"], lane["ready"], lane["slots"]) for lane in shown["plugins"]] == [
+        ("echo", 2, 1),
+        ("other", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("args", [(), ("--json",)])
+def test_the_noun_alone_shows_the_status(run: Run, waiting: Path, args: tuple[str, ...]) -> None:
+    """Wherever the flags stand."""
+    assert run("queue", "--config", waiting, *args).stdout == run("queue", "status", "--config", waiting, *args).stdout
+
+
+def test_the_noun_has_help_of_its_own(run: Run) -> None:
+    assert "purge" in run("queue", "--help").stdout
+
+
+def test_the_list_says_what_keeps_each_job(run: Run, waiting: Path) -> None:
+    """In the order in which they were asked for."""
+    jobs = run("queue", "list", "--config", waiting, "--json").json["jobs"]
+
+    codes = [[reason["code"] for reason in job["why"]] for job in jobs]
+    assert codes == [
+        ["service_down", "plugin_full"],
+        ["service_down", "plugin_full", "behind"],
+        ["service_down", "paused"],
+    ]
+
+
+def test_the_list_can_be_of_one_plugin_and_says_when_there_is_more(run: Run, waiting: Path) -> None:
+    shown = run("queue", "list", "--config", waiting, "--plugin", "echo", "--limit", "1", "--json").json
+
+    assert (len(shown["jobs"]), shown["more"]) == (1, True)
+
+
+@pytest.mark.parametrize("flags", [(), ("--all", "--plugin", "echo"), ("--all", "--status", "running")])
+def test_a_purge_must_say_whose_jobs(run: Run, waiting: Path, flags: tuple[str, ...]) -> None:
+    """And only what waits can be purged."""
+    assert run("queue", "purge", "--config", waiting, *flags).exit_code == 2
+
+
+@pytest.mark.parametrize("args", [("pause",), ("resume",), ("purge", "--all"), ("pause", "--plugin", "echo")])
+def test_changing_the_queue_needs_the_service(run: Run, waiting: Path, args: tuple[str, ...]) -> None:
+    answer = run("queue", *args, "--config", waiting, "--json")
+
+    assert (answer.exit_code, answer.json["code"]) == (69, "unreachable")
+
+
+def test_a_purge_goes_in_portions_and_only_up_to_where_it_began(waiting: Path) -> None:
+    """What runs goes on, and what comes later waits."""
+    with past_of(waiting) as past:
+        found = doomed(past.db, None, 1 << 62)
+        late = past.enqueue().job_id
+        portions: list[int] = []
+        while not portions or portions[-1]:
+            with transaction(past.db):
+                portions.append(len(purge(past.db, None, found.up_to, "away", now=past.now, limit=2)))
+        left = past.db.execute("SELECT id, status FROM job_queue WHERE completed_at IS NULL ORDER BY seq").fetchall()
+        errors = past.db.execute("SELECT DISTINCT last_error FROM job_queue WHERE status = 'dead'").fetchall()
+
+    assert (found.count, portions) == (3, [2, 1, 0])
+    assert [status for _, status in left] == ["running", "queued"]
+    assert (left[1][0], errors) == (late, [("cancelled: away",)])
+
+
+def test_a_purge_of_one_plugin_leaves_the_others(waiting: Path) -> None:
+    with past_of(waiting) as past:
+        with transaction(past.db):
+            ended = purge(past.db, "echo", 1 << 62, "away", now=past.now)
+        assert ({one.plugin for one in ended}, doomed(past.db, None, 1 << 62).count) == ({"echo"}, 1)
+
+
+@pytest.mark.parametrize(("short", "whole"), SHORT_FORMS.items())
+def test_a_short_form_takes_what_the_whole_one_takes(run: Run, short: str, whole: tuple[str, str]) -> None:
+    """Its help differs in nothing but the name."""
+    help_text = run(short, "--help").stdout
+
+    assert help_text == run(*whole, "--help").stdout.replace(f"ductile {' '.join(whole)}", f"ductile {short}")
+
+
+def test_a_short_form_does_what_the_whole_one_does(run: Run, demo: Path) -> None:
+    assert run("plugins", "--config", demo, "--json").json == run("plugin", "list", "--config", demo, "--json").json
