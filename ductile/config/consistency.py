@@ -69,13 +69,12 @@ def _api(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
         yield Breach("api.auth.tokens" if settings.api.auth.tokens else "api", message, "api")
     for index, origin in enumerate(settings.api.allowed_origins):
         if not _ORIGIN.fullmatch(origin):
-            message = f"{origin!r} is no origin: write it as a browser does, like https://dash.example:8443"
+            message = "is no origin: write it as a browser does, like https://dash.example:8443"
             yield Breach(f"api.allowed_origins[{index}]", message, "api")
     names = _repeated(token.name for token in settings.api.auth.tokens if token.name)
     for index, token in enumerate(settings.api.auth.tokens):
-        if token.name in names or token.name == "operator":
-            message = "is used twice" if token.name in names else "is whoever opens the local socket"
-            yield Breach(f"api.auth.tokens[{index}].name", f"{token.name!r} {message}", "api")
+        if token.name in names:
+            yield Breach(f"api.auth.tokens[{index}].name", "is used twice; logs and keys tell tokens by it", "api")
     repeated = _repeated(token.token.fingerprint() for token in settings.api.auth.tokens)
     for index, token in enumerate(settings.api.auth.tokens):
         if token.token.fingerprint() in repeated:
