@@ -26,7 +26,7 @@ from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger import outbox
-from ductile.ledger.claim import Claimed, note_process, record_and_claim
+from ductile.ledger.claim import Claimed, finds_work, next_due, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
@@ -72,11 +72,12 @@ class Dispatcher:
         async with trio.open_nursery() as jobs:
             jobs.start_soon(self._drain_when, stopping)
             task_status.started()
+            is_coming = True
             while True:
-                pause = await self._turn(jobs)
+                pause = await self._turn(jobs, is_coming=is_coming)
                 if self.is_draining and not self.attempts and not self.endings:
                     break
-                await self.hub.work_waiting(at_most=pause)
+                is_coming = await self.hub.work_waiting(at_most=pause)
             jobs.cancel_scope.cancel()
 
     def live_stderr(self, job_id: str) -> str | None:
@@ -105,17 +106,25 @@ class Dispatcher:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(attempt.pid, signal.SIGKILL)
 
-    async def _turn(self, jobs: trio.Nursery) -> float:
-        """Write what has ended, start what may start; how long the next turn can wait for a hint."""
+    async def _turn(self, jobs: trio.Nursery, *, is_coming: bool) -> float:
+        """Write what has ended, start what may start; how long the next turn can wait for a hint.
+
+        Unless work is being written in this moment, it looks first whether there is any.
+        """
         endings, self.endings = self.endings, []
         snapshot = self.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
-        limit = 0 if self.is_draining else max(0, snapshot.max_workers - workers)
         await self._note_processes()
+        free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
+        limit = snapshot.max_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
         if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
-        recorded, claimed = await self._write(endings, snapshot, limit, relays)
+        if not endings and not is_coming:
+            lanes = free.keys() | relays.keys()
+            if not self.ledger.read(finds_work, lanes, now=self.around.clock.now()):
+                return self._until(self.ledger.look_up(next_due))
+        recorded, claimed = await self._write(endings, snapshot, free, limit, relays)
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:
             attempt = self.attempts[job.id] = Attempt(job, snapshot)
@@ -200,7 +209,12 @@ class Dispatcher:
                 self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
 
     async def _write(
-        self, endings: list[Ending], snapshot: Snapshot, limit: int, relays: Mapping[str, int]
+        self,
+        endings: list[Ending],
+        snapshot: Snapshot,
+        free: Mapping[str, int],
+        limit: int,
+        relays: Mapping[str, int],
     ) -> tuple[list[Recorded | Stale], Claimed]:
         """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
         failpoint("record.before")
@@ -209,7 +223,7 @@ class Dispatcher:
         written = None
         with trio.CancelScope(shield=True):
             while written is None:
-                written = await self._try_to_write(endings, snapshot, limit, relays)
+                written = await self._try_to_write(endings, snapshot, free, limit, relays)
                 if written is None and self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS:
                     break
         self.writing_since = None
@@ -219,7 +233,12 @@ class Dispatcher:
         return written
 
     async def _try_to_write(
-        self, endings: list[Ending], snapshot: Snapshot, limit: int, relays: Mapping[str, int]
+        self,
+        endings: list[Ending],
+        snapshot: Snapshot,
+        free: Mapping[str, int],
+        limit: int,
+        relays: Mapping[str, int],
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         try:
             return await self.ledger.write_last(
@@ -227,7 +246,7 @@ class Dispatcher:
                 endings,
                 now=self.around.clock.now(),
                 run_id=self.run_id,
-                free=self._free(snapshot.slots),
+                free=free,
                 apart=relays,
                 limit=limit,
                 default_ttl=snapshot.config.settings.service.dedupe_ttl,

@@ -251,7 +251,7 @@ def measure_history(bench: Bench, plugin: Path, rows: int) -> Iterator[dict[str,
         try:
             medians = {name: statistics.median(times(services[1], path)) for name, path in LISTS.items()}
             worst = {name: percentile(times(services[1], path), 95) for name, path in LISTS.items()}
-            ids = [home.rows("SELECT id FROM job_queue ORDER BY seq LIMIT 1")[0]["id"] for home in homes]
+            ids = [service.run("least")["job_id"] for service in services]
             one = [
                 statistics.median(times(service, f"/job/{job_id}", 200))
                 for service, job_id in zip(services, ids, strict=True)

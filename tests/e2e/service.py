@@ -106,7 +106,11 @@ class Home:
     def start(self, *, environ: Mapping[str, str] | None = None) -> "Service":
         """The service, ready."""
         service = self.launch(environ=environ)
-        service.wait_until_ready()
+        try:
+            service.wait_until_ready()
+        except BaseException:
+            service.kill()  # nobody else will
+            raise
         return service
 
     def launch(self, *, environ: Mapping[str, str] | None = None) -> "Service":

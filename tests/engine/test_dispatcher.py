@@ -72,7 +72,7 @@ async def test_a_job_that_is_cancelled_in_the_moment_of_its_claim_is_stopped() -
         _anything(), cast(Any, claims), Hub(), lambda: cast(Any, snapshot), "run", held=lambda: frozenset()
     )
     claims.meanwhile = lambda: dispatcher.stop_job("job", "not needed")
-    await dispatcher._turn(cast(Any, tasks))
+    await dispatcher._turn(cast(Any, tasks), is_coming=True)
     (attempt,) = tasks.attempts
     assert attempt.stop.reason == "not needed"
     assert dispatcher.to_stop == {}
