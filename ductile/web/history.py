@@ -49,6 +49,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=JOB_FILTERS,
         gives={200: JOB_PAGE},
+        hot=True,
     )
     yield Route(
         method="GET",
@@ -59,6 +60,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=LOG_FILTERS,
         gives={200: LOG_PAGE},
+        hot=True,
     )
 
 
