@@ -80,7 +80,7 @@ ATTACKS: Sequence[Attack] = (
     Attack(name="H8", act=waiters.storm),
     Attack(name="W7", act=timing.storm, is_watched=False),
     Attack(name="W4", act=senders.deliver_while_busy, is_watched=False, alone=True, holds=DESCRIPTORS_OF_JOBS),
-    Attack(name="H9", act=audience.storm, history=HISTORY, memory=48 * MIB),
+    Attack(name="H9", act=audience.storm, history=HISTORY),
     Attack(name="H10", act=questions.storm, history=HISTORY),
 )
 
