@@ -48,28 +48,10 @@ from ductile.lock import instance_lock
 from ductile.logs import Log
 from ductile.meters import Meters
 from ductile.notify import Notifier
-from ductile.web import (
-    acts,
-    api,
-    catalog,
-    examination,
-    history,
-    metrics,
-    numbers,
-    openapi,
-    outbox,
-    pauses,
-    purge,
-    relay,
-    schedules,
-    stream,
-    system,
-    tokens,
-    topology,
-)
 from ductile.web.auth import Keyring, authorizer
+from ductile.web.desk import Desk
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
-from ductile.web.routes import Table
+from ductile.web.rooms import api_table
 from ductile.web.serve import serve
 from ductile.web.site import Served, Site
 from ductile.web.tally import Tally
@@ -225,9 +207,9 @@ async def _work(
         root.cancel_scope.cancel()
 
 
-def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing) -> api.Desk:
+def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing) -> Desk:
     cancelling = Cancelling(ledger, rt.hub, rt.clock, lambda: rt.snapshot, dispatcher.stop_job)
-    return api.Desk(
+    return Desk(
         ledger=ledger,
         hub=rt.hub,
         clock=rt.clock,
@@ -271,7 +253,7 @@ async def _schedule(
 
 async def _serve_api(
     rt: Runtime,
-    desk: api.Desk,
+    desk: Desk,
     doors: Sequence[Door],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
@@ -280,27 +262,7 @@ async def _serve_api(
     authorize = authorizer(_Keys(rt), rt.clock, uses.note)
     refusals = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "relay"))
     site = Site(
-        table=Table(
-            (
-                *api.routes(desk),
-                *acts.routes(desk),
-                *pauses.routes(desk),
-                *purge.routes(desk),
-                *metrics.routes(desk),
-                *tokens.routes(desk, uses),
-                *system.routes(desk),
-                *schedules.routes(desk, breaker.reset),
-                *outbox.routes(desk),
-                *relay.routes(desk, refusals),
-                *stream.routes(desk, authorize),
-                *catalog.routes(desk),
-                *history.routes(desk),
-                *numbers.routes(desk),
-                *topology.routes(desk),
-                *examination.routes(desk),
-                *openapi.routes(desk, lambda: site.table.routes),
-            )
-        ),
+        table=api_table(desk, authorize, breaker.reset, uses, refusals),
         authorize=authorize,
         origins=lambda: rt.config.settings.api.allowed_origins,
         on_request=partial(_note_request, rt, "api"),
@@ -315,7 +277,7 @@ async def _serve_api(
 
 async def _serve_webhooks(
     rt: Runtime,
-    desk: api.Desk,
+    desk: Desk,
     doors: Sequence[Door],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,

@@ -148,7 +148,7 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[Breach]:
     if endpoint.scheme == "hmac-sha256" and endpoint.signature_header is None:
         yield Breach(f"{path}.signature_header", "is missing: scheme hmac-sha256 needs the header's name", "webhooks")
     for name in endpoint.forward_headers:
-        if name.lower() in _CREDENTIALS:
+        if name.lower() in CREDENTIALS:
             yield Breach(f"{path}.forward_headers", f"{name} carries credentials and is never forwarded", "webhooks")
     if endpoint.path == "/healthz":
         yield Breach(f"{path}.path", "/healthz is taken by the health check", "webhooks")
@@ -171,7 +171,8 @@ def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) ->
 
 
 _BASE64_SECRET = re.compile(r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?")
-_CREDENTIALS = ("authorization", "proxy-authorization", "cookie")
+CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Headers that no plugin gets to see."""
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _OWN_PATHS = frozenset({"plugin", "plugins", "pipeline", "job", "relay", "schedule", "breaker", "queue", "system"})
 _HEADER_PLACE = re.compile(r"\{header\.[A-Za-z0-9-]+\}")

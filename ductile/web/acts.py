@@ -4,13 +4,13 @@ Nothing runs here. Each act is one transaction; whoever has to know is told by t
 and what follows from an ending is the engine's matter, and the desk has somebody for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from ductile import strict_json
-from ductile.errors import Unreadable, WrongState
+from ductile.errors import WrongState
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.operate import RELAY, known_job, replay, require_retryable, retry
@@ -19,14 +19,14 @@ from ductile.model import Job, NewJob
 from ductile.pipeline.plan import HANDLE
 from ductile.vocabulary import ONE_LINE
 from ductile.web.auth import forbidden
-from ductile.web.desk import BadRequest, Desk, flag_of, job_id_of, require_healthy, submitter_of
+from ductile.web.desk import BadRequest, Desk, flag_of, job_id_of, object_of, require_healthy, seated, submitter_of
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schemas import Argument, anything, boolean, by_name, integer, nullable, record, text
+from ductile.web.schemas import anything, boolean, by_name, integer, nullable, record, text
+from ductile.web.shapes import DRY_RUN
 
 LONGEST_REASON = 200
-DRY_RUN = Argument("dry_run", boolean(), "Only say what would be done")
 REASON = record({}, {"reason": text("Why, for whoever looks later", maxLength=LONGEST_REASON)}, title="Reason")
 ACTED = record(
     {
@@ -41,8 +41,7 @@ ACTED = record(
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API does to jobs."""
 
-    def on(handler: Callable[..., Any], **more: Any) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request, **more)
+    on = seated(desk)
 
     act = partial(Route, method="POST", scope="jobs:rw", group="jobs", asks=(DRY_RUN,), refuses=(409, 422))
     yield act(
@@ -215,10 +214,7 @@ def body_of(request: Request, name: str) -> dict[str, Any]:
     """The body, an object with at most this member."""
     if not request.body.strip():
         return {}
-    try:
-        body = strict_json.loads(request.body, source="body")
-    except Unreadable as error:
-        raise BadRequest(f"the body is not JSON: {error.reason}") from error
-    if not isinstance(body, dict) or body.keys() - {name}:
+    body = object_of(request, hint=f'send {{"{name}": …}}')
+    if body.keys() - {name}:
         raise BadRequest(f"the body must be a JSON object with nothing but {name}")
     return body

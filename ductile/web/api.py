@@ -4,10 +4,9 @@ Knows nothing of sockets or of how jobs run: it talks to the ledger and the hub.
 """
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 import trio
 
@@ -20,9 +19,19 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
 from ductile.model import NewJob
+from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.route import Event
 from ductile.web.auth import forbidden
-from ductile.web.desk import RECHECK_SECONDS, Desk, job_id_of, payload_of, require_healthy, submitter_of, wait_of
+from ductile.web.desk import (
+    RECHECK_SECONDS,
+    Desk,
+    job_id_of,
+    payload_of,
+    require_healthy,
+    seated,
+    submitter_of,
+    wait_of,
+)
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.pipelines import show_tree, start_pipeline
@@ -38,8 +47,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     """Everything the API answers."""
     most = desk.snapshot().config.settings.api.max_body_size
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",
@@ -146,15 +154,12 @@ async def welcome(desk: Desk, request: Request) -> Response:
     )
 
 
-HEALTHY_WITHIN_SECONDS = 10.0
-
-
 async def health(desk: Desk, request: Request) -> Response:
     """200 while work is being done or could be; 503 when the ledger does not take writes."""
     snapshot = desk.snapshot()
     queue = desk.ledger.read(reports.depth)
     oldest = desk.ledger.read(reports.oldest_claimable, snapshot.slots)
-    works = not desk.ledger.broken.is_set() and desk.stuck_seconds() < HEALTHY_WITHIN_SECONDS
+    works = not desk.ledger.broken.is_set() and desk.stuck_seconds() < STUCK_SECONDS
     content = {
         "status": "ok" if works else "degraded",
         "uptime_seconds": _uptime(desk),

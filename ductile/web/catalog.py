@@ -4,14 +4,14 @@ Shown from the configuration of the moment; nothing is asked of the ledger. A ca
 alone sees only these.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.pipeline.plan import Plan
 from ductile.plugin.manifest import Command, CommandType
-from ductile.web.desk import Desk
+from ductile.web.desk import Desk, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Schema, anything, boolean, choice, integer, listing, nullable, record, text
@@ -74,8 +74,7 @@ AI_PLUGIN = record(
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API answers about what can be used."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",

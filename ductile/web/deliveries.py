@@ -15,6 +15,7 @@ from attrs import field, frozen
 from blake3 import blake3
 
 from ductile import strict_json
+from ductile.config.consistency import CREDENTIALS
 from ductile.config.sections import WebhookEndpoint
 from ductile.errors import DuctileError, Unreadable
 from ductile.ledger.refusals import Refused
@@ -24,7 +25,6 @@ from ductile.secret import Secret
 from ductile.web.message import Request
 from ductile.web.signatures import Verdict, Verifier
 
-NEVER_FORWARDED = frozenset({"authorization", "proxy-authorization", "cookie"})
 DEEPEST = strict_json.MAX_DEPTH - 4
 """The core wraps a body in an event, and what becomes of it in more; all of that is read again."""
 MOST_FIELDS = 1000
@@ -91,7 +91,7 @@ class Endpoint:
         known = (secrets[name] for name in settings.secret_ref if name in secrets)
         verifier = Verifier.of(settings.scheme, known, settings.signature_header)
         id_header = settings.delivery_id_header or verifier.scheme.delivery_id_header
-        private = NEVER_FORWARDED | {verifier.header}
+        private = CREDENTIALS | {verifier.header}
         names = (name.lower() for name in settings.forward_headers)
         return cls(
             settings=settings,

@@ -23,7 +23,8 @@ from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
 from ductile.units import parse_duration
 from ductile.web.auth import OPERATOR
-from ductile.web.message import Request
+from ductile.web.message import Request, Response
+from ductile.web.routes import Handler
 
 RECHECK_SECONDS = 5.0
 """After how long a waiter looks into the ledger again: a hint can be lost."""
@@ -104,6 +105,15 @@ class Desk:
     started: float = field(factory=trio.current_time)
 
 
+def seated(desk: Desk) -> Callable[..., Handler]:
+    """Makes a route's handler of a function that works at this desk; `more` goes to the function as it is."""
+
+    def on(handler: Callable[..., Awaitable[Response]], **more: Any) -> Handler:
+        return lambda request: handler(desk, request, **more)
+
+    return on
+
+
 def require_healthy(desk: Desk, plugin: str) -> None:
     """Raises PluginUnavailable for a plugin whose `init` has failed."""
     reason = desk.unhealthy().get(plugin)
@@ -116,16 +126,22 @@ def submitter_of(request: Request) -> str:
     return "cli" if request.principal is OPERATOR else "api"
 
 
+def object_of(request: Request, *, hint: str, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
+    """The body, which is a JSON object; BadRequest with the hint if it is none."""
+    try:
+        body = strict_json.loads(request.body, source="body", max_depth=max_depth)
+    except Unreadable as error:
+        raise BadRequest(f"the body is not JSON: {error.reason}", hint=hint) from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", hint=hint)
+    return body
+
+
 def payload_of(request: Request) -> dict[str, Any] | None:
     """The `payload` of the body; None if there is no body or no payload in it."""
     if not request.body.strip():
         return None
-    try:
-        body = strict_json.loads(request.body, source="body")
-    except Unreadable as error:
-        raise BadRequest(f"the body is not JSON: {error.reason}", hint='send {"payload": {…}}') from error
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", hint='send {"payload": {…}}')
+    body = object_of(request, hint='send {"payload": {…}}')
     unknown = sorted(body.keys() - {"payload"})
     if unknown:
         raise BadRequest(f"unknown key {unknown[0]!r}", hint="what the plugin is to get belongs into payload")

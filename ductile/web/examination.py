@@ -20,15 +20,15 @@ from ductile.config.snapshot import Snapshot
 from ductile.errors import Complaint, ConfigInvalid, DuctileError
 from ductile.ledger import reports
 from ductile.ledger.store import open_reader
+from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.graph import compiled_routes
 from ductile.secret import Mask
-from ductile.web.desk import Desk
+from ductile.web.desk import Desk, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Schema, anything, boolean, by_name, choice, listing, moment, record, text
 
 DOCTOR_SECONDS, SELFCHECK_SECONDS = 5.0, 10.0
-STUCK_SECONDS = 10.0
 CATEGORIES = ("config", "integrity", "plugin_refs", "routes", "pipelines", "webhooks", "schedule", "token_scopes")
 
 CHECKS = record(
@@ -86,8 +86,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API answers about the service itself."""
     one_at_a_time = trio.CapacityLimiter(1)
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",

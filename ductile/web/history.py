@@ -4,9 +4,8 @@ Questions are read and answered by the ledger, which bounds what one answer cost
 same lists without them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import trio
 
@@ -19,7 +18,7 @@ from ductile.ledger.questions import ARGUMENTS, ends_of, read_cursor, read_limit
 from ductile.ledger.reports import Attempt
 from ductile.model import AttemptStatus, JobStatus
 from ductile.web.auth import forbidden
-from ductile.web.desk import BadRequest, Desk, flag_of
+from ductile.web.desk import BadRequest, Desk, flag_of, seated
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.shapes import (
@@ -37,8 +36,7 @@ SEARCH_SECONDS = 0.3
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API lists."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",

@@ -14,7 +14,7 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.pauses import EVERYTHING
 from ductile.pipeline.plan import RELAY
 from ductile.units import shown
-from ductile.web.desk import BadRequest, Desk, flag_of
+from ductile.web.desk import BadRequest, Desk, flag_of, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Argument, boolean, choice
@@ -26,8 +26,7 @@ SUMMARY_WINDOW = timedelta(hours=24)
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API counts."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",

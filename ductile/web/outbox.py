@@ -3,14 +3,14 @@
 Nothing is sent here: an event becomes a job of `core.relay`, and the engine sends it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from ductile import strict_json
 from ductile.config.relay import ATTEMPTS, SEND, instance_for
-from ductile.errors import Unreadable, did_you_mean
+from ductile.errors import did_you_mean
 from ductile.failpoints import failpoint
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
@@ -18,7 +18,7 @@ from ductile.ledger.receipts import Answer
 from ductile.model import NewJob
 from ductile.pipeline.plan import RELAY
 from ductile.relay_wire import DEEPEST, Envelope, envelope_of
-from ductile.web.desk import BadRequest, Desk, flag_of, submitter_of
+from ductile.web.desk import BadRequest, Desk, flag_of, object_of, seated, submitter_of
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.relay_schemas import ENQUEUED, ENVELOPE, OVERVIEW, PLANNED
@@ -38,8 +38,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API answers about other instances."""
     most = desk.snapshot().config.settings.api.max_body_size
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",
@@ -107,12 +106,7 @@ def _enqueued(answer: Answer) -> Response:
 
 def _envelope_in(request: Request, longest_key: int) -> Envelope:
     """The body as an envelope; a key that nobody knows is a mistake, here as nowhere on the wire."""
-    try:
-        body = strict_json.loads(request.body, source="body", max_depth=DEEPEST)
-    except Unreadable as error:
-        raise BadRequest(f"the body is not JSON: {error.reason}", hint=HINT) from error
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", hint=HINT)
+    body = object_of(request, hint=HINT, max_depth=DEEPEST)
     for path, known in KEYS.items():
         found = body.get(path) if path else body
         for key in found if isinstance(found, dict) else ():

@@ -3,17 +3,17 @@
 Jobs are still taken. Who keeps them from starting is the engine; the desk has somebody for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from ductile.clock import to_text
 from ductile.ledger.pauses import EVERYTHING
-from ductile.web.acts import DRY_RUN, REASON, reason_of
-from ductile.web.desk import Desk, flag_of
+from ductile.web.acts import REASON, reason_of
+from ductile.web.desk import Desk, flag_of, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import boolean, listing, moment, record, text
+from ductile.web.shapes import DRY_RUN
 
 PAUSED = record(
     {
@@ -29,8 +29,7 @@ PAUSED = record(
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API does to plugins and the queue."""
 
-    def on(handler: Callable[..., Any], **more: Any) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request, **more)
+    on = seated(desk)
 
     change = partial(Route, method="POST", scope="system:rw", group="queue", asks=(DRY_RUN,), gives={200: PAUSED})
     for act in ("pause", "resume"):

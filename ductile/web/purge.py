@@ -4,7 +4,7 @@ A caller repeats its request, with the `up_to` of the first answer, until nothin
 engine's matter; the desk has somebody for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import trio
@@ -15,12 +15,13 @@ from ductile.ledger.history import NEWEST
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.purge import Doomed, doomed
 from ductile.vocabulary import ONE_LINE
-from ductile.web.acts import DRY_RUN, LONGEST_REASON
-from ductile.web.desk import BadRequest, Desk, flag_of
+from ductile.web.acts import LONGEST_REASON
+from ductile.web.desk import BadRequest, Desk, flag_of, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.pauses import require_known
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import boolean, integer, record, text
+from ductile.web.shapes import DRY_RUN
 
 MEMBERS = {"plugin", "reason", "up_to"}
 PURGE_SECONDS = 1.0
@@ -40,8 +41,7 @@ PURGED = record(
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API does to everything that waits."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="POST",

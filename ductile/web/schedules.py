@@ -23,7 +23,7 @@ from ductile.model import Breaker, BreakerChange, NewJob
 from ductile.pipeline.plan import RELAY
 from ductile.web.acts import reason_of
 from ductile.web.auth import forbidden
-from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, submitter_of
+from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, seated, submitter_of
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
@@ -43,8 +43,7 @@ PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, Entry
 def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
     """What the API answers about schedules and breakers."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="GET",

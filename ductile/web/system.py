@@ -3,10 +3,9 @@
 Knows nothing of how a reload is done; the desk has somebody who does it.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
-from ductile.web.desk import Desk, flag_of
+from ductile.web.desk import Desk, flag_of, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.shapes import DRY_RUN, RELOADED
@@ -15,8 +14,7 @@ from ductile.web.shapes import DRY_RUN, RELOADED
 def routes(desk: Desk) -> Iterable[AnyRoute]:
     """What the API answers about the service."""
 
-    def on(handler: Callable[[Desk, Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: handler(desk, request)
+    on = seated(desk)
 
     yield Route(
         method="POST",
