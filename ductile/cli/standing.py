@@ -188,8 +188,10 @@ def _breaker(waiting: Waiting, around: Circumstances) -> Reason:
 def _full(db: Connection, waiting: Waiting, around: Circumstances) -> list[Reason]:
     """It is ready; so only others keep it."""
     job, found = waiting.job, []
-    own, total, slots = around.running.get(job.plugin, 0), sum(around.running.values()), around.slots.get(job.plugin)
-    if around.max_workers and total >= around.max_workers:
+    own, slots = around.running.get(job.plugin, 0), around.slots.get(job.plugin)
+    total = sum(count for plugin, count in around.running.items() if plugin != RELAY)
+    # A relay has no process and waits for no worker.
+    if around.max_workers and total >= around.max_workers and job.plugin != RELAY:
         words = f"all {around.max_workers} workers are busy (service.max_workers)"
         found.append(Reason("workers_full", words, {"running": total, "max_workers": around.max_workers}))
     elif slots is not None and own >= slots:

@@ -125,7 +125,6 @@ class Snapshot:
 
     @cached_property
     def slots(self) -> dict[str, int]:
-        # Relays too, whether there are instances or not: one that was removed must not strand its jobs.
         return {name: lane.slots for name, lane in self.lanes.items()}
 
     @property

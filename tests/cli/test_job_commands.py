@@ -291,6 +291,19 @@ def test_why_names_what_keeps_a_waiting_job(
     assert words in run("job", "why", job_id, "--config", demo).stdout
 
 
+@pytest.mark.parametrize(("running", "waits"), [("core.relay", "echo"), ("echo", "core.relay")])
+def test_relays_and_workers_do_not_keep_each_other(run: Run, demo: Path, running: str, waits: str) -> None:
+    """An event that is on its way takes no worker, and one that is to be sent needs none."""
+    with past_of(demo) as past:
+        past.loads("cfg", {"service": {"max_workers": 1}, "plugins": {"echo": {}}})
+        past.enqueue(plugin=running)
+        past.claim_one(running)
+        job_id = past.enqueue(plugin=waits).job_id
+
+    view = run("job", "why", job_id, "--config", demo, "--json").json
+    assert "workers_full" not in [reason["code"] for reason in view["reasons"]]
+
+
 # ── job why: ended ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
