@@ -9,7 +9,8 @@ import queue
 import select
 import stat
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +23,9 @@ LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40}
 MOST_WAITING = 10_000
 FLUSH_SECONDS = 2.0
 LONGEST_VALUE = 64 << 10
+PAUSE_SECONDS = 0.005
+"""Between two writes of the thread, so that it wakes once for a burst and not for each of its lines."""
+END = b""
 
 
 class Log:
@@ -33,7 +37,7 @@ class Log:
         self.mask = mask or Mask()
         self._least = LEVELS[level]
         self._render = _as_json if style == "json" else _as_text
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._handed_over = self._written = self._lost = 0
         self._pipe = _poll_if_pipe(descriptor)
         self._descriptor = descriptor
@@ -93,14 +97,22 @@ class Log:
 
     def close(self) -> None:
         """What waits is written, as long as the reader takes it within two seconds."""
-        self._lines.put(None)
+        self._lines.put(END)
         self._writer.join(FLUSH_SECONDS)
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._put(self._told_losses() + line)
-            self._written += 1
-        self._put(self._told_losses())
+        lines: list[bytes] = []
+        while END not in lines:
+            lines = list(self._waiting())
+            self._put(self._told_losses() + b"".join(lines))
+            self._written += len(lines)
+            time.sleep(PAUSE_SECONDS)
+
+    def _waiting(self) -> Iterator[bytes]:
+        """What waits by now, at least one line."""
+        yield self._lines.get()
+        while not self._lines.empty():
+            yield self._lines.get()
 
     def _told_losses(self) -> bytes:
         if not self._lost:
