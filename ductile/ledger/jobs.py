@@ -47,9 +47,12 @@ def enqueue(
     budget: Budget = ORDINARY,
 ) -> Enqueued:
     """A job that does what `new` asks for is in the ledger: a new one, its dedupe winner, or the same child or slot."""
+    root = trees.root_of(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
+    if root and root.is_replay:
+        # Whoever replays a job wants to see all of it happen again.
+        new = evolve(new, dedupe_key=None)
     if winner := dedupe.winner_over(db, new, now=now, default_ttl=default_ttl):
         return _dropped(db, new, winner, now=now)
-    root = trees.root_of(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
     settled = new.settled
     if settled is None and (settled := _over_budget(new, root, budget)):
         # Nobody asked to tolerate this, and nothing follows from it.

@@ -23,10 +23,11 @@ ORDINARY = Budget()
 class Root:
     id: str
     tree_jobs: int
+    is_replay: bool
 
 
 ROOT_OF = """
-    SELECT root.id, root.tree_jobs
+    SELECT root.id, root.tree_jobs, root.replay_of IS NOT NULL
       FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
      WHERE member.id = ?
 """

@@ -71,6 +71,20 @@ def test_a_producers_own_window_may_be_shorter_than_the_default(drive: Any) -> N
     assert drive.enqueue(dedupe_key="k", dedupe_ttl=timedelta(0)).deduplicated, "the new twin is in flight"
 
 
+def test_what_follows_from_a_replay_is_outside_of_dedupe(drive: Any) -> None:
+    """A replayed run happens again as a whole: its steps do not lose against those of the run it repeats."""
+    first = drive.enqueue()
+    drive.enqueue(plugin="next", dedupe_key="delivery 1", parent_job_id=first.job_id)
+    for job in drive.claim(echo=1, next=1).jobs:
+        drive.end(job)
+    again = drive.enqueue(replay_of=first.job_id)
+    step = drive.enqueue(plugin="next", dedupe_key="delivery 1", parent_job_id=again.job_id)
+    below = drive.enqueue(plugin="next", dedupe_key="delivery 1", parent_job_id=step.job_id)
+    assert step.is_new
+    assert below.is_new
+    assert drive.enqueue(plugin="next", dedupe_key="delivery 1").deduplicated
+
+
 def test_failed_and_dead_jobs_block_nobody(drive: Any) -> None:
     """Only a success, or a twin in flight, makes a job unnecessary."""
     drive.enqueue(dedupe_key="k", dedupe_ttl=HOUR)
