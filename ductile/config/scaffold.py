@@ -20,6 +20,8 @@ from ductile.errors import UsageInvalid
 SCHEMA_FILE = "ductile.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
 PLUGINS = "plugins"
+PORT = 8080
+"""The API's; webhooks come in at the next one."""
 
 
 @frozen
@@ -31,19 +33,19 @@ class Scaffold:
     token: str | None
 
 
-def plan(*, demo: bool) -> Scaffold:
-    """What a new configuration consists of. A demo gets a fresh API token."""
+def plan(*, demo: bool, port: int = PORT) -> Scaffold:
+    """What a new configuration consists of. A demo gets a fresh API token and a fresh secret for its webhook."""
     token = f"demo-{secrets.token_hex(16)}" if demo else None
     written = {
-        CONFIG_FILE: HINT + _config_text(demo=demo),
+        CONFIG_FILE: HINT + _config_text(demo=demo, port=port),
         "plugins.yaml": HINT + (_DEMO_PLUGINS if demo else _EMPTY_PLUGINS),
-        "pipelines.yaml": HINT + _EMPTY_PIPELINES,
-        "webhooks.yaml": HINT + _EMPTY_WEBHOOKS,
-        "tokens.yaml": HINT + _EMPTY_TOKENS,
-        ".env": _ENV + (f"DUCTILE_API_TOKEN={token}\n" if token else "# DUCTILE_API_TOKEN=\n"),
+        "pipelines.yaml": HINT + (_DEMO_PIPELINES if demo else _EMPTY_PIPELINES),
+        "webhooks.yaml": HINT + _WEBHOOKS.format(port=port + 1) + (_DEMO_ENDPOINT if demo else _EMPTY_ENDPOINTS),
+        "tokens.yaml": HINT + (_DEMO_TOKENS if demo else _EMPTY_TOKENS),
+        ".env": _ENV + (_DEMO_ENV.format(token=token, secret=secrets.token_hex(32)) if demo else _EMPTY_ENV),
         SCHEMA_FILE: json.dumps(schema(), indent=2) + "\n",
     }
-    bundled = (bundled_plugins() / "echo",) if demo else ()
+    bundled = tuple(bundled_plugins() / name for name in _DEMO_NAMES) if demo else ()
     return Scaffold({name: text.encode() for name, text in written.items()}, bundled, token)
 
 
@@ -65,7 +67,7 @@ def write(directory: Path, scaffold: Scaffold) -> None:
     for name, content in scaffold.files.items():
         files.write_private(directory / name, content)
     for plugin in scaffold.plugins:
-        _copy_plugin(plugin, directory / PLUGINS / plugin.name)
+        copy_plugin(plugin, directory / PLUGINS / plugin.name)
 
 
 def bundled_plugins() -> Path:
@@ -84,7 +86,9 @@ def _make_private(folder: Path) -> None:
         raise files.FileRefused(folder, os.strerror(error.errno or 0).lower()) from error
 
 
-def _copy_plugin(source: Path, target: Path) -> None:
+def copy_plugin(source: Path, target: Path) -> None:
+    """A private copy of a bundled plugin is at `target`."""
+
     def copy(origin: str, copied: str) -> str:
         shutil.copyfile(origin, copied)
         os.chmod(copied, 0o700 if os.access(origin, os.X_OK) else 0o600)
@@ -100,7 +104,7 @@ def _copy_plugin(source: Path, target: Path) -> None:
         raise files.FileRefused(target, str(error)) from error
 
 
-def _config_text(*, demo: bool) -> str:
+def _config_text(*, demo: bool, port: int) -> str:
     return f"""\
 # Ductile's configuration. Every key is explained by `ductile config schema`.
 # After a change: ductile config check, then ductile config lock.
@@ -127,7 +131,7 @@ service:
 
 api:
   enabled: {"true" if demo else "false"}
-  listen: 127.0.0.1:8080
+  listen: 127.0.0.1:{port}
 {_DEMO_AUTH if demo else _EMPTY_AUTH}"""
 
 
@@ -146,8 +150,10 @@ _EMPTY_AUTH = """\
   #       token: ${DUCTILE_API_TOKEN}
   #       scopes: ["*"]
 """
+_DEMO_NAMES = ("echo", "github_events")
 _DEMO_PLUGINS = """\
 plugins:
+  github_events: {}
   echo:
     config:
       message: hello from Ductile
@@ -170,9 +176,31 @@ pipelines: []
 #        with:
 #          message: "Finished: {payload.name}"
 """
-_EMPTY_WEBHOOKS = """\
+_DEMO_PIPELINES = """\
+pipelines:
+  # GitHub tells of a push, and the demo says so.
+  - name: announce-push
+    on: github.push
+    steps:
+      - id: announce
+        uses: echo
+        with:
+          message: "{payload.text}"
+"""
+_WEBHOOKS = """\
 webhooks:
-  listen: 127.0.0.1:8081
+  listen: 127.0.0.1:{port}
+"""
+_DEMO_ENDPOINT = """\
+  endpoints:
+    - name: github
+      path: /hook/github
+      plugin: github_events
+      scheme: github
+      secret_ref: github
+      forward_headers: [X-GitHub-Event, X-GitHub-Delivery]
+"""
+_EMPTY_ENDPOINTS = """\
   endpoints: []
 #    - path: /hook/github
 #      plugin: my-plugin
@@ -180,6 +208,13 @@ webhooks:
 #      secret_ref: github
 """
 _ENV = "# Values for ${NAME} in the configuration. They stay here; plugins do not see them.\n"
+_DEMO_ENV = "DUCTILE_API_TOKEN={token}\nGITHUB_WEBHOOK_SECRET={secret}\n"
+_EMPTY_ENV = "# DUCTILE_API_TOKEN=\n"
+_DEMO_TOKENS = """\
+tokens:
+  - name: github
+    key: ${GITHUB_WEBHOOK_SECRET}
+"""
 _EMPTY_TOKENS = """\
 tokens: []
 #  - name: github

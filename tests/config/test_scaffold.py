@@ -28,7 +28,7 @@ def test_everything_is_private_whatever_the_umask(home: Home, with_umask: Callab
     made(nested)
     for path in [home.folder / "one", *(home.folder / "one").rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
-        is_program = path.name == "run.py"
+        is_program = path.name in ("run.sh", "run.py")
         assert mode == (0o700 if path.is_dir() or is_program else 0o600), path
 
 
@@ -46,7 +46,7 @@ def test_the_demo_has_a_plugin_an_api_and_a_token_of_its_own(home: Home) -> None
     """The token is fresh, long, and kept in .env alone."""
     planned = made(home)
     found = home.examine()
-    assert set(found.plugins) == {"echo"}
+    assert set(found.plugins) == {"echo", "github_events"}
     assert found.config.settings.api.enabled is True
     assert planned.token is not None
     assert found.config.settings.api.auth.tokens[0].token.reveal() == planned.token
@@ -54,7 +54,7 @@ def test_the_demo_has_a_plugin_an_api_and_a_token_of_its_own(home: Home) -> None
     assert scaffold.plan(demo=True).token != planned.token
 
 
-@pytest.mark.parametrize("name", [CONFIG_FILE, "tokens.yaml", ".env", "ductile.schema.json", "plugins/echo/run.py"])
+@pytest.mark.parametrize("name", [CONFIG_FILE, "tokens.yaml", ".env", "ductile.schema.json", "plugins/echo/run.sh"])
 def test_what_is_there_already_is_not_touched(home: Home, name: str) -> None:
     """Files and plugins of the operator; the refusal names them and the way out."""
     home.write(name, "mine")
