@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The github_events plugin: a webhook delivery in, one typed event out. See README.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from ductile_plugin import Final, Job, Misconfigured, only_known, run, setting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+KEYS = ("events", "repositories", "include_body")
+WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
+SUBJECTS = ("pull_request", "issue", "release", "workflow_run", "check_run", "check_suite", "discussion")
+"""Members that say what a delivery is about; the first that is there counts."""
+
+
+def handle(job: Job) -> str:
+    events, repositories, include_body = settings(job.config)
+    body = job.payload
+    headers: Mapping[str, Any] = job.event.get("headers") or {}
+    event = headers.get("x-github-event")
+    if not isinstance(event, str) or not WORD.fullmatch(event):
+        hint = "set forward_headers: [X-GitHub-Event, X-GitHub-Delivery] at the webhook endpoint"
+        raise Final(f"the delivery has no usable X-GitHub-Event header; {hint}")
+    action = body.get("action")
+    action = action if isinstance(action, str) and WORD.fullmatch(action) else None
+    name = f"{event}.{action}" if action else event
+    told = described(event, action, headers.get("x-github-delivery"), body)
+    repository = told["repository"] or ""
+    if events and not any(matches(wanted, tried) for wanted in events for tried in (event, name)):
+        return f"{name} is not one of events; nothing emitted"
+    if repositories and not any(matches(wanted, repository) for wanted in repositories):
+        return f"{repository or 'no repository'} is not one of repositories; nothing emitted"
+    if include_body:
+        told["body"] = body
+    delivery = told["delivery_id"]
+    job.emit(f"github.{name}", told, dedupe_key=f"github:{delivery}" if delivery else None)
+    return f"github.{name}: {told['text']}"
+
+
+def health(job: Job) -> str:
+    events, repositories, _ = settings(job.config)
+    return f"github_events is well: {len(events) or 'all'} events, {len(repositories) or 'all'} repositories"
+
+
+def settings(config: Mapping[str, Any]) -> tuple[list[str], list[str], bool]:
+    only_known(config, KEYS)
+    events, repositories = setting(config, "events", list, []), setting(config, "repositories", list, [])
+    for key, entries in (("events", events), ("repositories", repositories)):
+        if not all(isinstance(entry, str) and entry for entry in entries):
+            raise Misconfigured(f"{key} must be a list of texts")
+    return events, repositories, setting(config, "include_body", bool, True)
+
+
+def matches(wanted: str, name: str) -> bool:
+    """`octo/*` and `pull_request.*` stand for all that begin so. Names of repositories have no case."""
+    wanted, name = wanted.lower(), name.lower()
+    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
+
+
+def described(event: str, action: str | None, delivery: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that pipelines ask for, by the same names whatever the event is."""
+    is_id = isinstance(delivery, str) and 0 < len(delivery) <= 200
+    told: dict[str, Any] = {
+        "event": event,
+        "action": action,
+        "delivery_id": delivery if is_id else None,
+        "repository": text_at(body, "repository", "full_name"),
+        "sender": text_at(body, "sender", "login"),
+    }
+    about = of_push(body) if event == "push" else of_subject(event, body)
+    told |= {key: value for key, value in about.items() if value is not None}
+    told["text"] = sentence(told, body)
+    return told
+
+
+def of_push(body: Mapping[str, Any]) -> dict[str, Any]:
+    ref = text_at(body, "ref") or ""
+    commits = body.get("commits")
+    return {
+        "ref": ref or None,
+        "branch": after("refs/heads/", ref),
+        "tag": after("refs/tags/", ref),
+        "before": text_at(body, "before"),
+        "after": text_at(body, "after"),
+        "commits": len(commits) if isinstance(commits, list) else None,
+        "url": text_at(body, "compare"),
+        "title": (text_at(body, "head_commit", "message") or "").partition("\n")[0] or None,
+    }
+
+
+def of_subject(event: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pull request, an issue, a run … is called and where it is."""
+    found = (body[key] for key in (event, *SUBJECTS) if isinstance(body.get(key), dict))
+    subject: Mapping[str, Any] = next(found, {})
+    number, merged = subject.get("number"), subject.get("merged")
+    return {
+        "ref": text_at(body, "ref"),
+        "number": number if isinstance(number, int) else None,
+        "title": text_at(subject, "title") or text_at(subject, "display_title") or text_at(subject, "name"),
+        "tag": text_at(subject, "tag_name"),
+        "state": text_at(subject, "state") or text_at(subject, "status"),
+        "conclusion": text_at(subject, "conclusion"),
+        "merged": merged if isinstance(merged, bool) else None,
+        "branch": text_at(subject, "head", "ref") or text_at(subject, "head_branch"),
+        "url": text_at(subject, "html_url"),
+    }
+
+
+def sentence(told: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """One line, such as `octo/hello: pull_request opened #7 Fix it (by cat)`."""
+    if told["event"] == "ping":
+        return f"{told['repository'] or 'GitHub'}: ping: {text_at(body, 'zen') or 'hello'}"
+    words = [told["event"], told["action"], told.get("branch"), f"#{told['number']}" if "number" in told else None]
+    said = " ".join(word for word in (*words, told.get("title")) if word)
+    return f"{told['repository'] or 'GitHub'}: {said}" + (f" (by {told['sender']})" if told["sender"] else "")
+
+
+def text_at(value: Any, *path: str) -> str | None:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def after(prefix: str, ref: str) -> str | None:
+    return ref[len(prefix) :] if ref.startswith(prefix) else None
+
+
+if __name__ == "__main__":
+    run(handle=handle, health=health)

@@ -1,0 +1,409 @@
+"""HTTP for plugins that do not trust where they are sent, standard library only. Copy it beside ductile_plugin.py.
+
+Every hop is judged anew: the name is resolved once, every address of it must be allowed, and the connection goes to
+that very address. Size, redirects and the time for all of it are bounded. No proxy is used, no cookie kept.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+
+from ductile_plugin import Failed, Final, Misconfigured, setting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from typing import Any
+    from urllib.parse import SplitResult
+
+LONGEST = 3600.0
+"""Seconds; the clocks of the system do not take every number."""
+GUARD_KEYS = ("allowed_hosts", "denied_hosts", "allowed_networks")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+_NUMBER = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
+# Python has codecs that no page is written in and that take hours for a hostile one.
+_CHARSET = re.compile(
+    r"utf-?(8|16|32)|us-ascii|ascii|iso|latin|windows|cp\d|koi8|mac|shift|euc|gb|big5|hz", re.IGNORECASE
+)
+_FRAMING = {"Host", "Connection", "Content-Length", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect"}
+_NOT_PUBLIC = (
+    "0.0.0.0/8",  # this host
+    "10.0.0.0/8",  # private
+    "100.64.0.0/10",  # shared by providers
+    "127.0.0.0/8",  # loopback
+    "169.254.0.0/16",  # link-local, metadata services among them
+    "172.16.0.0/12",  # private
+    "192.0.0.0/24",  # special purposes
+    "192.0.2.0/24",  # examples
+    "192.88.99.0/24",  # 6to4 relays
+    "192.168.0.0/16",  # private
+    "198.18.0.0/15",  # benchmarks
+    "198.51.100.0/24",  # examples
+    "203.0.113.0/24",  # examples
+    "224.0.0.0/4",  # multicast
+    "240.0.0.0/4",  # reserved, broadcast
+    "::/3",  # loopback, mapped, NAT64 and reserved: public is 2000::/3 alone
+    "4000::/2",  # reserved
+    "8000::/1",  # private, link-local, multicast and reserved
+    "2001::/23",  # Teredo and other special purposes
+    "2001:db8::/32",  # examples
+    "2002::/16",  # 6to4
+    "3fff::/20",  # examples
+)
+
+
+class Refused(Final):
+    """The guard does not allow this address."""
+
+
+class Guard:
+    """Which hosts and addresses may be spoken to: public ones, and what the operator allows."""
+
+    def __init__(
+        self,
+        *,
+        allowed_hosts: Iterable[str] = (),
+        denied_hosts: Iterable[str] = (),
+        allowed_networks: Iterable[str] = (),
+        trusted_urls: Iterable[str] = (),
+    ) -> None:
+        self.allowed_hosts = tuple(_pattern(host) for host in allowed_hosts)
+        self.denied_hosts = tuple(_pattern(host) for host in denied_hosts)
+        self.allowed_networks = tuple(_network(text) for text in allowed_networks)
+        # Where the operator's own configuration points is for the operator to know; where a server sends us is not.
+        self.trusted = {(host_of(parts), port_of(parts)) for parts in map(split_url, trusted_urls)}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, trusted_urls: Iterable[str] = ()) -> Guard:
+        """The guard that `allowed_hosts`, `denied_hosts` and `allowed_networks` describe."""
+        lists = {key: setting(config, key, list, []) for key in GUARD_KEYS}
+        for key, entries in lists.items():
+            if not all(isinstance(entry, str) and entry.strip() for entry in entries):
+                raise Misconfigured(f"{key} must be a list of texts")
+        try:
+            return cls(**lists, trusted_urls=trusted_urls)
+        except Refused as refusal:
+            raise Misconfigured(str(refusal)) from refusal
+
+    def addresses(self, host: str, port: int) -> list[tuple[Any, ...]]:
+        """Where `host` is, as getaddrinfo tells it, now and only now. Raises Refused if any of it is not allowed."""
+        if self.allowed_hosts and not any(_matches(host, pattern) for pattern in self.allowed_hosts):
+            raise Refused(f"{host} is not one of allowed_hosts")
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            raise Failed(f"cannot resolve {host}: {getattr(error, 'strerror', None) or error}") from error
+        addresses = [str(address[0]) for *_, address in found]
+        if any(_matches(name, pattern) for name in (host, *addresses) for pattern in self.denied_hosts):
+            raise Refused(f"{host} is one of denied_hosts")
+        for address in addresses:
+            if (host, port) not in self.trusted and not self.allows(address):
+                raise Refused(f"{host} is at {address}, which is not public; allowed_networks can allow it")
+        return found
+
+    def allows(self, text: str) -> bool:
+        """Is this address public, or in an allowed network? One of IPv4 in IPv6's clothes is judged as that."""
+        from ipaddress import ip_address, ip_network
+
+        address = ip_address(text.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        if any(_is_in(address, network) for network in self.allowed_networks):
+            return True
+        return not any(_is_in(address, ip_network(network)) for network in _NOT_PUBLIC)
+
+
+class Answer:
+    """What came back in the end. Header names are lower case; `hops` are the URLs that were asked, in order."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes, hops: list[str]) -> None:
+        self.status, self.headers, self.body, self.hops = status, headers, body, hops
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def text(self) -> str:
+        """The body in the charset it names, else UTF-8; what cannot be read becomes U+FFFD."""
+        named = re.search(r"charset=[\"']?([A-Za-z0-9._-]+)", self.headers.get("content-type", ""), re.IGNORECASE)
+        charset = named[1].lower() if named and _CHARSET.match(named[1]) else "utf-8-sig"
+        try:
+            return self.body.decode(charset, "replace")
+        except (LookupError, UnicodeError):
+            return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The value of the body, if Ductile can pass it on: strict JSON of at most 50 levels. Raises ValueError."""
+        import json
+
+        try:
+            value = json.loads(self.text(), parse_constant=_finite, parse_float=_finite)
+        except RecursionError as error:
+            raise ValueError("too many levels") from error
+        if _is_deeper(value, 50):
+            raise ValueError("more than 50 levels")
+        return value
+
+    def require_success(self) -> None:
+        """Raises Failed for what may pass (408, 425, 429, 5xx), Final for every other status that is not 2xx or 304."""
+        if 200 <= self.status < 300 or self.status == 304:
+            return
+        message = f"{host_of(split_url(self.hops[-1]))} answered with status {self.status}"
+        if self.status >= 500 or self.status in (408, 425, 429):
+            raise Failed(message, retry_after=self._retry_after())
+        raise Final(message)
+
+    def _retry_after(self) -> float | None:
+        text = self.headers.get("retry-after", "").strip()
+        if re.fullmatch(r"[0-9]{1,9}", text):
+            return float(text)
+        import time
+        from email.utils import parsedate_to_datetime
+
+        try:
+            return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        except (TypeError, ValueError, IndexError, OverflowError):
+            return None
+
+
+def request(
+    method: str,
+    url: str,
+    *,
+    guard: Guard,
+    timeout: float,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    max_bytes: int = 1 << 20,
+    max_redirects: int = 0,
+) -> Answer:
+    """The answer within `timeout` seconds, after at most `max_redirects` redirects; with 0, one is an answer.
+
+    `headers` go to the first origin only, apart from Accept and User-Agent.
+    """
+    timeout = min(timeout, LONGEST)
+    hops = [url]
+    sent = {name.title(): value for name, value in (headers or {}).items()}
+    if framing := _FRAMING.intersection(sent):
+        raise Final(f"the header {min(framing)} is not for you to set")
+    if any("\n" in line or "\r" in line for line in (*sent, *sent.values())):
+        raise Final("a header is one line")
+    with within(timeout, f"a complete answer from {host_of(split_url(url))}"):
+        while True:
+            parts = split_url(hops[-1])
+            answer = _exchange(method, parts, guard, sent, body, timeout=timeout, max_bytes=max_bytes, hops=hops)
+            target = answer.headers.get("location")
+            if max_redirects == 0 or target is None or answer.status not in (301, 302, 303, 307, 308):
+                return answer
+            if len(hops) > max_redirects:
+                raise Final(f"{host_of(parts)} redirects more than {max_redirects} times")
+            following = _next_url(parts, target)
+            hops.append(following.geturl())
+            if _origin(following) != _origin(parts):
+                sent = {name: value for name, value in sent.items() if name in ("Accept", "User-Agent")}
+            if answer.status < 307 and method != "HEAD":
+                method, body = "GET", None
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of an address that can only be read in one way. Raises Refused."""
+    from urllib.parse import quote, urlsplit
+
+    if _UNSAFE.search(url):
+        raise Refused("a URL has no blanks, control characters or backslashes")
+    try:
+        parts = urlsplit(url.encode().decode())  # half a character is refused here
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise Refused(f"not a URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise Refused("a URL begins with http:// or https:// and a host")
+    if "@" in parts.netloc:
+        raise Refused("a URL with a user or a password in it is not used; send a header")
+    if "%" in host:
+        raise Refused("a host is not written with %")
+    safe = "/:;=@&$,+!*'()~%[]?-._"
+    return parts._replace(path=quote(parts.path or "/", safe), query=quote(parts.query, safe), fragment="")
+
+
+def host_of(parts: SplitResult) -> str:
+    """The host as it is resolved and shown to TLS. A number that is not a plain IPv4 address is Refused."""
+    return _canonical(parts.hostname or "")
+
+
+def port_of(parts: SplitResult) -> int:
+    return parts.port if parts.port is not None else {"http": 80, "https": 443}[parts.scheme]
+
+
+def _canonical(name: str) -> str:
+    host = name.lower().rstrip(".")
+    if not host.isascii():
+        try:
+            host = host.encode("idna").decode("ascii")
+        except UnicodeError as error:
+            raise Refused(f"{name[:80]!r} is not the name of a host") from error
+    if ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]):
+        from ipaddress import ip_address
+
+        try:
+            return str(ip_address(host))
+        except ValueError as error:
+            # Resolvers read 0177.1, 0x7f000001 and 2130706433 as addresses; people and lists do not.
+            raise Refused(f"{host[:80]} is not an address; write four decimal numbers") from error
+    if not _HOST.fullmatch(host):
+        raise Refused(f"{name[:80]!r} is not the name of a host")
+    return host
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number != 0:  # infinite, or not a number
+        raise ValueError(f"{text[:40]} is not a number of JSON")
+    return number
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(member, levels - 1) for member in members)
+
+
+def _pattern(text: str) -> str:
+    return f"*.{_canonical(text[2:])}" if text.startswith("*.") else _canonical(text.strip("[]"))
+
+
+def _matches(host: str, pattern: str) -> bool:
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    from ipaddress import ip_network
+
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise Misconfigured(f"allowed_networks: {error}; write 10.0.0.0/8 or 127.0.0.1") from error
+
+
+def _is_in(address: IPv4Address | IPv6Address, network: IPv4Network | IPv6Network) -> bool:
+    return address.version == network.version and address in network
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int]:
+    return parts.scheme, host_of(parts), port_of(parts)
+
+
+def _next_url(parts: SplitResult, target: str) -> SplitResult:
+    from urllib.parse import urljoin
+
+    # Headers are read as Latin-1; what a server means by other bytes is UTF-8.
+    said = target.strip().encode("latin-1", "replace").decode("utf-8", "replace")
+    try:
+        following = split_url(urljoin(parts.geturl(), said))
+    except (Refused, ValueError) as refusal:
+        raise Refused(f"{host_of(parts)} redirects to something that is not used: {refusal}") from refusal
+    if parts.scheme == "https" and following.scheme == "http":
+        raise Refused(f"{host_of(parts)} redirects from https to http")
+    return following
+
+
+class within:  # noqa: N801, reads as a word
+    """Bounds everything inside, a server that sends a byte now and then included. Raises `failure` when it is over."""
+
+    def __init__(self, seconds: float, what: str, failure: type[Failed] = Failed) -> None:
+        self.seconds, self.what, self.failure = min(seconds, LONGEST), what, failure
+
+    def __enter__(self) -> None:
+        self.before = signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, max(self.seconds, 0.001))
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+    def _ring(self, *_: object) -> None:
+        raise self.failure(f"{self.what}: not within {self.seconds:g} s")
+
+
+def _exchange(
+    method: str,
+    parts: SplitResult,
+    guard: Guard,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    timeout: float,
+    max_bytes: int,
+    hops: list[str],
+) -> Answer:
+    """One request to one address."""
+    import http.client
+
+    host, port = host_of(parts), port_of(parts)
+    shown = f"[{host}]" if ":" in host else host
+    default = {"http": 80, "https": 443}[parts.scheme]
+    own = {
+        "Host": shown if port == default else f"{shown}:{port}",
+        "Accept-Encoding": "identity",
+        "Connection": "close",
+    }
+    connection = http.client.HTTPConnection(host, port)
+    connection.auto_open = 0  # it speaks over the socket it is given and never looks for another one
+    try:
+        connection.sock = _connect(parts.scheme, host, guard.addresses(host, port), timeout)
+        target = parts._replace(scheme="", netloc="").geturl()
+        connection.request(method, target, body, {**headers, **own})
+        response = connection.getresponse()
+        fields = {name.lower(): re.sub(r"[\r\n]+\s*", " ", value) for name, value in response.getheaders()}
+        return Answer(response.status, fields, b"".join(_body(response, fields, host, max_bytes)), hops)
+    except TimeoutError as error:
+        raise Failed(f"no answer from {host}:{port} within {timeout:g} s") from error
+    except OSError as error:
+        raise Failed(f"cannot speak with {host}:{port}: {error.strerror or error}") from error
+    except http.client.HTTPException as error:
+        raise Failed(f"{host}:{port} does not speak HTTP properly: {type(error).__name__}") from error
+    except ValueError as error:
+        raise Final(f"the request cannot be sent: {error}") from error
+    finally:
+        connection.close()
+
+
+def _connect(scheme: str, host: str, addresses: list[tuple[Any, ...]], timeout: float) -> socket.socket:
+    """A connection to the first of `addresses` that takes one."""
+    last: OSError | None = None
+    for family, kind, protocol, _, address in addresses:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(address)
+            if scheme == "http":
+                return sock
+            import ssl
+
+            return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+    raise last or OSError(f"{host} has no address")
+
+
+def _body(response: Any, headers: Mapping[str, str], host: str, max_bytes: int) -> Iterator[bytes]:
+    """The body in pieces. Raises when it is larger than `max_bytes`, in a form that was not asked for, or cut off."""
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Final(f"{host} sent a compressed body, which was not asked for")
+    size = 0
+    too_large = Final(f"{host} sent more than {max_bytes} bytes")
+    if response.length is not None and response.length > max_bytes:
+        raise too_large
+    while piece := response.read(min(65536, max_bytes + 1)):
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large
+        yield piece
+    if response.length:
+        raise Failed(f"{host} closed the connection before its answer was complete")

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Tells when the result of a query has changed. See README.md."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+
+from ductile_plugin import Failed, Job, Misconfigured, only_known, run, setting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any
+
+KEYS = ("db_path", "query", "event_type", "emit_initial", "max_rows", "timeout_seconds")
+MAX_VALUE_BYTES = 10_000  # of a value in an event; the comparison is of whole values
+MAX_ROWS_BYTES = 1_000_000  # of all rows in an event
+
+
+class Query:
+    """The configuration, checked, and what it finds."""
+
+    def __init__(self, job: Job) -> None:
+        only_known(job.config, KEYS)
+        self.path = os.path.abspath(setting(job.config, "db_path"))
+        self.sql = setting(job.config, "query")
+        self.event_type = setting(job.config, "event_type")
+        self.emit_initial = setting(job.config, "emit_initial", bool, False)
+        self.max_rows = setting(job.config, "max_rows", int, 100)
+        limit = setting(job.config, "timeout_seconds", float, 30.0, least=0.001)
+        self.seconds = max(0.001, min(limit, job.seconds_left() - 2))
+        self.id = hashlib.sha256(f"{self.path}\0{self.sql}".encode()).hexdigest()
+
+    def run(self) -> dict[str, Any]:
+        """What an event says about the result, and its `digest`."""
+        import sqlite3
+
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise Misconfigured(f"db_path: {self.path} is not a regular file")
+        try:
+            database = opened(self.path)
+        except sqlite3.Error as error:
+            raise Failed(f"{self.path} cannot be opened: {error}") from error
+        give_up_at = time.monotonic() + self.seconds
+        database.set_progress_handler(lambda: time.monotonic() > give_up_at, 10_000)
+        try:
+            return self._read(database.execute(self.sql))
+        except sqlite3.DatabaseError as error:
+            if time.monotonic() > give_up_at:
+                raise Failed(f"the query took longer than {self.seconds:g} s") from error
+            if isinstance(error, sqlite3.ProgrammingError) or "syntax error" in str(error):
+                raise Misconfigured(f"query: {error}") from error
+            if any(word in str(error) for word in ("not authorized", "authorization denied", "prohibited")):
+                raise Misconfigured(f"query: it may only read: {error}") from error
+            raise Failed(f"the query failed: {error}") from error
+        except sqlite3.Warning as error:  # how older versions refuse a second statement
+            raise Misconfigured(f"query: {error}") from error
+        finally:
+            database.close()
+
+    def _read(self, cursor: sqlite3.Cursor) -> dict[str, Any]:
+        if cursor.description is None:
+            raise Misconfigured("query gives no rows; it must be a SELECT")
+        columns = [column[0] for column in cursor.description]
+        digest, room = hashlib.sha256(), MAX_ROWS_BYTES
+        count, first = 0, None
+        rows: list[dict[str, Any]] = []
+        for row in cursor:
+            values = [told(value) for value in row]
+            # Of the values themselves, with their types and lengths: no two results look alike.
+            for value in row:
+                whole = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogateescape")
+                digest.update(f"{type(value).__name__}:{len(whole)}:".encode() + whole)
+            digest.update(b"\n")
+            room -= len(json.dumps(values))
+            if count < self.max_rows and room > 0 and len(rows) == count:
+                rows.append(dict(zip(columns, values)))  # noqa: B905, for older interpreters
+            if not count:
+                first = values[0]
+            count += 1
+        return {
+            "columns": columns,
+            "rows": rows,
+            "row_count": count,
+            "truncated": len(rows) < count,
+            "value": first,
+            "digest": digest.hexdigest(),
+        }
+
+
+def opened(path: str) -> sqlite3.Connection:
+    """A connection that cannot write, neither here nor to another file."""
+    import sqlite3
+    from urllib.parse import quote
+
+    allowed = {getattr(sqlite3, name) for name in ("SQLITE_SELECT", "SQLITE_READ", "SQLITE_FUNCTION")}
+    allowed.add(getattr(sqlite3, "SQLITE_RECURSIVE", 33))
+
+    def allow(action: int, name: str | None, value: str | None, *_: object) -> int:
+        is_question = action == sqlite3.SQLITE_PRAGMA and value is None
+        is_allowed = (action in allowed and value != "load_extension") or is_question
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
+
+    database = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)
+    database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    database.set_authorizer(allow)
+    return database
+
+
+def told(value: Any) -> Any:
+    """A value of a row as it can stand in an event."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value[:MAX_VALUE_BYTES]).decode(), "bytes": len(value)}
+    if isinstance(value, str) and len(value) > MAX_VALUE_BYTES:
+        return value[:MAX_VALUE_BYTES] + "…"
+    if isinstance(value, float) and value - value != 0:
+        return str(value)  # JSON has no infinity
+    return value
+
+
+def poll(job: Job) -> str:
+    query = Query(job)
+    found = query.run()
+    digest = found.pop("digest")
+    last = job.state if job.state.get("query") == query.id else {}
+    if last.get("digest") == digest:
+        return f"unchanged: {found['row_count']} rows"
+    if last or query.emit_initial:
+        before = {"previous_value": last.get("value"), "previous_row_count": last["row_count"]} if last else {}
+        # The job's id is the same for every attempt, and another one when a result comes back.
+        job.emit(query.event_type, {"db_path": query.path, **found, **before}, dedupe_key=f"sqlite_change:{job.id}")
+    job.state = {
+        "query": query.id,
+        "digest": digest,
+        "row_count": found["row_count"],
+        "value": found["value"],
+    }
+    return f"{'changed' if last else 'first look'}: {found['row_count']} rows, {len(job.events)} events"
+
+
+def health(job: Job) -> str:
+    return f"the query gives {Query(job).run()['row_count']} rows"
+
+
+if __name__ == "__main__":
+    run(poll=poll, health=health)

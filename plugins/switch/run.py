@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Sorts events by one value of their payload. See README.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+from ductile_plugin import Final, Job, Misconfigured, only_known, run, setting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MATCHERS = ("contains", "startswith", "endswith", "equals", "regex", "default")
+REGEX_SECONDS = 5
+ABSENT = object()
+
+
+def handle(job: Job) -> str:
+    field, checks = configured(job)
+    value = lookup(job.payload, field)
+    for index, (matcher, wanted, event_type) in enumerate(checks):
+        if fits(matcher, wanted, value):
+            # With its own suffix: events of two branches must not take each other for the same one.
+            key = job.event.get("dedupe_key")
+            job.emit(event_type, job.payload, dedupe_key=f"{key}:{event_type}" if key else None)
+            return f"checks[{index}] ({matcher}) fits {field}: {event_type}"
+    return f"no check fits {field}: nothing emitted"
+
+
+def health(job: Job) -> str:
+    field, checks = configured(job)
+    return f"{len(checks)} checks of {field}"
+
+
+def configured(job: Job) -> tuple[str, list[tuple[str, Any, str]]]:
+    only_known(job.config, ("field", "checks"))
+    field = setting(job.config, "field")
+    listed = setting(job.config, "checks", list)
+    if not listed:
+        raise Misconfigured("checks is empty; it needs at least `- {default: true, emit: some.event}`")
+    return field, [checked(raw, f"checks[{index}].") for index, raw in enumerate(listed)]
+
+
+def checked(raw: Any, where: str) -> tuple[str, Any, str]:
+    if not isinstance(raw, dict):
+        raise Misconfigured(f"{where[:-1]} must be a mapping with `emit` and one of {', '.join(MATCHERS)}")
+    only_known(raw, (*MATCHERS, "emit"), where=where)
+    used = [matcher for matcher in MATCHERS if matcher in raw]
+    if len(used) != 1:
+        raise Misconfigured(f"{where[:-1]} must have exactly one of {', '.join(MATCHERS)}, not {len(used)}")
+    matcher, wanted = used[0], raw[used[0]]
+    if matcher == "default" and wanted is not True:
+        raise Misconfigured(f"{where}default must be true")
+    if matcher == "regex":
+        try:
+            wanted = re.compile(setting(raw, "regex", where=where))
+        except re.error as error:
+            raise Misconfigured(f"{where}regex is not a regular expression: {error}") from error
+    elif matcher not in ("equals", "default"):
+        wanted = setting(raw, matcher, where=where)
+    return matcher, wanted, setting(raw, "emit", where=where)
+
+
+def lookup(payload: dict[str, Any], field: str) -> Any:
+    """The value at a dotted path, with or without `payload.` before it. A key that has dots itself comes first."""
+    for path in (field, field[len("payload.") :] if field.startswith("payload.") else field):
+        if path in payload:
+            return payload[path]
+        value: Any = payload
+        for name in path.split("."):
+            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                value = value.get(name, ABSENT) if isinstance(value, dict) else ABSENT
+        if value is not ABSENT:
+            return value
+    return ABSENT
+
+
+def fits(matcher: str, wanted: Any, value: Any) -> bool:
+    """Text is compared as it is, anything else as its JSON; `contains` also asks the items of a list."""
+    if matcher == "default":
+        return True
+    if value is ABSENT:
+        return False
+    if matcher == "equals":
+        return text_of(value) == text_of(wanted)
+    if matcher == "contains" and isinstance(value, list):
+        return any(text_of(item) == wanted for item in value)
+    text = text_of(value)
+    if matcher == "regex":
+        return searched(wanted, text)
+    return {"contains": wanted in text, "startswith": text.startswith(wanted), "endswith": text.endswith(wanted)}[
+        matcher
+    ]
+
+
+def searched(pattern: re.Pattern[str], text: str) -> bool:
+    """The payload is somebody else's text: an expression that takes too long on it must not hold the lane."""
+
+    def too_long(*_: object) -> None:
+        raise Final(f"the regex {pattern.pattern!r} takes longer than {REGEX_SECONDS} s on this text")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(REGEX_SECONDS)
+    try:
+        return pattern.search(text) is not None
+    finally:
+        signal.alarm(0)
+
+
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    run(handle=handle, health=health)

@@ -1,0 +1,50 @@
+"""echo in the whole service, and what a plugin in sh has to stand."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.service import Home
+from tests.plugins.bundled import ask
+from tests.plugins.serving import Start, events_of, serve
+
+
+def test_echo_runs_through_the_service(home: Home, start: Start) -> None:
+    """Payload, configuration and state as its README says."""
+    service = serve(home, start, "echo", {"message": "Grüße"})
+
+    polled, handled = service.run("echo"), service.run("echo", "handle", {"message": "m", "n": 2**70})
+
+    assert (polled["result"]["result"], polled["result"]["logs"][0]["message"]) == (
+        "echo: Grüße",
+        f"echoed job {polled['job_id']}",
+    )
+    assert events_of(handled) == [("echo.handle", {"message": "m", "n": 2**70, "command": "handle"})]
+    ((state,),) = [row.values() for row in home.rows("SELECT state FROM plugin_state")]
+    assert list(json.loads(state)) == ["last_run"]
+    assert service.run("echo", "health")["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(("mode", "status"), [("error", "failed"), ("protocol_error", "failed"), ("loud", "failed")])
+def test_echo_fails_in_the_service_as_configured(home: Home, start: Start, mode: str, status: str) -> None:
+    job = serve(home, start, "echo", {"mode": mode}).run("echo")
+    assert job["status"] in (status, "dead"), job
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"command": "mine", "message": "m"},
+        {"mess\\age": '"', "a.b": {"message": 1}, "": []},
+        {"message": "line\nbreak\n\n", "x": '\\\\"\\'},
+        {"x": "$(id) `id` ${HOME} %s \\n *", "message": "-n"},
+        {f"key {number}": [number, {"deep": "x" * 50}] for number in range(2_000)},
+    ],
+    ids=["own names", "odd keys", "escapes", "shell signs", "large"],
+)
+def test_echo_passes_any_payload_on_exactly(payload: dict[str, Any]) -> None:
+    """Only `message` and `command` are its own."""
+    (event,) = ask("echo", "poll", payload=payload).answer["events"]
+    message = payload.get("message", "hello from echo")
+    assert event["payload"] == {**payload, "message": message, "command": "poll"}

@@ -1,0 +1,296 @@
+"""The helpers that plugins are given copies of: the copies are true, and the helpers do what they say."""
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.e2e.service import Home
+from tests.plugins.bundled import PLUGINS
+from tests.plugins.local_http import Reply, Site, serving
+from tests.plugins.serving import Start
+
+LIB = PLUGINS / "lib" / "python"
+COPIES = [path for original in LIB.glob("*.py") for path in PLUGINS.glob(f"*/{original.name}")]
+
+
+@pytest.mark.parametrize("copy", COPIES, ids=lambda path: str(path.relative_to(PLUGINS)))
+def test_a_copy_is_its_original(copy: Path) -> None:
+    """A plugin's folder is complete in itself, and what is mended in the library is mended everywhere."""
+    assert copy.read_bytes() == (LIB / copy.name).read_bytes()
+
+
+def test_the_helper_stays_small() -> None:
+    """Something that is copied must be read first."""
+    assert len((LIB / "ductile_plugin.py").read_text().splitlines()) < 150
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("fetch", {}),
+        ("github_events", {}),
+        ("http_watch", {"watches": [{"id": "a", "url": "http://x/"}]}),
+        ("notify", {"channel": "command", "command": ["true"]}),
+    ],
+)
+def test_a_plugin_imports_what_it_uses_when_it_uses_it(name: str, config: dict[str, Any]) -> None:
+    """Every job starts a process: what takes long to import is not imported at the top."""
+    request = {"protocol": 2, "job_id": "j", "command": "health", "config": config}
+    command = [sys.executable, "-S", "-X", "importtime", str(PLUGINS / name / "run.py")]
+    done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, check=False, timeout=60)
+    imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
+
+    assert json.loads(done.stdout)["status"] == "ok"
+    assert (
+        imported & {"http.client", "ssl", "smtplib", "email", "subprocess", "html.parser", "typing", "datetime"}
+        == set()
+    )
+
+
+# ductile_plugin
+
+GREETER = """\
+import os, sys
+sys.path.insert(0, {lib!r})
+from ductile_plugin import Failed, Final, Misconfigured, only_known, run, setting
+
+def greet(job):
+    print("noise on stdout")
+    os.system("echo more noise")
+    job.log("info", "greeting")
+    job.emit("greeted", job.payload, dedupe_key="g")
+    job.state["count"] = job.state.get("count", 0) + 1
+    return "hello " + setting(job.config, "name")
+
+def same(job):
+    return "nothing new"
+
+def fail(job):
+    job.state["lost"] = True
+    job.emit("sorry", {{}})
+    raise Failed("not now", retry_after=7)
+
+def final(job):
+    raise Final("never")
+
+def crash(job):
+    return 1 / 0
+
+def odd(job):
+    job.emit("odd", {{"half": "\\ud800", "e": "é"}})
+    return "odd"
+
+def left(job):
+    return str(round(job.seconds_left()))
+
+run(greet=greet, same=same, fail=fail, final=final, crash=crash, odd=odd, left=left)
+"""
+
+
+def run(request: Any, *options: str) -> "subprocess.CompletedProcess[bytes]":
+    stdin = request if isinstance(request, bytes) else json.dumps({"protocol": 2, "job_id": "j", **request}).encode()
+    command = [sys.executable, *options, "-c", GREETER.format(lib=str(LIB))]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=60)
+
+
+def answer(**request: Any) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(run(request).stdout)
+    return said
+
+
+def test_an_answer_has_everything_and_stdout_nothing_else() -> None:
+    """What the plugin and its programs print goes to stderr."""
+    request = {"command": "greet", "config": {"name": "you"}, "state": {"count": 1}, "payload": {"a": 1}}
+    done = run(request, "-S", "-I")
+
+    assert json.loads(done.stdout) == {
+        "status": "ok",
+        "result": "hello you",
+        "state_updates": {"count": 2},
+        "events": [{"type": "greeted", "payload": {"a": 1}, "dedupe_key": "g"}],
+        "logs": [{"level": "info", "message": "greeting"}],
+    }
+    assert set(done.stderr.decode().splitlines()) == {"noise on stdout", "more noise"}
+    assert done.returncode == 0
+
+
+def test_the_payload_of_an_event_is_what_it_carries() -> None:
+    """For `handle` the request has the event twice; the plugin sees its payload."""
+    event = {"type": "t", "payload": {"b": 2}}
+
+    assert answer(command="greet", config={"name": "x"}, payload=event, event=event)["events"][0]["payload"] == {"b": 2}
+
+
+def test_a_state_that_is_as_before_is_not_written() -> None:
+    """So a plugin with facts makes none when there is nothing new."""
+    assert "state_updates" not in answer(command="same", state={"a": 1})
+
+
+def test_a_failure_keeps_its_events_and_no_state() -> None:
+    """Ductile routes them when no attempt follows."""
+    said = answer(command="fail")
+
+    assert (said["status"], said["error"], said["retry"], said["retry_after"]) == ("error", "not now", True, 7)
+    assert [event["type"] for event in said["events"]] == ["sorry"]
+    assert "state_updates" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "retry"),
+    [
+        ("final", "never", False),
+        ("nothing", "there is no command 'nothing'", False),
+        ("crash", "ZeroDivisionError", None),
+    ],
+)
+def test_every_ending_is_an_answer(command: str, error: str, retry: bool | None) -> None:
+    """A mistake in the plugin too, with its traceback on stderr."""
+    done = run({"command": command})
+    said = json.loads(done.stdout)
+
+    assert error in said["error"]
+    assert said.get("retry") is retry
+    assert (b"Traceback" in done.stderr) is (command == "crash")
+
+
+def test_half_a_character_is_answered_as_an_escape() -> None:
+    """The answer is UTF-8 whatever it says."""
+    assert b'"half": "\\ud800", "e": "\xc3\xa9"' in run({"command": "odd"}).stdout
+
+
+def test_the_deadline_can_be_asked_for() -> None:
+    """An hour when there is none."""
+    soon = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(time.time() + 100))
+
+    assert int(answer(command="left", deadline_at=soon)["result"]) in range(80, 102)
+    assert answer(command="left")["result"] == "3600"
+
+
+@pytest.mark.parametrize("stdin", [b"", b"{", b"[]", b"null", b"{}", b'{"protocol": 3}', b"\xff"])
+def test_what_is_not_protocol_2_ends_with_78(stdin: bytes) -> None:
+    """Said on stderr, and nothing on stdout."""
+    done = run(stdin)
+
+    assert (done.returncode, done.stdout) == (78, b"")
+    assert b"speaks protocol 2" in done.stderr
+
+
+# ductile_oauth
+
+
+@pytest.fixture
+def oauth(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(LIB))
+    return importlib.import_module("ductile_oauth")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving() as running:
+        yield running
+
+
+def job_of(oauth: Any, site: Site, state: dict[str, Any] | None = None, **config: Any) -> Any:
+    config = {"token_url": site.url("/token"), "client_id": "me:1", "client_secret": "s&cret", **config}
+    return oauth.Job({"config": config, "state": state or {}})
+
+
+def token(**members: Any) -> Reply:
+    return Reply(json.dumps({"access_token": "t-1", "token_type": "Bearer", "expires_in": 3600, **members}).encode())
+
+
+def test_a_token_is_asked_for_once_and_kept(oauth: Any, site: Site) -> None:
+    """By client credentials, until a minute before it ends."""
+    site.pages["/token"] = token()
+    job = job_of(oauth, site, scope="read")
+    first, second = oauth.access_token(job), oauth.access_token(job)
+
+    assert (first, second, len(site.seen)) == ("t-1", "t-1", 1)
+    assert parse_qs(site.seen[0].body.decode()) == {"grant_type": ["client_credentials"], "scope": ["read"]}
+    assert site.seen[0].headers["authorization"] == "Basic bWUlM0ExOnMlMjZjcmV0"
+    later = job_of(oauth, site, {"oauth": {**job.state["oauth"], "token_expiry": time.time() + 30}})
+    assert (oauth.access_token(later), len(site.seen)) == ("t-1", 2)
+
+
+def test_a_refresh_token_that_is_replaced_is_used_next(oauth: Any, site: Site) -> None:
+    """And one that the operator writes anew takes its place."""
+    site.pages["/token"] = token(refresh_token="r-2", expires_in="0")
+    job = job_of(oauth, site, refresh_token="r-1", client_auth="body")
+    oauth.access_token(job)
+    oauth.access_token(job)
+    anew = job_of(oauth, site, job.state, refresh_token="r-9", client_auth="body")
+    oauth.access_token(anew)
+
+    asked = [parse_qs(seen.body.decode()) for seen in site.seen]
+    assert [form["refresh_token"] for form in asked] == [["r-1"], ["r-2"], ["r-9"]]
+    assert asked[0]["client_secret"] == ["s&cret"]
+
+
+def test_a_token_that_an_api_refuses_is_forgotten(oauth: Any, site: Site) -> None:
+    """The next question gets another one."""
+    site.pages["/token"] = token()
+    job = job_of(oauth, site)
+    oauth.access_token(job)
+    oauth.forget(job)
+    oauth.access_token(job)
+
+    assert len(site.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Reply(b'{"error": "invalid_grant"}', 400), "Final", "authorise again"),
+        (Reply(b'{"error": "invalid_client"}', 401), "Misconfigured", "client_id and client_secret"),
+        (Reply(b'{"error": "odd"}', 400), "Final", "refuses: odd"),
+        (Reply(b"busy", 503), "Failed", "status 503"),
+        (Reply(b"<html>", 200), "Failed", "did not answer with a bearer token"),
+        (Reply(b'{"access_token": 7}', 200), "Failed", "did not answer with a bearer token"),
+        (Reply(b'{"access_token": "t", "token_type": "mac"}', 200), "Failed", "did not answer with a bearer token"),
+        (Reply(status=302, headers={"Location": "http://10.0.0.1/"}), "Final", "status 302"),
+    ],
+)
+def test_a_token_server_that_refuses_is_told_apart_from_one_that_is_busy(
+    oauth: Any, site: Site, reply: Reply, kind: str, message: str
+) -> None:
+    """No secret is in the message."""
+    site.pages["/token"] = reply
+
+    with pytest.raises(oauth.Failed, match=message) as caught:
+        oauth.access_token(job_of(oauth, site))
+
+    assert type(caught.value).__name__ == kind
+    assert "s&cret" not in str(caught.value)
+
+
+OAUTH_PLUGIN = """#!/usr/bin/env python3
+import os, sys
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from ductile_oauth import access_token
+from ductile_plugin import run
+run(poll=lambda job: "token of %d characters" % len(access_token(job)))
+"""
+
+
+def test_a_plugin_keeps_its_token_in_its_state(home: Home, start: Start, site: Site) -> None:
+    """Two jobs of a service, one question to the token server."""
+    site.pages["/token"] = token()
+    home.plugin("api", OAUTH_PLUGIN)
+    for name in ("ductile_plugin.py", "ductile_http.py", "ductile_oauth.py"):
+        (home.path / "plugins" / "api" / name).write_bytes((LIB / name).read_bytes())
+    config = {"token_url": site.url("/token"), "client_id": "me", "client_secret": "secret"}
+    home.add(f"plugins: {{api: {{config: {json.dumps(config)}}}}}\n")
+    service = start()
+
+    results = [service.run("api")["result"]["result"] for _ in range(2)]
+
+    assert results == ["token of 3 characters"] * 2
+    assert len(site.seen) == 1
