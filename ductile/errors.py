@@ -6,9 +6,7 @@ that raised them. The CLI and the web turn these into words and numbers in one p
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
-
-from attrs import field, frozen
+from typing import Any, ClassVar, NamedTuple
 
 _PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 """In an address; whoever complains about the address does not repeat it."""
@@ -18,8 +16,7 @@ def _without_password(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text)
 
 
-@frozen
-class Mark:
+class Mark(NamedTuple):
     """A place in a text: lines and columns count from 1."""
 
     source: str
@@ -30,14 +27,20 @@ class Mark:
         return f"{self.source}:{self.line}"
 
 
-@frozen
-class Complaint:
-    """One thing that is wrong with what the operator wrote: where, which value, what, and what is allowed."""
-
-    message: str = field(converter=_without_password)
+class _Complaint(NamedTuple):
+    message: str
     path: str = ""
     mark: Mark | None = None
     category: str = "config"
+
+
+class Complaint(_Complaint):
+    """One thing that is wrong with what the operator wrote: where, which value, what, and what is allowed."""
+
+    __slots__ = ()
+
+    def __new__(cls, message: str, path: str = "", mark: Mark | None = None, category: str = "config") -> "Complaint":
+        return super().__new__(cls, _without_password(message), path, mark, category)
 
     def __str__(self) -> str:
         return ": ".join(str(part) for part in (self.mark, self.path, self.message) if part)

@@ -13,9 +13,7 @@ import stat
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
-
-from attrs import field, frozen
+from typing import ClassVar, NamedTuple
 
 from ductile.errors import DuctileError
 
@@ -50,20 +48,21 @@ class FileMissing(FileRefused):
     code: ClassVar[str] = "file_missing"
 
 
-@frozen
-class FileBytes:
+class FileBytes(NamedTuple):
     """What one open file held. `resolved` is where the opened file really lies, after every link."""
 
     path: Path
     resolved: Path
-    content: bytes = field(repr=False)
+    content: bytes
     mode: int
     uid: int
     gid: int
 
+    def __repr__(self) -> str:
+        return f"FileBytes({shown_path(self.path)})"
 
-@frozen
-class OpenFile:
+
+class OpenFile(NamedTuple):
     """A regular file that is open; `status` is how it was when it was opened."""
 
     path: Path
@@ -93,8 +92,7 @@ class Level(StrEnum):
     WARNING = "warning"
 
 
-@frozen
-class Finding:
+class Finding(NamedTuple):
     """One thing about a path that an operator should know."""
 
     level: Level
@@ -158,7 +156,7 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600, follow_symli
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from error
 
@@ -304,7 +302,8 @@ def _write_new(path: Path, content: bytes, *, mode: int, owner: os.stat_result |
         os.close(descriptor)
 
 
-def _sync_directory(folder: Path) -> None:
+def sync_directory(folder: Path) -> None:
+    """Names that were made, changed or removed in `folder` are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

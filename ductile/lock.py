@@ -31,6 +31,13 @@ def instance_lock(state_dir: Path, db_path: Path, *, now: datetime) -> Iterator[
         yield
 
 
+def require_free(state_dir: Path, db_path: Path) -> None:
+    """Raises AlreadyRunning, naming the holder, if a Ductile runs on this state; changes nothing."""
+    for path in lock_paths(state_dir, db_path):
+        if is_held(path):
+            raise _conflict(path)
+
+
 def lock_paths(state_dir: Path, db_path: Path) -> tuple[Path, Path]:
     """Our lock, and the one the original takes: the database's name with `.pid`."""
     return state_dir / LOCK_NAME, db_path.with_suffix(".pid")

@@ -6,37 +6,14 @@ unread; whoever makes one of these has validated it before.
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from attrs import field, frozen
 
-
-class JobStatus(StrEnum):
-    """Where a job is. The last four are final."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    DEAD = "dead"
-    SKIPPED = "skipped"
-
-    @property
-    def is_final(self) -> bool:
-        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
-
-
-class AttemptStatus(StrEnum):
-    """How one attempt ended; `interrupted` does not count against `max_attempts`, the last two never ran a plugin."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
-    INTERRUPTED = "interrupted"
-    SKIPPED = "skipped"
-    DEAD = "dead"
+from ductile.statuses import AttemptStatus as AttemptStatus
+from ductile.statuses import BreakerState as BreakerState
+from ductile.statuses import JobStatus as JobStatus
 
 
 @frozen(kw_only=True)
@@ -273,12 +250,6 @@ class Joined:
 
 JoinRule = Callable[[Joined, datetime], tuple[Outcome, Following]]
 """Decides how a join ends, and what follows from it."""
-
-
-class BreakerState(StrEnum):
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half_open"
 
 
 @frozen(kw_only=True)

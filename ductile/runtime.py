@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import define, field
-from blake3 import blake3
 
 from ductile import __version__
 from ductile.clock import Clock
@@ -31,7 +31,7 @@ from ductile.engine.housekeeping import Past, keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
 from ductile.engine.next_runs import next_runs
 from ductile.engine.pausing import Pausing
-from ductile.engine.processes import harden_self
+from ductile.engine.processes import harden_self, instance_of
 from ductile.engine.recover import recover
 from ductile.engine.remember import remember
 from ductile.engine.run_job import Surroundings
@@ -39,13 +39,15 @@ from ductile.engine.scheduler import Scheduler
 from ductile.engine.stranded import settle_stranded, would_end
 from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
+from ductile.failpoints import failpoint
 from ductile.files import FileRefused
 from ductile.hub import JOURNAL, Hub
 from ductile.ledger import facts
 from ductile.ledger.location import make_private_directory
 from ductile.ledger.schedules import all_entries
+from ductile.ledger.store import open_reader
 from ductile.ledger.writer import Ledger, open_ledger
-from ductile.lock import instance_lock
+from ductile.lock import instance_lock, require_free
 from ductile.logs import Log
 from ductile.meters import Meters
 from ductile.notify import Notifier
@@ -111,6 +113,17 @@ def run(root: Path, *, origin: str, announce: Callable[[str], None]) -> None:
         log.close()
 
 
+def rehearse(root: Path) -> dict[str, Any]:
+    """What a start would work with; raises what would keep it from starting. Changes nothing."""
+    snapshot = _prepare(root)
+    ledger = snapshot.config.settings.state.path
+    require_free(ledger.parent, ledger)
+    if ledger.exists():
+        with open_reader(ledger):
+            pass
+    return {"config": str(root), "ledger": str(ledger), "plugins": len(snapshot.lanes), "dry_run": True}
+
+
 def _prepare(root: Path) -> Snapshot:
     """The configuration, or every reason why the service must not start with it."""
     config = load(root)
@@ -153,7 +166,7 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
 
 async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
     """What an earlier run left behind is put right, the addresses are bound, and work begins."""
-    instance, past = _instance(ledger.path), Past.of(ledger, rt.clock)
+    instance, past = instance_of(ledger.path), Past.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
@@ -406,9 +419,11 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     if dry_run:
         ended_jobs = would_end(ledger, snapshot)
         return Reloaded(at=now, changes=changes, ended_jobs=ended_jobs, next_runs=runs, dry_run=True)
+    failpoint("reload.before_commit")
     await remember(ledger, snapshot, reason="reload", now=now)
     mark_pending(ledger, snapshot, rt.health)
     rt.snapshot = snapshot
+    failpoint("reload.after_swap")
     rt.log.mask = snapshot.config.mask
     rt.log.set_level(snapshot.config.settings.service.log_level)
     ended = {}
@@ -459,9 +474,3 @@ def _listens_for_peers(config: Config) -> str | None:
 def _takes_from_peers(config: Config) -> int | None:
     ingress = config.settings.remote_ingress
     return ingress.max_body_size if ingress else None
-
-
-def _instance(ledger: Path) -> str:
-    """A name for this installation that every start has in common: plugin processes carry it."""
-    status = ledger.stat()
-    return blake3(f"{ledger}|{status.st_dev}|{status.st_ino}".encode()).hexdigest()[:32]

@@ -8,10 +8,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
-from attrs import Factory, define, evolve, frozen
 
 from ductile.errors import Mark, Unreadable
 from ductile.units import shown
@@ -30,8 +29,7 @@ Scalar = None | bool | int | float | str
 _PARSER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-@frozen(eq=False)
-class Node:
+class Node(NamedTuple):
     """One value of a document and where it stands.
 
     `mark` of a mapping's member is the place of its key, of a list item its own. `text` is a scalar as written
@@ -88,8 +86,8 @@ _BYTE_ORDER_MARKS = {
     b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"\x00\x00\xfe\xff": "is UTF-32; save it as UTF-8",
 }
-# YAML's printable characters, without the three that its parsers take for line breaks and editors do not.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# What YAML does not print, and the three that its parsers take for line breaks and editors do not.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 # libyaml compares every %TAG with all before it, and is through with them before it reports anything.
 _DIRECTIVE = re.compile("^%(?:YAML|TAG)[ \t]", re.MULTILINE)
 
@@ -123,15 +121,13 @@ def _mark_after(before: str, source: str) -> Mark:
 # --- composing --------------------------------------------------------------------------------------------------------
 
 
-@define
 class _OpenList:
     """A list whose end has not been read."""
 
-    mark: Mark
-    anchor: str | None
-    counted_before: int
-    height: int = 1
-    items: list[Node] = Factory(list)
+    def __init__(self, mark: Mark, anchor: str | None, counted_before: int) -> None:
+        self.mark, self.anchor, self.counted_before = mark, anchor, counted_before
+        self.height = 1
+        self.items: list[Node] = []
 
     def wants_key(self) -> bool:
         return False
@@ -147,18 +143,16 @@ class _OpenList:
         return Node(tuple(self.items), self.mark)
 
 
-@define
 class _OpenMapping:
     """A mapping whose end has not been read: it takes a key, then its value, then a key …"""
 
-    mark: Mark
-    anchor: str | None
-    counted_before: int
-    height: int = 1
-    members: dict[str, Node] = Factory(dict)
-    inherited: dict[str, Node] = Factory(dict)
-    merged_at: Mark | None = None
-    key: Node | None = None
+    def __init__(self, mark: Mark, anchor: str | None, counted_before: int) -> None:
+        self.mark, self.anchor, self.counted_before = mark, anchor, counted_before
+        self.height = 1
+        self.members: dict[str, Node] = {}
+        self.inherited: dict[str, Node] = {}
+        self.merged_at: Mark | None = None
+        self.key: Node | None = None
 
     def wants_key(self) -> bool:
         return self.key is None
@@ -210,8 +204,7 @@ def _is_merge(key: Node) -> bool:
     return key.plain and key.text == "<<"
 
 
-@frozen
-class _Anchored:
+class _Anchored(NamedTuple):
     node: Node
     size: int
     height: int
@@ -284,7 +277,7 @@ class _Composer:
             raise Unreadable(f"{name} contains itself", own)
         self._check_depth(target.height, own)
         self._count(target.size, own)
-        self._put(evolve(target.node, mark=self._place_of(own)), None, size=target.size, height=target.height)
+        self._put(target.node._replace(mark=self._place_of(own)), None, size=target.size, height=target.height)
 
     def _mark(self, event: yaml.Event) -> Mark:
         start: Any = event.start_mark

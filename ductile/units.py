@@ -2,19 +2,18 @@
 
 import re
 from datetime import timedelta
-from fractions import Fraction
 
-_MICROSECONDS = {
-    "ns": Fraction(1, 1000),
-    "us": Fraction(1),
-    "µs": Fraction(1),
-    "μs": Fraction(1),
-    "ms": Fraction(1000),
-    "s": Fraction(1_000_000),
-    "m": Fraction(60_000_000),
-    "h": Fraction(3_600_000_000),
-    "d": Fraction(86_400_000_000),
-    "w": Fraction(604_800_000_000),
+_NANOSECONDS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
 }
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(ns|us|µs|μs|ms|s|m|h|d|w)", re.ASCII)
 _BYTES = {"": 1, "B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": 1 << 20, "MIB": 1 << 20, "GB": 1 << 30, "GIB": 1 << 30}
@@ -29,6 +28,8 @@ SIZE_HELP = "a size in bytes such as 65536, 512KB, 1MB or 2GB"
 
 def parse_duration(text: str) -> timedelta:
     """`1h30m` as a timedelta: Go's notation plus `d` and `w`. Raises ValueError with what is allowed."""
+    from fractions import Fraction  # decimal with it, and most who come here want only `shown`
+
     rest = text.strip() if len(text) <= LONGEST_TEXT else ""
     sign = -1 if rest.startswith("-") else 1
     rest = rest.removeprefix("-") if sign < 0 else rest.removeprefix("+")
@@ -36,10 +37,11 @@ def parse_duration(text: str) -> timedelta:
         return timedelta()
     total, position = Fraction(0), 0
     while match := _PART.match(rest, position):
-        total += Fraction(match[1] if not match[1].startswith(".") else "0" + match[1]) * _MICROSECONDS[match[2]]
+        total += Fraction(match[1] if not match[1].startswith(".") else "0" + match[1]) * _NANOSECONDS[match[2]]
         position = match.end()
     if not rest or position != len(rest):
         raise ValueError(f"{shown(text)} is not {DURATION_HELP}")
+    total /= 1000
     if total > LONGEST // timedelta(microseconds=1):
         raise ValueError(f"{shown(text)} is longer than {LONGEST.days} days")
     # What is not zero stays so: a limit of 1ns must not become "no limit".
@@ -54,7 +56,7 @@ def format_duration(value: timedelta) -> str:
     parts = ["-"] if micros < 0 else []
     micros = abs(micros)
     for unit in ("d", "h", "m", "s", "ms", "us"):
-        count, micros = divmod(micros, int(_MICROSECONDS[unit]))
+        count, micros = divmod(micros, _NANOSECONDS[unit] // 1000)
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
@@ -69,6 +71,13 @@ def parse_size(text: str) -> int:
     if (size := int(match[1]) * factor) > LARGEST:
         raise ValueError(f"{shown(text)} is larger than {LARGEST >> 30:,}GB")
     return size
+
+
+def format_size(size: int) -> str:
+    """`512B`, `1.5KB`, `20MB`: for people, in the units of `parse_size`."""
+    power = min(max(size.bit_length() - 1, 0) // 10, 3)
+    value = size / (1 << 10 * power)
+    return f"{value:.{0 if power == 0 or value >= 10 else 1}f}{('B', 'KB', 'MB', 'GB')[power]}"
 
 
 def shown(text: str, most: int = 60) -> str:

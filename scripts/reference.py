@@ -11,6 +11,7 @@ import attrs
 import click
 
 from ductile.cli import ductile
+from ductile.cli.codes import EXIT_CODES
 from ductile.config.sections import Settings
 from ductile.units import format_duration
 from ductile.vocabulary import DOC, YAML_NAME, Grammar, Reader, Rule
@@ -30,19 +31,16 @@ and changes nothing. With `--json` an error is one JSON object:
 {"error": "there is no plugin 'ecko'", "code": "not_found", "exit_code": 1, "hint": "known: echo", "context": {}}
 ```
 
-| exit code | meaning |
-|---|---|
-| 0 | done |
-| 1 | failed, or nothing with that name |
-| 2 | the command line is wrong |
-| 3 | valid, but with warnings (`--strict`) |
-| 69 | the service does not answer |
-| 75 | try again: busy, locked, disk full |
-| 77 | not allowed |
-| 78 | the configuration, its seal, a plugin or the ledger cannot be used |
-
 The configuration is looked for in `$DUCTILE_CONFIG_DIR`, then `~/.config/ductile`, then `/etc/ductile`;
-`--config` names its directory or its `config.yaml`.
+`--config` names its directory or its `config.yaml`. Flags may stand anywhere: those that most commands share even
+before the noun. `ductile help NOUN ACTION` is the same as `ductile NOUN ACTION --help`. `ductile completion
+bash|zsh|fish` prints the script with which your shell completes commands, flags, names and ids. What each command does
+to the world and which scopes it needs says `ductile system describe`; [agents.md](agents.md) shows how a program
+uses that.
+
+On a terminal tables fit it (a row that is too long for a line is told in a few, and ids are never cut) and
+states have colours; `NO_COLOR=1` or `TERM=dumb` take them away, `FORCE_COLOR=1` keeps them in a pipe. Times are told
+relative and absolute, in JSON always in UTC. What plugins said is shown with its control characters written out.
 """
 
 CONFIGURATION_INTRODUCTION = """\
@@ -120,7 +118,8 @@ def main() -> int:
 
 def cli_page() -> str:
     sections = [_command(path, command) for path, command in commands(ductile, ("ductile",))]
-    return NOTE + CLI_INTRODUCTION + "".join(sections)
+    exits = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    return f"{NOTE}{CLI_INTRODUCTION}\n| exit code | meaning |\n|---|---|\n{exits}{''.join(sections)}"
 
 
 def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
@@ -130,7 +129,7 @@ def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, c
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-        elif command is not None:
+        elif command is not None and not command.hidden:
             yield " ".join((*path, name)), command
 
 

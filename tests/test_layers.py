@@ -18,8 +18,10 @@ LAYERS = {
     "engine": 3,
     "web": 3,
     "runtime": 4,
-    "cli": 5,
-    "__main__": 6,
+    "authoring": 4,
+    "care": 5,
+    "cli": 6,
+    "__main__": 7,
 }
 """Rooms directly below `ductile`; every other module there is layer 0."""
 

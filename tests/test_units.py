@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.units import LONGEST, format_duration, parse_duration, parse_size, shown
+from ductile.units import LONGEST, format_duration, format_size, parse_duration, parse_size, shown
 
 
 @pytest.mark.parametrize(
@@ -158,3 +158,21 @@ def test_shown_text_is_quoted_escaped_and_short() -> None:
     assert shown("x" * 100) == repr("x" * 60 + "…")
     assert shown("x" * 60) == repr("x" * 60)
     assert shown("abcdef", 3) == "'abc…'"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0B"),
+        (1023, "1023B"),
+        (1024, "1.0KB"),
+        (1536, "1.5KB"),
+        (10 << 10, "10KB"),
+        (20 << 20, "20MB"),
+        (3 << 30, "3.0GB"),
+        (5 << 40, "5120GB"),
+    ],
+)
+def test_a_size_is_told_in_the_largest_unit_that_fits(size: int, text: str) -> None:
+    """For people; `parse_size` has the same units."""
+    assert format_size(size) == text

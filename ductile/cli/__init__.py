@@ -1,19 +1,22 @@
 """The command line: `ductile NOUN ACTION`. One file per noun, imported only when that noun is used."""
 
+import gc
+import os
 import sys
 from copy import copy
+from functools import cache
 from importlib import import_module
 
 import click
 
-from ductile.cli import options, output
+from ductile.cli import manners, options, output
 
 NOUNS = {
     "config": "Make, check, change, seal and look at the configuration.",
     "event": "See what an event led to, and why not more.",
     "job": "See what became of jobs and why, and act on them.",
-    "pipeline": "See which pipelines there are, draw, rehearse and run one.",
-    "plugin": "See which plugins there are, what they can do, run one, pause and resume one.",
+    "pipeline": "See which pipelines there are, draw, rehearse, test and run one.",
+    "plugin": "See which plugins there are, make, check, test and run one, pause and resume one.",
     "queue": "See what waits and why, pause it, resume it and empty it.",
     "relay": "Send an event to another instance, and see which instances and peers there are.",
     "schedule": "See when schedules fire and why not, pause, resume, run and simulate them.",
@@ -21,11 +24,22 @@ NOUNS = {
     "webhook": "See endpoints and what came to them, send a signed delivery, check a signature.",
 }
 
+SINGLE = {
+    "api": "Send one request to the HTTP API and print the answer.",
+    "completion": "Print the script with which a shell completes commands.",
+    "logs": "Show what happened, and with --follow what happens, one event per line.",
+}
+"""Commands that are no noun's: `command` in the file of that name, imported when it is used."""
+
+YOUNG = 50_000
+"""New objects after which garbage is looked for: most commands make fewer and none of them garbage."""
+
 SHORT_FORMS = {
     "plugins": ("plugin", "list"),
     "reload": ("system", "reload"),
     "reset": ("system", "reset"),
     "run": ("plugin", "run"),
+    "skills": ("system", "skills"),
     "status": ("system", "status"),
 }
 """Other names of actions; `queue` alone is `queue status`."""
@@ -34,16 +48,26 @@ SHORT_FORMS = {
 class Nouns(click.Group):
     """Knows every noun's name and one line about it; imports a noun's file when it is asked for."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, manners.flags_behind(args))
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*NOUNS, *SHORT_FORMS, *super().list_commands(ctx)])
+        return sorted([*NOUNS, *SINGLE, *SHORT_FORMS, *super().list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in SHORT_FORMS:
             return self._short_form(ctx, cmd_name)
-        if cmd_name not in NOUNS:
-            return super().get_command(ctx, cmd_name)
-        command: click.Command = import_module(f"ductile.cli.{cmd_name}").group
-        return command
+        if cmd_name in NOUNS or cmd_name in SINGLE:
+            return _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click knows only of those that are imported
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def _short_form(self, ctx: click.Context, name: str) -> click.Command:
         """The action under its other name, also in its own words."""
@@ -57,11 +81,19 @@ class Nouns(click.Group):
         return short
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
+        own = [(name, command.get_short_help_str(80)) for name, command in self.commands.items() if not command.hidden]
         with formatter.section("Nouns"):
-            formatter.write_dl(sorted([*NOUNS.items(), *own]))
+            formatter.write_dl(list(NOUNS.items()))
+        with formatter.section("Single commands"):
+            formatter.write_dl(sorted([*SINGLE.items(), *own]))
         with formatter.section("Short forms"):
             formatter.write_dl([(name, f"The same as `{' '.join(action)}`.") for name, action in SHORT_FORMS.items()])
+
+
+@cache
+def _load(name: str) -> click.Command:
+    room = import_module(f"ductile.cli.{name}")
+    return manners.give(room.group if name in NOUNS else room.command)
 
 
 @click.group(cls=Nouns, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,6 +119,9 @@ def version(as_json: bool) -> None:
     output.show(build_info(), as_json=as_json, human=lambda info: [f"{name}: {value}" for name, value in info.items()])
 
 
+manners.give(ductile)
+
+
 def _print_version(ctx: click.Context, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         ctx.invoke(version, as_json="--json" in sys.argv)
@@ -95,4 +130,15 @@ def _print_version(ctx: click.Context, wanted: bool) -> None:
 
 def main() -> None:
     """The console script."""
-    sys.exit(output.run(ductile, sys.argv[1:]))
+    gc.set_threshold(YOUNG)
+    _open_what_is_closed()
+    code = output.run(ductile, sys.argv[1:])
+    gc.freeze()  # the process ends: searching all it has imported for garbage would cost a tenth of its time
+    sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Who is started without stdin, stdout or stderr has empty ones, and no file of ours gets their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # takes the lowest number that is free

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ductile import strict_json
+from ductile.cli.ago import told
 from ductile.cli.kept import kept_object
 from ductile.clock import to_text
 from ductile.ledger import explain, snapshots
@@ -78,5 +79,5 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
         lines += [f"secret {path}: another value" for path in changes["secrets"]]
     if changes["state_changed_at"]:
-        lines.append(f"state of the plugin: changed at {changes['state_changed_at']}")
+        lines.append(f"state of the plugin: changed {told(changes['state_changed_at'])}")
     return lines or ["nothing: same plugin files, configuration and state"]

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from ductile.cli import output
 from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
 
 CONNECT_SECONDS = 5.0
@@ -60,7 +61,7 @@ class Client:
         return list(self._answer(method, path, None))
 
     def _answer(self, method: str, path: str, body: Any) -> Any:
-        connection = self._connection()
+        connection = self.connection()
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
         try:
             connection.connect()
@@ -75,22 +76,29 @@ class Client:
             ) from error
         finally:
             connection.close()
+        output.detail(f"asked: {method} {path} → {answer.status}")
         if answer.status >= 400:
-            raise _refusal(answer.status, content)
+            raise refusal(answer.status, content)
         return content
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def connection(self) -> http.client.HTTPConnection:
+        """A connection to the service, not open yet."""
         if self.url is None:
             assert self.socket_path is not None
             return _LocalConnection(self.socket_path)
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not host:
             raise ServiceUnreachable(f"{self.url!r} is not an address", hint="write http://HOST:PORT")
-        return kind(parts.hostname, parts.port, timeout=CONNECT_SECONDS)
+        return kind(host, port or kind.default_port, timeout=CONNECT_SECONDS)
 
 
-def _refusal(status: int, content: Any) -> DuctileError:
+def refusal(status: int, content: Any) -> DuctileError:
+    """What the service said no with, as an error of ours."""
     answer = content if isinstance(content, dict) else {}
     kinds: dict[int, type[DuctileError]] = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 503: Busy}
     kind = kinds.get(status, Refused)

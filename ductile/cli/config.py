@@ -36,11 +36,18 @@ def group() -> None:
     type=click.Path(path_type=Path),
     help=f"Where. Default: $DUCTILE_CONFIG_DIR or {DEFAULT_DIRECTORY}.",
 )
-@click.option("--demo", is_flag=True, help="With the echo plugin, an enabled API and a fresh token.")
+@click.option("--demo", is_flag=True, help="With two plugins, a pipeline, a webhook, the API and fresh secrets.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65534),
+    default=8080,
+    show_default=True,
+    help="Where the API listens on this host; webhooks come in at the next one.",
+)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @options.dry_run
 @options.as_json
-def init(directory: Path | None, demo: bool, force: bool, dry_run: bool, as_json: bool) -> None:
+def init(directory: Path | None, demo: bool, port: int, force: bool, dry_run: bool, as_json: bool) -> None:
     """Make a first configuration: files, directories and the seal.
 
     Example: ductile config init --demo --config-dir ./my-config
@@ -48,7 +55,7 @@ def init(directory: Path | None, demo: bool, force: bool, dry_run: bool, as_json
     from ductile.config import scaffold
 
     where = Path(os.path.abspath((directory or default_directory()).expanduser()))
-    planned = scaffold.plan(demo=demo)
+    planned = scaffold.plan(demo=demo, port=port)
     scaffold.require_free(where, planned, force=force)
     if not dry_run:
         scaffold.write(where, planned)

@@ -192,14 +192,16 @@ def _token_data(draft: "Draft", name: str) -> dict[str, Any]:
 
 @token.command("rehash")
 @click.argument("name")
+@form
 @editing
-def rehash(name: str, **given: Any) -> int:
+def rehash(name: str, form: str | None, **given: Any) -> int:
     """Approve the scope file of a token as it is now: its hash goes into tokens.yaml, and the result is sealed.
 
     Example: ductile config token rehash deploy
     """
     from ductile.config import token_edit
 
+    given["as_json"] = given["as_json"] or form == "json"
     path = token_edit.scopes_file(draft_of(given), name)
     edited = carry_out(given, lambda draft: token_edit.rehash(draft, name), approving={path})
     return show_edited(edited, given, more={"token": name})
@@ -207,13 +209,15 @@ def rehash(name: str, **given: Any) -> int:
 
 @token.command("delete")
 @click.argument("name")
+@form
 @editing
-def delete(name: str, **given: Any) -> int:
+def delete(name: str, form: str | None, **given: Any) -> int:
     """Take a token out of tokens.yaml, and its key out of the .env file. Its scope file stays.
 
     Example: ductile config token delete deploy --dry-run
     """
     from ductile.config import token_edit
 
+    given["as_json"] = given["as_json"] or form == "json"
     edited = carry_out(given, lambda draft: token_edit.delete(draft, name))
     return show_edited(edited, given, more={"token": name})

@@ -31,6 +31,22 @@ def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "
     return Client(local_socket_path(ledger_path(explicit).parent))
 
 
+def running(explicit: Path | None) -> "Client | None":
+    """The service that runs this configuration; None if none does, and its files tell as much."""
+    import socket
+
+    from ductile.cli.client import Client
+    from ductile.web.listen import local_socket_path
+
+    path = local_socket_path(ledger_path(explicit).parent)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        try:
+            door.connect(str(path))
+        except OSError:
+            return None
+    return Client(path)
+
+
 def ledger_for(where: Mapping[str, Any]) -> Path:
     """The ledger that the flags of a command name."""
     return ledger_path(options.chosen(where["config_path"], where["config_dir"]))

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ductile import strict_json
+from ductile.cli.ago import exact, told
 from ductile.cli.changed import change_lines, changes_since
 from ductile.cli.job_why import why_view
 from ductile.cli.kept import kept_value
+from ductile.cli.terminal import state
 from ductile.clock import to_text
 from ductile.config.show import without_secrets
 from ductile.ledger import explain, reports
@@ -160,8 +162,8 @@ def _further(job: Job) -> list[str]:
 
 def lines(shown: Mapping[str, Any]) -> list[str]:
     """The bundle in words."""
-    told = [
-        f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {str(shown['status']).upper()}",
+    lines = [
+        f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(str(shown['status']).upper())}",
         f"  {shown['why']}",
     ]
     facts = (
@@ -170,21 +172,20 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         "step_id",
         "schedule_id",
         "replay_of",
-        "created_at",
-        "started_at",
-        "completed_at",
     )
-    told += [f"  {name}: {shown[name]}" for name in facts if shown.get(name)]
-    told += [f"  {name}: {_text(shown[name])}" for name in ("exit", "request", "response") if shown.get(name)]
+    lines += [f"  {name}: {shown[name]}" for name in facts if shown.get(name)]
+    moments = ("created_at", "started_at", "completed_at")
+    lines += [f"  {name}: {told(shown[name])}" for name in moments if shown.get(name)]
+    lines += [f"  {name}: {_text(shown[name])}" for name in ("exit", "request", "response") if shown.get(name)]
     if shown["stderr"]:
-        told += ["  stderr:", *(f"    {line}" for line in shown["stderr"].splitlines())]
+        lines += ["  stderr:", *(f"    {line}" for line in shown["stderr"].splitlines())]
     for one in _items(shown["attempts"]):
-        told.append(f"  attempt {one['attempt']}: {one['status']}  {one.get('error', '')}".rstrip())
-    told += [f"  {entry['at']}  {entry['kind']}  {_text(entry['data'])}" for entry in _items(shown["journal"])]
-    told += _success_lines(shown["since_last_success"])
-    told += _similar_lines(shown["similar_failures"])
-    told += [f"  cut: {name}, {one['kept']} of {one['of']} {one['unit']} shown" for name, one in shown["cut"].items()]
-    return [*told, *(f"  next: {command}" for command in _items(shown["next"]))]
+        lines.append(f"  attempt {one['attempt']}: {state(one['status'])}  {one.get('error', '')}".rstrip())
+    lines += [f"  {exact(entry['at'])}  {entry['kind']}  {_text(entry['data'])}" for entry in _items(shown["journal"])]
+    lines += _success_lines(shown["since_last_success"])
+    lines += _similar_lines(shown["similar_failures"])
+    lines += [f"  cut: {name}, {one['kept']} of {one['of']} {one['unit']} shown" for name, one in shown["cut"].items()]
+    return [*lines, *(f"  next: {command}" for command in _items(shown["next"]))]
 
 
 def _items(value: Any) -> list[Any]:
@@ -194,7 +195,7 @@ def _items(value: Any) -> list[Any]:
 def _success_lines(success: Any) -> list[str]:
     if not isinstance(success, dict):
         return [f"  last success: {success or 'none on record'}"]
-    head = f"  last success: job {success['job_id']} at {success['completed_at']}; changed since:"
+    head = f"  last success: job {success['job_id']} {told(success['completed_at'])}; changed since:"
     return [head, *(f"    {line}" for line in change_lines(success["changes"]))]
 
 
@@ -203,7 +204,7 @@ def _similar_lines(similar: Any) -> list[str]:
         return [f"  similar failures: {similar}"]
     if not similar["count"]:
         return ["  similar failures: none on record"]
-    when = f"{similar['first_at']} to {similar['last_at']}"
+    when = f"{told(similar['first_at'])} to {told(similar['last_at'])}"
     return [f"  similar failures: {similar['count']}, {when}: {', '.join(similar['job_ids'])}"]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ductile.cli import options, output
-from ductile.errors import Complaint, UsageInvalid
+from ductile.errors import Complaint, ConfigInvalid, UsageInvalid
 
 if TYPE_CHECKING:
     from ductile.config.draft import Draft
@@ -42,10 +42,13 @@ def loaded(given: Mapping[str, Any]) -> "Config":
 
 
 def draft_of(given: Mapping[str, Any]) -> "Draft":
-    """The files of that configuration, to be looked at."""
+    """The files of that configuration, to be looked at; ConfigInvalid if one cannot be read."""
     from ductile.config.draft import Draft
 
-    return Draft.of(found(given), os.environ)
+    draft = Draft.of(found(given), os.environ)
+    if draft.sources.errors:
+        raise ConfigInvalid(draft.sources.errors)
+    return draft
 
 
 def carry_out(

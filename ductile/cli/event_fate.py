@@ -5,6 +5,7 @@ from typing import Any
 
 from ductile.cli.kept import kept_object
 from ductile.cli.predicates import predicate_words
+from ductile.cli.terminal import state
 from ductile.clock import to_text
 from ductile.errors import NotFound, did_you_mean
 from ductile.ledger import event_trail, reports, snapshots
@@ -155,7 +156,9 @@ def fate_lines(view: Mapping[str, Any]) -> list[str]:
     ]
     for job in view["led_to"]:
         step = f", step {job['step_id']}" if "step_id" in job else ""
-        lines.append(f"  {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {job['status']}")
+        lines.append(
+            f"  {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {state(job['status'])}"
+        )
     lines += [f"  {one['words']}" for one in view["decisions"]]
     return lines + ([f"  next: ductile job inspect {view['emitted_by']}"] if view["emitted_by"] else [])
 

@@ -6,7 +6,8 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import job_acts, job_lists, job_why, options, output
+from ductile.cli import job_acts, job_export, job_lists, job_why, options, output
+from ductile.cli.terminal import state
 from ductile.errors import DuctileError
 
 LONGEST_RESULT = 500
@@ -27,6 +28,7 @@ for action in (
     job_acts.tail,
     job_why.why,
     job_why.diagnose,
+    job_export.export,
 ):
     group.add_command(action)
 
@@ -43,13 +45,14 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
     Example: ductile job inspect 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
     """
     from ductile.cli.connect import ledger_path
+    from ductile.cli.job_past import past
     from ductile.ledger import reports
     from ductile.ledger.store import open_reader
 
     path = ledger_path(options.chosen(config_path, config_dir))
     with open_reader(path) as db:
         report = reports.job(db, job_id)
-    shown = _report(report)
+        shown = _report(report) | past(db, report)
     if shown["status"] == "running":
         shown["stderr"] = _live_stderr(path, job_id)
     output.show(shown, as_json=as_json, human=_lines)
@@ -81,13 +84,12 @@ def tree(
 
     Example: ductile job tree 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --wait
     """
-    from ductile.cli.connect import client
+    from ductile.cli.connect import client, running
     from ductile.cli.trees import tree_lines
     from ductile.cli.waiting import is_open, patience, tree_when_over
 
     seconds, explicit = patience(timeout), options.chosen(config_path, config_dir)
-    if waits or api_url:
-        service = client(explicit, api_url, api_key)
+    if service := client(explicit, api_url, api_key) if waits or api_url else running(explicit):
         nodes = tree_when_over(service, quote(job_id, safe=""), seconds if waits else 0.0)
     else:
         nodes = _tree_in_ledger(explicit, job_id)
@@ -196,6 +198,7 @@ def _hop(hop: int, context: Any) -> dict[str, Any]:
 def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
     return {
         "attempt": attempt.attempt,
+        "at": moment(attempt.started_at),
         "status": str(attempt.status),
         "started_at": moment(attempt.started_at),
         "completed_at": moment(attempt.completed_at),
@@ -209,13 +212,11 @@ def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
 
 
 def _lines(shown: dict[str, Any]) -> list[str]:
-    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {shown['status'].upper()}"]
+    from ductile.cli.ago import exact, told
+
+    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(shown['status'].upper())}"]
     facts = (
         "submitted_by",
-        "created_at",
-        "started_at",
-        "completed_at",
-        "next_retry_at",
         "parent_job_id",
         "pipeline",
         "step_id",
@@ -225,6 +226,8 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         "last_error",
         "blocked_reason",
     )
+    moments = ("created_at", "started_at", "completed_at", "next_retry_at")
+    lines += [f"  {name}: {told(shown[name])}" for name in moments if shown[name]]
     lines += [f"  {name}: {shown[name]}" for name in facts if shown[name]]
     if shown.get("stderr"):
         lines += ["  stderr so far:", *(f"    {line}" for line in shown["stderr"].splitlines())]
@@ -233,16 +236,18 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     for attempt in shown["attempts"]:
         lines += _attempt_lines(attempt, shown["max_attempts"])
     for child in shown["children"]:
-        lines.append(f"  led to {child['job_id']}  {child['plugin']}.{child['command']}  {child['status']}")
+        lines.append(f"  led to {child['job_id']}  {child['plugin']}.{child['command']}  {state(child['status'])}")
     lines.append("  journal:")
-    lines += [f"    {entry['at']}  {entry['kind']}  {_brief(entry['data'])}".rstrip() for entry in shown["journal"]]
+    lines += [
+        f"    {exact(entry['at'])}  {entry['kind']}  {_brief(entry['data'])}".rstrip() for entry in shown["journal"]
+    ]
     return lines
 
 
 def _attempt_lines(attempt: dict[str, Any], most: int) -> list[str]:
     took = f" in {attempt['duration_ms']:.0f} ms" if attempt["duration_ms"] is not None else ""
     ended = f", exit code {attempt['exit_code']}" if attempt["exit_code"] is not None else ""
-    lines = [f"  attempt {attempt['attempt']} of {most}: {attempt['status']}{took}{ended}"]
+    lines = [f"  attempt {attempt['attempt']} of {most}: {state(attempt['status'])}{took}{ended}"]
     lines += [f"    error: {attempt['error']}"] if attempt["error"] else []
     for name in ("result", "stderr"):
         if attempt[name]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
+from ductile.cli.terminal import cleaned, state
 from ductile.errors import NotFound, UsageInvalid, did_you_mean
 
 MOST_STEPS_TOLD = 10
@@ -166,7 +167,7 @@ def wait(job_id: str, timeout: str, whole: bool, as_json: bool, **where: Any) ->
 
 def job_lines(job: dict[str, Any]) -> list[str]:
     """One job in a few lines."""
-    lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {job['status']}"]
+    lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {state(job['status'])}"]
     lines += [f"  error: {job['last_error']}"] if job.get("last_error") else []
     return [*lines, f"  next: ductile job {'why' if job['status'] != 'succeeded' else 'inspect'} {job['job_id']}"]
 
@@ -194,7 +195,7 @@ def tail(job_id: str, timeout: str, as_json: bool, **where: Any) -> int:
         if as_json:
             heard.append(text)
         else:
-            click.echo(text, nl=False)
+            click.echo(cleaned(text), nl=False)
 
     job = follow(service, known_id(job_id), seconds, hear)
     if as_json:

@@ -41,26 +41,46 @@ def _listing(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("list")
+@click.option("-f", "--follow", is_flag=True, help="Print each change of state as it happens, until Ctrl-C.")
 @_listing
-def list_jobs(as_json: bool, **given: Any) -> None:
+def list_jobs(follow: bool, as_json: bool, **given: Any) -> int:
     """List the jobs in the queue and those that ended lately, newest first.
 
     Works while the service runs and while it does not; --api-url asks another service. A page may be short although
     more follows: go on with --cursor.
 
+    --follow prints no list but what changes from now on, over restarts of the service, with --json one object per
+    line; --status means the state that a job came into. Ctrl-C ends it with exit code 130.
+
     Example: ductile job list --status failed --plugin backup --limit 20
     """
+    if follow:
+        return _follow(given, as_json=as_json)
     if given["api_url"]:
         page = _ask("/jobs", given)
     else:
-        from ductile.ledger import history
+        from ductile.ledger import listed
         from ductile.ledger.questions import ends_of
-        from ductile.model import JobStatus
-        from ductile.web.views import listed_job
+        from ductile.statuses import JobStatus
 
-        found = _read(history.jobs, given, JobStatus)
-        page = {"jobs": [listed_job(job, shows_result=True) for job in found.items], **ends_of(found)}
+        found = _read(listed.jobs, given, JobStatus)
+        page = {"jobs": found.items, **ends_of(found)}
     output.show(page, as_json=as_json, human=_job_lines)
+    return 0
+
+
+def _follow(given: Mapping[str, Any], *, as_json: bool) -> int:
+    from ductile.cli.connect import client_for
+    from ductile.cli.job_following import follow_jobs, require_followable
+    from ductile.cli.logs import Asked, past_events
+    from ductile.ledger.questions import TEXTS, read_wanted
+    from ductile.statuses import JobStatus
+
+    require_followable(given)
+    wanted = read_wanted(_named(given), JobStatus)
+    _, place = past_events(given, Asked(), 0, is_followed=True)
+    filters = {name: getattr(wanted, name) for name in (*TEXTS, "status")}
+    return follow_jobs(client_for(given), place, filters, as_json=as_json)
 
 
 @click.command("logs")
@@ -77,7 +97,7 @@ def list_logs(as_json: bool, **given: Any) -> None:
         page = _ask("/job-logs", given)
     else:
         from ductile.ledger import history, search
-        from ductile.model import AttemptStatus
+        from ductile.statuses import AttemptStatus
 
         page = _read(_logs_of(history, search, wants_result=given["include_result"]), given, AttemptStatus)
     output.show(page, as_json=as_json, human=_log_lines)

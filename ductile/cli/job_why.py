@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
+from ductile.cli.terminal import state
 
 SMALLEST, USUAL = 4_000, 64 << 10
 PARTS = (
@@ -111,10 +112,10 @@ def next_commands(job: Any, code: str) -> list[str]:
 
 
 def why_lines(view: dict[str, Any]) -> list[str]:
-    lines = [f"{view['job_id']}  {view['plugin']}.{view['command']}  {view['status'].upper()}"]
+    lines = [f"{view['job_id']}  {view['plugin']}.{view['command']}  {state(view['status'].upper())}"]
     lines += [f"  {reason['words']}" for reason in view["reasons"]]
     for one in view["attempts"] if len(view["attempts"]) > 1 else []:
-        lines.append(f"  attempt {one['attempt']}: {one['status']}  {one.get('error', '')}".rstrip())
+        lines.append(f"  attempt {one['attempt']}: {state(one['status'])}  {one.get('error', '')}".rstrip())
     return [*lines, *(f"  next: {command}" for command in view["next"])]
 
 

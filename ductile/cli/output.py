@@ -7,41 +7,66 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
 
-from ductile.errors import ConfigInvalid, DuctileError
+from ductile.cli import terminal
+from ductile.errors import ConfigInvalid, DuctileError, UsageInvalid
 
 USAGE_EXIT = 2
 WARNINGS_EXIT = 3
 INTERRUPTED_EXIT = 130
+DETAILED = "ductile.detailed"
+"""In the context of a command that was given `-v`."""
 
 
 def show(value: Any, *, as_json: bool, human: Callable[[Any], Iterable[str]]) -> None:
     """Print `value`: as JSON, or as the lines `human` makes of it."""
     if as_json:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        click.echo(as_text(value))
     else:
         for line in human(value):
-            click.echo(line)
+            tell(line)
+
+
+def tell(line: str) -> None:
+    """One line of the result, for people."""
+    coloured = terminal.wants_colour(sys.stdout)
+    click.echo(terminal.printed(line, coloured=coloured), color=coloured)
+
+
+def as_text(value: Any) -> str:
+    """JSON for people and programs; nothing in it does anything to a terminal."""
+    return terminal.cleaned_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def note(line: str) -> None:
     """Something to know that is not the result."""
-    click.echo(line, err=True)
+    coloured = terminal.wants_colour(sys.stderr)
+    click.echo(terminal.printed(line, coloured=coloured), err=True, color=coloured)
+
+
+def detail(line: str) -> None:
+    """Something to know for those who asked for more with `-v`."""
+    context = click.get_current_context(silent=True)
+    if context is not None and context.meta.get(DETAILED):
+        note(line)
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """One text for each row, with aligned columns; on a terminal it fits, and states have colours."""
+    columns = terminal.width()
+    return terminal.aligned(rows) if columns is None else terminal.fitted(rows, columns)
 
 
 def run(command: click.Command, args: list[str]) -> int:
     """Run the command line and return the exit code. No traceback reaches the operator."""
-    as_json = "--json" in args
+    as_json = "--json" in args or ("--format", "json") in pairwise(args) or "--format=json" in args
+    stdout = sys.stdout
     try:
+        _require_text(args)
         result = command.main(args=args, prog_name="ductile", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -59,15 +84,30 @@ def run(command: click.Command, args: list[str]) -> int:
         # The reader of a pipe left early; Python would complain once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit:
+        if sys.stdout is not stdout:  # click put another in its place because its reader left early
+            return 0
+        raise
+    except OSError as error:  # a path that people gave may be refused in more ways than those who use it expect
+        return fail(DuctileError(str(error)), as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
     return result if isinstance(result, int) else 0
 
 
+def _require_text(args: Sequence[str]) -> None:
+    """UsageInvalid for arguments that no file, ledger or service could take."""
+    for argument in args:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageInvalid(f"the argument {ascii(argument)[:80]} is not UTF-8") from None
+
+
 def fail(error: DuctileError, *, as_json: bool) -> int:
     """Tell what went wrong and give the exit code for it."""
     if as_json:
-        click.echo(json.dumps(as_error(error), indent=2, ensure_ascii=False))
+        click.echo(as_text(as_error(error)))
         return error.exit_code
     for line in str(error).splitlines():
         note(f"error: {line}")
@@ -118,7 +158,7 @@ def _fail_usage(error: click.ClickException, *, as_json: bool) -> int:
             "hint": hint,
             "context": {},
         }
-        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        click.echo(as_text(content))
     else:
         note(f"error: {error.format_message()}")
         note(f"hint: {hint}")

@@ -7,13 +7,16 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import options, output
+from ductile.cli import options, output, pipeline_test
 from ductile.errors import NotFound, UsageInvalid
 
 
 @click.group("pipeline")
 def group() -> None:
-    """See which pipelines there are, draw, rehearse and run one."""
+    """See which pipelines there are, draw, rehearse, test and run one."""
+
+
+group.add_command(pipeline_test.test)
 
 
 @group.command("list")
@@ -158,6 +161,7 @@ def dry_run(
 @click.option("--timeout", default="5m", show_default=True, help="How long --wait waits.")
 @options.config
 @options.service
+@options.dry_run
 @options.as_json
 @options.verbose
 def run_pipeline(
@@ -171,12 +175,14 @@ def run_pipeline(
     config_dir: Path | None,
     api_url: str | None,
     api_key: str | None,
+    dry_run: bool,
     as_json: bool,
     verbose: bool,
 ) -> int:
     """Ask the running service for a run of a pipeline. Without --wait and --async, its execution_mode decides.
 
-    Exit 1 if the run failed, or was not over when the waiting was. -v adds the tree.
+    Exit 1 if the run failed, or was not over when the waiting was. -v adds the tree. --dry-run says whether it can
+    begin; `pipeline dry-run` walks through all its steps.
 
     Example: ductile pipeline run nightly-report --payload '{"day": "monday"}' --wait
     """
@@ -189,8 +195,13 @@ def run_pipeline(
         raise UsageInvalid("--wait and --async exclude each other")
     seconds, given = patience(timeout), read_payload(payload, payload_file)
     service = client(options.chosen(config_path, config_dir), api_url, api_key)
-    path = f"/pipeline/{quote(name, safe='')}" + ("?async=true" if waits or leaves else "")
-    answer = service.ask("POST", path, {"payload": given} if given is not None else None)
+    query = "?dry_run=true" if dry_run else "?async=true" if waits or leaves else ""
+    answer = service.ask(
+        "POST", f"/pipeline/{quote(name, safe='')}{query}", {"payload": given} if given is not None else None
+    )
+    if dry_run:
+        output.show(answer, as_json=as_json, human=lambda _: [f"would start a run of {name}"])
+        return 0
     if waits:
         answer = run_of(tree_when_over(service, answer["job_id"], seconds), name)
     output.show(answer, as_json=as_json, human=lambda run: run_lines(run, verbose=verbose))

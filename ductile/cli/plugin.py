@@ -1,30 +1,48 @@
-"""`ductile plugin`: which plugins there are, what they can do, running one, and pausing one."""
+"""`ductile plugin`: which plugins there are, what they can do, and pausing one. Other actions have their own rooms."""
 
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
-from ductile.cli import options, output
+from ductile.cli import options, output, plugin_add, plugin_kit, plugin_lock, plugin_run
 from ductile.errors import NotFound
 
 
 @click.group("plugin")
 def group() -> None:
-    """See which plugins there are, what they can do, run one, pause and resume one."""
+    """See which plugins there are, make, check, test and run one, pause and resume one."""
+
+
+for action in (
+    plugin_run.run_plugin,
+    plugin_add.add,
+    plugin_kit.new,
+    plugin_kit.check,
+    plugin_kit.test,
+    plugin_lock.lock,
+):
+    group.add_command(action)
 
 
 @group.command("list")
 @options.config
+@options.service
 @options.as_json
-def list_plugins(config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """List every plugin and alias, also those that cannot be used, with the reason.
+def list_plugins(as_json: bool, **where: Any) -> None:
+    """List every plugin and alias, also those that cannot be used, with the reason; with --api-url those it can run.
 
     Example: ductile plugin list --json
     """
-    examination = _examine(options.chosen(config_path, config_dir))
+    if where["api_url"]:
+        from ductile.cli.connect import client_for
+
+        loaded = client_for(where).ask("GET", "/plugins")["plugins"]
+        rows = [_absent_row(one["name"], "", state="enabled") | one for one in loaded]
+        output.show({"plugins": rows}, as_json=as_json, human=_list_lines)
+        return
+    examination = _examine(options.chosen(where["config_path"], where["config_dir"]))
     rows = [_row(examination, name, plugin) for name, plugin in sorted(examination.found.items())]
     rows += [_rejected_row(rejected) for rejected in examination.discovery.rejected]
     known = {row["name"] for row in rows}
@@ -44,48 +62,6 @@ def show_plugin(name: str, config_path: Path | None, config_dir: Path | None, as
     examination = _examine(options.chosen(config_path, config_dir))
     report = _details(examination, name) if name in examination.found else _unusable(examination, name)
     output.show(report, as_json=as_json, human=_show_lines)
-
-
-@group.command("run")
-@click.argument("name")
-@click.option("--command", "command", default="poll", show_default=True, help="Which command of the plugin.")
-@click.option("--payload", help="A JSON object for the plugin.")
-@click.option("--payload-file", type=click.Path(path_type=Path), help="The same from a file; - is stdin.")
-@click.option("--wait", "waits", is_flag=True, help="Wait until the job is over; exit 1 if it did not succeed.")
-@click.option("--timeout", default="5m", show_default=True, help="How long --wait waits.")
-@options.config
-@options.service
-@options.as_json
-def run_plugin(
-    name: str,
-    command: str,
-    payload: str | None,
-    payload_file: Path | None,
-    waits: bool,
-    timeout: str,
-    config_path: Path | None,
-    config_dir: Path | None,
-    api_url: str | None,
-    api_key: str | None,
-    as_json: bool,
-) -> int:
-    """Ask the running service to run a plugin once. Without --wait it prints the job's id and is done.
-
-    Example: ductile plugin run echo --payload '{"message": "hi"}' --wait
-    """
-    from ductile.cli.connect import client
-    from ductile.cli.payload import read_payload
-    from ductile.cli.waiting import job_when_over, patience
-
-    seconds = patience(timeout)
-    given = read_payload(payload, payload_file)
-    body = {"payload": given} if given is not None else None
-    service = client(options.chosen(config_path, config_dir), api_url, api_key)
-    job = service.ask("POST", f"/plugin/{quote(name, safe='')}/{quote(command, safe='')}", body)
-    if waits:
-        job = job_when_over(service, job["job_id"], seconds)
-    output.show(job, as_json=as_json, human=_job_lines)
-    return 1 if waits and job["status"] != "succeeded" else 0
 
 
 @group.command("pause")
@@ -122,15 +98,6 @@ def resume_plugin(name: str, dry_run: bool, as_json: bool, **where: Any) -> None
     from ductile.cli.pausing import pause_lines, post_pause
 
     output.show(post_pause("resume", name, where, dry_run=dry_run), as_json=as_json, human=pause_lines)
-
-
-def _job_lines(job: dict[str, Any]) -> list[str]:
-    lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {job['status']}"]
-    result = job.get("result")
-    if isinstance(result, dict) and result.get("result"):
-        lines.append(f"  result: {result['result']}")
-    lines += [f"  error: {job['last_error']}"] if job.get("last_error") else []
-    return [*lines, f"  next: ductile job inspect {job['job_id']}"]
 
 
 def _examine(explicit: Path | None) -> Any:

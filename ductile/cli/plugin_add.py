@@ -18,8 +18,8 @@ from ductile.errors import NotFound, UsageInvalid, did_you_mean
 def add(name: str | None, config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> None:
     """Copy a plugin that comes with Ductile into the first plugin root; without NAME, list what there is to add.
 
-    The copy is yours to change. It can be triggered after a reload; schedules and settings of its own need an entry below
-    `plugins:` (`ductile config plugin set`).
+    The copy is yours to change. It can be triggered after a reload; schedules and settings of its own need an entry
+    below `plugins:` (`ductile config plugin set`).
 
     Example: ductile plugin add fetch
     """

@@ -4,6 +4,7 @@ Nothing is written: the ledger is only asked for a plugin's state. What a run wo
 """
 
 import os
+from contextlib import chdir
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ def rehearsed(
     snapshot = take_snapshot(examine(config), os.environ)
     _note_absent_plugins(plan, snapshot)
     now = datetime.now(UTC)
-    ask = _executing(plan, executed_step, snapshot, now) if executed_step is not None else None
+    ask = _executing(plan, executed_step, snapshot) if executed_step is not None else None
     try:
         found = rehearse(
             plan,
@@ -71,7 +72,7 @@ def _note_absent_plugins(plan: Plan, snapshot: Snapshot) -> None:
             output.note(f"plugin {plugin} {snapshot.why_unavailable(plugin)}; its jobs would wait until it can be used")
 
 
-def _executing(plan: Plan, step: str, snapshot: Snapshot, now: datetime) -> Ask:
+def _executing(plan: Plan, step: str, snapshot: Snapshot) -> Ask:
     """Asks the real plugin the first time that `step` is due."""
     if step not in plan.nodes:
         hint = f"steps: {', '.join(plan.nodes)}"
@@ -85,50 +86,31 @@ def _executing(plan: Plan, step: str, snapshot: Snapshot, now: datetime) -> Ask:
         if not is_due or (job.pipeline, job.step_id) != (plan.name, step):
             return None
         is_due = False
-        return _execute(job, snapshot, now)
+        return _execute(job, snapshot)
 
     return ask
 
 
-def _execute(job: Job, snapshot: Snapshot, now: datetime) -> Answer:
+def _execute(job: Job, snapshot: Snapshot) -> Answer:
     """One attempt of the plugin as the service would make it, except that nothing is recorded."""
     import trio
 
-    from ductile.engine.judge import judge
-    from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+    from ductile.authoring.local import attempt_locally
     from ductile.engine.processes import harden_self
-    from ductile.engine.spawn import Finished, run_plugin
+    from ductile.engine.spawn import Finished
     from ductile.model import Succeeded
 
     output.note(f"really running {job.plugin}.{job.command}")
     config = snapshot.config
-    ready = preflight(snapshot, job, state_json=_state(config, job.plugin), instance=INSTANCE, now=now)
-    match ready:
-        case Refuse(outcome):
-            return Answer(error=outcome.error)
-        case Postpone(error):
-            return Answer(error=error)
-        case Ready():
-            pass
     harden_self()
-    os.chdir(config.directory)
-    start = partial(
-        run_plugin,
-        ready.argv,
-        ready.request,
-        timeout=ready.policy.timeout.total_seconds(),
-        env=ready.environment,
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        limits=ready.limits,
-    )
-    run = trio.run(start)
-    verdict = judge(job, run, ready.policy, started_at=now, chance=0.0)
-    if isinstance(run, Finished) and run.stderr:
-        output.note(config.mask(run.stderr.decode("utf-8", "backslashreplace")).rstrip())
-    response = verdict.response
-    if not isinstance(verdict.outcome, Succeeded) or response is None:
-        return Answer(error=str(getattr(verdict.outcome, "error", verdict.outcome)))
+    with chdir(config.directory):
+        state = _state(config, job.plugin)
+        local = trio.run(partial(attempt_locally, snapshot, job, state_json=state, instance=INSTANCE))
+    if isinstance(local.run, Finished) and local.run.stderr:
+        output.note(config.mask(local.run.stderr.decode("utf-8", "backslashreplace")).rstrip())
+    outcome, response = local.verdict.outcome, local.verdict.response
+    if not isinstance(outcome, Succeeded) or response is None:
+        return Answer(error=str(getattr(outcome, "error", outcome)))
     events = tuple(Emitted(event.type, event.payload, event.dedupe_key) for event in response.events)
     return Answer(result=response.result, events=events)
 

@@ -24,15 +24,15 @@ def list_instances(
 ) -> None:
     """List the instances events are sent to and the peers events come from, and whether they answer.
 
-    Reads the configuration and the ledger, so it works while the service does not run; --api-url asks another service.
+    While the service does not run, the configuration and the ledger tell the same; --api-url asks another service.
 
     Example: ductile relay list
     """
-    from ductile.cli.connect import client
+    from ductile.cli.connect import client, running
 
     explicit = options.chosen(config_path, config_dir)
-    if api_url:
-        view = client(explicit, api_url, api_key).ask("GET", "/relay")
+    if service := client(explicit, api_url, api_key) if api_url else running(explicit):
+        view = service.ask("GET", "/relay")
     else:
         from ductile.cli.schedule_facts import read_ledger, snapshot_of
         from ductile.web.relay_views import relay_view
@@ -43,7 +43,9 @@ def list_instances(
 
 
 def _list_lines(view: dict[str, Any]) -> list[str]:
-    since = f", the oldest since {view['waiting_since'][:19]}Z" if "waiting_since" in view else ""
+    from ductile.cli.ago import told
+
+    since = f", the oldest since {told(view['waiting_since'])}" if "waiting_since" in view else ""
     lines = [f"this is {view['name']}; {view['waiting']} events wait to be sent{since}"]
     if view["instances"]:
         rows = [("INSTANCE", "STATE", "ADDRESS", "SENDS"), *map(_instance_row, view["instances"])]
@@ -64,13 +66,15 @@ def _instance_row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _peer_row(one: dict[str, Any]) -> tuple[str, ...]:
+    from ductile.cli.ago import told
+
     return (
         one["name"],
         "enabled" if one["enabled"] else "disabled",
         ", ".join(one["accept"]) or "all",
         ", ".join(one["baggage"]) or "-",
         str(one["received"]),
-        f"{one['last_received_at'][:19]}Z" if "last_received_at" in one else "-",
+        told(one.get("last_received_at")),
     )
 
 

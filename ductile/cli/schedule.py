@@ -35,15 +35,15 @@ def list_schedules(
 ) -> None:
     """List every schedule: whether it will fire, when it did last and when it will next, in its own time and in UTC.
 
-    Reads the configuration and the ledger, so it works while the service does not run; --api-url asks another service.
+    While the service does not run, the configuration and the ledger tell the same; --api-url asks another service.
 
     Example: ductile schedule list
     """
-    from ductile.cli.connect import client
+    from ductile.cli.connect import client, running
 
     explicit = options.chosen(config_path, config_dir)
-    if api_url:
-        shown = client(explicit, api_url, api_key).ask("GET", "/scheduler/jobs")["jobs"]
+    if service := client(explicit, api_url, api_key) if api_url else running(explicit):
+        shown = service.ask("GET", "/scheduler/jobs")["jobs"]
     else:
         from ductile.cli.schedule_facts import read_ledger, snapshot_of
         from ductile.ledger import schedules
@@ -62,13 +62,18 @@ def _list_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _list_row(job: dict[str, Any]) -> tuple[str, ...]:
+    from ductile.cli.ago import told
+
     why = f"held: {job['held_reason']}" if "held_reason" in job else job.get("reason", "")
     return (
         job["plugin"],
         job["schedule_id"],
         job["when"],
         job["status"],
-        *(_short(job.get(name)) for name in ("last_fired_local", "last_fired_at", "next_run_local", "next_run_at")),
+        _short(job.get("last_fired_local")),
+        told(job.get("last_fired_at")),
+        _short(job.get("next_run_local")),
+        told(job.get("next_run_at")),
         why,
     )
 
@@ -104,7 +109,9 @@ def next_runs(
 def _next_lines(view: dict[str, Any]) -> list[str]:
     lines = [f"{view['plugin']} {view['schedule_id']}: {view['when']}, {view['status']}"]
     lines += [f"  {view['reason']}"] if view.get("reason") else []
-    rows = [(_short(run["fires_local"]), _short(run["fires_at"]), _lag(run)) for run in view["runs"]]
+    from ductile.cli.ago import told
+
+    rows = [(_short(run["fires_local"]), told(run["fires_at"]), _lag(run)) for run in view["runs"]]
     return [*lines, *(f"  {line}" for line in output.table(rows))] if rows else [*lines, "  no run is coming"]
 
 

@@ -17,8 +17,9 @@ from ductile.calendar.slots import TICK
 from ductile.clock import from_text, to_text
 from ductile.config.schedules import definition_hash, definition_of
 from ductile.config.sections import Schedule
-from ductile.ledger import history, journal, reports, schedules
+from ductile.ledger import journal, reports, schedules
 from ductile.ledger.connections import Connection
+from ductile.ledger.pages import NEWEST
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.web.schedule_views import local_text
 
@@ -89,7 +90,7 @@ def _fired(db: Connection, plugin: str, schedule_id: str, slot_at: datetime, job
 def _rows(db: Connection, plugin: str, schedule_id: str) -> Iterator[journal.Entry]:
     """What the journal has about the schedule, oldest first."""
     found: list[journal.Entry] = []
-    before = history.NEWEST
+    before = NEWEST
     for _ in range(MOST_ROWS // PAGE):
         page = journal.of_plugin(db, plugin, before=before, limit=PAGE)
         found += [row for row in page if row.data.get("schedule_id") == schedule_id]

@@ -1,13 +1,27 @@
 """`ductile system`: run the service and see how it is."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ductile.cli import options, output
-from ductile.errors import DuctileError
+from ductile.cli import (
+    describe,
+    doctor,
+    facts,
+    options,
+    output,
+    selfcheck,
+    skills,
+    status,
+    storage,
+    supervision,
+    system_backup,
+    watch,
+)
+from ductile.cli.terminal import state
 
 
 @click.group("system")
@@ -15,14 +29,33 @@ def group() -> None:
     """Run the service and see how it is."""
 
 
+group.add_command(describe.describe)
+for care in (
+    status.status,
+    system_backup.backup,
+    system_backup.restore,
+    selfcheck.selfcheck,
+    doctor.doctor,
+    storage.storage,
+    facts.plugin_facts,
+    facts.scheduler,
+):
+    group.add_command(care)
+group.add_command(skills.skills)
+group.add_command(watch.watch)
+for action in ("stop", "restart"):
+    group.add_command(supervision.refusing(action))
+
+
 @group.command("start")
 @options.config
+@options.dry_run
 @options.as_json
-def start(config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
+def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> None:
     """Run the service in the foreground until Ctrl-C or SIGTERM; log lines go to stdout.
 
     The first signal lets running jobs finish (service.drain_timeout), a second one ends at once.
-    --json says why it could not start as JSON.
+    --json says why it could not start as JSON. --dry-run only looks for what would keep it from starting.
 
     Example: ductile system start --config ./my-config
     """
@@ -30,6 +63,11 @@ def start(config_path: Path | None, config_dir: Path | None, as_json: bool) -> N
     from ductile.config.sources import find
 
     found = find(options.chosen(config_path, config_dir), os.environ)
+    if dry_run:
+        human = "{plugins} plugins and the ledger {ledger} are usable: the service would start".format_map
+        output.show(runtime.rehearse(found.path), as_json=as_json, human=lambda plan: [human(plan)])
+        return
+    gc.set_threshold(700)  # as Python has it: `main` thinks of commands that end, and this one stays
     runtime.run(found.path, origin=found.origin, announce=output.note)
 
 
@@ -86,79 +124,6 @@ def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
     return [f"  {line}" for line in output.table(rows)]
 
 
-@group.command("status")
-@options.config
-@options.as_json
-def status(config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
-    """Say whether the configuration, the ledger and the service are well. Exit 1 if something is not.
-
-    Example: ductile system status --json
-    """
-    report = _status(options.chosen(config_path, config_dir))
-    output.show(report, as_json=as_json, human=_status_lines)
-    return 0 if report["healthy"] else 1
-
-
-def _status(explicit: Path | None) -> dict[str, Any]:
-    from ductile.cli.client import Client
-    from ductile.config.load import load
-    from ductile.config.sources import find
-    from ductile.lock import LOCK_NAME, holder, is_held
-    from ductile.web.listen import local_socket_path
-
-    checks: list[dict[str, Any]] = []
-    service: dict[str, Any] | None = None
-
-    def check(name: str, ok: bool, detail: str = "", **more: Any) -> None:
-        checks.append({"name": name, "ok": ok, "detail": detail, **more})
-
-    try:
-        found = find(explicit, os.environ)
-        check("config_discovery", True, found.origin, path=str(found.path))
-        config = load(found.path)
-        check("config_load", True, f"plugins configured: {len(config.settings.plugins)}")
-    except DuctileError as error:
-        check("config_load", False, str(error).splitlines()[0])
-        return {"healthy": False, "checks": checks, "service": None}
-    ledger = config.settings.state.path
-    check(*_ledger_check(ledger), path=str(ledger))
-    running = is_held(ledger.parent / LOCK_NAME)
-    pid, since = holder(ledger.parent / LOCK_NAME)
-    detail = f"held by process {pid} since {since}" if running else "free: the service is not running"
-    check("pid_lock", True, detail, active_pid=pid if running else None)
-    if running:
-        try:
-            service = Client(local_socket_path(ledger.parent)).ask("GET", "/healthz")
-            check("service", service["status"] == "ok", service["status"])
-        except DuctileError as error:
-            check("service", False, str(error))
-    return {"healthy": all(entry["ok"] for entry in checks), "checks": checks, "service": service}
-
-
-def _ledger_check(path: Path) -> tuple[str, bool, str]:
-    from ductile.ledger import reports
-    from ductile.ledger.store import open_reader
-
-    if not path.exists():
-        return "state_db", True, "not made yet: the first start makes it"
-    try:
-        with open_reader(path) as db:
-            queue = reports.queue(db)
-    except DuctileError as error:
-        return "state_db", False, str(error)
-    return "state_db", True, f"{queue.queued} queued, {queue.running} running, {queue.dead} dead"
-
-
-def _status_lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"System Status: {'HEALTHY' if report['healthy'] else 'DEGRADED'}"]
-    rows = [("ok" if entry["ok"] else "FAIL", entry["name"], entry["detail"]) for entry in report["checks"]]
-    lines += [f"  {line}" for line in output.table(rows)]
-    if service := report["service"]:
-        facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
-        lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
-    return lines
-
-
 @group.command("breaker")
 @click.argument("plugin")
 @click.option("--command", "command", help="Only that of this command.")
@@ -170,30 +135,46 @@ def show_breakers(
 ) -> None:
     """Show the circuit breakers of a plugin, one per command: their state and how they came to it, newest first.
 
-    Reads the configuration and the ledger, so it works while the service does not run.
+    While the service does not run, the configuration and the ledger tell the same.
 
     Example: ductile system breaker backup
     """
+    from urllib.parse import quote
+
+    from ductile.cli.connect import running
+
+    explicit = options.chosen(config_path, config_dir)
+    if service := running(explicit):
+        only = f"&command={quote(command, safe='')}" if command else ""
+        view = service.ask("GET", f"/breaker/{quote(plugin, safe='')}?limit={limit}{only}")
+    else:
+        view = _breakers_in_ledger(explicit, plugin, command, limit)
+    output.show(view, as_json=as_json, human=_breaker_lines)
+
+
+def _breakers_in_ledger(explicit: Path | None, plugin: str, command: str | None, limit: int) -> dict[str, Any]:
     from ductile.cli.schedule_facts import read_ledger, snapshot_of
     from ductile.web.schedule_views import breakers_view
 
-    snapshot = snapshot_of(options.chosen(config_path, config_dir))
+    snapshot = snapshot_of(explicit)
     view = read_ledger(snapshot, breakers_view, snapshot, plugin, command, transitions=limit)
-    if view is None:
-        view = {"plugin": snapshot.lane(plugin).name, "breakers": []}
-    output.show(view, as_json=as_json, human=_breaker_lines)
+    return {"plugin": snapshot.lane(plugin).name, "breakers": []} if view is None else view
 
 
 def _breaker_lines(view: dict[str, Any]) -> list[str]:
     if not view["breakers"]:
         return [f"{view['plugin']}: no breaker has counted anything yet"]
+    from ductile.cli.ago import told
+
     lines = []
     for one in view["breakers"]:
-        lines.append(f"{view['plugin']}.{one['command']}: {one['state']}, failures {one['failure_count']}")
-        facts = ("opened_at", "probe_from", "probe_job_id", "last_failure_at", "last_job_id")
-        lines += [f"  {name}: {one[name]}" for name in facts if name in one]
+        lines.append(f"{view['plugin']}.{one['command']}: {state(one['state'])}, failures {one['failure_count']}")
+        lines += [
+            f"  {name}: {told(one[name])}" for name in ("opened_at", "probe_from", "last_failure_at") if name in one
+        ]
+        lines += [f"  {name}: {one[name]}" for name in ("probe_job_id", "last_job_id") if name in one]
         rows = [
-            (change["created_at"], f"{change['from_state']} → {change['to_state']}", change["reason"] or "")
+            (told(change["created_at"]), f"{change['from_state']} → {change['to_state']}", change["reason"] or "")
             for change in one["transitions"]
         ]
         lines += [f"  {line}" for line in output.table(rows)]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ductile.cli import output
+from ductile.cli.terminal import state
 from ductile.cli.waiting import is_open
 
 DEEPEST_INDENT = 30
@@ -65,7 +66,7 @@ def _failures(tree: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run_lines(run: dict[str, Any], *, verbose: bool) -> list[str]:
     """A run in a few lines; all of its jobs if `verbose`."""
-    lines = [f"run {run['job_id']}: {run['status']}"]
+    lines = [f"run {run['job_id']}: {state(run['status'])}"]
     result, tree = run.get("result"), run.get("tree", [])
     if run["status"] == "succeeded" and isinstance(result, dict) and result.get("result"):
         lines.append(f"  result: {result['result']}")

@@ -42,11 +42,12 @@ def list_endpoints(config_path: Path | None, config_dir: Path | None, as_json: b
 def _endpoint_lines(view: dict[str, Any]) -> list[str]:
     if not view["endpoints"]:
         return ["no endpoints; write some under webhooks.endpoints"]
+    from ductile.cli.ago import told
+
     rows = [("NAME", "PATH", "SCHEME", "TARGET", "LAST ACCEPTED", "LAST REFUSED")]
     for one in view["endpoints"]:
-        refused = f"{one['last_refused_at'][:19]}Z {one['last_refused_why']}" if one["last_refused_at"] else "-"
-        accepted = f"{one['last_accepted_at'][:19]}Z" if one["last_accepted_at"] else "-"
-        rows.append((one["name"], one["path"], one["scheme"], one["target"], accepted, refused))
+        refused = f"{told(one['last_refused_at'])} {one['last_refused_why'] or ''}".rstrip()
+        rows.append((one["name"], one["path"], one["scheme"], one["target"], told(one["last_accepted_at"]), refused))
     return [f"on {view['listen']}", "", *output.table(rows)]
 
 
@@ -86,15 +87,17 @@ def list_receipts(
 
 
 def _receipt_lines(view: dict[str, Any]) -> list[str]:
+    from ductile.cli.ago import told
+
     lines = []
     if view["accepted"]:
         rows = [("ACCEPTED", "ENDPOINT", "DELIVERY", "JOB")]
-        rows += [(f"{r['at'][:19]}Z", r["endpoint"], r["delivery"], r["job_id"] or "none") for r in view["accepted"]]
+        rows += [(told(r["at"]), r["endpoint"], r["delivery"], r["job_id"] or "none") for r in view["accepted"]]
         lines += output.table(rows)
     if view["refused"]:
         refused = [("REFUSED", "ID", "ENDPOINT", "STATUS", "FROM", "WHY")]
         refused += [
-            (f"{r['at'][:19]}Z", str(r["id"]), r["endpoint"], str(r["status"]), r["peer"], r["reason"])
+            (told(r["at"]), str(r["id"]), r["endpoint"], str(r["status"]), r["peer"], r["reason"])
             for r in view["refused"]
         ]
         lines += ([""] if lines else []) + output.table(refused)

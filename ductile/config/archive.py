@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from ductile import files
 from ductile.config.draft import Draft
+from ductile.config.pending import PENDING_FILE
 from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
 from ductile.config.seal import SEAL_FILE, read_seal
 from ductile.config.sources import CONFIG_FILE
@@ -74,10 +75,11 @@ def _paths(draft: Draft, directory: Path) -> Iterator[Path]:
         folders.append(folder)
     for folder in dict.fromkeys(folders):
         if folder.is_relative_to(directory):
-            yield from _files_below(folder)
+            yield from files_below(folder)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every regular file below `folder` that a plugin or a configuration may need; links are not followed."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -151,6 +153,8 @@ def _safe_name(path: Path, entry: tarfile.TarInfo, *, known: Mapping[str, Member
     if entry.name.startswith("/") or ".." in parts or not parts or "\0" in entry.name:
         raise files.FileRefused(path, f"{shown} would lie outside the configuration")
     name = PurePosixPath(entry.name).as_posix()
+    if name == PENDING_FILE:  # whoever finds one does what it says, anywhere
+        raise files.FileRefused(path, f"{shown} is nothing that an archive holds")
     if name in known:
         raise files.FileRefused(path, f"{shown} is in it twice")
     return name

@@ -11,14 +11,11 @@ from datetime import timedelta
 from attrs import frozen
 
 from ductile.config import seal
-from ductile.config.contracts import broken_contracts
 from ductile.config.load import Config
-from ductile.config.pipelines import Workflows, own_nodes
-from ductile.config.scopes import SCOPES
+from ductile.config.scopes import SCOPES, is_scope
 from ductile.config.sections import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.errors import Complaint, did_you_mean
 from ductile.files import shown_path
-from ductile.pipeline.graph import circles, way
 from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resolve_aliases
 
 SHORT_INTERVAL = timedelta(minutes=1)
@@ -165,8 +162,8 @@ class _Visit:
         yield from self._tokens()
         yield from self._schedules()
         yield from self._unused()
-        yield from Workflows(self.config, self.plugins).warnings()
-        yield from broken_contracts(self.config, self.plugins)
+        if self.config.plans.by_name:
+            yield from self._pipelines()
         for rejected in self.discovery.rejected:
             if not self._is_configured(rejected):
                 yield Complaint(f"plugin {rejected.name} is not usable: {rejected.reason}", category="plugin_refs")
@@ -198,7 +195,7 @@ class _Visit:
         """A disabled plugin is only worth a warning here: an operator may do without a step for a while."""
         disabled = {name for name, entry in self.config.settings.plugins.items() if not entry.enabled}
         for plan in self.config.plans.by_name.values():
-            for node in own_nodes(plan):
+            for node in plan.own_nodes:
                 if node.kind == "uses" and node.plugin not in disabled:
                     yield from self._plugin_named(node.plugin, f"{node.where}.uses", "pipelines", command=node.command)
             if plan.from_plugin and plan.from_plugin not in disabled:
@@ -221,11 +218,23 @@ class _Visit:
         following: dict[str, dict[str, None]] = {}
         for route in routes:
             following.setdefault(route.source, {})[route.to] = None
+        if not following:
+            return
+        from ductile.pipeline.graph import circles, way
+
         for cycle in circles(following):
             index = next(i for i, route in enumerate(routes) if [route.source, route.to] == cycle[:2])
             yield self._say(f"routes go in a circle: {way(cycle)}", f"routes[{index}]", "routes")
 
     # ── warnings ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pipelines(self) -> Iterator[Complaint]:
+        # As in `load`: who has no pipeline does not pay for the language of pipelines.
+        from ductile.config.contracts import broken_contracts
+        from ductile.config.pipelines import Workflows
+
+        yield from Workflows(self.config, self.plugins).warnings()
+        yield from broken_contracts(self.config, self.plugins)
 
     def _service(self) -> Iterator[Complaint]:
         settings = self.config.settings
@@ -291,7 +300,7 @@ class _Visit:
                 yield Complaint(message, f"plugins.{name}", category="unused")
         reached = {route.to for route in settings.routes}
         reached |= {endpoint.plugin for endpoint in settings.webhooks.endpoints if endpoint.plugin}
-        reached |= {node.plugin for plan in self.config.plans.by_name.values() for node in own_nodes(plan)}
+        reached |= {node.plugin for plan in self.config.plans.by_name.values() for node in plan.own_nodes}
         for name, entry in settings.plugins.items():
             has_reason = entry.schedules or name in reached or name in bases or settings.api.enabled
             if entry.enabled and not has_reason:
@@ -309,10 +318,3 @@ class _Visit:
     @property
     def _say(self) -> Callable[[str, str, str], Complaint]:
         return self.config.complaint
-
-
-def is_scope(scope: str) -> bool:
-    """True for the scopes that are enforced: the fixed ones and `plugin:<name>:ro|rw`."""
-    noun, _, rest = scope.partition(":")
-    name, _, right = rest.rpartition(":")
-    return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))

@@ -3,7 +3,7 @@
 Turns such a tree into one in our own words, with a warning for each step, so that `sections` knows one dialect only.
 """
 
-from attrs import frozen
+from typing import NamedTuple
 
 from ductile.errors import Complaint
 from ductile.strict_yaml import Node
@@ -24,8 +24,7 @@ _REFUSED_IN_PLUGINS = {
 _IGNORED_IN_PLUGINS = ("description",)
 
 
-@frozen
-class Translated:
+class Translated(NamedTuple):
     """A tree in our own words."""
 
     root: Node

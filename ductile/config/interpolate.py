@@ -6,8 +6,7 @@ environment of the process. `$${` is a literal `${`.
 
 import re
 from collections.abc import Callable, Mapping
-
-from attrs import field, frozen
+from typing import NamedTuple
 
 from ductile.errors import Complaint, ConfigInvalid, Mark, Unreadable
 from ductile.strict_yaml import Node
@@ -17,14 +16,16 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII | re.DOTALL)
 
 
-@frozen
-class Interpolated:
+class Interpolated(NamedTuple):
     """A tree with its references resolved, which values that put into it, and what stayed unset."""
 
-    root: Node = field(repr=False)
-    used: tuple[tuple[str, str], ...] = field(repr=False)
+    root: Node
+    used: tuple[tuple[str, str], ...]
     """Path and value of each reference that was resolved."""
     unset: tuple[Complaint, ...]
+
+    def __repr__(self) -> str:
+        return f"Interpolated({len(self.used)} values)"
 
 
 def interpolate(root: Node, environment: Mapping[str, str]) -> Interpolated:

@@ -42,7 +42,7 @@ from ductile.errors import (
 )
 from ductile.files import permission_findings
 from ductile.pipeline.dsl import Pipeline, textual
-from ductile.pipeline.plan import Plans
+from ductile.pipeline.plans import Plans
 from ductile.secret import Mask, Secret
 
 
@@ -185,7 +185,7 @@ def _compiled(settings: Settings, resolved: Interpolated) -> tuple[Plans, list[C
     except PipelineInvalid as invalid:
         # A complaint may quote what `${NAME}` stands for.
         mask = Mask({value for _, value in resolved.used})
-        return Plans(), [evolve(complaint, message=mask(complaint.message)) for complaint in invalid.complaints]
+        return Plans(), [complaint._replace(message=mask(complaint.message)) for complaint in invalid.complaints]
 
 
 def _require_consistency(
@@ -209,7 +209,7 @@ def _require_consistency(
 def _placed(complaints: Iterable[Complaint], places: Mapping[str, Mark], root: Path) -> list[Complaint]:
     """Every complaint with the place where the value it is about is written."""
     return [
-        complaint if complaint.mark else evolve(complaint, mark=_place(places, complaint.path) or Mark(str(root), 1))
+        complaint if complaint.mark else complaint._replace(mark=_place(places, complaint.path) or Mark(str(root), 1))
         for complaint in complaints
     ]
 
@@ -243,15 +243,15 @@ def _secret_values(settings: Settings, resolved: Interpolated) -> set[str]:
     values = {Secret.reveal(secret) for secret in secrets}
     values |= {value for path, value in resolved.used if _is_handed_on(path)}
     for entry in settings.plugins.values():
-        values.update(_telling(entry.config), _telling(entry.env))
-        values.update(*(_telling(schedule.payload) for schedule in entry.schedules))
+        values.update(secrets_among(entry.config), secrets_among(entry.env))
+        values.update(*(secrets_among(schedule.payload) for schedule in entry.schedules))
     return values.union(*map(_telling_in, settings.pipelines))
 
 
 def _telling_in(pipeline: Pipeline) -> set[str]:
     """What a pipeline hands to plugins and peers under telling names."""
     steps = [step for _, step in textual(pipeline.steps, "")]
-    return _telling([[step.with_, step.relay.with_ if step.relay else None] for step in steps])
+    return secrets_among([[step.with_, step.relay.with_ if step.relay else None] for step in steps])
 
 
 def _is_handed_on(path: str) -> bool:
@@ -260,11 +260,12 @@ def _is_handed_on(path: str) -> bool:
     return inside or path.startswith("pipelines[")
 
 
-def _telling(data: Any, *, under_secret: bool = False) -> set[str]:
+def secrets_among(data: Any, *, under_secret: bool = False) -> set[str]:
+    """The values in plugin-owned data that stand under telling names."""
     if isinstance(data, Mapping):
-        parts = [_telling(value, under_secret=under_secret or looks_secret(name)) for name, value in data.items()]
+        parts = [secrets_among(value, under_secret=under_secret or looks_secret(name)) for name, value in data.items()]
     elif isinstance(data, list | tuple):
-        parts = [_telling(item, under_secret=under_secret) for item in data]
+        parts = [secrets_among(item, under_secret=under_secret) for item in data]
     else:
         is_secret = under_secret and isinstance(data, str | int) and not is_reference(data)
         return {str(data)} if is_secret else set()

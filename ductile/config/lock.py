@@ -1,15 +1,17 @@
 """Sealing: the configuration as it is now becomes the approved one."""
 
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ductile import files, strict_yaml
+from ductile.clock import to_text
 from ductile.config import seal
 from ductile.config.check import Examination, examine, sealed_plugins
 from ductile.config.load import Config, load
-from ductile.errors import Complaint, ConfigInvalid
+from ductile.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
 
 
 @frozen
@@ -27,6 +29,24 @@ def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> S
     config = load(root, verify=False)
     sealed = seal_of(config, examine(config), now=now)
     if not dry_run and (sealed.changes or config.seal is None or not config.seal.is_complete):
+        files.write_private(sealed.path, sealed.content)
+    return sealed
+
+
+def seal_plugins(root: Path, names: Collection[str] | None, *, now: datetime, dry_run: bool = False) -> Sealed:
+    """These configured plugins (None: all) are approved as they are now; the rest of the seal stays as it is."""
+    config = load(root, verify=False)
+    before, found = config.seal, sealed_plugins(config, examine(config).found)
+    if before is None or not before.is_complete:
+        raise ConfigInvalid([Complaint("there is no complete seal yet")], hint="make one with `ductile config lock`")
+    for name in names or ():
+        if name not in found:
+            known = f"configured and there: {', '.join(sorted(found)) or 'none'}"
+            raise NotFound(f"there is no configured plugin {name!r}{did_you_mean(name, found)}", hint=known)
+    chosen = {name: found[name] for name in (found if names is None else names)}
+    made = evolve(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
+    sealed = Sealed(config.seal_path, made, seal.changes(before, made), seal.render(made))
+    if sealed.changes and not dry_run:
         files.write_private(sealed.path, sealed.content)
     return sealed
 

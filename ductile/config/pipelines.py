@@ -20,11 +20,6 @@ from ductile.units import format_duration
 MOST_CIRCLES = 20
 
 
-def own_nodes(plan: Plan) -> Iterator[Node]:
-    """The nodes that are written in this pipeline, not in one that it calls."""
-    return (node for node in plan.nodes.values() if node.call_depth == 0)
-
-
 def emissions(node: Node, plugins: Mapping[str, Plugin]) -> tuple[Emission, ...]:
     """What the manifest says the node's command emits; nothing if it does not say."""
     plugin = plugins.get(node.plugin)
@@ -52,7 +47,7 @@ class Workflows:
         settings = self.config.settings
         disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
         closed = {instance.name for instance in settings.instances if not instance.enabled}
-        for node in own_nodes(plan):
+        for node in plan.own_nodes:
             if node.kind == "uses" and node.plugin in disabled:
                 message = f"plugin {node.plugin} is disabled; a run that comes here fails"
                 yield self._say(message, f"{node.where}.uses", "pipelines")

@@ -32,6 +32,13 @@ SCOPES = BROAD | FINER | {"*"}
 """Every scope but those of one plugin, `plugin:<name>:ro|rw`."""
 
 
+def is_scope(scope: str) -> bool:
+    """True for the scopes that are enforced: the fixed ones and `plugin:<name>:ro|rw`."""
+    noun, _, rest = scope.partition(":")
+    name, _, right = rest.rpartition(":")
+    return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))
+
+
 @frozen
 class Grant:
     """The scopes of one token, and why it grants nothing where it does not."""

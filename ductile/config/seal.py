@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ductile import __version__, files, strict_yaml
 from ductile.clock import to_text
@@ -150,6 +150,27 @@ def refusals(drifts: Iterable[Drift], *, changed: bool, unsealed: bool, seal: Se
     if unsealed and (seal is None or seal.is_complete):
         refusing.add(Weight.UNSEALED)
     return [drift.complaint for drift in drifts if drift.weight in refusing]
+
+
+def moved(seal: Seal, old: Path, new: Path) -> Seal:
+    """The same approvals for files that lie below `new` now and lay below `old`."""
+
+    def place(path: Path) -> Path:
+        return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+    def plugin(sealed: SealedPlugin) -> SealedPlugin:
+        known = sealed.fingerprint
+        fingerprint = evolve(
+            known,
+            manifest_path=place(known.manifest_path),
+            manifest_resolved_path=place(known.manifest_resolved_path),
+            entrypoint_path=place(known.entrypoint_path),
+            entrypoint_resolved_path=place(known.entrypoint_resolved_path),
+        )
+        return evolve(sealed, fingerprint=fingerprint)
+
+    hashes = {str(place(Path(path))): digest for path, digest in seal.hashes.items()}
+    return evolve(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
 
 
 def changes(before: Seal | None, after: Seal) -> list[str]:

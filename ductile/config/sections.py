@@ -37,6 +37,7 @@ from ductile.vocabulary import (
     Name,
     Reader,
     Retention,
+    Section,
     Slug,
     Span,
     Text,
@@ -58,8 +59,8 @@ EnvValue = Annotated[str, NO_NUL]
 PassedName = Annotated[str, ENV_NAME_OR_ALL]
 
 
-@frozen(kw_only=True)
-class Admission:
+@frozen(kw_only=True, eq=False, repr=False)
+class Admission(Section):
     """`service.admission`: what must hold before the service starts or reloads; `strict_mode` means all of them."""
 
     verify_integrity_on_boot: bool = option("refuse to start when a sealed file is missing or differs", default=False)
@@ -68,8 +69,8 @@ class Admission:
     require_api_auth: bool = option("refuse to start when no token can use the API", default=False)
 
 
-@frozen(kw_only=True)
-class Limits:
+@frozen(kw_only=True, eq=False, repr=False)
+class Limits(Section):
     """`service.limits`: how much one plugin run may produce, and how far one trigger may spread."""
 
     stdout: Size = option("bytes of standard output; more ends the attempt", default=10 << 20)
@@ -84,8 +85,8 @@ class Limits:
     tree_jobs: Count = option("jobs that one trigger may lead to", default=10_000)
 
 
-@frozen(kw_only=True)
-class Service:
+@frozen(kw_only=True, eq=False, repr=False)
+class Service(Section):
     """`service`: the process itself."""
 
     name: Text = option("who this instance is: its identity towards peers", default="ductile")
@@ -131,22 +132,22 @@ class Service:
     limits: Limits = option("sizes and counts", factory=Limits)
 
 
-@frozen(kw_only=True)
-class State:
+@frozen(kw_only=True, eq=False, repr=False)
+class State(Section):
     """`state`: where the ledger is."""
 
     path: Path = option("the SQLite file", default=Path("data/state.db"))
 
 
-@frozen(kw_only=True)
-class EnvironmentVars:
+@frozen(kw_only=True, eq=False, repr=False)
+class EnvironmentVars(Section):
     """`environment_vars`: `.env` files whose values `${NAME}` may use; they never reach the process environment."""
 
     include: tuple[Path, ...] = option("files of NAME=value lines", default=())
 
 
-@frozen(kw_only=True)
-class ApiToken:
+@frozen(kw_only=True, eq=False, repr=False)
+class ApiToken(Section):
     """`api.auth.tokens[]`: who may call the API, and for what."""
 
     token: Secret = option("the bearer token, best as ${NAME}")
@@ -155,15 +156,15 @@ class ApiToken:
     expires_at: At | None = option("an RFC 3339 time from which on it is worth nothing", default=None)
 
 
-@frozen(kw_only=True)
-class ApiAuth:
+@frozen(kw_only=True, eq=False, repr=False)
+class ApiAuth(Section):
     """`api.auth`: authentication of the API."""
 
     tokens: tuple[ApiToken, ...] = option("bearer tokens", default=())
 
 
-@frozen(kw_only=True)
-class Api:
+@frozen(kw_only=True, eq=False, repr=False)
+class Api(Section):
     """`api`: the HTTP API."""
 
     enabled: bool = option("listen on `listen`; the local unix socket is always there", default=False)
@@ -175,24 +176,24 @@ class Api:
     allowed_origins: tuple[Text, ...] = option("web origins that may call from a browser", default=())
 
 
-@frozen(kw_only=True)
-class PreferredWindow:
+@frozen(kw_only=True, eq=False, repr=False)
+class PreferredWindow(Section):
     """`schedules[].preferred_window`: the part of the day in which the schedule fires."""
 
     start: Annotated[str, CLOCK_TIME] = option("first minute, such as 08:00")
     end: Annotated[str, CLOCK_TIME] = option("first minute after it, such as 10:30")
 
 
-@frozen(kw_only=True)
-class Expect:
+@frozen(kw_only=True, eq=False, repr=False)
+class Expect(Section):
     """`schedules[].expect`: when silence is an alarm. The events can start pipelines, routes and hooks."""
 
     start_within: Span | None = option("no job of a slot runs so long after its time: `schedule.late`", default=None)
     finish_within: Span | None = option("it is not over so long after its time: `job.overdue`", default=None)
 
 
-@frozen(kw_only=True)
-class Schedule:
+@frozen(kw_only=True, eq=False, repr=False)
+class Schedule(Section):
     """`plugins.<name>.schedules[]`: one reason to run at a time. Exactly one of every, cron, at, after."""
 
     id: Name = option("unique within the plugin", default="default")
@@ -212,8 +213,8 @@ class Schedule:
     expect: Expect | None = option("raise an alarm when a run is late or overdue", default=None)
 
 
-@frozen(kw_only=True)
-class Retry:
+@frozen(kw_only=True, eq=False, repr=False)
+class Retry(Section):
     """`plugins.<name>.retry`: when a failed attempt is tried again."""
 
     max_attempts: Count = option("attempts in all, the first included", default=4)
@@ -222,8 +223,8 @@ class Retry:
     )
 
 
-@frozen(kw_only=True)
-class CircuitBreaker:
+@frozen(kw_only=True, eq=False, repr=False)
+class CircuitBreaker(Section):
     """`plugins.<name>.circuit_breaker`: when a failing schedule is held."""
 
     threshold: Count = option("failures in a row that open it", default=3)
@@ -233,8 +234,8 @@ class CircuitBreaker:
     )
 
 
-@frozen(kw_only=True)
-class ProcessLimits:
+@frozen(kw_only=True, eq=False, repr=False)
+class ProcessLimits(Section):
     """`plugins.<name>.limits`: operating system limits for its processes; none by default."""
 
     memory: Size | None = option("address space in bytes", default=None)
@@ -253,8 +254,8 @@ DEFAULT_TIMEOUTS: Mapping[str, timedelta] = {
 OTHER_TIMEOUT = timedelta(seconds=60)
 
 
-@frozen(kw_only=True)
-class PluginEntry:
+@frozen(kw_only=True, eq=False, repr=False)
+class PluginEntry(Section):
     """`plugins.<name>`: how one plugin (or an alias of one) is used."""
 
     enabled: bool = option("false: nothing can start it", default=True)
@@ -279,8 +280,8 @@ class PluginEntry:
         return self.timeouts.get(command, DEFAULT_TIMEOUTS.get(command, OTHER_TIMEOUT))
 
 
-@frozen(kw_only=True)
-class RouteEntry:
+@frozen(kw_only=True, eq=False, repr=False)
+class RouteEntry(Section):
     """`routes[]`: events of one plugin become jobs of another."""
 
     source: Name = option("the plugin that emits", name="from")
@@ -288,8 +289,8 @@ class RouteEntry:
     to: Name = option("the plugin whose `handle` gets it")
 
 
-@frozen(kw_only=True)
-class WebhookEndpoint:
+@frozen(kw_only=True, eq=False, repr=False)
+class WebhookEndpoint(Section):
     """`webhooks.endpoints[]`: one signed address. Exactly one of plugin, pipeline, event."""
 
     path: Annotated[str, URL_PATH] = option("where senders post")
@@ -315,8 +316,8 @@ class WebhookEndpoint:
     )
 
 
-@frozen(kw_only=True)
-class Webhooks:
+@frozen(kw_only=True, eq=False, repr=False)
+class Webhooks(Section):
     """`webhooks`: signed deliveries from outside."""
 
     listen: Annotated[str, LISTEN] = option("address and port", default="127.0.0.1:8081")
@@ -324,8 +325,8 @@ class Webhooks:
     endpoints: tuple[WebhookEndpoint, ...] = option("the addresses", default=())
 
 
-@frozen(kw_only=True)
-class Instance:
+@frozen(kw_only=True, eq=False, repr=False)
+class Instance(Section):
     """`instances[]`: another Ductile that relay steps may send to."""
 
     name: Slug = option("its name in `relay: {to: …}`")
@@ -338,15 +339,15 @@ class Instance:
     allow: tuple[EventType, ...] = option("event types that may be sent; empty: all", default=())
 
 
-@frozen(kw_only=True)
-class PeerBaggage:
+@frozen(kw_only=True, eq=False, repr=False)
+class PeerBaggage(Section):
     """`remote_ingress.peers[].baggage`: what a peer may put into a run's context."""
 
     allow: tuple[Text, ...] = option("top-level names that are taken over", default=())
 
 
-@frozen(kw_only=True)
-class Peer:
+@frozen(kw_only=True, eq=False, repr=False)
+class Peer(Section):
     """`remote_ingress.peers[]`: another Ductile that may send events here."""
 
     name: Slug = option("its service name")
@@ -357,8 +358,8 @@ class Peer:
     baggage: PeerBaggage = option("what of its baggage is taken", factory=PeerBaggage)
 
 
-@frozen(kw_only=True)
-class RemoteIngress:
+@frozen(kw_only=True, eq=False, repr=False)
+class RemoteIngress(Section):
     """`remote_ingress`: events from other instances."""
 
     listen_path: Annotated[str, URL_PATH] = option("path on the API's address", default="/ingest/peer")
@@ -368,8 +369,8 @@ class RemoteIngress:
     peers: tuple[Peer, ...] = option("who may send", default=())
 
 
-@frozen(kw_only=True)
-class TokenEntry:
+@frozen(kw_only=True, eq=False, repr=False)
+class TokenEntry(Section):
     """`tokens[]` in tokens.yaml: a named secret, with scopes when it may call the API."""
 
     name: Name = option("what `secret_ref` and `_ref` keys name")
@@ -381,8 +382,8 @@ class TokenEntry:
     description: str = option("what it is for", default="")
 
 
-@frozen(kw_only=True)
-class Settings:
+@frozen(kw_only=True, eq=False, repr=False)
+class Settings(Section):
     """The whole configuration: config.yaml with everything it includes."""
 
     include: tuple[Path, ...] = option(

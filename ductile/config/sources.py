@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
-from attrs import define, field, frozen
 from blake3 import blake3
 
 from ductile import files, strict_yaml
@@ -32,14 +32,16 @@ class Tier(StrEnum):
     OPERATIONAL = "operational"
 
 
-@frozen
-class SourceFile:
+class SourceFile(NamedTuple):
     """One file as it was read. What is hashed is what is parsed."""
 
     path: Path
-    content: bytes = field(repr=False)
+    content: bytes
     tier: Tier
     digest: str
+
+    def __repr__(self) -> str:
+        return f"SourceFile({files.shown_path(self.path)})"
 
     @classmethod
     def of(cls, path: Path, content: bytes, tier: Tier | None = None) -> "SourceFile":
@@ -47,22 +49,23 @@ class SourceFile:
         return cls(path, content, tier, blake3(content).hexdigest())
 
 
-@frozen
-class Sources:
+class Sources(NamedTuple):
     """Everything that was read for one configuration, merged in order."""
 
-    root: Node = field(repr=False)
-    documents: tuple[tuple[Path, Node], ...] = field(repr=False)
+    root: Node
+    documents: tuple[tuple[Path, Node], ...]
     """Each YAML file with its own tree, in the order in which they are merged."""
     files: tuple[SourceFile, ...]
-    environment: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str]
     allow_symlinks: bool
     errors: tuple[Complaint, ...]
     warnings: tuple[Complaint, ...]
 
+    def __repr__(self) -> str:
+        return f"Sources({', '.join(files.shown_path(file.path) for file in self.files)})"
 
-@frozen
-class Found:
+
+class Found(NamedTuple):
     """Where the configuration is, and how it was found."""
 
     path: Path
@@ -73,7 +76,7 @@ def find(explicit: Path | None, environ: Mapping[str, str]) -> Found:
     """The configuration file: the given file or directory, else the first of the usual places that exists."""
     if explicit is not None:
         return Found(_config_file(explicit), "explicit")
-    if (directory := environ.get("DUCTILE_CONFIG_DIR")) and Path(directory).is_dir():
+    if (directory := environ.get("DUCTILE_CONFIG_DIR")) and os.path.isdir(directory):
         return Found(_config_file(Path(directory)), "env:DUCTILE_CONFIG_DIR")
     for candidate in (Path.home() / ".config/ductile", Path("/etc/ductile")):
         if (candidate / CONFIG_FILE).exists():
@@ -122,22 +125,21 @@ def merge(earlier: Node | None, later: Node) -> Node:
 
 def _config_file(path: Path) -> Path:
     absolute = Path(os.path.abspath(path.expanduser()))
-    return absolute / CONFIG_FILE if absolute.is_dir() else absolute
+    return absolute / CONFIG_FILE if os.path.isdir(absolute) else absolute
 
 
-@define
 class _Reading:
     """The walk through the files: what was found so far."""
 
-    environment: dict[str, str]
-    replaced: Mapping[Path, bytes]
-    merged: Node | None = None
-    documents: list[tuple[Path, Node]] = field(factory=list)
-    files: list[SourceFile] = field(factory=list)
-    errors: list[Complaint] = field(factory=list)
-    warnings: list[Complaint] = field(factory=list)
-    allow_symlinks: bool = False
-    seen: set[Path] = field(factory=set)
+    def __init__(self, environment: dict[str, str], replaced: Mapping[Path, bytes]) -> None:
+        self.environment, self.replaced = environment, replaced
+        self.merged: Node | None = None
+        self.documents: list[tuple[Path, Node]] = []
+        self.files: list[SourceFile] = []
+        self.errors: list[Complaint] = []
+        self.warnings: list[Complaint] = []
+        self.allow_symlinks = False
+        self.seen: set[Path] = set()
 
     def read_root(self, path: Path) -> None:
         # The root decides about symlinks, so it is read before that can be known.

@@ -81,11 +81,14 @@ def yaml_names(cls: type) -> dict[str, str]:
 
 
 def _class_hook(cls: Any, converter: Converter) -> Hook:
-    renamed: dict[str, Any] = {name: override(rename=key) for name, key in yaml_names(cls).items() if name != key}
-    build = make_dict_structure_fn(
-        cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **renamed
-    )
-    return lambda node, _: build(_members(node), cls)
+    @cache
+    def builder() -> Hook:  # made when it is needed: most texts have few of the sections
+        renamed: dict[str, Any] = {name: override(rename=key) for name, key in yaml_names(cls).items() if name != key}
+        return make_dict_structure_fn(
+            cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **renamed
+        )
+
+    return lambda node, _: builder()(_members(node), cls)
 
 
 def _mapping_hook(kind: Any, converter: Converter) -> Hook:
@@ -321,10 +324,12 @@ def _missing(cls: type, name: str) -> str:
 
 def _child(node: Node, member: str | int) -> Node:
     if isinstance(node.value, dict) and isinstance(member, str):
-        return node.value.get(member, node)
-    if isinstance(node.value, tuple) and isinstance(member, int):
-        return node.value[member]
-    return node
+        child: Node = node.value.get(member, node)
+    elif isinstance(node.value, tuple) and isinstance(member, int):
+        child = node.value[member]
+    else:
+        child = node
+    return child
 
 
 def _join(path: str, member: str | int) -> str:

@@ -5,9 +5,7 @@ Every reader gives a value or raises ValueError with what is allowed. When a sch
 
 import re
 from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
 
-from ductile.calendar.cron import parse_line
 from ductile.units import parse_duration, shown
 
 _WORDS = {
@@ -36,6 +34,8 @@ def parse_every(text: str) -> timedelta:
 
 def parse_cron(text: str) -> str:
     """A five-field cron line that will fire some day, with single blanks."""
+    from ductile.calendar.cron import parse_line  # who has no schedule does without the calendar
+
     try:
         parse_line(text)
     except ValueError as error:
@@ -57,6 +57,8 @@ def parse_at(text: str) -> datetime:
 
 def parse_zone(text: str) -> str:
     """The name of a time zone that exists."""
+    from zoneinfo import ZoneInfo
+
     name = text.strip()
     unknown = ValueError(f"{shown(text)} is not a time zone; use an IANA name such as Europe/Berlin or UTC")
     if len(name) > 64 or not _ZONE.fullmatch(name):

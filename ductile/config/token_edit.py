@@ -20,7 +20,7 @@ from ductile.clock import to_text
 from ductile.config import tree_edit
 from ductile.config.draft import Draft
 from ductile.config.interpolate import read_env_file
-from ductile.config.scopes import SCOPES, scopes_hash
+from ductile.config.scopes import SCOPES, is_scope, scopes_hash
 from ductile.config.sources import TOKENS_FILE
 from ductile.errors import NotFound, UsageInvalid, did_you_mean
 from ductile.vocabulary import NAME
@@ -137,9 +137,6 @@ def variable_for(name: str) -> str:
 
 def require_scopes(scopes: Sequence[str]) -> None:
     """Every one of them grants something."""
-    # The doctor brings all of the loader along, and looking at tokens needs neither.
-    from ductile.config.check import is_scope
-
     for scope in scopes:
         if not is_scope(scope):
             raise UsageInvalid(

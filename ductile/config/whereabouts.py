@@ -20,9 +20,19 @@ def ledger_of(root: Path, environ: Mapping[str, str]) -> Path:
     sources = read_sources(root, environ)
     if sources.errors:
         raise ConfigInvalid(sources.errors)
-    written = _written(translate(sources.root).root)
+    written = _written(translate(sources.root).root, "state", "path")
     path = _usual() if written is None else _path(written, sources)
     return Path(os.path.realpath(root.parent / path))
+
+
+def service_name(root: Path, environ: Mapping[str, str]) -> str:
+    """What the service calls itself, as it is written."""
+    sources = read_sources(root, environ)
+    name = _written(translate(sources.root).root, "service", "name")
+    return name.text if name is not None else _USUAL_NAME
+
+
+_USUAL_NAME = "ductile"
 
 
 def _usual() -> Path:
@@ -31,10 +41,10 @@ def _usual() -> Path:
     return State().path
 
 
-def _written(root: Node) -> Node | None:
-    state = root.value.get("state") if isinstance(root.value, dict) else None
-    members = state.value if state is not None and isinstance(state.value, dict) else {}
-    node: Node | None = members.get("path")
+def _written(root: Node, section: str, key: str) -> Node | None:
+    found = root.value.get(section) if isinstance(root.value, dict) else None
+    members = found.value if found is not None and isinstance(found.value, dict) else {}
+    node: Node | None = members.get(key)
     return node if node is not None and node.value is not None else None
 
 

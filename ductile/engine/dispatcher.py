@@ -204,6 +204,7 @@ class Dispatcher:
                     start_ticks=process.start_ticks,
                     boot_id=process.boot_id,
                 )
+                failpoint("process.after_commit")
             except LedgerError as error:
                 # The mark in its environment finds it too.
                 self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)

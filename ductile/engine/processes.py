@@ -11,9 +11,11 @@ import signal
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import trio
 from attrs import frozen
+from blake3 import blake3
 
 JOB_MARKER = "DUCTILE_JOB_ID"
 INSTANCE_MARKER = "DUCTILE_INSTANCE"
@@ -185,6 +187,12 @@ def job_marker(pid: int, instance: str | None) -> str | None:
         return None
     name = JOB_MARKER.encode() + b"="
     return next((os.fsdecode(entry[len(name) :]) for entry in environment if entry.startswith(name)), None)
+
+
+def instance_of(ledger: Path) -> str:
+    """A name for this installation that every start has in common: plugin processes carry it."""
+    status = ledger.stat()
+    return blake3(f"{ledger}|{status.st_dev}|{status.st_ino}".encode()).hexdigest()[:32]
 
 
 def find_marked(instance: str, job_id: str | None = None) -> list[ProcessId]:

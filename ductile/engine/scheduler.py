@@ -72,11 +72,17 @@ class Scheduler:
             while True:
                 until = await self._turn_or_later()
                 tick = self.snapshot().config.settings.service.tick_interval
-                now = self.clock.now()
-                pause = tick if until is None else min(max(until - now, timedelta()), tick)
+                pause = tick if until is None else min(max(until - self._now(), timedelta()), tick)
                 with trio.CancelScope(deadline=trio.current_time() + pause.total_seconds()):
                     await hints.receive()
                     self._stale = True
+
+    def _now(self) -> datetime:
+        """The time by the clock that the last turn has read: one that was set since is noticed by the next turn."""
+        if self._clocks is None:
+            return self.clock.now()
+        wall, steady = self._clocks
+        return wall + timedelta(seconds=self.clock.monotonic() - steady)
 
     async def _turn_or_later(self) -> datetime | None:
         """The edge of a turn: what goes wrong in one ends nobody else, and everything is looked at again soon."""
@@ -89,7 +95,7 @@ class Scheduler:
             told = str(error) if isinstance(error, LedgerError) else f"internal error: {error!r}"
             self.log.error("scheduler", f"{told}; looking again in {AFTER_A_FAULT.seconds} s")
             self._stale = True
-            return self.clock.now() + AFTER_A_FAULT
+            return self._now() + AFTER_A_FAULT
         finally:
             self.turning_since = None
 

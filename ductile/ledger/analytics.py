@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from attrs import frozen
 
 from ductile.clock import from_text, to_text
-from ductile.ledger import history
+from ductile.ledger import history, listed
 from ductile.model import JobStatus
 
 TREND_SLOTS = 60
@@ -23,7 +23,7 @@ COUNT_SINCE = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHE
 
 def asked_since(db: sqlite3.Connection, since: datetime) -> dict[str, int]:
     """How many of the jobs that were asked for since then and are in the queue have each status."""
-    first = history.first_since(db, since)
+    first = listed.first_since(db, since)
     counts = {str(status): db.execute(COUNT_SINCE, (status, first)).fetchone()[0] for status in JobStatus}
     return {status: count for status, count in counts.items() if count}
 

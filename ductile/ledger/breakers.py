@@ -11,6 +11,7 @@ from datetime import datetime
 from attrs import frozen
 
 from ductile.clock import from_text, to_text
+from ductile.failpoints import failpoint
 from ductile.ledger import journal
 from ductile.ledger.held import release
 from ductile.ledger.rows import moment
@@ -113,6 +114,7 @@ def put(db: sqlite3.Connection, change: BreakerChange, *, now: datetime, job_id:
             to_text(now),
         ),
     )
+    failpoint("breaker.after_change")
     if new.state is BreakerState.CLOSED or (new.state is BreakerState.HALF_OPEN and new.probe_job_id is None):
         release(db, new.plugin, new.command)
     if new.state is not old.state:

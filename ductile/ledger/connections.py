@@ -9,10 +9,8 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
-
-from attrs import frozen
 
 from ductile.errors import LedgerError
 from ductile.ledger.faults import is_of_one_row, told, translating
@@ -80,8 +78,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             raise
 
 
-@frozen
-class RowFault:
+class RowFault(NamedTuple):
     """Why something could not be written because of the row it was about."""
 
     reason: str

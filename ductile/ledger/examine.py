@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
-
-from attrs import frozen
 
 from ductile.errors import LedgerError
 from ductile.ledger.connections import connect_reader
@@ -32,16 +31,14 @@ class Kind(Enum):
     ORIGINAL = "original"
 
 
-@frozen
-class Condition:
+class Condition(NamedTuple):
     """What stands at a path: nothing yet, a ledger of some version, or a database of the original."""
 
     kind: Kind
     version: int = 0
 
 
-@frozen
-class _Header:
+class _Header(NamedTuple):
     page_size: int
     pages: int
     version: int

@@ -1,113 +1,28 @@
-"""Lists of jobs and of attempts for people: newest first, filtered, page by page.
+"""Attempts for people: newest first, filtered, page by page. Lists of jobs are in `listed`.
 
-Every page and every count goes through an index and looks at a bounded number of rows, however long the history is; a
-page may therefore be short although more follows. Words are looked for in `search`. Reads only; the API calls it.
+Words are looked for in `search`. Reads only.
 """
 
 import sqlite3
-from collections.abc import Callable
-from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from datetime import datetime
 
-from attrs import frozen
-
-from ductile.clock import to_text
+from ductile.ledger.pages import (
+    CLOCK_SLACK,
+    EVERYTHING,
+    NEWEST,
+    Listing,
+    Page,
+    Terms,
+    Wanted,
+    asking,
+    of_one,
+    page,
+    seq_at,
+)
 from ductile.ledger.reports import ATTEMPT_COLUMNS, Attempt, attempt_from_row
-from ductile.ledger.rows import LISTED_COLUMNS, job_from_row
-from ductile.model import Job, JobStatus
 
-T = TypeVar("T")
-NEWEST = 1 << 62
-MOST_COUNTED = 10_000
-"""Rows of an index that one count reads."""
-MOST_LOOKED_AT = 5_000
-"""Rows of a table that one page reads, to find those that fit."""
-MOST_COUNTED_AMONG = 2_000
-"""Rows of a table that one count reads, to find those that fit."""
-CLOCK_SLACK = timedelta(minutes=1)
-"""How far a clock may have gone back without hiding a row from a list that is bounded in time."""
-UNUSUAL = ("failed", "dead", "skipped")
 LONGEST_RESULT = 64 << 10
 
-
-@frozen(kw_only=True)
-class Wanted:
-    """Which jobs or attempts a list shows; None lets everything through. `root` is the first job of a tree."""
-
-    plugin: str | None = None
-    command: str | None = None
-    status: str | None = None
-    submitted_by: str | None = None
-    schedule_id: str | None = None
-    pipeline: str | None = None
-    job_id: str | None = None
-    root: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    words: str | None = None
-
-
-EVERYTHING = Wanted()
-
-
-@frozen
-class Page(Generic[T]):
-    """Some of what fits. `total` is how many fit in all, or how many were counted if it `is_exact` no more.
-
-    `next_before` is where the next page begins; None at the end.
-    """
-
-    items: list[T]
-    total: int
-    is_exact: bool
-    next_before: int | None
-
-
-@frozen(kw_only=True)
-class Terms:
-    """A question as SQL: what an index answers, what each row must be asked, and the values of both."""
-
-    indexed: str = ""
-    index: str = ""
-    asked: str = ""
-    values: tuple[Any, ...] = ()
-    asked_values: tuple[Any, ...] = ()
-    seq: str = "seq"
-    """`+seq` keeps the planner from walking along it."""
-    after: int = 0
-    """No row up to this `seq` fits."""
-    before: int = NEWEST
-    """No row from this `seq` on fits."""
-
-    @property
-    def hint(self) -> str:
-        # Without statistics the planner may think that a range of `seq` is the narrower way.
-        return f" INDEXED BY {self.index}" if self.index else ""
-
-
-@frozen(kw_only=True)
-class Listing(Generic[T]):
-    """One table as it is listed."""
-
-    table: str
-    columns: str
-    time_column: str
-    id_column: str
-    searched: tuple[str, ...]
-    read: Callable[[tuple[Any, ...]], T]
-    seq_of: Callable[[T], int]
-
-
-# The payload of a job may be megabytes, and no list shows it.
-JOBS = Listing[Job](
-    table="job_queue",
-    columns=LISTED_COLUMNS.replace(" payload,", " NULL,"),
-    time_column="created_at",
-    id_column="id",
-    searched=("plugin", "command", "pipeline", "step_id", "last_error"),
-    read=job_from_row,
-    seq_of=lambda job: job.seq,
-)
 LOGS = Listing[Attempt](
     table="job_log",
     columns=ATTEMPT_COLUMNS.replace(" result", " NULL"),
@@ -117,11 +32,6 @@ LOGS = Listing[Attempt](
     read=attempt_from_row,
     seq_of=lambda attempt: attempt.seq,
 )
-
-
-def jobs(db: sqlite3.Connection, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[Job]:
-    """The jobs in the queue that fit; `before` is `next_before` of the page before."""
-    return page(db, JOBS, _of_jobs(db, wanted), before=before, limit=limit)
 
 
 def logs(
@@ -143,166 +53,20 @@ def result_of(db: sqlite3.Connection, attempt: Attempt) -> tuple[str | None, boo
     return (row[0], row[1] is not None) if row else (None, False)
 
 
-# ── the question ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
-    status, plugin = wanted.status, wanted.plugin
-    if wanted.root or wanted.job_id:
-        return _asking(db, JOBS, wanted, _of_one(JOBS, wanted))
-    if plugin and status in UNUSUAL:
-        only = f"plugin = ? AND status = ? AND status IN {UNUSUAL}"
-        known = Terms(indexed=only, index="job_queue_unusual", values=(plugin, status))
-    elif status and (not plugin or status != JobStatus.SUCCEEDED):
-        known = Terms(indexed="status = ?", index="job_queue_by_status", values=(status,))
-    elif plugin:
-        known = Terms(indexed="plugin = ?", index="job_queue_by_plugin", values=(plugin,))
-    else:
-        known = Terms()
-    return _asking(db, JOBS, wanted, known)
-
-
 def of_logs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
     """`wanted` as a question to the log."""
     status, plugin = wanted.status, wanted.plugin
     if wanted.root or wanted.job_id:
-        known = _of_one(LOGS, wanted)
+        known = of_one(LOGS, wanted)
     elif status and status != "succeeded":
-        known = Terms(indexed="status = ? AND status <> 'succeeded'", index="job_log_unusual", values=(status,))
+        known = Terms(indexed="status = ? AND status <> 'succeeded'", using="job_log_unusual", values=(status,))
     elif plugin:
-        known = Terms(indexed="plugin = ?", index="job_log_by_plugin", values=(plugin,))
+        known = Terms(indexed="plugin = ?", using="job_log_by_plugin", values=(plugin,))
     else:
         known = Terms()
-    return _asking(db, LOGS, wanted, known)
-
-
-def _of_one(listing: Listing[Any], wanted: Wanted) -> Terms:
-    """One job or one tree: few rows, found by id."""
-    own = listing.id_column
-    if wanted.job_id:
-        return Terms(indexed=f"{own} = ?", seq="+seq", values=(wanted.job_id,))
-    tree = f"({own} = ? OR (root_job_id = ? AND root_job_id <> {own}))"
-    return Terms(indexed=tree, seq="+seq", values=(wanted.root, wanted.root))
-
-
-def _asking(db: sqlite3.Connection, listing: Listing[Any], wanted: Wanted, known: Terms) -> Terms:
-    """`known` and what each row must be asked besides."""
-    plain = {
-        "plugin": wanted.plugin,
-        "command": wanted.command,
-        "status": wanted.status,
-        "submitted_by": wanted.submitted_by,
-        "schedule_id": wanted.schedule_id,
-        "pipeline": wanted.pipeline,
-    }
-    asked: list[tuple[str, tuple[str, ...]]] = [
-        (f"{name} = ?", (value,)) for name, value in plain.items() if value and f"{name} = ?" not in known.indexed
-    ]
-    if wanted.root and wanted.job_id:
-        asked.append((f"(root_job_id = ? OR {listing.id_column} = ?)", (wanted.root, wanted.root)))
-    if wanted.words:
-        asked += [_has_word(listing, word) for word in wanted.words.split()]
-    moments = ((">=", wanted.since), ("<", wanted.until))
-    asked += [(f"{listing.time_column} {sign} ?", (to_text(moment),)) for sign, moment in moments if moment]
-    return Terms(
-        indexed=known.indexed,
-        index=known.index,
-        seq=known.seq,
-        values=known.values,
-        asked=" AND ".join(term for term, _ in asked),
-        asked_values=tuple(value for _, values in asked for value in values),
-        after=_seq_at(db, listing, wanted.since, -CLOCK_SLACK) - 1 if wanted.since else 0,
-        before=_seq_at(db, listing, wanted.until, CLOCK_SLACK) if wanted.until else NEWEST,
-    )
-
-
-def _has_word(listing: Listing[Any], word: str) -> tuple[str, tuple[str, ...]]:
-    pattern = "%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    terms = [f"{column} LIKE ? ESCAPE '\\'" for column in listing.searched]
-    return f"({' OR '.join(terms)})", (pattern,) * len(terms)
-
-
-def _seq_at(db: sqlite3.Connection, listing: Listing[Any], moment: datetime, slack: timedelta) -> int:
-    """The `seq` of the first row of that moment or later; found by halving, because rows come in order of time."""
-    try:
-        text = to_text(moment + slack)
-    except OverflowError:
-        text = to_text(moment)
-    low, high = 1, _newest(db, listing) + 1
-    while low < high:
-        middle = (low + high) // 2
-        row = db.execute(
-            f"SELECT seq, {listing.time_column} FROM {listing.table} WHERE seq >= ? ORDER BY seq LIMIT 1", (middle,)
-        ).fetchone()
-        if row is None or row[0] >= high or row[1] >= text:
-            high = middle
-        else:
-            low = row[0] + 1
-    return low
-
-
-def first_since(db: sqlite3.Connection, since: datetime) -> int:
-    """The `seq` from which on jobs were asked for at that moment or later, give or take `CLOCK_SLACK`."""
-    return _seq_at(db, JOBS, since, timedelta())
+    return asking(db, LOGS, wanted, known)
 
 
 def first_log_since(db: sqlite3.Connection, since: datetime) -> int:
     """The `seq` before which no attempt ended at that moment or later."""
-    return _seq_at(db, LOGS, since, -CLOCK_SLACK)
-
-
-def _newest(db: sqlite3.Connection, listing: Listing[Any]) -> int:
-    newest: int | None = db.execute(f"SELECT MAX(seq) FROM {listing.table}").fetchone()[0]
-    return newest or 0
-
-
-# ── the answer ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def page(db: sqlite3.Connection, listing: Listing[T], terms: Terms, *, before: int, limit: int) -> Page[T]:
-    """At most `limit` rows that fit, the newest before `before`."""
-    start = min(before, terms.before)
-    floor = _floor(db, listing, terms, start, MOST_LOOKED_AT) if terms.asked else None
-    where, values = _where(terms, start=start, after=terms.after if floor is None else floor - 1)
-    statement = f"SELECT {listing.columns} FROM {listing.table}{terms.hint}{where} ORDER BY {terms.seq} DESC LIMIT ?"
-    found = [listing.read(row) for row in db.execute(statement, (*values, limit + 1))]
-    total, is_exact = _total(db, listing, terms)
-    total = max(total, len(found))  # a page may look further than a count
-    if len(found) > limit:
-        return Page(found[:limit], total, is_exact, listing.seq_of(found[limit - 1]))
-    return Page(found, total, is_exact, floor)
-
-
-def _where(terms: Terms, *, start: int, after: int) -> tuple[str, tuple[Any, ...]]:
-    parts = [
-        (terms.indexed, terms.values),
-        # A bound that bounds nothing would keep a count from the smallest index.
-        (f"{terms.seq} < ?" if start < NEWEST else "", (start,)),
-        (f"{terms.seq} > ?" if after else "", (after,)),
-        (terms.asked, terms.asked_values),
-    ]
-    told = [(term, values) for term, values in parts if term]
-    where = f" WHERE {' AND '.join(term for term, _ in told)}" if told else ""
-    return where, tuple(value for _, values in told for value in values)
-
-
-def _floor(db: sqlite3.Connection, listing: Listing[Any], terms: Terms, start: int, most: int) -> int | None:
-    """The `seq` down to which `most` rows can be looked at, counted from `start`; None if the rows end before."""
-    if not terms.indexed:  # every row counts, so the numbers tell without looking
-        floor = min(start, _newest(db, listing) + 1) - most
-        return floor if floor > terms.after + 1 else None
-    statement = f"""
-        SELECT seq FROM {listing.table}{terms.hint} WHERE {terms.indexed} AND {terms.seq} < ? AND {terms.seq} > ?
-         ORDER BY {terms.seq} DESC LIMIT 1 OFFSET ?
-    """
-    row = db.execute(statement, (*terms.values, start, terms.after, most)).fetchone()
-    return row[0] + 1 if row else None
-
-
-def _total(db: sqlite3.Connection, listing: Listing[Any], terms: Terms) -> tuple[int, bool]:
-    """How many rows fit and whether that is all, or only those among the newest that were looked at."""
-    floor = _floor(db, listing, terms, terms.before, MOST_COUNTED_AMONG) if terms.asked else None
-    where, values = _where(terms, start=terms.before, after=terms.after if floor is None else floor - 1)
-    statement = f"SELECT COUNT(*) FROM (SELECT 1 FROM {listing.table}{terms.hint}{where} LIMIT ?)"
-    count: int = db.execute(statement, (*values, MOST_COUNTED + 1)).fetchone()[0]
-    return min(count, MOST_COUNTED), floor is None and count <= MOST_COUNTED
+    return seq_at(db, LOGS, since, -CLOCK_SLACK)

@@ -76,6 +76,23 @@ def of_plugin(db: sqlite3.Connection, plugin: str, *, before: int = 1 << 62, lim
     return [_entry(row) for row in db.execute(OF_PLUGIN, (plugin, before, limit))]
 
 
+LATEST = """
+    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+     WHERE (:plugin IS NULL OR plugin = :plugin) AND kind NOT IN (SELECT value FROM json_each(:but))
+     ORDER BY seq DESC LIMIT :limit
+"""
+LATEST_OF_JOB = LATEST.replace("WHERE", "WHERE job_id = :job_id AND")
+
+
+def latest(
+    db: sqlite3.Connection, *, plugin: str | None, job_id: str | None, but: Iterable[str], limit: int
+) -> list[Entry]:
+    """The newest rows of that plugin and job (None: of any), without those of the kinds in `but`; oldest first."""
+    asked = {"plugin": plugin, "job_id": job_id, "but": json.dumps(list(but)), "limit": limit}
+    statement = LATEST if job_id is None else LATEST_OF_JOB
+    return [_entry(row) for row in db.execute(statement, asked).fetchall()][::-1]
+
+
 LAST_SEQ = "SELECT COALESCE(MAX(seq), 0) FROM journal"
 FIRST_SEQ = "SELECT COALESCE(MIN(seq), 0) FROM journal"
 

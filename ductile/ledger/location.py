@@ -1,6 +1,6 @@
 """Whether a path can hold a ledger: kind of file, access, file system.
 
-Looks only; `make_private_directory` is the one function that changes the disk. Knows nothing of what is in the file.
+Looks only, but for `make_private_directory` and `sync`. Knows nothing of what is in the file.
 """
 
 import os
@@ -106,12 +106,22 @@ def _unescaped(text: str) -> str:
 
 
 def make_private_directory(directory: Path) -> None:
-    """`directory` exists; what had to be made is 0700, whatever the umask."""
+    """`directory` exists, also after a power cut; what had to be made is 0700, whatever the umask."""
     if directory.is_dir():
         return
     make_private_directory(directory.parent)
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
+        sync(directory.parent)
     except OSError as error:
         raise LedgerError(f"{directory}: cannot be made: {error.strerror}") from error
+
+
+def sync(directory: Path) -> None:
+    """The names in it are durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

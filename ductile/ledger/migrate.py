@@ -6,7 +6,6 @@ Killed at any moment it leaves the old schema or the new one, never something be
 import contextlib
 import importlib
 import os
-import pkgutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -67,6 +66,8 @@ def _steps(condition: Condition, newest: int) -> list[int]:
 
 def load(number: int) -> Upgrade:
     """The upgrade function of one numbered step."""
+    import pkgutil
+
     for module in pkgutil.iter_modules(migrations.__path__):
         if module.name.startswith(f"v{number:03d}_"):
             upgrade: Upgrade = importlib.import_module(f"{migrations.__name__}.{module.name}").upgrade

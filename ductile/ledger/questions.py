@@ -11,7 +11,7 @@ from typing import Any
 
 from ductile.clock import from_text
 from ductile.errors import UsageInvalid, did_you_mean
-from ductile.ledger.history import NEWEST, Page, Wanted
+from ductile.ledger.pages import NEWEST, Page, Wanted
 from ductile.units import shown
 
 IN_A_PAGE, MOST_IN_A_PAGE = 50, 200

@@ -222,6 +222,7 @@ def _requeue(
         evidence=outcome.evidence,
         started_at=started[0] if started else None,
     )
+    failpoint("record.after_retry")
     contexts.put_all(db, ending.contexts, now=now)
     kind = "job.interrupted" if interrupted else "job.retry_scheduled"
     data: dict[str, Any] = {"from": "running", "to": "queued", "attempt": ending.attempt, "command": row.command}

@@ -7,10 +7,9 @@ it has not come to yet, and everything where SQLite has no FTS5, is read row by 
 import re
 import sqlite3
 
-from attrs import evolve
-
-from ductile.ledger import history
-from ductile.ledger.history import LOGS, NEWEST, Page, Terms, Wanted
+from ductile.ledger import history, pages
+from ductile.ledger.history import LOGS
+from ductile.ledger.pages import NEWEST, Page, Terms, Wanted
 from ductile.ledger.reports import Attempt
 
 PORTION = 250
@@ -115,11 +114,11 @@ def _both(
     db: sqlite3.Connection, wanted: Wanted, phrase: str, index_ends: int, *, before: int, limit: int
 ) -> Page[Attempt]:
     """First the attempts that the index has not come to, then those that are in it."""
-    newer = evolve(history.of_logs(db, wanted), after=index_ends)
-    found = history.page(db, LOGS, newer, before=before, limit=limit)
+    newer = history.of_logs(db, wanted)._replace(after=index_ends)
+    found = pages.page(db, LOGS, newer, before=before, limit=limit)
     if found.next_before is not None:
-        return evolve(found, is_exact=False)
-    terms = history.of_logs(db, evolve(wanted, words=None))
+        return found._replace(is_exact=False)
+    terms = history.of_logs(db, wanted._replace(words=None))
     start = found.items[-1].seq if found.items else min(before, terms.before)
     older, next_before = _indexed(db, phrase, terms, before=start, limit=limit - len(found.items))
     count, is_exact = _count(db, phrase, terms)
@@ -143,13 +142,13 @@ def _indexed(
     db: sqlite3.Connection, phrase: str, terms: Terms, *, before: int, limit: int
 ) -> tuple[list[Attempt], int | None]:
     """At most `limit` attempts that fit, and where the next page begins."""
-    asked = (phrase, before, terms.after, history.MOST_LOOKED_AT, *terms.values, *terms.asked_values, limit + 1)
+    asked = (phrase, before, terms.after, pages.MOST_LOOKED_AT, *terms.values, *terms.asked_values, limit + 1)
     fitting = f"{_FITTING}{_where(terms)} ORDER BY at DESC LIMIT ?"
     statement = f"SELECT {LOGS.columns} FROM job_log WHERE seq IN ({fitting}) ORDER BY seq DESC"
     found = [LOGS.read(row) for row in db.execute(statement, asked)]
     if len(found) > limit:
         return found[:limit], found[limit - 1].seq if limit else before
-    last = db.execute(LAST_LOOKED_AT, (phrase, before, terms.after, history.MOST_LOOKED_AT - 1)).fetchone()
+    last = db.execute(LAST_LOOKED_AT, (phrase, before, terms.after, pages.MOST_LOOKED_AT - 1)).fetchone()
     return found, last[0] if last else None
 
 
@@ -166,8 +165,8 @@ LAST_LOOKED_AT = """
 
 def _count(db: sqlite3.Connection, phrase: str, terms: Terms) -> tuple[int, bool]:
     """How many attempts fit, and whether that is all or only those among the newest that were looked at."""
-    asked = (phrase, terms.before, terms.after, history.MOST_LOOKED_AT + 1)
+    asked = (phrase, terms.before, terms.after, pages.MOST_LOOKED_AT + 1)
     statement = f"SELECT COUNT(*) FROM ({_FITTING}{_where(terms)})"
     count: int = db.execute(statement, (*asked, *terms.values, *terms.asked_values)).fetchone()[0]
     last = db.execute(LAST_LOOKED_AT, asked).fetchone()
-    return min(count, history.MOST_LOOKED_AT), last is None
+    return min(count, pages.MOST_LOOKED_AT), last is None

@@ -6,10 +6,10 @@
 
 import contextlib
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 
 from ductile.errors import LedgerError, NotFound
@@ -22,15 +22,12 @@ SCHEMA_VERSION = 1
 
 
 def schema() -> str:
-    return resources.files("ductile.ledger").joinpath("schema.sql").read_text(encoding="utf-8")
+    return Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 
 
 def tables() -> frozenset[str]:
     """The tables every ledger of this version has."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(schema())
-        rows = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        return frozenset(name for (name,) in rows)
+    return frozenset(re.findall(r"^CREATE TABLE (\w+)", schema(), re.MULTILINE))
 
 
 def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Connection:
@@ -48,6 +45,11 @@ def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Con
         if condition.kind is Kind.NEW and not empty:
             fill(db)
         migrate.bring_up_to_date(db, target, condition, newest=SCHEMA_VERSION, schema=schema(), now=datetime.now(UTC))
+        # SQLite does this too when it first syncs the log, but does not mind if it fails.
+        location.sync(target.parent)
+    except OSError as error:
+        db.close()
+        raise LedgerError(f"{target.parent}: {error.strerror}") from error
     except BaseException:
         db.close()
         raise
@@ -66,7 +68,7 @@ def create(path: Path) -> None:
         with translating(path), contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
             fill(db)
         fresh.replace(path)
-        _sync(path.parent)
+        location.sync(path.parent)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be created: {error.strerror}") from error
     finally:
@@ -83,14 +85,6 @@ def fill(db: sqlite3.Connection) -> None:
         f"BEGIN IMMEDIATE;\n{schema()}\n"
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.errors import DuctileError, LedgerError
+from ductile.failpoints import failpoint
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.faults import breaks_the_ledger, translated, translating
 from ductile.ledger.store import open_writer
@@ -146,12 +147,10 @@ async def open_ledger(
         yield ledger
     finally:
         ledger._is_open = False
-        # Readers first: the last connection to close is the one that folds the log into the file and removes it.
-        for reader in (ledger._reader, *ledger._idle_readers):
-            reader.close()
         requests.put(None)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(thread.join)
+            await trio.to_thread.run_sync(writer.close, (ledger._reader, *ledger._idle_readers))
 
 
 @define(eq=False)
@@ -172,7 +171,7 @@ class _Writer:
             while batch := self._take():
                 self._serve(batch)
         finally:
-            self._close()
+            self._fold()
 
     def _take(self) -> list[_Request]:
         """Everything that waits, up to a limit; empty when the ledger is to be closed."""
@@ -214,7 +213,9 @@ class _Writer:
         try:
             self.db.execute("BEGIN IMMEDIATE")
             results = [self._savepoint(request) for request in batch]
+            failpoint("commit.before")
             self.db.execute("COMMIT")
+            failpoint("commit.after")
         except sqlite3.Error as error:
             return self._nobody(batch, error)
         return results
@@ -264,24 +265,31 @@ class _Writer:
             return
         if self.requests.empty() or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS:
             self.rows_at_checkpoint = self.db.total_changes
+            failpoint("checkpoint.before")
             try:
                 self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             except sqlite3.Error as error:
                 if breaks_the_ledger(error):
                     self.failure = _caused(translated(error, self.path), error)
                     self._answer([], [])
+            failpoint("checkpoint.after")
 
-    def _close(self) -> None:
-        """The last connection folds the log into the file; a broken ledger is left for recovery as it is."""
+    def _fold(self) -> None:
+        """The log is in the file; that of a broken ledger is left for recovery as it is."""
         if not self.failure:
             try:
                 self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error as error:
                 self.failure = _caused(translated(error, self.path), error)
-        try:
-            self.db.close()
-        except sqlite3.Error as error:
-            os.write(2, f"{self.path}: {error}\n".encode())
+
+    def close(self, readers: tuple[sqlite3.Connection, ...]) -> None:
+        """Every connection is closed, and nothing is written to a broken ledger."""
+        # A writer that closes last folds the log into the file by itself and removes it; a reader cannot.
+        for connection in (self.db, *readers) if self.failure else (*readers, self.db):
+            try:
+                connection.close()
+            except sqlite3.Error as error:
+                os.write(2, f"{self.path}: {error}\n".encode())
 
 
 def _is_last(request: _Request) -> bool:

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ductile.pipeline.operators import OPERATORS
 from ductile.units import format_duration
-from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Span, Text, option, pattern
+from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Section, Span, Text, option, pattern
 
 LABEL = pattern(
     "[^\\s/\\x00-\\x1f\\x7f](?:[^/\\x00-\\x1f\\x7f]*[^\\s/\\x00-\\x1f\\x7f])?",
@@ -41,8 +41,8 @@ Mode: TypeAlias = Literal["async", "synchronous"]
 Question = Annotated[Mapping[str, Any], Grammar("Condition", _CONDITION)]
 
 
-@frozen(kw_only=True)
-class RelayStep:
+@frozen(kw_only=True, eq=False, repr=False)
+class RelayStep(Section):
     """`pipelines[].steps[].relay`: an event for another instance."""
 
     to: Text = option("the instance, by its name in `instances`")
@@ -57,8 +57,8 @@ class RelayStep:
     baggage: Mapping[str, Any] | None = option("the context that is sent along: path → source", default=None)
 
 
-@frozen(kw_only=True)
-class Step:
+@frozen(kw_only=True, eq=False, repr=False)
+class Step(Section):
     """`pipelines[].steps[]`: one thing to do. Exactly one of uses, call, relay, steps, split."""
 
     EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "steps", "split")
@@ -88,8 +88,8 @@ class Step:
     )
 
 
-@frozen(kw_only=True)
-class Pipeline:
+@frozen(kw_only=True, eq=False, repr=False)
+class Pipeline(Section):
     """`pipelines[]`: a workflow. Exactly one of on, on-hook."""
 
     EXACTLY_ONE: ClassVar = ("on", "on-hook")

@@ -4,17 +4,17 @@ Values only. `compile` makes them, `route` walks them, the CLI shows them. Calls
 nothing but the plan. Places and instructions share what follows, so compare them by identity and never expand them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
 from attrs import field, frozen
 
-from ductile.errors import NotFound, did_you_mean
 from ductile.pipeline.baggage import Claims
 from ductile.pipeline.conditions import Condition
 from ductile.pipeline.dsl import Mode, Signal
 from ductile.pipeline.paths import Path
+from ductile.pipeline.plans import Plans as Plans
 from ductile.pipeline.templates import Template
 
 CORE = "core"
@@ -194,30 +194,11 @@ class Plan:
         """The most jobs along one way; 0 is unlimited."""
         return self.longest if self.max_depth is None else self.max_depth
 
+    @property
+    def own_nodes(self) -> "Iterator[Node]":
+        """The nodes that are written in this pipeline, not in one that it calls."""
+        return (node for node in self.nodes.values() if node.call_depth == 0)
+
     def takes_from(self, plugin: str | None) -> bool:
         """True if events of `plugin` (None: not from a plugin) may start it."""
         return self.from_plugin is None or self.from_plugin == plugin
-
-
-@frozen(eq=False)
-class Plans:
-    """Every pipeline, by what starts it, in the order of the configuration."""
-
-    by_name: Mapping[str, Plan] = field(factory=dict)
-    by_event: Mapping[str, tuple[Plan, ...]] = field(factory=dict)
-    by_hook: Mapping[str, tuple[Plan, ...]] = field(factory=dict)
-
-    def named(self, name: str) -> Plan:
-        """The plan of that name; NotFound says which there are."""
-        if name in self.by_name:
-            return self.by_name[name]
-        raise NotFound(
-            f"there is no pipeline {name!r}{did_you_mean(name, self.by_name)}",
-            hint=f"known: {', '.join(sorted(self.by_name)) or 'none'}",
-        )
-
-    def on(self, event_type: str) -> tuple[Plan, ...]:
-        return self.by_event.get(event_type, ())
-
-    def on_hook(self, signal: str) -> tuple[Plan, ...]:
-        return self.by_hook.get(signal, ())

@@ -15,8 +15,10 @@ from attrs import Factory, define, evolve, field, frozen
 from ductile import strict_json
 from ductile.model import Dead, Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
 from ductile.pipeline.answers import SILENT, Answer
+from ductile.pipeline.baggage import BaggageRefused
 from ductile.pipeline.conditions import explain
 from ductile.pipeline.events import Ended, Event, derived_id, event_id
+from ductile.pipeline.outgoing import outgoing
 from ductile.pipeline.paths import PathAbsent
 from ductile.pipeline.plan import HANDLE, Gate
 from ductile.pipeline.position import Position
@@ -178,11 +180,9 @@ class Stage:
     def _run(self, row: Row) -> None:
         job = row.job
         try:
-            told = tell(job, step_of(self.world.plans, job))
-        except PathAbsent as absent:
-            return self._fail(row, str(absent))
-        content = strict_json.loads(told.payload) if told.payload else {}
-        row.payload = content.get("payload") if job.command == HANDLE else content
+            row.payload = self._sent(job)
+        except (PathAbsent, BaggageRefused) as refused:
+            return self._fail(row, str(refused))
         answer = self._answer(row)
         if answer.error is not None:
             return self._fail(row, answer.error)
@@ -192,6 +192,15 @@ class Stage:
         except TooMuch as error:
             return self._fail(row, str(error))
         return self._end(row, JobStatus.SUCCEEDED, None, following)
+
+    def _sent(self, job: Job) -> Any:
+        """The payload that the plugin would get, or the other instance."""
+        step = step_of(self.world.plans, job)
+        if step is not None and step.relay is not None:
+            return outgoing(job, step.relay).payload
+        told = tell(job, step)
+        content = strict_json.loads(told.payload) if told.payload else {}
+        return content.get("payload") if job.command == HANDLE else content
 
     def _answer(self, row: Row) -> Answer:
         if self.ask is not None and (real := self.ask(row.job)) is not None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from ductile import strict_json
 from ductile.errors import Complaint
@@ -209,7 +209,7 @@ def _complaints(raw: Any, where: str, roots: Collection[str]) -> Iterator[Compla
             try:
                 _read_text(raw, roots)
             except TemplateInvalid as error:
-                yield from (evolve(complaint, path=where) for complaint in error.complaints)
+                yield from (complaint._replace(path=where) for complaint in error.complaints)
         case dict():
             for name, member in raw.items():
                 yield from _complaints(member, f"{where}.{name}" if where else name, roots)

@@ -25,6 +25,7 @@ from ductile.web.auth import forbidden
 from ductile.web.desk import (
     RECHECK_SECONDS,
     Desk,
+    flag_of,
     job_id_of,
     payload_of,
     require_healthy,
@@ -37,7 +38,7 @@ from ductile.web.message import Refusal, Request, Response, encoded_json_respons
 from ductile.web.pipelines import show_tree, start_pipeline
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Argument, boolean
-from ductile.web.shapes import ACCEPTED, HEALTH, JOB, PAYLOAD, RUN, STILL_RUNNING, TREE, WAIT, WELCOME
+from ductile.web.shapes import ACCEPTED, DRY_RUN, HEALTH, JOB, PAYLOAD, PLANNED, RUN, STILL_RUNNING, TREE, WAIT, WELCOME
 from ductile.web.views import RESULT_SCOPE, job_text
 
 __all__ = ["Desk", "routes"]
@@ -74,8 +75,9 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         summary="Run a plugin's command: plugin:invoke:ro for commands that read, plugin:rw for those that write",
         group="plugins",
         heeds=(KEY_HEADER,),
+        asks=(DRY_RUN,),
         takes=PAYLOAD,
-        gives={202: ACCEPTED},
+        gives={200: PLANNED, 202: ACCEPTED},
         refuses=(409, 422),
         max_body=most,
         hot=True,
@@ -99,10 +101,10 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         scope="plugin:rw",
         summary="Start a pipeline; a synchronous one answers when the run is over, unless ?async=true",
         group="pipelines",
-        asks=(Argument("async", boolean(), "Do not wait for the end of the run"),),
+        asks=(Argument("async", boolean(), "Do not wait for the end of the run"), DRY_RUN),
         heeds=(KEY_HEADER,),
         takes=PAYLOAD,
-        gives={200: RUN, 202: {"anyOf": [ACCEPTED, STILL_RUNNING]}},
+        gives={200: {"anyOf": [RUN, PLANNED]}, 202: {"anyOf": [ACCEPTED, STILL_RUNNING]}},
         refuses=(409, 422),
         max_body=most,
         hot=True,
@@ -178,6 +180,10 @@ async def trigger(desk: Desk, request: Request) -> Response:
     lane, command = snapshot.lane(request.params["plugin"]), request.params["command"]
     if lane.writes(command) and not request.principal.may("plugin:rw", plugin=lane.name):
         raise Refusal(forbidden())
+    if flag_of(request, "dry_run"):
+        require_healthy(desk, lane.name)
+        payload_of(request)
+        return json_response({"status": "planned", "plugin": lane.name, "command": command, "dry_run": True})
     ticket = ticket_of(request)
     if (known := known_answer(desk, ticket)) is not None:
         return _triggered(known)

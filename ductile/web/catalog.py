@@ -129,10 +129,14 @@ async def list_plugins(desk: Desk, request: Request) -> Response:
 
 
 async def show_plugin(desk: Desk, request: Request) -> Response:
-    lane = desk.snapshot().lane(request.params["plugin"])
+    return json_response(plugin_view(desk.snapshot().lane(request.params["plugin"])))
+
+
+def plugin_view(lane: Lane) -> dict[str, Any]:
+    """One plugin and everything it can be asked to do."""
     manifest = lane.plugin.manifest
     commands = [_command(command) for command in manifest.commands.values()]
-    return json_response({**_about(lane), "protocol": manifest.protocol, "commands": commands})
+    return {**_about(lane), "protocol": manifest.protocol, "commands": commands}
 
 
 def _about(lane: Lane) -> dict[str, Any]:
@@ -156,7 +160,7 @@ async def list_skills(desk: Desk, request: Request) -> Response:
     snapshot = desk.snapshot()
     lanes = seen_lanes(snapshot, request)
     skills = [_skill(lane, command) for lane in lanes for command in lane.plugin.manifest.commands.values()]
-    return json_response({"skills": [*skills, *map(_run, snapshot.plans.by_name.values())]})
+    return json_response({"skills": [*skills, *map(run_view, snapshot.plans.by_name.values())]})
 
 
 def _skill(lane: Lane, command: Command) -> dict[str, Any]:
@@ -173,7 +177,8 @@ def _skill(lane: Lane, command: Command) -> dict[str, Any]:
     }
 
 
-def _run(plan: Plan) -> dict[str, Any]:
+def run_view(plan: Plan) -> dict[str, Any]:
+    """How one pipeline is started."""
     trigger = plan.on or plan.hook or ""
     return {
         "name": f"pipeline.{plan.name}",

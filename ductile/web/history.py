@@ -11,9 +11,9 @@ import trio
 
 from ductile import strict_json
 from ductile.errors import LedgerError, UsageInvalid
-from ductile.ledger import history, search
+from ductile.ledger import history, listed, search
 from ductile.ledger.connections import Connection
-from ductile.ledger.history import Page, Wanted
+from ductile.ledger.pages import Page, Wanted
 from ductile.ledger.questions import ARGUMENTS, ends_of, read_cursor, read_limit, read_wanted
 from ductile.ledger.reports import Attempt
 from ductile.model import AttemptStatus, JobStatus
@@ -27,7 +27,7 @@ from ductile.web.shapes import (
     LOG_FILTERS,
     LOG_PAGE,
 )
-from ductile.web.views import RESULT_SCOPE, attempt_text, listed_job
+from ductile.web.views import RESULT_SCOPE, attempt_text
 
 SEARCH_SECONDS = 0.3
 """How long a search brings its index up to date before it answers with what there is."""
@@ -64,9 +64,11 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
 
 async def list_jobs(desk: Desk, request: Request) -> Response:
     wanted = _wanted(request, JobStatus)
-    page = await desk.ledger.read_slowly(history.jobs, wanted, before=_before(request), limit=_limit(request))
-    shows_result = request.principal.may(RESULT_SCOPE)
-    return json_response({"jobs": [listed_job(job, shows_result=shows_result) for job in page.items], **ends_of(page)})
+    page = await desk.ledger.read_slowly(listed.jobs, wanted, before=_before(request), limit=_limit(request))
+    if not request.principal.may(RESULT_SCOPE):
+        for job in page.items:
+            job.pop("last_error", None)
+    return json_response({"jobs": page.items, **ends_of(page)})
 
 
 async def list_logs(desk: Desk, request: Request) -> Response:

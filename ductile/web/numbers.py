@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ductile.clock import to_text
+from ductile.config.snapshot import Snapshot
 from ductile.ledger import analytics, reports
 from ductile.ledger.connections import Connection
 from ductile.ledger.pauses import EVERYTHING
@@ -72,12 +73,12 @@ async def show_queue(desk: Desk, request: Request) -> Response:
     claimable = set() if EVERYTHING in held else {*desk.snapshot().lanes, RELAY} - held
 
     def read(db: Connection) -> dict[str, Any]:
-        return _queue(reports.queue(db, claimable=claimable), analytics.active_jobs(db))
+        return _queue(reports.queue(db, claimable=claimable), analytics.active_jobs(db), desk.snapshot())
 
     return json_response(await desk.ledger.read_slowly(read))
 
 
-def _queue(queue: reports.Queue, active: list[analytics.Active]) -> dict[str, Any]:
+def _queue(queue: reports.Queue, active: list[analytics.Active], snapshot: Snapshot) -> dict[str, Any]:
     return {
         "queue_depth": queue.queued + queue.running,
         "running_count": queue.running,
@@ -91,11 +92,18 @@ def _queue(queue: reports.Queue, active: list[analytics.Active]) -> dict[str, An
                 "plugin": job.plugin,
                 "command": job.command,
                 "started_at": to_text(job.started_at),
+                "timeout_seconds": _timeout(snapshot, job),
             }
             for job in active
         ],
         "plugin_lanes": [_lane(lane, queue.unclaimable) for lane in queue.lanes],
     }
+
+
+def _timeout(snapshot: Snapshot, job: analytics.Active) -> float | None:
+    """How long it may run under the configuration in use; None where no plugin's process runs."""
+    lane = snapshot.lanes.get(job.plugin)
+    return lane.entry.timeout_for(job.command).total_seconds() if lane else None
 
 
 def _lane(lane: reports.Lane, unclaimable: list[str]) -> dict[str, Any]:

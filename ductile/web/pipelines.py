@@ -5,6 +5,7 @@ ledger after every hint of the hub. `api` has the routes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,9 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
     snapshot = desk.snapshot()
     plan = snapshot.plans.named(request.params["pipeline"])
     leaves = flag_of(request, "async")
+    if flag_of(request, "dry_run"):
+        _beginning(desk, snapshot, plan, payload_of(request) or {}, submitter_of(request), desk.clock.now())
+        return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
     if leaves or plan.execution_mode != "synchronous":
         answer = await _started(desk, request, snapshot, plan)
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
@@ -115,14 +119,7 @@ async def _start(
 ) -> Answer:
     """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
     now = desk.clock.now()
-    try:
-        beginning = begin(plan, payload, snapshot.world, submitted_by=submitted_by, now=now)
-    except TooMuch as error:
-        raise RunRefused(f"pipeline {plan.name} cannot begin: {error}") from error
-    _require_startable(plan, payload, beginning, snapshot)
-    for new in beginning.following.children:
-        if new.settled is None:
-            require_healthy(desk, new.plugin)
+    beginning = _beginning(desk, snapshot, plan, payload, submitted_by, now)
     service = snapshot.config.settings.service
     failpoint("enqueue.before_begin")
     # Shielded: a client that sends its request and leaves has asked for the run all the same.
@@ -140,6 +137,21 @@ async def _start(
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
     return answer
+
+
+def _beginning(
+    desk: Desk, snapshot: Snapshot, plan: Plan, payload: Mapping[str, Any], submitted_by: str, now: datetime
+) -> Beginning:
+    """The first jobs of a run that can begin."""
+    try:
+        beginning = begin(plan, payload, snapshot.world, submitted_by=submitted_by, now=now)
+    except TooMuch as error:
+        raise RunRefused(f"pipeline {plan.name} cannot begin: {error}") from error
+    _require_startable(plan, payload, beginning, snapshot)
+    for new in beginning.following.children:
+        if new.settled is None:
+            require_healthy(desk, new.plugin)
+    return beginning
 
 
 def _begin(db: Connection, *, following: Following, pipeline: str, **rules: Any) -> Answer:

@@ -11,7 +11,7 @@ import trio
 
 from ductile import strict_json
 from ductile.errors import Unreadable
-from ductile.ledger.history import NEWEST
+from ductile.ledger.pages import NEWEST
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.purge import Doomed, doomed
 from ductile.vocabulary import ONE_LINE

@@ -135,6 +135,11 @@ def breakers_view(
     return {"plugin": plugin, "breakers": shown}
 
 
+def all_breakers_view(db: Connection, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Every breaker that has counted something, by plugin and command."""
+    return [{"plugin": one.plugin, **_breaker(snapshot, one)} for one in breakers.all_breakers(db)]
+
+
 def resettable(db: Connection, snapshot: Snapshot, plugin: str, command: str | None) -> list[Breaker]:
     """The breakers of the plugin, or of its command, that a reset changes."""
     found = [breakers.get(db, plugin, name) for name in _commands(db, snapshot, plugin, command)]

@@ -27,9 +27,17 @@ from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, seated,
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
 from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schedule_views import breakers_view, resettable, schedules_view, written_schedule
+from ductile.web.schedule_views import all_breakers_view, breakers_view, resettable, schedules_view, written_schedule
 from ductile.web.schemas import Argument, integer, nullable, record, text
-from ductile.web.shapes import BREAKERS, BREAKERS_RESET, DRY_RUN, SCHEDULE_CHANGED, SCHEDULE_PLANNED, SCHEDULE_RUN
+from ductile.web.shapes import (
+    ALL_BREAKERS,
+    BREAKERS,
+    BREAKERS_RESET,
+    DRY_RUN,
+    SCHEDULE_CHANGED,
+    SCHEDULE_PLANNED,
+    SCHEDULE_RUN,
+)
 from ductile.web.shapes import SCHEDULES as SCHEDULES_LIST
 
 Reset = Callable[[Breaker], BreakerChange]
@@ -89,6 +97,15 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
         gives={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
         refuses=(409,),
         heeds=(KEY_HEADER,),
+    )
+    yield Route(
+        method="GET",
+        path="/breakers",
+        handler=on(list_breakers),
+        scope="jobs:ro",
+        summary="Every circuit breaker that has counted something, without history",
+        group="schedules",
+        gives={200: ALL_BREAKERS},
     )
     yield Route(
         method="GET",
@@ -212,6 +229,11 @@ def _addressed(desk: Desk, request: Request) -> tuple[str, Schedule]:
 
 
 # ── breakers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def list_breakers(desk: Desk, request: Request) -> Response:
+    view = partial(all_breakers_view, snapshot=desk.snapshot())
+    return json_response({"breakers": await desk.ledger.read_slowly(view)})
 
 
 async def show_breakers(desk: Desk, request: Request) -> Response:

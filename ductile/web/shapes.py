@@ -79,6 +79,10 @@ ACCEPTED = record(
     {"job_id": text(), "status": choice(JobStatus), "plugin": text(), "command": text()},
     title="Accepted",
 )
+PLANNED = record(
+    {"status": choice(("planned",)), "plugin": text(), "command": text(), "dry_run": boolean()},
+    title="Planned",
+)
 RUN = record(
     {
         "job_id": text(),
@@ -188,7 +192,17 @@ QUEUE = record(
         "dead_count": COUNT,
         "waiting_for_key_count": COUNT,
         "waiting_joins_count": COUNT,
-        "active_jobs": listing(record({"job_id": text(), "plugin": text(), "command": text(), "started_at": moment()})),
+        "active_jobs": listing(
+            record(
+                {
+                    "job_id": text(),
+                    "plugin": text(),
+                    "command": text(),
+                    "started_at": moment(),
+                    "timeout_seconds": nullable(number("How long it may run; null: nobody ends it")),
+                }
+            )
+        ),
         "plugin_lanes": listing(
             record(
                 {
@@ -275,16 +289,27 @@ SCHEDULE_CHANGED = record(
 _OF_SCHEDULE: dict[str, Schema] = {"plugin": text(), "schedule_id": text(), "command": text()}
 SCHEDULE_RUN = record({"job_id": text(), "status": choice(JobStatus), **_OF_SCHEDULE})
 SCHEDULE_PLANNED = record({"status": choice(("planned",)), "dry_run": boolean(), **_OF_SCHEDULE})
+_BREAKER: dict[str, Schema] = {
+    "command": text(),
+    "state": choice(BreakerState),
+    "failure_count": COUNT,
+    "threshold": COUNT,
+}
+_BREAKER_TIMES: dict[str, Schema] = {
+    "opened_at": moment(),
+    "probe_from": moment(),
+    "probe_job_id": text(),
+    "last_failure_at": moment(),
+    "last_job_id": text(),
+}
+ALL_BREAKERS = record({"breakers": listing(record({"plugin": text(), **_BREAKER}, _BREAKER_TIMES))})
 BREAKERS = record(
     {
         "plugin": text(),
         "breakers": listing(
             record(
                 {
-                    "command": text(),
-                    "state": choice(BreakerState),
-                    "failure_count": COUNT,
-                    "threshold": COUNT,
+                    **_BREAKER,
                     "transitions": listing(
                         record(
                             {
@@ -299,13 +324,7 @@ BREAKERS = record(
                         )
                     ),
                 },
-                {
-                    "opened_at": moment(),
-                    "probe_from": moment(),
-                    "probe_job_id": text(),
-                    "last_failure_at": moment(),
-                    "last_job_id": text(),
-                },
+                _BREAKER_TIMES,
             )
         ),
     }

@@ -273,3 +273,30 @@ def test_the_result_of_a_pipe_that_closes_is_no_traceback(demo: Path) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.stderr) == ("include:\n", "")
+
+
+def test_plugin_lock_approves_plugins_and_nothing_else(run: Run, demo: Path) -> None:
+    """A changed plugin is approved by name; a changed file of the configuration stays unapproved."""
+    with (demo / "plugins" / "echo" / "README.md").open("a") as readme:
+        readme.write("changed\n")
+    with (demo / "plugins.yaml").open("a") as file:
+        file.write("# changed\n")
+    before = (demo / ".checksums").read_bytes()
+
+    tried = run("plugin", "lock", "echo", "--dry-run", "--config", demo, "--json")
+    assert (tried.json["changes"], (demo / ".checksums").read_bytes()) == (["~ plugin echo"], before)
+    assert run("plugin", "lock", "echo", "--config", demo).exit_code == 0
+    assert run("plugin", "lock", "--all", "--config", demo, "--json").json["changes"] == []
+
+    warnings = [one["message"] for one in run("config", "check", "--config", demo, "--json").json["warnings"]]
+    assert len(warnings) == 1
+    assert "has changed since it was sealed" in warnings[0]
+
+
+def test_plugin_lock_needs_names_or_all_and_a_seal(run: Run, demo: Path) -> None:
+    """What would be approved is said, never guessed."""
+    assert run("plugin", "lock", "--config", demo).exit_code == 2
+    assert run("plugin", "lock", "echo", "--all", "--config", demo).exit_code == 2
+    assert run("plugin", "lock", "ecko", "--config", demo, "--json").json["code"] == "not_found"
+    (demo / ".checksums").unlink()
+    assert "config lock" in run("plugin", "lock", "echo", "--config", demo, "--json").json["hint"]

@@ -610,3 +610,37 @@ def test_looking_needs_no_event_loop_no_server_and_no_structure(busy: Path, run:
 
     heavy = {"trio", "quart", "hypercorn", "cattrs", "asyncio"}
     assert imported_by(*words, "--config", str(busy)).isdisjoint(heavy)
+
+
+# ── job inspect ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_inspect_shows_the_way_of_a_job_and_the_configurations_it_met(run: Run, demo: Path) -> None:
+    """Every change of state in order; whether a reload came between; what the ledger does not have any more."""
+    with past_of(demo) as past:
+        past.loads("cfg_1", {})
+        past.loads("cfg_2", {})
+        past.enqueue(snapshot_id="cfg_1")
+        with transaction(past.db):
+            (job,) = claim.claim(past.db, now=past.now, run_id="r", free={"echo": 1}, limit=1, snapshot_id="cfg_2").jobs
+        past.end(job, Failed("disk full", past.evidence(exit_code=1)))
+        lost = past.enqueue(snapshot_id="cfg_gone").job_id
+
+    shown = run("job", "inspect", job.id, "--config", demo, "--json").json
+    assert [(one["from"], one["to"]) for one in shown["transitions"]] == [
+        (None, "queued"),
+        ("queued", "running"),
+        ("running", "failed"),
+    ]
+    assert shown["attempts"][0]["at"] == shown["attempts"][0]["started_at"]
+    assert shown["consistency"] == {
+        "latest_transition_status": "failed",
+        "cached_status_matches": True,
+        "attempt_facts_match": True,
+        "legacy_missing_data": False,
+    }
+    assert (shown["config"]["enqueued"]["id"], shown["config"]["started"]["id"]) == ("cfg_1", "cfg_2")
+    assert shown["config"]["crossed_reload_boundary"] is True
+
+    config = run("job", "inspect", lost, "--config", demo, "--json").json["config"]
+    assert (config["missing_snapshot_refs"], config["crossed_reload_boundary"]) == (["cfg_gone"], False)

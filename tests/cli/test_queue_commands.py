@@ -61,6 +61,14 @@ def test_the_list_says_what_keeps_each_job(run: Run, waiting: Path) -> None:
     ]
 
 
+def test_both_lists_show_a_job_alike(run: Run, waiting: Path) -> None:
+    """A job of `queue list` has the members that it has in `job list`, and why it waits."""
+    listed = {job["job_id"]: job for job in run("job", "list", "--config", waiting, "--json").json["jobs"]}
+    for job in run("queue", "list", "--config", waiting, "--json").json["jobs"]:
+        assert job.pop("why")
+        assert job == listed[job["job_id"]]
+
+
 def test_the_list_can_be_of_one_plugin_and_says_when_there_is_more(run: Run, waiting: Path) -> None:
     shown = run("queue", "list", "--config", waiting, "--plugin", "echo", "--limit", "1", "--json").json
 

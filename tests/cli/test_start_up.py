@@ -1,12 +1,17 @@
 """What a command costs before it does anything: imports are paid by those who need them."""
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ductile.cli import NOUNS
+from ductile.cli.effects import EFFECTS
+from tests.cli import world
+from tests.cli.world import World
 
 HEAVY = ("trio", "quart", "hypercorn", "quart_trio", "cattrs", "yaml", "sqlite3", "croniter", "asyncio")
 
@@ -33,3 +38,111 @@ def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
 def test_reading_the_configuration_needs_no_event_loop_and_no_server(demo: Path) -> None:
     """`config check` imports what it reads with, not what the service runs on."""
     assert imported_by("config", "check", "--config", str(demo)).isdisjoint({"trio", "quart", "hypercorn", "sqlite3"})
+
+
+# ── reading commands ────────────────────────────────────────────────────────────────────────────────────────────────
+
+EVENT_LOOP_AND_STRUCTURING = {"trio", "quart", "hypercorn", "cattrs"}
+MEANING = "tells what the configuration means, and only structuring it says that"
+ALWAYS = {
+    "config check": "it is the whole load and the doctor",
+    "config get": MEANING,
+    "config plugin list": MEANING,
+    "config plugin show": MEANING,
+    "config route list": MEANING,
+    "config show": MEANING,
+    "config webhook list": MEANING,
+    "pipeline list": "compiles what is on disk, which may be newer than what runs",
+    "pipeline show": "compiles what is on disk, which may be newer than what runs",
+    "pipeline test": "plays pipelines",
+    "pipeline visualize": "compiles what is on disk, which may be newer than what runs",
+    "plugin list": "also shows what cannot be used, which no service has loaded",
+    "plugin show": "also shows what cannot be used, which no service has loaded",
+    "schedule next": MEANING,
+    "schedule simulate": "runs the scheduler on a clock of its own",
+    "schedule why": MEANING,
+    "system plugin-facts": "a plugin without facts may be an unknown one",
+    "system selfcheck": "it loads everything as a start would",
+    "system status": "asks plugins for their health",
+    "webhook list": MEANING,
+    "webhook receipts": MEANING,
+    "webhook verify": MEANING,
+}
+"""Reading commands that load the configuration in any case, and why."""
+WITHOUT_SERVICE = {
+    "config plan": "compares two configurations",
+    "job tree": "which steps end a run is in the plans",
+    "relay list": MEANING,
+    "schedule list": MEANING,
+    "system breaker": MEANING,
+    "system describe": "describes plugins that nobody has loaded",
+    "system skills": "describes plugins that nobody has loaded",
+}
+"""Those that ask the service, and load the configuration only while there is none."""
+ONLY_WITH_SERVICE = ("job tail", "job wait", "system watch")
+READING = [name for name, effect in EFFECTS.items() if effect.kind == "reads"]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    there = world.make(tmp_path_factory.mktemp("start-up"))
+    yield there
+    there.service.kill()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> World:
+    there = world.make(tmp_path_factory.mktemp("stopped"))
+    there.service.kill()
+    return there
+
+
+Words = Callable[[str, World], list[str]]
+
+
+@pytest.fixture
+def words_of(monkeypatch: pytest.MonkeyPatch) -> Words:
+    """What a command is given where every command is tried; the world is where it looks for its configuration."""
+    from tests.cli.test_every_command import EXAMPLES
+
+    def words(command: str, there: World) -> list[str]:
+        monkeypatch.setenv("DUCTILE_CONFIG_DIR", str(there.home.path))
+        example = EXAMPLES[command].replace("--wait", "")
+        return [*command.split(), *shlex.split(example.format_map({**there.names, "signature": "none"}))]
+
+    return words
+
+
+@pytest.mark.parametrize("command", [name for name in READING if name not in ALWAYS])
+def test_reading_beside_a_service_is_cheap(running: World, words_of: Words, command: str) -> None:
+    """Only who says why, above, pays for loading a configuration in order to look."""
+    assert imported_by(*words_of(command, running)).isdisjoint(EVENT_LOOP_AND_STRUCTURING)
+
+
+@pytest.mark.parametrize(
+    "command", [name for name in READING if name not in (*ALWAYS, *WITHOUT_SERVICE, *ONLY_WITH_SERVICE)]
+)
+def test_reading_without_a_service_is_cheap(stopped: World, words_of: Words, command: str) -> None:
+    """The ledger and the merged files tell the same as the service."""
+    assert imported_by(*words_of(command, stopped)).isdisjoint(EVENT_LOOP_AND_STRUCTURING)
+
+
+@pytest.mark.parametrize("command", ["relay list", "schedule list", "system breaker", "job tree"])
+def test_files_tell_the_same_as_the_service(tmp_path: Path, words_of: Words, command: str) -> None:
+    """Whoever reads the JSON cannot tell whether the service ran."""
+    there = world.make(tmp_path)
+    try:
+        beside = printed_by(*words_of(command, there), "--json")
+    finally:
+        there.service.kill()
+    assert printed_by(*words_of(command, there), "--json") == beside
+
+
+def printed_by(*args: str) -> str:
+    script = "from ductile.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=True).stdout
+
+
+def test_every_reason_belongs_to_a_command() -> None:
+    """A list of exceptions does not outlive what it excepts."""
+    assert {*ALWAYS, *WITHOUT_SERVICE, *ONLY_WITH_SERVICE} <= set(READING)

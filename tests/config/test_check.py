@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from ductile.config.check import Examination, is_scope
-from ductile.config.scopes import SCOPES
+from ductile.config.check import Examination
+from ductile.config.scopes import SCOPES, is_scope
 from ductile.errors import Complaint
 from tests.config.conftest import Home
 

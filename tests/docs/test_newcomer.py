@@ -1,10 +1,7 @@
 """Somebody who knows only the README: a fresh clone, its commands, its curl lines, its output."""
 
-import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,26 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.instance import CLEAN, free_ports, moved
 from tests.docs.transcript import Shell, blocks_of, steps_of
 
 ROOT = Path(__file__).parent.parent.parent
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("DUCTILE_", "VIRTUAL_ENV"))}
-START = re.compile(r"<!-- start -->\n```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def free_ports() -> int:
-    """The first of two ports in a row that nobody uses."""
-    for port in range(20_100, 30_000, 2):
-        with socket.socket() as api, socket.socket() as webhooks:
-            try:
-                api.bind(("127.0.0.1", port))
-                webhooks.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no two free ports")
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +65,12 @@ def started(clone: Path) -> Iterator[tuple[int, list[str]]]:
 def test_the_readme_is_true(clone: Path, started: tuple[int, list[str]]) -> None:
     """Every command of the tour does what the page shows: webhook, pipeline, result, why, replay, a broken file."""
     port, said = started
-    text = (clone / "README.md").read_text().replace(":8080", f":{port}").replace(":8081", f":{port + 1}")
+    start, *blocks = blocks_of(moved((clone / "README.md").read_text(), port))
+    assert (start.kind, len(blocks) >= 6) == ("start", True)
     shell = Shell.open(clone, CLEAN)
     try:
-        (tour,) = START.findall(text)
-        (start,) = steps_of(tour)
-        shell.compare(start.expected, said, told="\n".join(said))
-        blocks = list(blocks_of(text))
-        assert len(blocks) >= 6
+        (shown,) = steps_of(start.body)
+        shell.compare(shown.expected, said, told="\n".join(said))
         for block in blocks:
             shell.perform(block)
     finally:

@@ -72,6 +72,21 @@ def test_a_script_that_fails_is_found(shell: Shell) -> None:
         shell.perform(Block("run", "", "sh", "false\ntrue\n"))
 
 
+def test_a_command_that_fails_unseen_is_found(shell: Shell) -> None:
+    """One whose output the page shows may fail: that is what it shows."""
+    shell.perform(console("$ echo no; false\nno\n"))
+    with pytest.raises(AssertionError, match="does not show it"):
+        shell.perform(console("$ echo no; false\n"))
+
+
+def test_a_service_that_never_comes_up_is_found(shell: Shell) -> None:
+    """With what it said instead; one that does runs on while the page is followed."""
+    with pytest.raises(AssertionError, match="no port"):
+        shell.perform(Block("start", "", "console", "$ echo no port\nductile is ready\n"))
+    shell.perform(Block("start", "", "console", "$ sh -c 'echo it is ready; exec sleep 60'\nit is ready\n"))
+    assert shell.run("jobs -r | wc -l") == (0, ["1"])
+
+
 def test_files_are_written_as_they_stand(shell: Shell, tmp_path: Path) -> None:
     """Dollar signs and quotes included."""
     shell.perform(Block("file", "x.yaml", "yaml", "a: \"$HOME\"\nb: '`'\n"))

@@ -1,12 +1,14 @@
 """Runs what a page tells its reader to run, in the order of the page, and holds the output against the page.
 
 A block counts if a comment before it says so: `<!-- run -->` for a shell script or a console transcript,
-`<!-- file: NAME -->` for a file to write first. In a transcript `…` stands for anything, a number for any number, and
-an id for the id that the same place had in this run.
+`<!-- file: NAME -->` for a file to write, `<!-- start -->` for a service that stays. In a transcript `…` stands for
+anything, a number for any number, and an id for the id that the same place had in this run.
 """
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-BLOCK = re.compile(r"^<!-- (run|file)(?:: (.*?))? -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^<!-- (run|file|start)(?:: (.*?))? -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 PIECE = re.compile(rf"(?P<id>{ID})|(?P<any>…)|(?P<secret>demo-[0-9a-f]+)|(?P<number>\d+(?:\.\d+)?)|(?P<space>[ \t]+)")
 
@@ -66,16 +68,21 @@ class Shell:
         process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
             cwd=directory,
-            env={**os.environ, **environ},
+            env=dict(environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         return cls(process)
 
     def close(self) -> None:
-        self.process.kill()
+        """The shell is gone, and so is what it left running."""
+        if self.process.poll() is None:
+            self.run("kill $(jobs -p) 2> /dev/null; wait")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
 
     def run(self, command: str) -> tuple[int, list[str]]:
@@ -96,14 +103,23 @@ class Shell:
         """The block did what the page says it does."""
         if block.kind == "file":
             self._write(block.argument, block.body)
+        elif block.kind == "start":
+            self._start(*steps_of(block.body))
         elif block.language == "console":
             for step in steps_of(block.body):
                 code, printed = self.run(step.command)
                 told = "\n".join([f"$ {step.command}", f"→ {code}", *printed])
+                assert code == 0 or step.expected, f"failed, and the page does not show it\n{told}"
                 self.compare(step.expected, printed, told=told)
         else:
             code, lines = self.run(f"__failed=0; trap __failed=1 ERR\n{block.body}\ntrap - ERR; (exit $__failed)")
             assert code == 0, f"{block.body}\n→ {code}\n" + "\n".join(lines)
+
+    def _start(self, step: Step) -> None:
+        """The service of the page runs beside the shell, and said what the page shows until it was ready."""
+        waiting = "until grep -q 'is ready' started.txt || ! kill -0 $!; do sleep 0.05; done; cat started.txt"
+        _, printed = self.run(f"{step.command} > started.txt 2>&1 &\n{waiting}")
+        self.compare(step.expected, printed, told="\n".join(printed))
 
     def _write(self, name: str, body: str) -> None:
         code, lines = self.run(f"cat > {name} <<'END-OF-FILE'\n{body}END-OF-FILE")

@@ -44,7 +44,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("clean") / "environment"
     venv.create(place, with_pip=True)
     constraints = str(ROOT / "constraints.txt")
-    pip = [place / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
+    pip: list[str | Path] = [place / "bin" / "python", "-m", "pip", "-qq", "--disable-pip-version-check"]
     checked(*pip, "install", wheel, cwd=place, PIP_CONSTRAINT=constraints)
     return place / "bin"
 
@@ -59,7 +59,7 @@ def started(installed: Path, tmp_path: Path) -> Iterator[Path]:
         file = demo / name
         file.write_text(file.read_text().replace(":8080", ":0").replace(":8081", ":0"))
     checked(installed / "ductile", "config", "lock", "--config", demo, cwd=tmp_path)
-    command = [installed / "ductile", "system", "start", "--config", demo]
+    command: list[str | Path] = [installed / "ductile", "system", "start", "--config", demo]
     process = subprocess.Popen(command, cwd=tmp_path, env=CLEAN, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -3,11 +3,11 @@
 import os
 import random
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import trio
@@ -624,6 +624,29 @@ async def test_a_clock_that_is_set_back_is_on_record(stage: MakeStage) -> None:
     await one.turn()
     assert one.skips() == [("clock_set_back", 0)]
     assert any("the clock jumped" in line for line in one.said())
+
+
+async def test_a_clock_that_is_set_back_in_the_middle_of_a_turn_does_not_hold_the_next_one(stage: MakeStage) -> None:
+    """How long to wait for the next slot is measured on the clock that made it: not an hour, nor a whole tick."""
+    one = await stage(echo("every: 50ms"))
+    decided_again = trio.Event()
+
+    class SetsTheClockBack(Counted):
+        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            written = await super().write(function, *args, **kwargs)
+            if one.clock.now() < NOON:
+                decided_again.set()
+            elif one.jobs():
+                one.clock.jump(-HOUR)
+            return written
+
+    one.scheduler.ledger = SetsTheClockBack(one.ledger)  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.scheduler.run)
+        with trio.fail_after(20):
+            await decided_again.wait()
+        nursery.cancel_scope.cancel()
+    assert one.skips() == [("clock_set_back", 0)]
 
 
 async def test_a_small_correction_of_the_clock_is_no_jump(stage: MakeStage) -> None:

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger import history
-from ductile.ledger.history import Page, Wanted
-from ductile.model import Dead, Failed, Job, Outcome, Retried, Succeeded
+from ductile.ledger import history, listed, pages
+from ductile.ledger.pages import Page, Wanted
+from ductile.model import Dead, Failed, Outcome, Retried, Succeeded
 
 HOUR = timedelta(hours=1)
 
 
-def ids(page: Page[Job]) -> list[str]:
-    return [job.id for job in page.items]
+def ids(page: Page[listed.Listed]) -> list[str]:
+    return [job["job_id"] for job in page.items]
 
 
 def test_jobs_come_newest_first_page_by_page(drive: Any) -> None:
     """Each page begins where the last one ended, and the last one says so."""
     made = [drive.enqueue().job_id for _ in range(10)]
-    first = history.jobs(drive.db, limit=4)
-    second = history.jobs(drive.db, limit=6, before=first.next_before or 0)
+    first = listed.jobs(drive.db, limit=4)
+    second = listed.jobs(drive.db, limit=6, before=first.next_before or 0)
     assert (ids(first), ids(second)) == (made[:5:-1], made[5::-1])
     assert (first.total, second.total, second.next_before) == (10, 10, None)
 
@@ -70,7 +70,7 @@ def some_jobs(drive: Any) -> dict[str, str]:
 def test_a_list_shows_what_fits(drive: Any, wanted: dict[str, Any], expected: list[str]) -> None:
     """All filters hold at once; `%` and `_` stand for themselves. The total counts what fits."""
     made = some_jobs(drive)
-    page = history.jobs(drive.db, Wanted(**wanted))
+    page = listed.jobs(drive.db, Wanted(**wanted))
     names = {job_id: name for name, job_id in made.items()}
     assert [names[job_id] for job_id in ids(page)] == expected
     assert (page.total, page.is_exact, page.next_before) == (len(expected), True, None)
@@ -84,21 +84,21 @@ def test_a_list_has_bounds_in_time(drive: Any) -> None:
         drive.later(hours=1)
     drive.later(hours=-1, seconds=-30)
     made.append(drive.enqueue().job_id)
-    page = history.jobs(drive.db, Wanted(since=start + 5 * HOUR, until=start + 8 * HOUR))
+    page = listed.jobs(drive.db, Wanted(since=start + 5 * HOUR, until=start + 8 * HOUR))
     assert ids(page) == made[7:4:-1]
-    assert ids(history.jobs(drive.db, Wanted(until=start + 19 * HOUR)))[:2] == [made[20], made[18]]
-    assert ids(history.jobs(drive.db, Wanted(since=start + 19 * HOUR))) == [made[19]]
-    assert ids(history.jobs(drive.db, Wanted(since=start + 99 * HOUR))) == []
-    assert ids(history.jobs(drive.db, Wanted(until=start))) == []
+    assert ids(listed.jobs(drive.db, Wanted(until=start + 19 * HOUR)))[:2] == [made[20], made[18]]
+    assert ids(listed.jobs(drive.db, Wanted(since=start + 19 * HOUR))) == [made[19]]
+    assert ids(listed.jobs(drive.db, Wanted(since=start + 99 * HOUR))) == []
+    assert ids(listed.jobs(drive.db, Wanted(until=start))) == []
 
 
 def test_a_tree_is_its_root_and_all_that_came_of_it(drive: Any) -> None:
     """Other trees are not in it."""
     root = drive.fan(drive.new(plugin="a", child_key="1"), drive.new(plugin="b", child_key="2"))
     drive.enqueue()
-    page = history.jobs(drive.db, Wanted(root=root.id))
-    assert [job.plugin for job in page.items] == ["b", "a", "root"]
-    assert [job.plugin for job in history.jobs(drive.db, Wanted(root=root.id, plugin="a")).items] == ["a"]
+    page = listed.jobs(drive.db, Wanted(root=root.id))
+    assert [job["plugin"] for job in page.items] == ["b", "a", "root"]
+    assert [job["plugin"] for job in listed.jobs(drive.db, Wanted(root=root.id, plugin="a")).items] == ["a"]
     assert [log.plugin for log in history.logs(drive.db, Wanted(root=root.id)).items] == ["root"]
 
 
@@ -136,9 +136,9 @@ def test_a_result_is_read_for_a_list_only_if_it_is_small(drive: Any) -> None:
 @pytest.fixture
 def short_sighted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists that look at ten rows and count to twenty."""
-    monkeypatch.setattr(history, "MOST_LOOKED_AT", 10)
-    monkeypatch.setattr(history, "MOST_COUNTED", 20)
-    monkeypatch.setattr(history, "MOST_COUNTED_AMONG", 10)
+    monkeypatch.setattr(pages, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(pages, "MOST_COUNTED", 20)
+    monkeypatch.setattr(pages, "MOST_COUNTED_AMONG", 10)
 
 
 @pytest.mark.usefixtures("short_sighted")
@@ -147,14 +147,14 @@ def test_a_page_looks_at_so_many_rows_and_goes_on_in_the_next(drive: Any, wanted
     """A page may be short or empty although more follows; together the pages show everything once."""
     made = [drive.enqueue(command="rare" if number % 15 == 0 else "poll").job_id for number in range(50)]
     seen: list[str] = []
-    before: int | None = history.NEWEST
-    pages = 0
+    before: int | None = pages.NEWEST
+    turned = 0
     while before is not None:
-        page = history.jobs(drive.db, Wanted(command="rare", **wanted), before=before, limit=3)
+        page = listed.jobs(drive.db, Wanted(command="rare", **wanted), before=before, limit=3)
         assert not page.is_exact
         seen += ids(page)
-        pages, before = pages + 1, page.next_before
-    assert (seen, pages) == (made[45::-15], 5)
+        turned, before = turned + 1, page.next_before
+    assert (seen, turned) == (made[45::-15], 5)
 
 
 @pytest.mark.usefixtures("short_sighted")
@@ -162,16 +162,16 @@ def test_a_total_is_counted_so_far_and_no_further(drive: Any) -> None:
     """It says whether it is exact."""
     for _ in range(30):
         drive.enqueue()
-    assert [(page.total, page.is_exact) for page in (history.jobs(drive.db, limit=1),)] == [(20, False)]
-    assert history.jobs(drive.db, Wanted(command="poll")).total == 10
+    assert [(page.total, page.is_exact) for page in (listed.jobs(drive.db, limit=1),)] == [(20, False)]
+    assert listed.jobs(drive.db, Wanted(command="poll")).total == 10
 
 
 def test_a_total_is_never_less_than_what_is_shown(drive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a page looks at more rows than a count does."""
-    monkeypatch.setattr(history, "MOST_COUNTED_AMONG", 2)
+    monkeypatch.setattr(pages, "MOST_COUNTED_AMONG", 2)
     for _ in range(5):
         drive.enqueue()
-    page = history.jobs(drive.db, Wanted(command="poll"))
+    page = listed.jobs(drive.db, Wanted(command="poll"))
     assert (page.total, page.is_exact, len(page.items)) == (5, False, 5)
 
 
@@ -223,5 +223,5 @@ def test_a_list_costs_the_same_however_long_history_is(drive: Any, wanted: Wante
     for many in (3_000, 27_000):
         start = drive.db.execute("SELECT COALESCE(MAX(seq), 0) FROM job_queue").fetchone()[0]
         drive.db.execute(FILL, {"many": many, "start": start, "now": now})
-        costs.append(steps(drive.db, lambda: history.jobs(drive.db, wanted, limit=5)))
+        costs.append(steps(drive.db, lambda: listed.jobs(drive.db, wanted, limit=5)))
     assert costs[1] <= costs[0] * 1.1 + 20, costs

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger import history, search
+from ductile.ledger import pages, search
 from ductile.ledger.connections import transaction
-from ductile.ledger.history import Wanted
+from ductile.ledger.pages import Wanted
 from ductile.ledger.retention import Policy, prune
 from ductile.model import Failed
 
@@ -107,7 +107,7 @@ def test_what_is_indexed_and_what_is_not_make_one_list(drive: Any, limit: int) -
     index(drive.db)
     new = [attempt(drive, "needle") for _ in range(5)]
     seen: list[str] = []
-    before: int | None = history.NEWEST
+    before: int | None = pages.NEWEST
     while before is not None:
         page = search.logs(drive.db, Wanted(words="needle"), before=before, limit=limit)
         seen += [item.job_id for item in page.items]
@@ -119,7 +119,7 @@ def test_what_is_indexed_and_what_is_not_make_one_list(drive: Any, limit: int) -
 @pytest.fixture
 def short_sighted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists that look at ten rows, and small portions."""
-    monkeypatch.setattr(history, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(pages, "MOST_LOOKED_AT", 10)
     monkeypatch.setattr(search, "PORTION", 4)
 
 
@@ -131,7 +131,7 @@ def test_a_page_of_a_search_looks_at_so_many_rows(drive: Any, is_indexed: bool) 
     if is_indexed:
         index(drive.db)
     seen: list[str] = []
-    before: int | None = history.NEWEST
+    before: int | None = pages.NEWEST
     while before is not None:
         page = search.logs(drive.db, Wanted(words="needle", command="rare"), before=before, limit=2)
         seen += [item.job_id for item in page.items]

@@ -1,6 +1,7 @@
 """Opening a ledger: what is made, what is refused, and that a refusal changes nothing."""
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ductile.errors import LedgerBusy, LedgerError, NotFound
-from ductile.ledger import location
+from ductile.ledger import location, store
 from ductile.ledger.connections import connect_reader, connect_writer, transaction
 from ductile.ledger.examine import APPLICATION_ID
 from ductile.ledger.jobs import enqueue
@@ -53,6 +54,43 @@ def test_a_missing_ledger_is_made_private(path: Path, umask: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_directories_that_are_made_for_a_ledger_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every directory in which a new name stands is synced, not only that of the file."""
+    really, synced = os.fsync, set()
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    path = tmp_path / "new" / "newer" / "state.db"
+
+    open_writer(path).close()
+
+    assert synced == {directory.stat().st_ino for directory in (tmp_path, path.parent.parent, path.parent)}
+
+
+def test_a_directory_that_cannot_keep_the_name_of_the_log_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is not found after a power cut is as good as none; SQLite itself would not tell."""
+    open_writer(path).close()
+    names: list[set[str]] = []
+
+    def fails(descriptor: int) -> None:
+        names.append({entry.name for entry in os.scandir(descriptor)})
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+
+    with pytest.raises(LedgerError, match="Input/output error"):
+        open_writer(path)
+    assert len(names) == 1
+    assert f"{path.name}-wal" in names[0]
 
 
 def test_a_file_without_bytes_is_a_new_ledger(path: Path) -> None:
@@ -362,3 +400,11 @@ def test_reading_imports_no_trio() -> None:
         "import sys, ductile.ledger.store, ductile.ledger.reports, ductile.ledger.operate; print('trio' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_every_table_of_the_schema_is_known_by_name() -> None:
+    """Readers compare names without making a database; SQLite finds the same ones in the schema."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(store.schema())
+        rows = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        assert store.tables() == {name for (name,) in rows}

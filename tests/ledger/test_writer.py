@@ -241,6 +241,33 @@ def test_a_failed_write_breaks_the_ledger_for_good(path: Path) -> None:
     open_writer(path).close()
 
 
+def last_change(path: Path) -> tuple[int, int]:
+    """Looked at from outside: opening the file would let go of SQLite's locks."""
+    seen = path.stat()
+    return seen.st_mtime_ns, seen.st_size
+
+
+async def test_nothing_is_written_to_a_broken_ledger_not_even_at_its_end(path: Path) -> None:
+    """The log is not folded into the file by a service that cannot trust its disk: the next start recovers from it."""
+
+    def fails(db: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    log = path.with_name(f"{path.name}-wal")
+    async with open_ledger(path) as ledger:
+        await ledger.write(enqueue, JOB, now=NOW)
+        with pytest.raises(LedgerError):
+            await ledger.write(fails)
+        before = last_change(path), last_change(log)
+
+    assert (last_change(path), last_change(log)) == before
+    async with open_ledger(path) as ledger:
+        assert ledger.read(count) == 1
+    assert not log.exists(), "a ledger that was closed in order has no log"
+
+
 async def test_a_closed_ledger_says_so(path: Path) -> None:
     """No write waits for a thread that is gone."""
     async with open_ledger(path) as ledger:

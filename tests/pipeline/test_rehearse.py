@@ -255,6 +255,19 @@ def test_real_answers_come_first() -> None:
     assert line(found, "c").payload["n"] == 7
 
 
+def test_a_relay_is_told_with_what_it_would_send() -> None:
+    """Its own `with`, and nothing else; what it names and nobody has fails it, as in the service."""
+    send = "{id: send, relay: {to: lab, event: t, with: {n: payload.n}, baggage: {who: payload.who}}}"
+
+    sent = rehearsed(send, {"n": 1, "who": "ada", "secret": "s"})
+    empty, nobody = rehearsed(send, {"who": "ada"}), rehearsed(send, {"n": 1})
+
+    assert (sent.status, line(sent, "send", "relay").payload) == (JobStatus.SUCCEEDED, {"n": 1})
+    assert [found.status for found in (empty, nobody)] == [JobStatus.FAILED] * 2
+    assert "payload.n" in line(empty, "send", "relay").why
+    assert "payload.who" in line(nobody, "send", "relay").why
+
+
 # ── the same as what happens ────────────────────────────────────────────────────────────────────────────────────────
 
 FREE = dict.fromkeys(("alpha", "beta", "gamma", "broken", "core.relay"), 1000)

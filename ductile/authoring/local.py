@@ -1,0 +1,166 @@
+"""One attempt of one plugin without a service and without a ledger, run and judged by the service's own code.
+
+Whoever wants to see what a plugin does calls `run_locally` under `trio.run`, from a process fitted by `harden_self`
+whose working directory is the one the plugin is to have. Knows nothing of fixtures, rules or the command line.
+"""
+
+import errno
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from ductile import strict_json
+from ductile.authoring import disturb
+from ductile.clock import to_text
+from ductile.config.snapshot import Snapshot
+from ductile.engine.judge import Verdict, judge
+from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+from ductile.engine.run_job import ending_of
+from ductile.engine.spawn import Finished, SpawnFailed, Stop, run_plugin
+from ductile.model import Ending, Job, JobStatus
+from ductile.pipeline.events import Event
+from ductile.pipeline.plan import HANDLE
+
+INSTANCE = "local"
+"""The mark on the processes of a local run: no service takes them for its own."""
+Alter = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes another request of the one that the service would send."""
+
+
+@frozen(kw_only=True)
+class Asked:
+    """What a plugin is asked to do. For `handle`, `payload` is what its event carries, and `event` all that it says."""
+
+    command: str
+    payload: Mapping[str, Any] | None = None
+    event: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] = field(factory=dict, repr=False)
+    attempt: int = 1
+    job_id: str = field(factory=lambda: str(uuid.uuid4()))
+
+
+@frozen(kw_only=True)
+class LocalRun:
+    """What was sent, what came back, and what a service would have made of it.
+
+    `run` is None where the job could never be run; `ending` is what would be recorded: jobs, facts, state.
+    """
+
+    job: Job
+    request: bytes = field(repr=False)
+    run: Finished | SpawnFailed | None
+    verdict: Verdict
+    ending: Ending | None = None
+    ready: Ready | None = field(default=None, repr=False)
+
+
+async def run_locally(snapshot: Snapshot, plugin: str, asked: Asked, **how: Any) -> LocalRun:
+    """The plugin has run as a service would run it. `how` is as for `attempt_locally`."""
+    job = _job(snapshot, plugin, asked, datetime.now(UTC))
+    return await attempt_locally(snapshot, job, state_json=strict_json.dumps(dict(asked.state)), **how)
+
+
+async def attempt_locally(
+    snapshot: Snapshot,
+    job: Job,
+    *,
+    state_json: str,
+    instance: str = INSTANCE,
+    deadline: timedelta | None = None,
+    grace: timedelta | None = None,
+    fault: str | None = None,
+    alter: Alter | None = None,
+    stop: Stop | None = None,
+) -> LocalRun:
+    """One attempt of the job was made as a service makes it, with its environment, deadline, caps and judgement.
+
+    `deadline` and `grace` stand for the configured ones; a `fault` of `disturb.FAULTS` comes between the plugin and
+    the core. Nothing is recorded anywhere. Refused plugins and commands are verdicts too, not errors.
+    """
+    now = datetime.now(UTC)
+    ready = preflight(snapshot, job, state_json=state_json, instance=instance, now=now)
+    match ready:
+        case Refuse(outcome):
+            return LocalRun(job=job, request=b"", run=None, verdict=Verdict(outcome))
+        case Postpone(error, policy):
+            refused = SpawnFailed(error, errno.EACCES)
+            verdict = judge(job, refused, policy, started_at=now, chance=0.0)
+            return LocalRun(job=job, request=b"", run=refused, verdict=verdict)
+    ready = _adjusted(ready, deadline, grace, fault, alter, now)
+    run = await run_plugin(
+        ready.argv,
+        ready.request,
+        timeout=ready.policy.timeout.total_seconds(),
+        env=ready.environment,
+        grace=ready.grace.total_seconds(),
+        caps=ready.caps,
+        limits=ready.limits,
+        stop=stop,
+    )
+    verdict = judge(job, run, ready.policy, started_at=now, chance=0.0)
+    ending = ending_of(job, ready, verdict, snapshot, now=now)
+    return LocalRun(
+        job=job,
+        request=ready.request,
+        run=run,
+        verdict=evolve(verdict, outcome=ending.outcome),
+        ending=ending,
+        ready=ready,
+    )
+
+
+def _job(snapshot: Snapshot, plugin: str, asked: Asked, now: datetime) -> Job:
+    lane = snapshot.lanes.get(plugin)
+    most = lane.entry.retry.max_attempts if lane else asked.attempt
+    return Job(
+        id=asked.job_id,
+        root_job_id=asked.job_id,
+        plugin=plugin,
+        command=asked.command,
+        status=JobStatus.RUNNING,
+        attempt=asked.attempt,
+        max_attempts=max(most, asked.attempt),
+        submitted_by=INSTANCE,
+        created_at=now,
+        payload=_payload_text(asked, now),
+    )
+
+
+def _payload_text(asked: Asked, now: datetime) -> str | None:
+    if asked.command != HANDLE:
+        return strict_json.dumps(dict(asked.payload)) if asked.payload is not None else None
+    # Id, source and time are the core's, unless somebody brings an event as the core once had it.
+    bare = Event(str(uuid.uuid4()), "api.trigger", dict(asked.payload or {}), INSTANCE, now)
+    return strict_json.dumps({**strict_json.loads(bare.envelope()), **(asked.event or {})})
+
+
+def _adjusted(
+    ready: Ready,
+    deadline: timedelta | None,
+    grace: timedelta | None,
+    fault: str | None,
+    alter: Alter | None,
+    now: datetime,
+) -> Ready:
+    if deadline is not None:
+        ready = evolve(ready, policy=evolve(ready.policy, timeout=deadline))
+        ready = evolve(ready, request=_altered(ready.request, lambda request: _due(request, now + deadline)))
+    if grace is not None:
+        ready = evolve(ready, grace=grace)
+    if alter is not None:
+        ready = evolve(ready, request=_altered(ready.request, alter))
+    if fault is not None:
+        ready = evolve(ready, argv=(sys.executable, "-I", disturb.__file__, fault, *ready.argv))
+    return ready
+
+
+def _due(request: dict[str, Any], moment: datetime) -> dict[str, Any]:
+    return {**request, "deadline_at": to_text(moment)}
+
+
+def _altered(request: bytes, alter: Alter) -> bytes:
+    return strict_json.dumps(alter(strict_json.loads(request))).encode() + b"\n"

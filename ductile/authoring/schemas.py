@@ -1,0 +1,50 @@
+"""Does a value fit what a manifest says about it? The part of JSON Schema that manifests use, and the compact form.
+
+Knows `type`, `properties`, `required`, `items` and `enum`; other keywords are taken on trust.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+
+
+def full_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`{city: string}` in full; what has a `type` of its own is JSON Schema already."""
+    if isinstance(schema.get("type"), str | list) and ("properties" in schema or schema["type"] == "object"):
+        return schema
+    members = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in schema.items()}
+    return {"type": "object", "properties": members}
+
+
+def misfits(schema: Any, value: Any, at: str = "payload") -> Iterator[str]:
+    """Every place where `value` is not as `schema` says."""
+    if not isinstance(schema, Mapping):
+        return
+    wanted: Any = schema.get("type")
+    kinds: list[str] = wanted if isinstance(wanted, list) else [str(wanted)]
+    if all(kind in _KINDS for kind in kinds) and not any(_is(kind, value) for kind in kinds):
+        yield f"{at} is not {' or '.join(kinds)}"
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{at} is none of the values of its enum"
+    if isinstance(value, dict):
+        yield from (f"{at}.{name} is missing" for name in schema.get("required") or () if name not in value)
+        for name, inner in (schema.get("properties") or {}).items():
+            if name in value:
+                yield from misfits(inner, value[name], f"{at}.{name}")
+    if isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield from misfits(schema["items"], item, f"{at}[{index}]")
+
+
+def _is(kind: str, value: Any) -> bool:
+    return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))

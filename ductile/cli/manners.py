@@ -1,0 +1,118 @@
+"""What every command has without saying so: `-v`, shared flags anywhere, and for every noun `help`.
+
+Given when a noun's file is imported, so that no command can lack it and none has to repeat it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import click
+
+from ductile.cli import output
+from ductile.errors import DuctileError
+
+COMPLETING = "_DUCTILE_COMPLETE"
+"""Set by a shell that wants to know what could come next."""
+VERBOSE = click.Option(
+    ["-v", "--verbose"], is_flag=True, help="Say on stderr what is used, what is asked and how long it takes."
+)
+
+SHARED = dict.fromkeys(("--json", "-v", "--verbose", "--dry-run"), 0)
+SHARED |= dict.fromkeys(("--config", "--config-dir", "--api-url", "--api-key"), 1)
+"""Flags that mean the same wherever they are taken → how many values they have."""
+
+
+def flags_behind(args: Sequence[str]) -> list[str]:
+    """The same command line; shared flags that stand before or between the words of the command are behind them."""
+    words: list[str] = []
+    flags: list[str] = []
+    rest = list(args)
+    while rest and (not rest[0].startswith("-") or rest[0].partition("=")[0] in SHARED):
+        first = rest.pop(0)
+        if not first.startswith("-"):
+            words.append(first)
+            continue
+        count = 0 if "=" in first else SHARED[first]
+        flags += [first, *rest[:count]]
+        del rest[:count]
+    return [*words, *flags, *rest]
+
+
+def give(command: click.Command, noun: str = "") -> click.Command:
+    """The same command, it and all below it with manners."""
+    if isinstance(command, click.Group):
+        name = command.name or ""
+        for below in command.commands.values():
+            give(below, f"{noun} {name}" if noun else name)
+        command.add_command(_help)
+        return command
+    has_own = any("--verbose" in option.opts for option in command.params)
+    if not has_own:
+        command.params.append(VERBOSE)
+    assert command.callback is not None, command.name
+    command.callback = _accounting(command.callback, wants_verbose=has_own)
+    if COMPLETING in os.environ:
+        from ductile.cli.completion import offer_values
+
+        offer_values(command, noun)
+    return command
+
+
+@click.command("help", hidden=True)
+@click.argument("words", nargs=-1)
+@click.pass_context
+def _help(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of this noun, or of what WORDS name below it."""
+    shown = ctx.parent
+    assert shown is not None
+    for word in words:
+        group = shown.command
+        known = group.list_commands(shown) if isinstance(group, click.Group) else []
+        found = group.get_command(shown, word) if isinstance(group, click.Group) else None
+        if found is None:
+            raise click.NoSuchCommand(word, possibilities=known, ctx=shown)
+        shown = click.Context(found, info_name=word, parent=shown)
+    click.echo(shown.get_help())
+
+
+def _accounting(action: Callable[..., Any], *, wants_verbose: bool) -> Callable[..., Any]:
+    """The action; with `-v` it is told around it what it works with and how long it took."""
+
+    @wraps(action)
+    def account(**given: Any) -> Any:
+        is_verbose = given["verbose"] if wants_verbose else given.pop("verbose")
+        if not is_verbose:
+            return action(**given)
+        context, began = click.get_current_context(), time.perf_counter()
+        context.meta[output.DETAILED] = True
+        _tell_places(context.params)
+        try:
+            return action(**given)
+        finally:
+            output.detail(f"{context.command_path}: {(time.perf_counter() - began) * 1000:.0f} ms")
+
+    return account
+
+
+def _tell_places(given: Mapping[str, Any]) -> None:
+    """Which configuration, ledger and service the command is about; what cannot be found it will say itself."""
+    if given.get("api_url"):
+        output.detail(f"service: {given['api_url']}")
+    if "config_path" not in given:
+        return
+    from ductile.cli import options
+    from ductile.config.sources import find
+    from ductile.config.whereabouts import ledger_of
+    from ductile.web.listen import local_socket_path
+
+    try:
+        found = find(options.chosen(given["config_path"], given.get("config_dir")), os.environ)
+        output.detail(f"configuration: {found.path} ({found.origin})")
+        ledger = ledger_of(found.path, os.environ)
+    except DuctileError:
+        return
+    output.detail(f"ledger: {ledger}")
+    output.detail(f"socket: {local_socket_path(ledger.parent)}")

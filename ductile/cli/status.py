@@ -1,0 +1,220 @@
+"""`ductile system status`: is everything well? The configuration, the ledger, the service, the queue, the plugins."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ductile.cli import options, output
+from ductile.errors import DuctileError
+
+if TYPE_CHECKING:
+    from ductile.config.snapshot import Snapshot
+
+LAST_RUNS = 5
+
+
+@click.command("status")
+@click.option("--no-health", is_flag=True, help="Do not run the plugins' `health` commands.")
+@options.config
+@options.as_json
+def status(no_health: bool, config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
+    """Say whether the configuration, the ledger, the service and the plugins are well. Exit 1 if something is not.
+
+    Each plugin that declares `health` is asked, all at once, for at most 10 s. That leaves no trace in the ledger.
+
+    Example: ductile system status --json
+    """
+    report = _report(options.chosen(config_path, config_dir), with_health=not no_health)
+    output.show(report, as_json=as_json, human=_lines)
+    return 0 if report["healthy"] else 1
+
+
+class Checks:
+    """What was looked at so far; names are stable."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+
+    def note(self, name: str, ok: bool, detail: str = "", **more: Any) -> bool:
+        self.made.append({"name": name, "ok": ok, "detail": detail, **more})
+        return ok
+
+    @property
+    def are_well(self) -> bool:
+        return all(check["ok"] for check in self.made)
+
+
+def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
+    checks = Checks()
+    report: dict[str, Any] = {"service": None, "queue": None, "breakers": [], "last_runs": [], "plugins": []}
+    if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
+        is_running = check_lock(checks, ledger)
+        snapshot = None
+        if is_running and not with_health:
+            report["service"] = _ask_service(checks, ledger, about_config=True)
+        else:
+            snapshot = load_config(checks, root)
+            report["service"] = _ask_service(checks, ledger) if is_running else None
+        report |= _ledger_facts(checks, ledger)
+        if with_health and snapshot is not None:
+            report["plugins"] = _plugin_health(checks, snapshot, ledger)
+    return {"healthy": checks.are_well, "checks": checks.made, **report}
+
+
+def find_config(checks: Checks, explicit: Path | None) -> Path | None:
+    """The configuration file, if there is one."""
+    from ductile.config.sources import find
+
+    try:
+        found = find(explicit, os.environ)
+    except DuctileError as error:
+        checks.note("config_discovery", False, _first_line(error))
+        return None
+    checks.note("config_discovery", found.path.exists(), found.origin, path=str(found.path))
+    return found.path if found.path.exists() else None
+
+
+def find_ledger(checks: Checks, root: Path) -> Path | None:
+    """Where the ledger is; a configuration that does not even say that cannot be loaded."""
+    from ductile.config.whereabouts import ledger_of
+
+    try:
+        return ledger_of(root, os.environ)
+    except DuctileError as error:
+        checks.note("config_load", False, _first_line(error))
+        return None
+
+
+def load_config(checks: Checks, root: Path) -> "Snapshot | None":
+    """The configuration as a service that starts now would use it."""
+    from ductile.config.check import examine
+    from ductile.config.load import load
+    from ductile.config.snapshot import take_snapshot
+
+    try:
+        examination = examine(load(root))
+        errors = examination.report.errors
+    except DuctileError as error:
+        checks.note("config_load", False, _first_line(error))
+        return None
+    detail = str(errors[0]) if errors else f"plugins configured: {len(examination.config.settings.plugins)}"
+    checks.note("config_load", not errors, detail)
+    return take_snapshot(examination, os.environ)
+
+
+def check_lock(checks: Checks, ledger: Path) -> bool:
+    """True while a service runs, which is as well as one that does not."""
+    from ductile.lock import LOCK_NAME, holder, is_held
+
+    is_running = is_held(ledger.parent / LOCK_NAME)
+    pid, since = holder(ledger.parent / LOCK_NAME)
+    detail = f"held by process {pid} since {since}" if is_running else "free: the service is not running"
+    checks.note("pid_lock", True, detail, active_pid=pid if is_running else None)
+    return is_running
+
+
+def _ask_service(checks: Checks, ledger: Path, *, about_config: bool = False) -> dict[str, Any] | None:
+    """What the running service says of itself, and of the configuration on disk."""
+    from ductile.cli.client import Client
+    from ductile.web.listen import local_socket_path
+
+    client = Client(local_socket_path(ledger.parent))
+    try:
+        service = client.ask("GET", "/healthz")
+    except DuctileError as error:
+        checks.note("service", False, str(error))
+        return None
+    checks.note("service", service["status"] == "ok", service["status"])
+    if about_config:
+        try:
+            client.ask("POST", "/system/reload?dry_run=true")
+            checks.note("config_load", True, "the service can use what is on disk")
+        except DuctileError as error:
+            checks.note("config_load", False, _first_line(error))
+    return service
+
+
+def _ledger_facts(checks: Checks, path: Path) -> dict[str, Any]:
+    from ductile.clock import to_text
+    from ductile.ledger import breakers, latest, reports
+    from ductile.ledger.store import open_reader
+    from ductile.model import BreakerState
+
+    if not path.exists():
+        checks.note("state_db", True, "not made yet: the first start makes it", path=str(path))
+        return {}
+    try:
+        with open_reader(path) as db:
+            queue, known, last = reports.queue(db), breakers.all_breakers(db), latest.last_ended(db, LAST_RUNS)
+    except DuctileError as error:
+        checks.note("state_db", False, str(error), path=str(path))
+        return {}
+    detail = f"{queue.queued} queued, {queue.running} running, {queue.dead} dead"
+    checks.note("state_db", True, detail, path=str(path))
+    names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead")
+    return {
+        "queue": {name: getattr(queue, name) for name in names},
+        "breakers": [
+            {
+                "plugin": one.plugin,
+                "command": one.command,
+                "state": one.state,
+                "failure_count": one.failure_count,
+                "opened_at": to_text(one.opened_at) if one.opened_at else None,
+            }
+            for one in known
+            if one.state is not BreakerState.CLOSED
+        ],
+        "last_runs": last,
+    }
+
+
+def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[dict[str, Any]]:
+    """What each plugin says of itself; one that is wanted and cannot be used is not well either."""
+    from ductile.care.health import Health, ask_plugins, remembered
+
+    answers = ask_plugins(snapshot, remembered(snapshot, ledger))
+    unusable = [Health(name, False, snapshot.unavailable[name], 0.0) for name in sorted(snapshot.failed_to_load)]
+    for one in (*answers, *unusable):
+        if not one.ok:
+            checks.note("plugin_health", False, f"{one.plugin}: {one.detail}", plugin=one.plugin)
+    if answers and all(one.ok for one in answers):
+        checks.note("plugin_health", True, f"{len(answers)} asked")
+    return [one.as_data() for one in (*answers, *unusable)]
+
+
+def _first_line(error: DuctileError) -> str:
+    return str(error).splitlines()[0]
+
+
+def check_lines(headline: str, checks: list[dict[str, Any]]) -> list[str]:
+    """A headline and one line for each thing that was looked at."""
+    rows = [("ok" if check["ok"] else "FAIL", check["name"], check["detail"]) for check in checks]
+    return [headline, *(f"  {line}" for line in output.table(rows))]
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = check_lines(f"System Status: {'HEALTHY' if report['healthy'] else 'DEGRADED'}", report["checks"])
+    if service := report["service"]:
+        facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
+        lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
+    lines += [
+        f"  breaker of {one['plugin']}.{one['command']}: {one['state']}, failures {one['failure_count']}"
+        for one in report["breakers"]
+    ]
+    if report["last_runs"]:
+        lines += ["Last runs", *(f"  {line}" for line in output.table([_run_row(one) for one in report["last_runs"]]))]
+    if report["plugins"]:
+        rows = [("well" if one["ok"] else "UNWELL", one["plugin"], one["detail"]) for one in report["plugins"]]
+        lines += ["Plugins", *(f"  {line}" for line in output.table(rows))]
+    return lines
+
+
+def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    from ductile.cli.ago import told
+
+    what, error = f"{run['plugin']}.{run['command']}", (run["last_error"] or "").partition("\n")[0]
+    return (run["status"], what, told(run["completed_at"]), run["job_id"], error)

@@ -1,0 +1,68 @@
+"""Jobs as lists show them: rows of the queue, straight into the members that the API and the command line print.
+
+Knows no `Job`: whoever lists a page of jobs pays for reading it and for nothing else. Reads only.
+"""
+
+import sqlite3
+from datetime import datetime, timedelta
+from typing import Any
+
+from ductile.clock import from_text, to_text
+from ductile.ledger.pages import EVERYTHING, NEWEST, Listing, Page, Terms, Wanted, asking, of_one, page, seq_at
+
+UNUSUAL = ("failed", "dead", "skipped")
+_NAMES = ("plugin", "command", "status", "attempt", "max_attempts", "submitted_by", "parent_job_id", "root_job_id")
+_PLACES = ("pipeline", "step_id", "schedule_id")
+_MOMENTS = ("slot_at", "created_at", "started_at", "completed_at", "next_retry_at")
+SHOWN = ("id", *_NAMES, *_PLACES, *_MOMENTS, "last_error")
+"""Neither payload nor baggage: each may be a mebibyte per job."""
+
+Listed = dict[str, Any]
+
+
+def jobs(db: sqlite3.Connection, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[Listed]:
+    """The jobs in the queue that fit; `before` is `next_before` of the page before."""
+    found = page(db, JOBS, _of_jobs(db, wanted), before=before, limit=limit)
+    return Page([_shown(row) for row in found.items], found.total, found.is_exact, found.next_before)
+
+
+def _shown(row: tuple[Any, ...]) -> Listed:
+    """What is known of the job, under the names of the API."""
+    job = {name: value for name, value in zip(("job_id", *SHOWN[1:]), row[1:], strict=True) if value is not None}
+    for name in _MOMENTS:
+        if name in job:
+            job[name] = to_text(from_text(job[name]))
+    return job
+
+
+# Pages are cut by `seq`, which nobody is shown.
+JOBS = Listing[tuple[Any, ...]](
+    table="job_queue",
+    columns=f"seq, {', '.join(SHOWN)}",
+    time_column="created_at",
+    id_column="id",
+    searched=("plugin", "command", "pipeline", "step_id", "last_error"),
+    read=lambda row: row,
+    seq_of=lambda row: int(row[0]),
+)
+
+
+def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
+    status, plugin = wanted.status, wanted.plugin
+    if wanted.root or wanted.job_id:
+        return asking(db, JOBS, wanted, of_one(JOBS, wanted))
+    if plugin and status in UNUSUAL:
+        only = f"plugin = ? AND status = ? AND status IN {UNUSUAL}"
+        known = Terms(indexed=only, using="job_queue_unusual", values=(plugin, status))
+    elif status and (not plugin or status != "succeeded"):
+        known = Terms(indexed="status = ?", using="job_queue_by_status", values=(status,))
+    elif plugin:
+        known = Terms(indexed="plugin = ?", using="job_queue_by_plugin", values=(plugin,))
+    else:
+        known = Terms()
+    return asking(db, JOBS, wanted, known)
+
+
+def first_since(db: sqlite3.Connection, since: datetime) -> int:
+    """The `seq` from which on jobs were asked for at that moment or later, give or take `CLOCK_SLACK`."""
+    return seq_at(db, JOBS, since, timedelta())

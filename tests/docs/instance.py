@@ -1,0 +1,57 @@
+"""The demo that a page of the documentation talks about: a directory, its service, a shell in it."""
+
+import os
+import random
+import re
+import socket
+import sys
+from pathlib import Path
+
+from tests.docs.transcript import Block, Shell, blocks_of
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("DUCTILE_", "VIRTUAL_ENV"))}
+DEMO = "ductile config init --demo"
+WRAPPER = '#!/bin/sh\nexec {python} -m ductile "$@"\n'
+
+
+def free_ports() -> int:
+    """The first of two ports in a row that nobody uses."""
+    for port in range(random.randrange(20_000, 25_000, 2), 30_000, 2):
+        with socket.socket() as api, socket.socket() as webhooks:
+            try:
+                api.bind(("127.0.0.1", port))
+                webhooks.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports")
+
+
+def moved(page: str, port: int) -> str:
+    """The page with the ports of this run instead of 8080 and 8081."""
+    page = page.replace(":8080", f":{port}").replace(":8081", f":{port + 1}")
+    return re.sub(rf"{DEMO}(?! --port)", f"{DEMO} --port {port}", page)
+
+
+def follow(page: str, directory: Path) -> int:
+    """Every marked block of the page did what the page says; how many there were.
+
+    A page that makes no instance of its own gets the demo of docs/getting-started.md, running.
+    """
+    (directory / "bin").mkdir()
+    (directory / "bin" / "ductile").write_text(WRAPPER.format(python=sys.executable))
+    (directory / "bin" / "ductile").chmod(0o700)
+    environ = {**CLEAN, "PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "HOME": str(directory)}
+    port = free_ports()
+    blocks = list(blocks_of(moved(page, port)))
+    shell = Shell.open(directory, environ)
+    try:
+        if not any(DEMO in block.body for block in blocks):
+            init = f"{DEMO} --port {port} --config-dir .ductile\nexport DUCTILE_CONFIG_DIR=$PWD/.ductile"
+            shell.perform(Block("run", "", "sh", init))
+            shell.perform(Block("start", "", "console", "$ ductile system start\n"))
+        for block in blocks:
+            shell.perform(block)
+    finally:
+        shell.close()
+    return len(blocks)

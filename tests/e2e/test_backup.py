@@ -1,0 +1,237 @@
+"""Backup and restore around a real service: under load, elsewhere, in its place, and cut short."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from scripts.tortures.arena import Arena, Core
+from scripts.tortures.case import Case, Effect
+from scripts.tortures.checker import check
+from scripts.tortures.clients import Clients
+from tests.e2e.service import PATIENCE, Home, Service
+from tests.e2e.test_checker import NOTHING_OPEN, ROLES
+
+Start = Callable[..., Service]
+OK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "done"}\'\n'
+BUSY = """
+    SELECT (SELECT COUNT(*) FROM job_queue WHERE status = 'running') > 0
+       AND (SELECT COUNT(*) FROM job_queue WHERE status = 'succeeded') > 60
+"""
+
+
+def ductile(*args: str | Path) -> Any:
+    """What `ductile ARGS… --json` answers; it must succeed."""
+    command = [sys.executable, "-m", "ductile", *map(str, args), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def wait_until(arena: Arena, core: Core, statement: str) -> None:
+    with arena.read_ledger() as db:
+        while not db.execute(statement).fetchone()[0]:
+            assert not core.wait_until_gone(0.02), core.said
+
+
+def known_to(ledger: Path) -> set[tuple[str, int]]:
+    """The attempts that a ledger knows to be over or under way."""
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+        over = db.execute("SELECT job_id, attempt FROM job_log").fetchall()
+        return {*over, *db.execute("SELECT id, attempt FROM job_queue WHERE status = 'running'")}
+
+
+def test_what_was_acknowledged_before_a_backup_is_kept_by_the_service_that_is_restored_from_it(tmp_path: Path) -> None:
+    """Taken under load and restored elsewhere, a service goes on where the backup was, and every promise is kept."""
+    arena = Arena(tmp_path / "arena", roles=ROLES)
+    arena.path.mkdir()
+    arena.build()
+    core = arena.launch()
+    assert core.wait_until_ready(), core.said
+    clients = Clients(ROLES, per_second=20, seed=1, ledger=tmp_path / "client", scripts=arena.scripts)
+    clients.start()
+    clients.serve_from(core.url)
+    try:
+        wait_until(arena, core, BUSY)
+        acknowledged = tuple(clients.acknowledged)
+        made = ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", arena.path)
+        after = tuple(clients.acknowledged)
+    finally:
+        clients.stop()
+        dead_at = core.kill()
+    assert made["verified"]
+    assert len(after) > len(acknowledged), "nobody was served during the backup"
+
+    restored = evolve(arena, path=tmp_path / "restored")
+    done = ductile("system", "restore", tmp_path / "b.tar.gz", "--config-dir", restored.path)
+    assert done["warnings"] == []
+    past = known_to(restored.ledger)
+    restored.configure()  # its plugins testify into a file of their own
+    core = restored.launch()
+    assert core.wait_until_ready(), core.said
+    wait_until(restored, core, NOTHING_OPEN)
+    assert core.stop() == 0
+
+    def is_past(effect: Effect) -> bool:
+        return (effect.job_id, effect.attempt) in past
+
+    before = filter(is_past, Case.of(arena, ()).effects)
+    case = Case.of(restored, acknowledged, deaths=[dead_at])
+    case = evolve(case, effects=[*before, *case.effects])
+    assert {name: found for name, found in check(case).items() if found} == {}
+    assert ductile("system", "selfcheck", "--config", restored.path)["healthy"]
+
+
+def test_a_service_that_is_restored_ends_no_process_of_the_one_that_was_backed_up(
+    home: Home, start: Start, tmp_path: Path
+) -> None:
+    """Both live on one host: the running job of the first goes on, the copy runs it again on its own."""
+    home.plugin("slow", '#!/bin/sh\ncat >/dev/null\nsleep 4\necho \'{"status": "ok", "result": "done"}\'\n')
+    service = start()
+    job_id = service.post("slow")
+    deadline = time.monotonic() + PATIENCE
+    while not home.rows("SELECT 1 FROM job_queue WHERE pid IS NOT NULL"):
+        assert time.monotonic() < deadline, home.rows("SELECT * FROM job_queue")
+        time.sleep(0.02)
+    ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", home.path)
+    ductile("system", "restore", tmp_path / "b.tar.gz", "--config-dir", tmp_path / "copy")
+
+    copy = Home(tmp_path / "copy").start()
+    try:
+        assert service.job(job_id, wait="30s")["status"] == "succeeded"
+        assert service.job(job_id)["attempt"] == 1
+        again = copy.job(job_id, wait="30s")
+        assert (again["status"], again["attempt"]) == ("succeeded", 2)
+        assert copy.run("slow")["status"] == "succeeded"
+    finally:
+        copy.stop()
+
+
+def test_status_is_healthy_while_the_service_runs_and_asks_its_plugins(home: Home, start: Start) -> None:
+    """A running service is the best of signs; with --no-health it alone is asked."""
+    home.plugin("one", OK, commands="poll: {}, health: {}")
+    start().run("one")
+
+    full = ductile("status", "--config", home.path)
+    quick = ductile("status", "--no-health", "--config", home.path)
+
+    assert full["healthy"]
+    assert quick["healthy"]
+    assert [one["plugin"] for one in full["plugins"]] == ["one"]
+    assert [one["status"] for one in full["last_runs"]] == ["succeeded"]
+    assert quick["service"]["status"] == "ok"
+
+
+def test_the_quick_status_of_a_running_service_imports_no_event_loop_and_no_converter(home: Home, start: Start) -> None:
+    """What the service can say, the command does not work out for itself."""
+    start()
+    script = (
+        "import sys; from ductile.cli import ductile, output; output.run(ductile, sys.argv[1:]);"
+        "print(sorted({'trio', 'quart', 'cattrs'} & set(sys.modules)), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, "status", "--no-health", "--config", str(home.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("System Status: HEALTHY")
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_restore_leaves_a_running_service_alone(home: Home, start: Start, tmp_path: Path) -> None:
+    """Exit code 75; stopped, the service is replaced and the new one starts."""
+    home.plugin("one", OK)
+    service = start()
+    first = service.run("one")["job_id"]
+    ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", home.path)
+    service.run("one")
+    command = [sys.executable, "-m", "ductile", "system", "restore", str(tmp_path / "b.tar.gz")]
+    command += ["--config-dir", str(home.path), "--replace", "--json"]
+
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, json.loads(refused.stdout)["code"]) == (75, "already_running")
+    assert service.run("one")["status"] == "succeeded"
+    assert service.stop() == 0
+
+    assert subprocess.run(command, capture_output=True, text=True, check=False).returncode == 0
+    assert [row["id"] for row in home.rows("SELECT id FROM job_queue")] == [first]
+    assert start().run("one")["status"] == "succeeded"
+
+
+DIES = """
+import os, signal, sys
+from importlib import import_module
+from ductile.cli import ductile, output
+
+module, name, when, *args = sys.argv[1:]
+real = getattr(import_module(module), name)
+
+def step(*given, **named):
+    if when == "after":
+        real(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(import_module(module), name, step)
+output.run(ductile, args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "when", "is_new"),
+    [
+        ("os", "fsync", "after", False),
+        ("ductile.care.restore", "make_its_own", "after", False),
+        ("ductile.care.exchange", "put_directory", "before", False),
+        ("ductile.care.exchange", "_exchange", "before", False),
+        ("ductile.care.exchange", "_exchange", "after", True),
+        ("ductile.care.exchange", "put_directory", "after", True),
+    ],
+)
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new(
+    home: Home, tmp_path: Path, module: str, name: str, when: str, is_new: bool
+) -> None:
+    """Never a mixture; the same command again finishes the work."""
+    home.plugin("one", OK)
+    service = home.start()
+    first = service.run("one")["job_id"]
+    ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", home.path)
+    second = service.run("one")["job_id"]
+    assert service.stop() == 0
+    home.add("# edited since\n")
+    args = ["system", "restore", str(tmp_path / "b.tar.gz"), "--config-dir", str(home.path), "--replace", "--json"]
+
+    died = subprocess.run([sys.executable, "-c", DIES, module, name, when, *args], capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+    assert ("# edited since" not in (home.path / "config.yaml").read_text()) == is_new
+    assert [row["id"] for row in home.rows("SELECT id FROM job_queue ORDER BY seq")] == (
+        [first] if is_new else [first, second]
+    )
+    assert ductile("system", "selfcheck", "--config", home.path)["healthy"]
+    ductile(*args[:-1])
+    assert [row["id"] for row in home.rows("SELECT id FROM job_queue")] == [first]
+    assert home.start().stop() == 0
+
+
+def test_a_backup_that_is_killed_leaves_no_archive(home: Home, tmp_path: Path) -> None:
+    """What was written so far has another name."""
+    home.plugin("one", OK)
+    assert home.start().stop() == 0
+    target = tmp_path / "b.tar.gz"
+    args = ["system", "backup", "--to", str(target), "--config", str(home.path)]
+
+    died = subprocess.run([sys.executable, "-c", DIES, "os", "link", "before", *args], capture_output=True, check=False)
+
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert not target.exists()
+    ductile(*args)
+    with tarfile.open(target) as archive:
+        assert archive.getnames()[0] == "MANIFEST.json"
