@@ -49,6 +49,82 @@ CONFIGURATION_INTRODUCTION = """\
 `config.yaml` and the files it includes, read in order and merged into one. `ductile config check` says everything that
 is wrong with it, `ductile config show` prints what came out, `ductile config lock` seals it.
 
+## An example
+
+A whole one in one file, in the place of the demo's `config.yaml` of [getting started](getting-started.md); most have a file for
+each section, as the demo does.
+
+<!-- file: .ductile/config.yaml -->
+```yaml
+include: [tokens.yaml]
+environment_vars: {include: [.env]}
+plugin_roots: [plugins]
+state: {path: data/state.db}
+
+service:
+  name: home
+  max_workers: 4
+  job_log_retention: 90d
+
+api:
+  enabled: true
+  listen: 127.0.0.1:8080
+  auth:
+    tokens:
+      - {name: me, token: "${DUCTILE_API_TOKEN}", scopes: ["*"]}
+
+plugins:
+  echo:
+    timeouts: {poll: 30s}
+    retry: {max_attempts: 3, backoff_base: 10s}
+    schedules:
+      - {id: hourly, every: 1h, jitter: 5m, only_between: 08:00-22:00}
+    config: {message: hello}
+  second-echo:
+    uses: echo
+    env: {LANG: C}
+    limits: {memory: 256MB}
+
+routes:
+  - {from: echo, event_type: echo.poll, to: second-echo}
+
+pipelines:
+  - name: announce
+    on: greeting.wanted
+    steps: [{uses: second-echo}]
+
+webhooks:
+  listen: 127.0.0.1:8081
+  endpoints:
+    - {path: /hook/greet, event: greeting.wanted, secret_ref: github, signature_header: X-Signature-256}
+```
+
+<!-- run -->
+```console
+$ ductile config check
+…
+configuration is valid: no errors, 7 warnings
+$ ductile config get service.max_workers
+4
+$ ductile config show plugin:echo
+enabled: true
+uses: null
+config:
+  message: hello
+schedules:
+  - id: hourly
+    every: 1h
+…
+$ ductile config lock && ductile config plan
+…
+planned: this would change
+  +  plugins    second-echo
+  -  plugins    github_events
+…
+```
+
+The warnings are about the seal, and about files and plugins of the demo that this one does not use.
+
 ## How it is read
 
 - **YAML 1.2.** `on`, `yes` and `12:30` are text, not booleans or numbers; a field that wants true or false still

@@ -1,6 +1,7 @@
 """The documentation is true: commands, keys, routes and journal kinds stand in it, and its links lead somewhere."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import ductile
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ductile.__file__).parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "plugins").rglob("*.md")])
 KIND = re.compile(r"(?:job|event|scheduler)\.[a-z_]+")
 ONLY_SIGNALS = {"job.dead"}
 """What a hook pipeline may wait for; no journal entry has this kind."""
@@ -35,6 +36,33 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
     assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#` may name in it: its headings, in lower case, words joined by hyphens, other signs left out."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE)
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_lead_to_headings_that_exist(page: Path) -> None:
+    """The part of a link behind `#` names a heading of the page it leads to."""
+    links = re.findall(r"\]\(([^)#\s]*)#([^)]*)\)", page.read_text())
+    targets = [(page.parent / name if name else page, anchor) for name, anchor in links if "://" not in name]
+
+    assert [f"{target.name}#{anchor}" for target, anchor in targets if anchor not in anchors(target)] == []
+
+
+def test_the_documentation_builds_as_a_site(tmp_path: Path) -> None:
+    """mkdocs finds every page in its navigation and nothing to warn of; the bundled plugins' pages are part of it."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "scripts/mkdocs.yml", "-d", str(tmp_path)]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pipelines.html").exists()
+    assert (tmp_path / "bundled" / "echo" / "index.html").exists()
 
 
 def test_every_route_is_documented() -> None:

@@ -23,6 +23,8 @@ SUFFIXES = (".json", ".yaml", ".yml")
 DIRECTORY = "${dir}"
 """Stands for a fresh directory with the fixture's `files`."""
 DEADLINE = timedelta(seconds=10)
+SUCCESS = {"verdict": "succeeded"}
+"""What a fixture expects that does not say what."""
 _KEYS = ("name", "notes", "request", "files", "deadline", "match", "expect")
 _REQUEST_KEYS = ("command", "config", "payload", "event", "state", "context", "attempt")
 _EXPECTED_KEYS = ("verdict", "error", "exit_code", "signal", "stderr", "response", "would")
@@ -73,13 +75,15 @@ def read_fixture(path: Path) -> Fixture:
 def _fixture(path: Path, data: Any) -> Fixture:
     content = _object(path, data, "a fixture", _KEYS)
     request = _object(path, content.get("request"), "request", _REQUEST_KEYS)
-    expect = _object(path, content.get("expect", {}), "expect", _EXPECTED_KEYS)
+    expect = _object(path, content.get("expect", SUCCESS), "expect", _EXPECTED_KEYS)
     if not isinstance(request.get("command"), str):
         raise FixtureInvalid(f"{path}: request.command is missing", hint="name a command of the plugin")
     if (match := content.get("match", "partial")) not in ("partial", "exact"):
         raise FixtureInvalid(f"{path}: match is `partial` or `exact`, not {match!r}")
-    if request.get("event") is not None and request["command"] != HANDLE:
+    event = _optional(path, request, "event")
+    if event is not None and request["command"] != HANDLE:
         raise FixtureInvalid(f"{path}: request.event is for `{HANDLE}`; {request['command']} gets a payload")
+    _optional(path, event or {}, "payload", of="request.event")
     attempt = request.get("attempt", 1)
     if not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1:
         raise FixtureInvalid(f"{path}: request.attempt is a number from 1")
@@ -88,7 +92,7 @@ def _fixture(path: Path, data: Any) -> Fixture:
         command=request["command"],
         config=_object(path, request.get("config", {}), "request.config"),
         payload=_optional(path, request, "payload"),
-        event=_optional(path, request, "event"),
+        event=event,
         state=_object(path, request.get("state", {}), "request.state"),
         context=_optional(path, request, "context"),
         attempt=attempt,
@@ -109,8 +113,8 @@ def _object(path: Path, data: Any, what: str, known: tuple[str, ...] | None = No
     return data
 
 
-def _optional(path: Path, request: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    return _object(path, request[name], f"request.{name}") if request.get(name) is not None else None
+def _optional(path: Path, data: Mapping[str, Any], name: str, *, of: str = "request") -> dict[str, Any] | None:
+    return _object(path, data[name], f"{of}.{name}") if data.get(name) is not None else None
 
 
 def _files(path: Path, data: Any) -> dict[str, str]:

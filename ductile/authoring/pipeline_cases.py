@@ -25,6 +25,8 @@ _FILE_KEYS = ("cases",)
 _CASE_KEYS = ("name", "pipeline", "event", "payload", "answers", "expect")
 _EVENT_KEYS = ("type", "source", "payload")
 _EXPECTED_KEYS = ("starts", "status", "path", "steps")
+SUCCESS = {"status": "succeeded"}
+"""What a case expects that does not say what."""
 _RUNS = ("uses", "relay", "route")
 """Kinds of lines that are jobs of plugins or peers; the others are decisions and joins."""
 
@@ -74,18 +76,18 @@ def _case(path: Path, index: int, data: Any) -> Case:
     event = _object(path, content["event"], f"{where}.event", _EVENT_KEYS) if "event" in content else None
     if event is not None and ("payload" in content or not isinstance(event.get("type"), str)):
         raise CaseInvalid(f"{path}: {where}: an event has a `type`, and carries the payload itself")
-    payload = (event or content).get("payload") or {}
-    expect = _object(path, content.get("expect") or {}, f"{where}.expect", _EXPECTED_KEYS)
+    carrier, within = (content, where) if event is None else (event, f"{where}.event")
+    expect = _object(path, content.get("expect", SUCCESS), f"{where}.expect", _EXPECTED_KEYS)
     path_of_run = expect.get("path", [])
     if not isinstance(path_of_run, list) or not all(isinstance(step, str) for step in path_of_run):
         raise CaseInvalid(f"{path}: {where}.expect.path must be a list of steps")
     return Case(
         name=str(content.get("name") or f"case {index + 1}"),
         pipeline=content["pipeline"],
-        payload=_object(path, payload, f"{where}.payload"),
+        payload=_object(path, carrier.get("payload", {}), f"{within}.payload"),
         event=event,
-        answers=_object(path, content.get("answers") or {}, f"{where}.answers"),
-        expect={**expect, "steps": _object(path, expect.get("steps") or {}, f"{where}.expect.steps")},
+        answers=_object(path, content.get("answers", {}), f"{where}.answers"),
+        expect={**expect, "steps": _object(path, expect.get("steps", {}), f"{where}.expect.steps")},
     )
 
 

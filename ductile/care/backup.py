@@ -5,6 +5,7 @@ Called by `system backup`; `restore` is the way back.
 """
 
 import os
+import tempfile
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -26,8 +27,8 @@ from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
 from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import SourceFile, find
 from ductile.config.whereabouts import ledger_of
-from ductile.errors import ConfigInvalid, UsageInvalid
-from ductile.ledger.copying import LedgerFacts, copy_ledger, facts_of_copy
+from ductile.errors import ConfigInvalid, LedgerFull, UsageInvalid
+from ductile.ledger.copying import LedgerFacts, copy_ledger, facts_of_copy, require_copyable
 
 LEDGER_NAME = "ledger.db"
 
@@ -46,6 +47,8 @@ class _Collection:
     """What was found so far."""
 
     directory: Path
+    copy: Path
+    """Of the ledger: our own, wherever it lies for the moment."""
     entries: dict[str, Entry] = field(factory=dict)
     sources: dict[str, Path | bytes] = field(factory=dict)
     excluded: list[str] = field(factory=list)
@@ -54,18 +57,21 @@ class _Collection:
         self._take(path, kind, content, len(content), blake3(content).hexdigest())
 
     def take_file(self, path: Path, kind: str) -> None:
+        if path == self.copy:
+            return
         if not is_unicode(str(path)):
             self.excluded.append(f"{files.shown_path(path)}: its name is not UTF-8")
             return
         size, digest = archive.hash_of(path)
         self._take(path, kind, path, size, digest, executable=os.access(path, os.X_OK))
 
-    def take_ledger(self, path: Path, copy: Path | None) -> None:
+    def take_ledger(self, path: Path) -> None:
         """The ledger that belongs at `path`, from its copy; without one only its name and its size."""
-        size, digest = archive.hash_of(copy) if copy else (path.stat().st_size, "")
+        is_copied = self.copy.exists()
+        size, digest = archive.hash_of(self.copy) if is_copied else (path.stat().st_size, "")
         place = _place(path, self.directory)
         self.entries[place] = Entry(name=LEDGER_NAME, kind=LEDGER, place=place, size=size, blake3=digest)
-        self.sources[LEDGER_NAME] = copy or path
+        self.sources[LEDGER_NAME] = self.copy if is_copied else path
 
     def _take(
         self, path: Path, kind: str, content: Path | bytes, size: int, digest: str, *, executable: bool = False
@@ -92,21 +98,21 @@ def back_up(
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         raise archive.taken(target)
-    if not target.parent.is_dir():
-        raise UsageInvalid(f"{target.parent} is not a directory", hint="make it first, or name another file with --to")
+    _require_writable(target.parent)
     root = find(explicit, os.environ).path
     ledger = ledger_of(root, os.environ)
-    collection = _Collection(root.parent)
     copy = target.with_name(f".{target.name}.{os.urandom(6).hex()}.ledger")
+    collection = _Collection(root.parent, copy)
     try:
         facts = None
         if not ledger.exists():
             collection.excluded.append(f"{ledger}: there is no ledger yet")
-        elif dry_run:
-            collection.take_ledger(ledger, None)
         else:
-            facts = _copied(ledger, copy, tell)
-            collection.take_ledger(ledger, copy)
+            if dry_run:
+                require_copyable(ledger)
+            else:
+                facts = _copied(ledger, copy, tell)
+            collection.take_ledger(ledger)
         _collect(collection, root, scope)
         manifest = Manifest(
             version=__version__,
@@ -126,10 +132,22 @@ def back_up(
         copy.unlink(missing_ok=True)
 
 
+def _require_writable(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UsageInvalid(f"{folder} is not a directory", hint="make it first, or name another file with --to")
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # has no name, where the file system can do that
+            pass
+    except OSError as error:
+        raise files.FileRefused(folder, f"cannot be written: {error.strerror}") from error
+
+
 def _copied(ledger: Path, copy: Path, tell: Tell) -> LedgerFacts:
     """The copy is there and sound; what is in it."""
     try:
         copy_ledger(ledger, copy, lambda done, total: tell("copying the ledger", done, total))
+    except LedgerFull as error:
+        raise LedgerFull(f"{copy.parent}: no space left on the disk", hint=error.hint) from error
     except OSError as error:
         raise files.FileRefused(copy.parent, f"cannot be written: {error.strerror}") from error
     tell("checking the copy", 0, 1)

@@ -23,7 +23,11 @@ def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
             files.sync_directory(place.parent)
             return []
         os.rename(fresh, aside)
-        _exchange(aside, place)
+        try:
+            _exchange(aside, place)
+        except OSError:
+            os.rename(aside, fresh)
+            raise
         files.sync_directory(place.parent)
     except OSError as error:
         is_mount = error.errno in (errno.EBUSY, errno.EXDEV)
@@ -58,6 +62,15 @@ def set_aside(path: Path, stamp: str) -> list[Path]:
     aside = path.with_name(f"{path.name}.{stamp}")
     os.rename(path, aside)
     return [aside]
+
+
+def take_back(place: Path, stamp: str) -> None:
+    """`place` is what it was before it was put or set aside with this `stamp`."""
+    aside = place.with_name(f"{place.name}.{stamp}")
+    if os.path.lexists(aside):
+        os.rename(aside, place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def give(fresh: Path, place: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -110,20 +110,33 @@ def _drifted(examination: Examination) -> tuple[Complaint, ...]:
     return tuple(one for one in examination.report.warnings if one.category == "integrity")
 
 
-def modes(directory: Path, paths: Iterable[Path], ledger_path: Path) -> Iterator[Finding]:
+def modes(directory: Path, paths: Collection[Path], ledger_path: Path) -> Iterator[Finding]:
     """Files with secrets, and their folders, that others can read or write.
 
-    Only what is certainly ours is repaired: files of the configuration in its directory, the ledger, and the folder of
-    the ledger if nothing else is in it. A configuration may name a file or a folder that the host needs as it is.
+    Only what is certainly ours is repaired: files of the configuration that lie in its directory, not behind a link
+    that leads out of it; the ledger if it is one, and its folder if nothing else is in it. A configuration may name a
+    file or a folder that the host needs as it is.
     """
-    state = ledger_path.parent
+    state, is_ledger, home = ledger_path.parent, _is_ledger(ledger_path), os.path.realpath(directory)
     for path in dict.fromkeys((directory, *paths, state, ledger_path)):
         if not path.exists():
             continue
-        is_ours = path.is_relative_to(directory) if path.is_file() else path == state and _is_only_ours(state)
-        is_ours = (is_ours or path == ledger_path) and path.stat().st_uid == os.geteuid()
+        is_ours = path == ledger_path and is_ledger
+        if path in paths:
+            is_ours = Path(os.path.realpath(path)).is_relative_to(home)
+        elif path == state:
+            is_ours = is_ledger and _is_only_ours(state)
+        is_ours = is_ours and path.stat().st_uid == os.geteuid()
         for found in files.permission_findings(path, private=True):
             yield _open_to_others(path, found, is_ours=is_ours)
+
+
+def _is_ledger(path: Path) -> bool:
+    try:
+        with open_reader(path):
+            return True
+    except DuctileError:
+        return False
 
 
 def _is_only_ours(state: Path) -> bool:

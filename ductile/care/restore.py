@@ -111,7 +111,7 @@ def restore(
 @contextlib.contextmanager
 def _staged(source: Path, directory: Path, tell: Tell) -> Iterator[tuple[Path, Manifest]]:
     """The archive, unpacked beside `directory` and found whole: `inside/…` as it will be, `outside/…` by its place."""
-    above = next(folder for folder in directory.parents if folder.is_dir())
+    above = next(folder for folder in _real(directory).parents if folder.is_dir())
     try:
         stage = Path(os.path.realpath(tempfile.mkdtemp(prefix=STAGE_PREFIX, dir=above)))
     except OSError as error:
@@ -135,6 +135,11 @@ def _staged(source: Path, directory: Path, tell: Tell) -> Iterator[tuple[Path, M
         raise files.FileRefused(above, f"cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _real(directory: Path) -> Path:
+    """Where a directory lies whose name may be a link: the link stays, what it leads to is exchanged."""
+    return Path(os.path.realpath(directory))
 
 
 def staged_path(stage: Path, entry: Entry) -> Path:
@@ -214,6 +219,9 @@ def _require_leave(done: Restored, *, replace: bool, outside: bool) -> None:
             hint="put them there with --outside",
             context={"outside": [str(path) for path in done.outside]},
         )
+    if done.is_whole and os.path.ismount(_real(done.directory)):
+        hint = "restore into a directory below it"
+        raise files.FileRefused(done.directory, "is a mount point, which cannot be replaced", hint=hint)
     is_taken = done.is_whole and done.directory.exists() and any(done.directory.iterdir())
     places = [*([done.directory] if is_taken else []), *done.outside, *([done.ledger] if done.ledger else [])]
     taken = [str(path) for path in dict.fromkeys(places) if os.path.lexists(path)]
@@ -249,32 +257,41 @@ def _ledgers(done: Restored) -> set[Path]:
 
 
 def _put(stage: Path, done: Restored, now: datetime) -> None:
-    """Everything is in its place: what lies outside first, the directory in the end and at once."""
+    """Everything is in its place: what lies outside first, the directory in the end and at once; or it is as it was."""
     stamp, inside, ledger = f"before-restore-{now:%Y%m%dT%H%M%S%f}", stage / "inside", stage / "ledger.db"
-    for entry in done.manifest.files:
-        path = Path(entry.place)
-        if entry.kind != LEDGER and path in done.outside:
-            done.kept += exchange.put_file(staged_path(stage, entry), path, stamp)
-    if done.ledger and done.is_whole and done.ledger not in done.outside:
-        place = inside / done.ledger.relative_to(done.directory)
-        make_private_directory(place.parent)
-        ledger.rename(place)
-    elif done.ledger:
-        done.kept += _put_ledger(ledger, done.ledger, stamp)
-    if done.is_whole:
-        exchange.give(inside, done.directory)
-        done.kept += exchange.put_directory(inside, done.directory, stamp)
+    with contextlib.ExitStack() as undo:
+        for entry in done.manifest.files:
+            path = Path(entry.place)
+            if entry.kind != LEDGER and path in done.outside:
+                done.kept += exchange.put_file(staged_path(stage, entry), path, stamp)
+                undo.callback(exchange.take_back, path, stamp)
+        if done.ledger and done.is_whole and done.ledger not in done.outside:
+            place = inside / done.ledger.relative_to(done.directory)
+            make_private_directory(place.parent)
+            ledger.rename(place)
+        elif done.ledger:
+            done.kept += _put_ledger(ledger, done.ledger, stamp, undo)
+        if done.is_whole:
+            place = _real(done.directory)
+            exchange.give(inside, place)
+            done.kept += exchange.put_directory(inside, place, stamp)
+        undo.pop_all()
 
 
-def _put_ledger(staged: Path, place: Path, stamp: str) -> list[Path]:
+def _put_ledger(staged: Path, place: Path, stamp: str, undo: contextlib.ExitStack) -> list[Path]:
     """The log of the old ledger is folded into it, so that the new one never stands beside a strange log."""
     if place.exists():
         with contextlib.suppress(LedgerError):  # a damaged one is kept as it is
             fold_log(place)
     kept = []
     for suffix in ("-wal", "-shm"):
-        kept += exchange.set_aside(place.with_name(place.name + suffix), stamp)
-    return [*kept, *exchange.put_file(staged, place, stamp)]
+        log = place.with_name(place.name + suffix)
+        if aside := exchange.set_aside(log, stamp):
+            undo.callback(exchange.take_back, log, stamp)
+            kept += aside
+    kept += exchange.put_file(staged, place, stamp)
+    undo.callback(exchange.take_back, place, stamp)
+    return kept
 
 
 def _what_is_missing(done: Restored) -> list[str]:
@@ -286,8 +303,7 @@ def _what_is_missing(done: Restored) -> list[str]:
         return [f"not usable yet: {complaint}" for complaint in error.complaints]
     except DuctileError as error:
         return [f"not usable yet: {error}"]
-    old = Path(done.manifest.source)
+    old, new = Path(done.manifest.source), done.directory
     used = [config.settings.state.path, *config.settings.plugin_roots, *(source.path for source in config.files)]
-    if old != done.directory:
-        found += [f"still in use, from where it was: {path}" for path in used if path.is_relative_to(old)]
-    return found
+    left = [path for path in used if path.is_relative_to(old) and not path.is_relative_to(new)]
+    return found + [f"still in use, from where it was: {path}" for path in left]

@@ -141,4 +141,5 @@ def _open_what_is_closed() -> None:
     """Who is started without stdin, stdout or stderr has empty ones, and no file of ours gets their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # takes the lowest number that is free
+            empty = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (takes the lowest number that is free)
+            setattr(sys, name, empty)

@@ -7,7 +7,7 @@ with them, go to this machine or its own network, never further.
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,17 +151,19 @@ def _send(verb: str, path: str, body: str | None, headers: dict[str, str], *, in
     from ductile.cli.connect import client_for
 
     service = client_for(where)
-    keyed = headers if service.key is None else {"authorization": f"Bearer {service.key}"} | headers
-    connection = service.connection()
+    keyed, connection = service.authorization | headers, service.connection()
     with closing(connection):
         with _reaching(service):
             _open(connection, is_local=service.url is None)
-            connection.request(verb, path, body.encode() if body is not None else None, keyed)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a refusal may come before all of the body is sent
+                connection.request(verb, path, body.encode() if body is not None else None, keyed)
             answer = connection.getresponse()
         output.detail(f"asked: {verb} {path} → {answer.status}")
         if include:
-            lines = [f"{name}: {value}" for name, value in answer.getheaders()]
-            click.echo("\n".join([f"HTTP/1.1 {answer.status} {answer.reason}", *lines, ""]))
+            headers_told = [f"{name}: {value}" for name, value in answer.getheaders()]
+            for line in (f"HTTP/1.1 {answer.status} {answer.reason}", *headers_told, ""):
+                output.tell(line)
+            sys.stdout.flush()
         if answer.getheader("content-type", "").startswith("text/event-stream"):
             connection.sock.settimeout(None)
         _print(_chunks(service, answer))

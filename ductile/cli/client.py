@@ -60,9 +60,18 @@ class Client:
         """The same where the answer is a list."""
         return list(self._answer(method, path, None))
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that lets us in. NotAllowed for a key that no header can carry, without showing it."""
+        if not self.key:
+            return {}
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise NotAllowed("the API key has characters that no token has", hint="look for a line break in it")
+        return {"authorization": f"Bearer {self.key}"}
+
     def _answer(self, method: str, path: str, body: Any) -> Any:
         connection = self.connection()
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+        headers = {"content-type": "application/json"} | self.authorization
         try:
             connection.connect()
             connection.sock.settimeout(LONGEST_ANSWER_SECONDS)

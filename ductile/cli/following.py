@@ -65,7 +65,8 @@ class Follower:
 
     async def _converse(self) -> NoReturn:
         """One connection, from its opening to its end."""
-        headers, (stream, host) = _headers(self.service), await _connected(self.service)
+        headers = [(name.encode(), value.encode()) for name, value in self.service.authorization.items()]
+        stream, host = await _connected(self.service)
         query = urlencode({**self.wanted, **({"since": self.place} if self.place is not None else {})})
         try:
             async with stream, trio.open_nursery() as nursery:
@@ -149,14 +150,6 @@ def _address(url: str) -> tuple[str, str, int]:
     if not parts.hostname:
         raise ServiceUnreachable(f"{url[:200]!r} is not an address", hint="write http://HOST:PORT")
     return parts.scheme, parts.hostname, port
-
-
-def _headers(service: Client) -> list[tuple[bytes, bytes]]:
-    if service.key is None:
-        return []
-    if not (service.key.isascii() and service.key.isprintable()):
-        raise NotAllowed("the API key has characters that no token has")
-    return [(b"authorization", f"Bearer {service.key}".encode())]
 
 
 async def _cut_when_silent(socket: WebSocketConnection, conversation: trio.CancelScope) -> None:

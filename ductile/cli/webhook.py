@@ -144,10 +144,13 @@ def send_delivery(
 
 
 def _sent_lines(view: dict[str, Any]) -> list[str]:
+    import json
+
     if view["dry_run"]:
         lines = [f"would post {view['body_bytes']} bytes to {view['url']} with"]
         return lines + [f"  {name}: {value}" for name, value in view["headers"].items()]
-    return [f"{view['status']} from {view['url']}", f"  {view['answer']}"]
+    answer = view["answer"]
+    return [f"{view['status']} from {view['url']}", f"  {answer if isinstance(answer, str) else json.dumps(answer)}"]
 
 
 @group.command("verify")

@@ -55,12 +55,16 @@ def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -
     db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints by itself, after it has answered
     db.execute(f"PRAGMA synchronous = {synchronous}")
+    write_ahead(db, where)
+    if db.execute("PRAGMA synchronous").fetchone()[0] != _SYNCHRONOUS[synchronous]:
+        raise LedgerError(f"{where}: SQLite does not give the durability asked for")
+
+
+def write_ahead(db: sqlite3.Connection, where: object) -> None:
+    """Changes go to a write-ahead log. SQLite keeps to its old ways without a word when that fails, so it is asked."""
     journal_mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-    if (
-        journal_mode not in ("wal", "memory")
-        or db.execute("PRAGMA synchronous").fetchone()[0] != (_SYNCHRONOUS[synchronous])
-    ):
-        raise LedgerError(f"{where}: SQLite does not give the durability asked for (journal mode {journal_mode})")
+    if journal_mode not in ("wal", "memory"):
+        raise LedgerError(f"{where}: SQLite cannot write ahead here (journal mode {journal_mode})")
 
 
 @contextlib.contextmanager

@@ -34,11 +34,17 @@ class LedgerFacts:
     rows: dict[str, int]
 
 
-def copy_ledger(path: Path, target: Path, progress: Progress) -> None:
-    """The new file `target` is the ledger at `path` as it is now, on disk, mode 0600."""
+def require_copyable(path: Path) -> Path:
+    """The file that `path` leads to; LedgerError unless it is a ledger that this version can use."""
     source = location.resolve_readable(path)
     if examine(source, newest=SCHEMA_VERSION, tables=tables(), thorough=False).kind is not Kind.OURS:
         raise LedgerError(f"{path}: not a ledger yet", hint="start the service once; it makes or migrates the file")
+    return source
+
+
+def copy_ledger(path: Path, target: Path, progress: Progress) -> None:
+    """The new file `target` is the ledger at `path` as it is now, on disk, mode 0600."""
+    source = require_copyable(path)
     descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with (

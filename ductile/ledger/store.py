@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ductile.errors import LedgerError, NotFound
 from ductile.ledger import location, migrate
-from ductile.ledger.connections import Synchronous, connect_reader, connect_writer, snapshot
+from ductile.ledger.connections import Synchronous, connect_reader, connect_writer, snapshot, write_ahead
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 
@@ -67,6 +67,8 @@ def create(path: Path) -> None:
         fresh.chmod(0o600)
         with translating(path), contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
             fill(db)
+            # Closing does this as well, but without a word if it fails; the file would then go on without its log.
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         fresh.replace(path)
         location.sync(path.parent)
     except OSError as error:
@@ -80,7 +82,7 @@ def create(path: Path) -> None:
 def fill(db: sqlite3.Connection) -> None:
     """The empty database `db` is a ledger of the newest version."""
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    db.execute("PRAGMA journal_mode = WAL")
+    write_ahead(db, "a new ledger")
     db.executescript(
         f"BEGIN IMMEDIATE;\n{schema()}\n"
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"

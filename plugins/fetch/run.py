@@ -69,7 +69,7 @@ def handle(job: Job) -> str:
         # A page can be written so that reading it takes hours.
         with within(settings.timeout, "the text of the page", Final):
             page = described(url, answer, job.payload.get("output_format") or settings.output_format)
-        if len(json.dumps(page, ensure_ascii=False).encode("utf-8", "replace")) > MOST_EVENT:
+        if len(json.dumps(page, ensure_ascii=False).encode("utf-8", "backslashreplace")) > MOST_EVENT:
             raise Final("the answer is too large for an event; lower max_response_bytes")
     except Failed as failure:
         job.emit("fetch.failed", {"source_url": url, "error": str(failure), "text": f"fetch failed: {failure}"})
@@ -181,7 +181,7 @@ def texts(entries: list[Any], name: str) -> list[str]:
 def header_lines(headers: Any, failure: type[Failed]) -> dict[str, str]:
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
         raise failure("headers must be a mapping of names to texts")
-    return headers
+    return {name.title(): value for name, value in headers.items()}  # no two that differ in case alone
 
 
 if __name__ == "__main__":

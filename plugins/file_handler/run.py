@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import base64
 import errno
+import json
 import os
 import signal
 import stat
 import sys
 import time
 from contextlib import contextmanager, suppress
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Final, Job, Misconfigured, only_known, run, setting
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEYS = ("allowed_read_paths", "allowed_write_paths", "default_output_dir", "max_bytes")
+MOST_EVENT = 9 << 20  # an answer has room for 10 MiB, and content grows when it is written as JSON
+MOST_PATH = 1000  # a deeper tree is more than many programs can walk, or remove
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -63,6 +68,8 @@ def read(job: Job) -> str:
             payload["text"] = content.decode()
         except UnicodeDecodeError:
             raise Final(f"{full} is not UTF-8 text; ask for it with encoding: base64") from None
+    if len(json.dumps(payload, ensure_ascii=False).encode()) > MOST_EVENT:
+        raise Final(f"{full} is too large for an event; lower max_bytes")
     job.emit("file.read", payload)
     return f"read {len(content)} bytes from {full}"
 
@@ -93,8 +100,9 @@ def append(folder: int, name: str, full: str, content: bytes) -> None:
 
 def replace(folder: int, name: str, full: str, content: bytes, job_id: str, *, may_exist: bool) -> None:
     """Readers see the old content or the new one, never half of it."""
+    mode = None
     try:
-        regular(os.stat(name, dir_fd=folder, follow_symlinks=False), full)
+        mode = regular(os.stat(name, dir_fd=folder, follow_symlinks=False), full).st_mode & 0o777
     except FileNotFoundError:
         pass
     else:
@@ -104,9 +112,12 @@ def replace(folder: int, name: str, full: str, content: bytes, job_id: str, *, m
     draft = f".{job_id}.ductile"
     remove(folder, draft)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o644, dir_fd=folder), "wb") as file:
+        with open(os.open(draft, flags, 0o644 if mode is None else 0o600, dir_fd=folder), "wb") as file:
             file.write(content)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.flush()
             os.fsync(file.fileno())
         if may_exist:
@@ -125,8 +136,10 @@ def remove(folder: int, name: str) -> None:
 @contextmanager
 def parent_of(path: str, roots: list[str], *, make: bool = False) -> Iterator[tuple[int, str, str]]:
     """The open folder that holds `path`, the file's name in it, and the full path. Raises if it is not below a root."""
-    if "\0" in path:
-        raise Final("the path contains a NUL")
+    if "\0" in path or path != path.encode("utf-8", "ignore").decode():
+        raise Final("the path has a NUL or half a character in it")
+    if len(path) > MOST_PATH:
+        raise Final(f"the path has more than {MOST_PATH} characters")
     parts = path.split("/")
     if ".." in parts:
         raise Final(f"{path!r} contains `..`")
@@ -148,6 +161,8 @@ def parent_of(path: str, roots: list[str], *, make: bool = False) -> Iterator[tu
             raise Final(f"{full}: there is a symbolic link, or no folder, on the way") from error
         if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, a fifo that nobody reads
             raise Final(f"{full} is not a regular file") from error
+        if error.errno == errno.ENAMETOOLONG:
+            raise Final(f"{full[:300]}: {os.strerror(error.errno)}") from error
         raise Failed(f"{full}: {os.strerror(error.errno or 0)}") from error
     finally:
         if descriptor >= 0:

@@ -6,7 +6,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Job, Misconfigured, only_known, run, setting
 

@@ -12,7 +12,10 @@ import json
 import os
 import re
 import stat
+import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Job, Misconfigured, only_known, run, setting
 

@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from ductile_plugin import Final, Job, Misconfigured, only_known, run, setting
+from ductile_plugin import MOST_LEVELS, Final, Job, Misconfigured, is_deeper, only_known, run, setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def handle(job: Job) -> str:
         return f"{name} is not one of events; nothing emitted"
     if repositories and not any(matches(wanted, repository) for wanted in repositories):
         return f"{repository or 'no repository'} is not one of repositories; nothing emitted"
-    if include_body:
+    if include_body and is_deeper(body, MOST_LEVELS - 1):
+        job.log("warn", f"the body has {MOST_LEVELS} levels or more: the event is without it")
+    elif include_body:
         told["body"] = body
     delivery = told["delivery_id"]
     job.emit(f"github.{name}", told, dedupe_key=f"github:{delivery}" if delivery else None)

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 
-from ductile_plugin import Failed, Final, Misconfigured, setting
+from ductile_plugin import Failed, Final, Misconfigured, is_deeper, setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +29,17 @@ _NUMBER = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
 _CHARSET = re.compile(
     r"utf-?(8|16|32)|us-ascii|ascii|iso|latin|windows|cp\d|koi8|mac|shift|euc|gb|big5|hz", re.IGNORECASE
 )
+_FOR_ALL = ("Accept", "User-Agent", "Content-Type")
 _FRAMING = {"Host", "Connection", "Content-Length", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect"}
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LINE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 _NOT_PUBLIC = (
     "0.0.0.0/8",  # this host
     "10.0.0.0/8",  # private
     "100.64.0.0/10",  # shared by providers
     "127.0.0.0/8",  # loopback
     "169.254.0.0/16",  # link-local, metadata services among them
+    "168.63.129.16/32",  # a service of the host, in one large cloud
     "172.16.0.0/12",  # private
     "192.0.0.0/24",  # special purposes
     "192.0.2.0/24",  # examples
@@ -143,7 +147,7 @@ class Answer:
             value = json.loads(self.text(), parse_constant=_finite, parse_float=_finite)
         except RecursionError as error:
             raise ValueError("too many levels") from error
-        if _is_deeper(value, 50):
+        if is_deeper(value, 50):
             raise ValueError("more than 50 levels")
         return value
 
@@ -182,15 +186,16 @@ def request(
 ) -> Answer:
     """The answer within `timeout` seconds, after at most `max_redirects` redirects; with 0, one is an answer.
 
-    `headers` go to the first origin only, apart from Accept and User-Agent.
+    `headers` go to the first origin only, apart from Accept, User-Agent and the Content-Type of a body.
     """
     timeout = min(timeout, LONGEST)
     hops = [url]
     sent = {name.title(): value for name, value in (headers or {}).items()}
     if framing := _FRAMING.intersection(sent):
         raise Final(f"the header {min(framing)} is not for you to set")
-    if any("\n" in line or "\r" in line for line in (*sent, *sent.values())):
-        raise Final("a header is one line")
+    for name, value in sent.items():
+        if not _TOKEN.fullmatch(name) or not _LINE.fullmatch(value):
+            raise Final(f"{name[:80]!r} is not a header of one line in Latin-1")
     with within(timeout, f"a complete answer from {host_of(split_url(url))}"):
         while True:
             parts = split_url(hops[-1])
@@ -203,9 +208,10 @@ def request(
             following = _next_url(parts, target)
             hops.append(following.geturl())
             if _origin(following) != _origin(parts):
-                sent = {name: value for name, value in sent.items() if name in ("Accept", "User-Agent")}
+                sent = {name: value for name, value in sent.items() if name in _FOR_ALL}
             if answer.status < 307 and method != "HEAD":
                 method, body = "GET", None
+                sent.pop("Content-Type", None)
 
 
 def split_url(url: str) -> SplitResult:
@@ -263,11 +269,6 @@ def _finite(text: str) -> float:
     if number - number != 0:  # infinite, or not a number
         raise ValueError(f"{text[:40]} is not a number of JSON")
     return number
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(member, levels - 1) for member in members)
 
 
 def _pattern(text: str) -> str:

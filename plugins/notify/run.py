@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SHARED_KEYS = ("channel", "title", "max_chars", "timeout_seconds")
+MOST_VARIABLE = 100_000  # bytes; the system's own limit is little more
 SECURITY = {"starttls": 587, "tls": 465, "none": 25}
 
 
@@ -268,12 +269,13 @@ class Command:
     def __call__(self, job: Job, message: Message) -> str:
         import subprocess
 
-        told = {"DUCTILE_TITLE": message.title, "DUCTILE_TEXT": message.text}
-        clean = {key: value.replace("\0", "").encode("utf-8", "replace").decode() for key, value in told.items()}
+        text = message.text.replace("\0", "").encode("utf-8", "replace")
+        told = {"DUCTILE_TITLE": message.title.replace("\0", "").encode("utf-8", "replace"), "DUCTILE_TEXT": text}
+        clean = {key: value[:MOST_VARIABLE].decode("utf-8", "ignore") for key, value in told.items()}
         try:
             done = subprocess.run(
                 self.command,
-                input=clean["DUCTILE_TEXT"].encode(),
+                input=text,
                 stdout=sys.stderr.fileno(),
                 env={**os.environ, **clean},
                 timeout=self.timeout,

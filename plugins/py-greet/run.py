@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from ductile_plugin import Job, only_known, run, setting
 
 

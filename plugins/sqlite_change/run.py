@@ -7,7 +7,10 @@ import base64
 import hashlib
 import json
 import os
+import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Job, Misconfigured, only_known, run, setting
 
@@ -102,7 +105,9 @@ def opened(path: str) -> sqlite3.Connection:
 
     def allow(action: int, name: str | None, value: str | None, *_: object) -> int:
         is_question = action == sqlite3.SQLITE_PRAGMA and value is None
-        is_allowed = (action in allowed and value != "load_extension") or is_question
+        # A virtual table is declared when it is opened, in memory; the file cannot be written at all.
+        is_declaration = action == sqlite3.SQLITE_UPDATE and name == "sqlite_master"
+        is_allowed = (action in allowed and value != "load_extension") or is_question or is_declaration
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     database = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Final, Job, only_known, run
 

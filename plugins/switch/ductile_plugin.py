@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EX_CONFIG = 78
 REQUIRED = object()
+MOST_LEVELS = 61  # of a payload: Ductile takes answers of 64, and an event begins at the third
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "a flag", list: "a list", dict: "a mapping"}
 
 
@@ -67,6 +68,8 @@ class Job:
 
     def emit(self, event_type: str, payload: Mapping[str, Any], *, dedupe_key: str | None = None) -> None:
         """The answer has this event. Of an answer that failed it is routed only when no attempt follows."""
+        if is_deeper(payload, MOST_LEVELS):
+            raise Final(f"the payload of {event_type} has more than {MOST_LEVELS} levels; an event cannot")
         self.events.append({"type": event_type, "payload": payload, "dedupe_key": dedupe_key})
 
     def log(self, level: str, message: str) -> None:
@@ -109,6 +112,14 @@ def only_known(config: Iterable[str], known: Iterable[str], *, where: str = "") 
             close = get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
             raise Misconfigured(f"{where}{key} is not a key of this plugin; {hint}")
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings are nested in more levels than that."""
+    if not isinstance(value, (dict, list, tuple)):
+        return False
+    members = value.values() if isinstance(value, dict) else value
+    return levels < 1 or any(is_deeper(member, levels - 1) for member in members)
 
 
 def run(**commands: Callable[[Job], str]) -> None:

@@ -11,6 +11,8 @@ import sys
 import time
 from contextlib import suppress
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from ductile_plugin import Failed, Final, Job, Misconfigured, only_known, run, setting
 
 TYPE_CHECKING = False
@@ -26,7 +28,9 @@ KEYS = (
 SHELL_SIGNS = re.compile(r"[|&;<>()$`*?\[\]#~\n]")
 MAX_VARIABLE_BYTES = 100_000  # the system's own limit is little more
 MAX_VARIABLES_BYTES = 1_000_000
+MAX_WARNINGS = 20
 GRACE_SECONDS = 2.0
+ENDING = {signal.SIGTERM}
 
 
 class Order:
@@ -60,18 +64,24 @@ class Order:
             "DUCTILE_EVENT_TYPE": job.event.get("type", ""),
         }
         told: dict[str, str] = {}
-        room = MAX_VARIABLES_BYTES
+        room, left_out = MAX_VARIABLES_BYTES, []
         for key, value in job.payload.items():
             name = "DUCTILE_PAYLOAD_" + re.sub(r"[^A-Z0-9]", "_", key.upper())
             text = value if isinstance(value, str) else json.dumps(value)
-            size = len(text.encode("utf-8", "replace"))
+            size = len(name) + len(text.encode("utf-8", "replace")) + 10  # and what the system keeps of each
             if name in told:
-                job.log("warn", f"payload.{key} is not in the environment: {name} is taken already")
+                left_out.append(f"payload.{key[:100]} is not in the environment: {name[:100]} is taken already")
             elif "\0" in text or size > min(room, MAX_VARIABLE_BYTES):
-                job.log("warn", f"payload.{key} is not in the environment: too long, or with a NUL; it is on stdin")
+                left_out.append(
+                    f"payload.{key[:100]} is not in the environment: too long, or with a NUL; it is on stdin"
+                )
             else:
                 told[name] = text.encode("utf-8", "replace").decode()
                 room -= size
+        for line in left_out[:MAX_WARNINGS]:
+            job.log("warn", line)
+        if len(left_out) > MAX_WARNINGS:
+            job.log("warn", f"and {len(left_out) - MAX_WARNINGS} more of this kind")
         return {**os.environ, **{name: str(value) for name, value in self.env.items()}, **own, **told}
 
 
@@ -80,8 +90,11 @@ def work(job: Job) -> str:
     began = time.monotonic()
     left = job.seconds_left()
     timeout = min(order.timeout, max(left / 2, left - GRACE_SECONDS - 1))
+    # SIGTERM waits until there is something to end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     process = started(order, job)
     signal.signal(signal.SIGTERM, lambda *_: stopped(process))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     code, output, is_late = attend(process, json.dumps(job.payload).encode() + b"\n", timeout, order.caps)
     if is_late:
         raise Failed(f"the command ran longer than {timeout:g} s and was ended{said(output)}")
@@ -111,6 +124,7 @@ def started(order: Order, job: Job) -> subprocess.Popen[bytes]:
             cwd=order.working_dir,
             env=order.environment(job),
             start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING),
         )
     except (OSError, ValueError) as error:
         raise Misconfigured(f"{order.argv[0]} cannot be started: {error}") from error

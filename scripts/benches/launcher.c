@@ -1,5 +1,6 @@
 /* What this machine can do at most: runs PLUGIN COUNT times from WIDTH threads with posix_spawn and three pipes,
- * a 300-byte request, both outputs read to their end, and waits for each.
+ * a request of BYTES (300) that is read before anything is said, both outputs read to their end, and waits for each.
+ * usage: launcher PLUGIN WIDTH COUNT [BYTES]
  * Prints: runs per second, median microseconds of one run, bytes read per second. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,6 +18,8 @@
 extern char **environ;
 static const char *plugin;
 static int total;
+static char *request;
+static size_t request_size = 300;
 static atomic_int next_run;
 static atomic_llong bytes_read;
 static double *took;
@@ -29,11 +32,6 @@ static double now(void) {
 
 static void run_once(char *buffer, size_t size) {
     int in[2], out[2], err[2];
-    char request[300];
-    memset(request, ' ', sizeof request);
-    request[0] = '{';
-    request[298] = '}';
-    request[299] = '\n';
     if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC)) exit(2);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
@@ -47,7 +45,11 @@ static void run_once(char *buffer, size_t size) {
     close(in[0]);
     close(out[1]);
     close(err[1]);
-    if (write(in[1], request, sizeof request) < 0) exit(4);
+    for (size_t sent = 0; sent < request_size;) {
+        ssize_t n = write(in[1], request + sent, request_size - sent);
+        if (n < 0) exit(4);
+        sent += (size_t)n;
+    }
     close(in[1]);
     struct pollfd fds[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
     for (int open = 2; open;) {
@@ -88,10 +90,16 @@ static int compare(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) return 1;
+    if (argc != 4 && argc != 5) return 1;
     plugin = argv[1];
     int width = atoi(argv[2]);
     total = atoi(argv[3]);
+    if (argc == 5) request_size = (size_t)atol(argv[4]);
+    request = malloc(request_size);
+    memset(request, ' ', request_size);
+    request[0] = '{';
+    request[request_size - 2] = '}';
+    request[request_size - 1] = '\n';
     took = calloc(total, sizeof *took);
     pthread_t threads[64];
     double begin = now();

@@ -1,12 +1,11 @@
 """Measures of the ledger, as ratios within one run, so that a slow or busy machine does not decide.
 
-group_commit      durable enqueues per second by 64 callers ÷ the same statements with a commit each (at least 3)
-claim_and_record  cost of one claim + record with a long history ÷ with a short one (at most 1.5)
-memory            memory of the process with a long history ÷ with a short one (at most 1.2)
+group_commit      durable enqueues per second by 64 callers ÷ the same statements with a commit each
+claim_and_record  cost of one claim + record with a long history ÷ with a short one
+memory            memory of the process with a long history ÷ with a short one
 """
 
-import argparse
-import json
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -14,85 +13,43 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trio
 
-from ductile.ledger import history, reports
+from ductile.ledger import history, listed, reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.store import open_writer
 from ductile.ledger.writer import Ledger, open_ledger
 from ductile.model import Ending, Evidence, Job, NewJob, Succeeded
+from scripts.benches.bench import Bench, Line, main
+from scripts.benches.histories import filled
 
 CALLERS = 64
 SHORT_HISTORY = 1_000
+MEMORY_OF = "--memory-of"
 NEW = NewJob(plugin="echo", command="poll", submitted_by="bench", payload='{"message":"' + "x" * 200 + '"}')
 
-FILL = (
-    """
-    WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < :rows),
-         job (id, n) AS MATERIALIZED (SELECT lower(hex(randomblob(16))), n FROM number)
-    INSERT INTO job_queue (id, plugin, command, payload, status, submitted_by, created_at, started_at, completed_at,
-                           root_job_id, open_jobs, tree_jobs, tree_completed_at, asked_at)
-    SELECT id, 'plugin-' || (n % 20), 'poll', '{"message":"a payload of ordinary size"}', 'succeeded', 'bench',
-           :now, :now, :now, id, 0, 1, :now, :now FROM job
-    """,
-    """
-    INSERT INTO job_log (id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
-                         root_job_id, job_status, started_at, duration_ms, exit_code, max_attempts)
-    SELECT id || '-1', id, plugin, command, 'succeeded', '{"status":"ok","result":"done"}', 1, submitted_by, :now, :now,
-           id, 'succeeded', :now, 12, 0, 4 FROM job_queue WHERE :rows > 0
-    """,
-    """
-    INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data)
-    SELECT :now, 'job.completed', plugin, id, id, '{"from":"running","to":"succeeded"}' FROM job_queue WHERE :rows > 0
-    """,
-)
 
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def report(measure: str, ratio: float, **details: float) -> None:
-    print(json.dumps({"measure": measure, "ratio": round(ratio, 3), **details}), flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench ledger", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="length of the long history")
-    parser.add_argument("--directory", type=Path, help="where to put the databases (default: a temporary directory)")
-    parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.memory_of:
-        print(memory_after_some_work(chosen.memory_of))
-        return
-    with tempfile.TemporaryDirectory(prefix="ductile-bench-ledger-", dir=chosen.directory) as directory:
-        measure_group_commit(Path(directory))
-        short, long = Path(directory, "short.db"), Path(directory, "long.db")
-        fill(short, SHORT_HISTORY)
-        fill(long, chosen.rows)
-        measure_memory(short, long, chosen.rows)
-        measure_claim_and_record(short, long, chosen.rows)
-
-
-def measure_group_commit(directory: Path, rounds: int = 5) -> None:
+def measure_group_commit(bench: Bench) -> Iterator[Line]:
     together, one_by_one = [], []
-    for number in range(rounds):
-        say(f"group commit, round {number + 1} of {rounds}")
-        one_by_one.append(commit_each(directory / f"each-{number}.db"))
-        together.append(trio.run(commit_together, directory / f"together-{number}.db"))
-    ratio = statistics.median(fast / slow for fast, slow in zip(together, one_by_one, strict=True))
-    report(
+    with tempfile.TemporaryDirectory(dir=bench.folder) as directory:
+        for number in range(bench.size(5, 1)):
+            one_by_one.append(commit_each(Path(directory, f"each-{number}.db")))
+            together.append(trio.run(commit_together, Path(directory, f"together-{number}.db")))
+    ratios = [fast / slow for fast, slow in zip(together, one_by_one, strict=True)]
+    yield bench.line(
+        "ledger",
         "group_commit",
-        ratio,
+        ratios,
+        mode="full",
         callers=CALLERS,
-        together_per_second=round(statistics.median(together)),
-        one_by_one_per_second=round(statistics.median(one_by_one)),
+        together_per_second=statistics.median(together),
+        one_by_one_per_second=statistics.median(one_by_one),
     )
 
 
@@ -118,32 +75,26 @@ async def commit_together(path: Path, jobs_each: int = 60) -> float:
         return CALLERS * jobs_each / (time.perf_counter() - begun)
 
 
-def fill(path: Path, rows: int) -> None:
-    """A ledger with `rows` finished jobs, their attempts and their journal."""
-    say(f"filling {path.name} with {rows:,} finished jobs")
-    now = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
-    with closing(open_writer(path, synchronous="off")) as db:
-        db.execute("PRAGMA cache_size = -400000")
-        for statement in FILL:
-            with transaction(db):
-                db.execute(statement, {"rows": rows, "now": now})
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    say(f"  {path.stat().st_size / 1e6:,.0f} MB")
+@contextmanager
+def short_and_long(bench: Bench) -> Iterator[tuple[Path, Path]]:
+    with tempfile.TemporaryDirectory(dir=bench.folder) as directory:
+        short, long = Path(directory, "short.db"), Path(directory, "long.db")
+        for path, rows in ((short, SHORT_HISTORY), (long, bench.rows)):
+            shutil.copyfile(filled(bench.folder, rows), path)
+        yield short, long
 
 
-def measure_claim_and_record(short: Path, long: Path, rows: int, rounds: int = 7) -> None:
-    with warm(short) as quick, warm(long) as slow:
-        pairs = []
-        for number in range(rounds):
-            say(f"claim + record, round {number + 1} of {rounds}")
-            pairs.append((cost(quick), cost(slow)))
-    ratio = statistics.median(with_long / with_short for with_short, with_long in pairs)
-    report(
+def measure_claim_and_record(bench: Bench) -> Iterator[Line]:
+    with short_and_long(bench) as paths, ExitStack() as stack:
+        quick, slow = (stack.enter_context(warm(path)) for path in paths)
+        pairs = [(cost(quick), cost(slow)) for _ in range(bench.size(7, 3))]
+    yield bench.line(
+        "ledger",
         "claim_and_record",
-        ratio,
-        rows=rows,
-        microseconds_short=round(statistics.median(pair[0] for pair in pairs) * 1e6, 1),
-        microseconds_long=round(statistics.median(pair[1] for pair in pairs) * 1e6, 1),
+        [with_long / with_short for with_short, with_long in pairs],
+        rows=bench.rows,
+        microseconds_short=statistics.median(pair[0] for pair in pairs) * 1e6,
+        microseconds_long=statistics.median(pair[1] for pair in pairs) * 1e6,
     )
 
 
@@ -179,14 +130,14 @@ def next_step(db: sqlite3.Connection, running: list[Job]) -> list[Job]:
     return list(claimed.jobs)
 
 
-def measure_memory(short: Path, long: Path, rows: int) -> None:
+def measure_memory(bench: Bench) -> Iterator[Line]:
     """Each history in a fresh process that enqueues, claims, records and lists."""
-    say("memory")
-    taken = []
-    for path in (short, long):
-        command = [sys.executable, __file__, "--memory-of", str(path)]
-        taken.append(int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
-    report("memory", taken[1] / taken[0], rows=rows, kilobytes_short=taken[0], kilobytes_long=taken[1])
+    with short_and_long(bench) as paths:
+        short, long = (
+            int(subprocess.run([sys.executable, "-P", __file__, MEMORY_OF, path], stdout=-1, check=True).stdout)
+            for path in paths
+        )
+    yield bench.line("ledger", "memory", long / short, rows=bench.rows, kilobytes_short=short, kilobytes_long=long)
 
 
 def memory_after_some_work(path: Path) -> int:
@@ -198,7 +149,7 @@ def memory_after_some_work(path: Path) -> int:
             for _ in range(300):
                 running = await ledger.write(next_step, running)
             for _ in range(20):
-                await ledger.read_slowly(history.jobs)
+                await ledger.read_slowly(listed.jobs)
                 await ledger.read_slowly(history.logs)
                 await ledger.read_slowly(reports.queue)
             return proportional_kilobytes()
@@ -214,4 +165,8 @@ def proportional_kilobytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [MEMORY_OF]:
+        print(memory_after_some_work(Path(sys.argv[2])))
+        sys.exit()
+    measures = {"group_commit": measure_group_commit, "claim": measure_claim_and_record, "memory": measure_memory}
+    sys.exit(main("ledger", __doc__, measures))

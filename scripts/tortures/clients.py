@@ -20,6 +20,7 @@ from scripts.tortures.play import Role, Script
 
 PATIENCE = 5.0
 """Longer than the caller of any pipeline has to wait for an answer."""
+LONG_PATIENCE = 30.0
 WAITS_PER_SECOND = 5.0
 
 
@@ -43,6 +44,25 @@ class Acknowledged:
     """What it was asked with."""
     answer: Mapping[str, Any] | None = field(default=None, repr=False)
     """What a caller was told who waited until the run was over."""
+
+
+@frozen
+class Caller:
+    """Somebody with a connection who asks for one job after the other."""
+
+    connection: http.client.HTTPConnection
+
+    @classmethod
+    def to(cls, url: str | None) -> "Caller":
+        assert url is not None, "nobody is there"
+        return cls(http.client.HTTPConnection(urlsplit(url).netloc, timeout=LONG_PATIENCE))
+
+    def post(self, plugin: str, number: int) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and body of the answer."""
+        body = json.dumps({"payload": {"number": number}})
+        self.connection.request("POST", f"/plugin/{plugin}/poll", body, {"authorization": f"Bearer {TOKEN}"})
+        reply = self.connection.getresponse()
+        return reply.status, {name.lower(): value for name, value in reply.getheaders()}, json.loads(reply.read())
 
 
 @define

@@ -114,7 +114,7 @@ class Torture:
         finally:
             clients.stop()
         if options.hurry:
-            self._cut_delays_short()
+            self.cut_delays_short()
         rest = self.come_to_rest()
         return self._summary(clients, seconds=time.monotonic() - begun, rest_seconds=rest)
 
@@ -195,7 +195,7 @@ class Torture:
             count: int = db.execute(OPEN_JOBS).fetchone()[0]
             return count
 
-    def _cut_delays_short(self) -> None:
+    def cut_delays_short(self) -> None:
         """One core more recovers and is drained; what waits for its next attempt after that need not wait."""
         core = self._launch()
         self._is_ready(core)

@@ -67,7 +67,7 @@ class Scheduled(Torture):
                 unsettled += [f"after run {run} {found}" for found in unsettled_schedules(db)]
             if (run + 1) % PROGRESS_EVERY == 0:
                 print(f"run {run + 1}: {dict(ended)}, {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-        self._cut_delays_short()
+        self.cut_delays_short()
         rest = self.come_to_rest()
         return self._told(ended, unsettled, seconds=time.monotonic() - begun, rest_seconds=rest)
 

@@ -26,6 +26,7 @@ from tests.authoring.kit import PYTHON, cli, write_fixture, write_plugin
         ("a.json", '{"request": {"command": "poll"}, "deadline": "soon"}', "deadline"),
         ("a.json", '{"request": {"command": "poll"}, "deadline": "0s"}', "is no time at all"),
         ("a.json", '{"request": {"command": "poll", "event": {"type": "x"}}}', "request.event is for `handle`"),
+        ("a.json", '{"request": {"command": "handle", "event": {"payload": "x"}}}', "request.event.payload must be"),
         ("a.json", '{"request": {"command": "poll"}, "files": {"../x": ""}}', "does not lie below"),
         ("a.json", '{"request": {"command": "poll"}, "files": {"/etc/x": ""}}', "does not lie below"),
         ("a.json", '{"request": {"command": "poll"}, "files": {"x": 5}}', "must be text"),
@@ -63,6 +64,14 @@ def test_a_fixture_may_be_yaml(tmp_path: Path) -> None:
     assert (fixture.name, fixture.command, fixture.attempt, fixture.is_exact) == ("all", "poll", 2, True)
     assert (fixture.config, fixture.state, fixture.payload) == ({"a": 1}, {"b": 2}, {"c": 3})
     assert fixture.deadline.total_seconds() == 3
+
+
+def test_a_fixture_that_expects_nothing_in_particular_expects_success(tmp_path: Path) -> None:
+    """Otherwise it would hold whatever the plugin does."""
+    path = tmp_path / "bare.yaml"
+    path.write_text("request: {command: poll}\n")
+
+    assert read_fixture(path).expect == {"verdict": "succeeded"}
 
 
 def test_the_fixture_in_the_documentation_can_be_read(tmp_path: Path) -> None:

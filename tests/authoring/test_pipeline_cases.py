@@ -134,6 +134,9 @@ def test_an_answer_for_a_step_that_is_not_there_fails_the_case_alone(run: Run, h
         ("", "the file must be an object"),
         ("cases: []", "must be a list with at least one case"),
         ("cases: [{}]", "cases[0].pipeline must name a pipeline"),
+        ("cases: [{pipeline: report, payload: []}]", "cases[0].payload must be an object"),
+        ("cases: [{pipeline: report, event: {type: x, payload: []}}]", "cases[0].event.payload must be an object"),
+        ("cases: [{pipeline: report, answers: []}]", "cases[0].answers must be an object"),
         ("cases: [{pipeline: report, expct: {}}]", "did you mean 'expect'"),
         ("cases: [{pipeline: report, expect: {paths: []}}]", "did you mean 'path'"),
         ("cases: [{pipeline: report, expect: {path: fetch}}]", "must be a list of steps"),
@@ -173,3 +176,12 @@ def test_the_lines_for_people_say_which_case_failed(run: Run, home: Home) -> Non
         "      status: expected succeeded, found failed",
         "1 of 2 cases hold",
     ]
+
+
+def test_a_case_that_expects_nothing_in_particular_expects_success(run: Run, home: Home) -> None:
+    """Otherwise it would hold however the run goes."""
+    failing = {"payload": {"day": "monday"}, "answers": {"fetch": {"fail": "no network"}}}
+
+    differences, exit_code = play(run, home, failing)
+
+    assert (differences, exit_code) == ([["status: expected succeeded, found failed"]], 1)

@@ -196,6 +196,23 @@ def test_a_token_is_never_sent_into_the_open_internet(url: str, run: Run) -> Non
     assert (answer.exit_code, answer.json["code"]) == (77, "not_allowed")
 
 
+@pytest.mark.parametrize("command", ["api /jobs", "job list", "logs --follow", "system watch --once"])
+@pytest.mark.parametrize("key", ["hush\n", "hush\r\nx: y", "hüsh"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(run: Run, made: World, command: str, key: str) -> None:
+    """A file's last line break is easily part of a key."""
+    answer = run(*command.split(), "--api-url", made.service.url, "--api-key", key)
+
+    assert answer.exit_code == 77
+    assert "sh" not in answer.stderr.replace("show", "")
+
+
+def test_a_refusal_that_comes_before_the_whole_body_is_sent_is_shown(run: Run, made: World, tmp_path: Path) -> None:
+    """The service closes the connection on a body that is too large; that does not mean that it does not answer."""
+    answer = run("api", "/plugin/echo/poll", "--body", "x" * 30_000_000, "--config", made.home.path)
+
+    assert (answer.exit_code, answer.json["code"]) == (1, "body_too_large")
+
+
 def test_a_name_that_changes_its_address_is_noticed() -> None:
     """The address that is connected counts, not only the one that was looked up."""
     with pytest.raises(NotAllowed):

@@ -1,5 +1,6 @@
 """Care: status, selfcheck, doctor, storage, facts, backup and restore, as an operator meets them."""
 
+import errno
 import gzip
 import io
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ductile.care import findings
+from ductile.care import exchange, findings
 from ductile.clock import to_text
 from ductile.config.pending import PENDING_FILE, Replacement
 from ductile.config.scopes import scopes_hash
@@ -449,6 +450,32 @@ def test_a_folder_that_others_need_is_never_repaired(run: Run, place: Path, tmp_
     assert shared.stat().st_mode & 0o777 == 0o755
 
 
+def test_what_a_link_leads_to_is_never_repaired(run: Run, place: Path, tmp_path: Path) -> None:
+    """A file of the configuration may be a link to one that others must be able to read."""
+    shared = tmp_path / "shared.yaml"
+    (place / "plugins.yaml").rename(shared)
+    shared.chmod(0o644)
+    (place / "plugins.yaml").symlink_to(shared)
+    (place / "config.yaml").write_text(CONFIG + "service: {allow_symlinks: true}\n")
+
+    told = found(run("system", "doctor", "--fix", "--config", place, "--json"))
+
+    assert told["permissions_open"]["outcome"] == "found"
+    assert shared.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_that_is_no_ledger_is_never_repaired_as_one(run: Run, place: Path, tmp_path: Path) -> None:
+    """`state.path` may name anything by mistake."""
+    hosts = tmp_path / "shared" / "hosts.db"
+    hosts.parent.mkdir(mode=0o755)
+    hosts.write_text("127.0.0.1 localhost\n")
+    hosts.chmod(0o644)
+    (place / "config.yaml").write_text(CONFIG.replace("data/state.db", str(hosts)))
+
+    assert "ledger_unusable" in found(run("system", "doctor", "--fix", "--config", place, "--json"))
+    assert (hosts.stat().st_mode & 0o777, hosts.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+
+
 def test_a_disk_that_is_nearly_full_is_told(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With how much is left."""
     real = os.statvfs(kept)
@@ -642,6 +669,32 @@ def test_a_backup_replaces_nothing_and_a_dry_run_writes_nothing(run: Run, kept: 
     assert not other.exists()
 
 
+def test_a_backup_into_a_folder_that_is_backed_up_does_not_hold_itself(run: Run, kept: Path) -> None:
+    """The copy of the ledger that lies beside the archive for a moment is not one of the plugins' files."""
+    result = run("system", "backup", "--to", kept / "plugins" / "b.tar.gz", "--config", kept, "--json").json
+
+    assert [one["place"] for one in result["files"] if "b.tar.gz" in one["place"]] == []
+
+
+@pytest.mark.parametrize("target", ["/proc/b.tar.gz", "/sys/b.tar.gz"])
+def test_a_trial_backup_says_when_nothing_can_be_written_there(run: Run, kept: Path, target: str) -> None:
+    """What would fail fails."""
+    assert run("system", "backup", "--to", target, "--dry-run", "--config", kept).exit_code != 0
+
+
+def test_a_trial_backup_says_when_the_ledger_cannot_be_copied(run: Run, kept: Path, tmp_path: Path) -> None:
+    """And so does the real one, with the same words."""
+    ledger_of(kept).write_bytes(b"not a ledger at all, although long enough to be looked at" * 100)
+
+    planned, real = (
+        run("system", "backup", "--to", tmp_path / "b.tar.gz", *trial, "--config", kept, "--json")
+        for trial in (["--dry-run"], [])
+    )
+
+    assert planned.exit_code == real.exit_code != 0
+    assert planned.json == real.json
+
+
 def test_a_restored_directory_is_sealed_sound_and_the_same(run: Run, kept: Path, archive: Path, tmp_path: Path) -> None:
     """In another place than it came from: relative paths stay right, and the seal says the same of the new place."""
     target = tmp_path / "deep" / "restored"
@@ -657,6 +710,51 @@ def test_a_restored_directory_is_sealed_sound_and_the_same(run: Run, kept: Path,
     assert run("system", "selfcheck", "--config", target).exit_code == 0
     assert (target / "plugins/echo/run").stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.rglob(".ductile-restore-*")) == []
+
+
+def test_what_is_restored_below_its_source_is_not_told_to_lead_there(run: Run, kept: Path, archive: Path) -> None:
+    """Only what really still leads to the old files is told."""
+    assert run("system", "restore", archive, "--config-dir", kept / "trial", "--json").json["warnings"] == []
+
+
+def test_a_directory_behind_a_link_is_exchanged_and_the_link_stays(
+    run: Run, kept: Path, archive: Path, tmp_path: Path
+) -> None:
+    """`/etc/ductile` may lead to another disk."""
+    link, real = tmp_path / "link", tmp_path / "elsewhere" / "real"
+    real.mkdir(parents=True)
+    link.symlink_to(real)
+
+    for more in ([], ["--replace"]):
+        answer = run("system", "restore", archive, "--config-dir", link, *more, "--json")
+        assert answer.exit_code == 0, answer.stdout
+
+    assert link.is_symlink()
+    assert (real / "config.yaml").read_bytes() == (kept / "config.yaml").read_bytes()
+    assert len(answer.json["kept"]) == 1
+
+
+def test_a_restore_that_fails_in_the_end_takes_everything_back(
+    run: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lay outside was put there before the directory could not be exchanged: it is what it was."""
+    state = tmp_path / "state"
+    (place / "config.yaml").write_text(CONFIG.replace("data/state.db", str(state / "state.db")))
+    open_writer(state / "state.db").close()
+    backup = tmp_path / "b.tar.gz"
+    assert run("system", "backup", "--to", backup, "--config", place).exit_code == 0
+    (place / "plugins.yaml").write_text("plugins: {}\n")
+    before = tree_of(tmp_path)
+
+    def refuse(*_: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(exchange, "_exchange", refuse)
+    answer = run("system", "restore", backup, "--replace", "--outside", "--config-dir", place)
+
+    assert (answer.exit_code, answer.stderr.count("resource busy")) == (78, 1)
+    after = {name: content for name, content in tree_of(tmp_path).items() if not name.endswith((".lock", ".pid"))}
+    assert after == before
 
 
 def test_a_trial_restore_leaves_nothing(run: Run, archive: Path, tmp_path: Path) -> None:

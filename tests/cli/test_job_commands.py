@@ -415,6 +415,15 @@ def test_a_cut_diagnosis_keeps_the_end_of_stderr_and_says_how_much_there_was(run
     assert bundle["cut"]["stderr"]["unit"] == "characters"
 
 
+def test_a_diagnosis_names_what_to_do_after_it(run: Run, sick: tuple[Path, str]) -> None:
+    """Not itself."""
+    home, job_id = sick
+    following = run("job", "diagnose", job_id, "--config", home, "--json").json["next"]
+
+    assert f"ductile job retry {job_id}" in following
+    assert f"ductile job diagnose {job_id}" not in following
+
+
 def test_a_diagnosis_shows_no_secret(run: Run, sick: tuple[Path, str]) -> None:
     """Neither a known one, nor what has a telling name."""
     home, job_id = sick

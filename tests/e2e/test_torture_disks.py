@@ -2,12 +2,15 @@
 
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ductile.ledger.store import open_reader
 from scripts.tortures import bad_disk
 from scripts.tortures.arena import Arena
 from scripts.tortures.bad_disk import Failures, Fault
@@ -15,7 +18,8 @@ from scripts.tortures.clients import Caller
 from scripts.tortures.full_disk import FullDisk, Options
 from scripts.tortures.kill import Options as KillOptions
 from scripts.tortures.kill import Torture
-from scripts.tortures.recording import Change, Kind
+from scripts.tortures.recording import Change, Kind, read_changes
+from scripts.tortures.shim import Shim, Unavailable
 from tests.e2e.tortured import torture
 
 
@@ -27,6 +31,35 @@ def test_a_failing_disk_ends_the_service_and_loses_nothing() -> None:
     assert done.broken == {"it ends at once": 1}, done.said
     assert done.code == 1
     assert done.summary["exit_seconds"]["max"] < 5.0
+
+
+MAKE = (
+    "import sys; from pathlib import Path; from ductile.ledger.store import open_writer; open_writer(Path(sys.argv[1]))"
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", ["sync", "truncate"])
+def test_a_new_ledger_is_whole_or_not_there_whatever_call_fails(tmp_path: Path, call: str) -> None:
+    """The first call fails, the second, and so on, until one run meets no fault; no fault goes unnoticed."""
+    try:
+        shim = Shim.build(tmp_path, tmp_path / "data")
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    ledger, log = tmp_path / "data" / "state.db", tmp_path / "log"
+    for number in range(1, 100):
+        environ = {**os.environ, **shim.failing(log, call, number, times=1)}
+        done = subprocess.run([sys.executable, "-c", MAKE, str(ledger)], env=environ, capture_output=True, check=False)
+        if not any(change.kind is Kind.FAILED for change in read_changes(log)):
+            break
+        assert b"LedgerError" in done.stderr, f"{call} {number} failed, and nobody heard of it"
+        assert [path for path in ledger.parent.glob("*") if path.name.endswith(("-wal", "-journal"))] == []
+        log.unlink()
+        ledger.unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr
+    assert number > 2, "nothing failed: the library did not get between the ledger and its disk"
+    with open_reader(ledger) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 FAILED = Change(0, 0, 0, 0, Kind.FAILED, "sync", b"")

@@ -31,7 +31,7 @@ def test_no_cut_loses_what_was_acknowledged(told: Recorded, tmp_path: Path) -> N
     cuts.run()
 
     assert cuts.violations == {}
-    assert cuts.required > 100, "nobody was told anything: the torture does not torture"
+    assert cuts.required > 0, "nobody was told anything: the torture does not torture"
     assert {Kind.WRITE, Kind.SYNC, Kind.RENAME} <= {change.kind for change in told.changes}
 
 

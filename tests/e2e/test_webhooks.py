@@ -345,27 +345,3 @@ def test_secrets_are_nowhere_to_be_found(hooked: Home, start: Start) -> None:
     for secret in (SECRET, NEXT, "sesame-sesame"):
         assert secret not in said
         assert os.fsencode(secret) not in stored + given
-
-
-def test_the_first_example_of_the_documentation_works(home: Home, start: Start) -> None:
-    """docs/webhooks.md: its two files and its shell lines, as they stand, but for the address."""
-    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
-    webhooks, tokens, script = re.findall(r"^```(?:yaml|sh)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:3]
-    home.plugin("notifier", TAKES)
-    home.write("webhooks.yaml", webhooks.replace("127.0.0.1:8081", "localhost:0"))
-    home.write("tokens.yaml", tokens)
-    home.add("include: [tokens.yaml, webhooks.yaml]\n")
-    environ = {"BACKUP_SECRET": "backup-secret-0123456789"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BACKUP_SECRET", environ["BACKUP_SECRET"])
-        home.seal()
-    service = start(environ=environ)
-
-    command = ["sh", "-euc", script.replace("http://127.0.0.1:8081", address(service))]
-    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, check=True)
-
-    job_id = json.loads(done.stdout)["job_id"]
-    assert service.job(job_id, wait="30s")["status"] == "succeeded"
-    event = request_of(home, job_id)["event"]
-    assert event["type"] == "webhook.backup"
-    assert event["payload"] == {"archive": "monday.tar", "size": 1048576}

@@ -17,7 +17,7 @@ import pytest
 
 from ductile.errors import LedgerBusy, LedgerError, NotFound
 from ductile.ledger import location, store
-from ductile.ledger.connections import connect_reader, connect_writer, transaction
+from ductile.ledger.connections import connect_reader, connect_writer, transaction, write_ahead
 from ductile.ledger.examine import APPLICATION_ID
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.store import SCHEMA_VERSION, open_reader, open_writer
@@ -91,6 +91,12 @@ def test_a_directory_that_cannot_keep_the_name_of_the_log_is_refused(
         open_writer(path)
     assert len(names) == 1
     assert f"{path.name}-wal" in names[0]
+
+
+def test_a_database_that_cannot_write_ahead_is_refused() -> None:
+    """SQLite answers such a wish with its old journal mode and no error."""
+    with closing(sqlite3.connect("")) as db, pytest.raises(LedgerError, match="cannot write ahead"):
+        write_ahead(db, "a file without a name")
 
 
 def test_a_file_without_bytes_is_a_new_ledger(path: Path) -> None:

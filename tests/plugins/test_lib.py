@@ -29,7 +29,7 @@ def test_a_copy_is_its_original(copy: Path) -> None:
 
 def test_the_helper_stays_small() -> None:
     """Something that is copied must be read first."""
-    assert len((LIB / "ductile_plugin.py").read_text().splitlines()) < 150
+    assert len((LIB / "ductile_plugin.py").read_text().splitlines()) < 165
 
 
 @pytest.mark.parametrize(
