@@ -51,8 +51,8 @@ is wrong with it, `ductile config show` prints what came out, `ductile config lo
 
 ## An example
 
-A whole one in one file, in the place of the demo's `config.yaml` of [getting started](getting-started.md); most have a file for
-each section, as the demo does.
+A whole one in one file, in the place of the demo's `config.yaml` of [getting started](getting-started.md); most have a
+file for each section, as the demo does.
 
 <!-- file: .ductile/config.yaml -->
 ```yaml

@@ -22,6 +22,7 @@ from ductile.ledger.soundness import pages_in_order, references_kept
 from ductile.ledger.store import SCHEMA_VERSION, open_writer, tables
 
 PAGES_PER_STEP = 2_000
+SOUND_ONE = "restore a backup that is sound"
 Progress = Callable[[int, int], None]
 """Pages that are copied, and all of them."""
 
@@ -61,21 +62,24 @@ def copy_ledger(path: Path, target: Path, progress: Progress) -> None:
         os.close(descriptor)
 
 
-def facts_of_copy(path: Path) -> LedgerFacts:
-    """What is in a copy that lies alone; LedgerError unless it is a sound ledger that this version can use."""
-    with _alone(path) as db:
+def facts_of_copy(path: Path, *, name: str | None = None) -> LedgerFacts:
+    """What is in a copy that lies alone; LedgerError unless it is a sound ledger that this version can use.
+
+    Errors call it by `name`.
+    """
+    name = name or path.name
+    with _alone(path, name) as db:
         mark, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if mark != APPLICATION_ID or version > SCHEMA_VERSION:
             known = f"schema {version}, this one knows {SCHEMA_VERSION}"
-            raise LedgerError(f"{path.name}: not a ledger of this version of Ductile ({known})")
+            raise LedgerError(f"{name}: not a ledger of this version of Ductile ({known})")
         if db.execute(TRIGGERS).fetchone():
-            raise LedgerError(f"{path.name}: has triggers, which no ledger has", hint="use another backup")
+            raise LedgerError(f"{name}: has triggers, which no ledger has", hint=SOUND_ONE)
         for problem in (*pages_in_order(db), *references_kept(db)):
-            raise LedgerError(f"{path.name}: damaged ({problem})", hint="use another backup")
-        names = [name for (name,) in db.execute(TABLES)]
-        return LedgerFacts(
-            version, {name: db.execute(f'SELECT COUNT(*) FROM "{name}"').fetchone()[0] for name in names}
-        )
+            raise LedgerError(f"{name}: damaged ({problem})", hint=SOUND_ONE)
+        found = [table for (table,) in db.execute(TABLES)]
+        rows = {table: db.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone()[0] for table in found}
+        return LedgerFacts(version, rows)
 
 
 TRIGGERS = "SELECT 1 FROM sqlite_schema WHERE type = 'trigger'"
@@ -83,14 +87,19 @@ TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[sqlite3.Connection]:
+def _alone(path: Path, name: str) -> Iterator[sqlite3.Connection]:
     """A file that nobody else has open, read without leaving anything beside it."""
     with (
-        translating(path.name),
+        translating(name),
         contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db,
     ):
         db.execute("PRAGMA trusted_schema = OFF")
         yield db
+
+
+def beside(path: Path) -> tuple[Path, Path]:
+    """The files that SQLite keeps beside a ledger: its log and the index of that. They belong to it alone."""
+    return path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
 
 
 def fold_log(path: Path) -> None:

@@ -29,14 +29,14 @@ class Part:
 
 
 PARTS = (
-    Part("cli", 20, 5),
+    Part("cli", 15, 5),
     Part("ledger", 110, 10),
-    Part("http", 170, 15),
-    Part("sync", 30, 6),
-    Part("run", 280, 40),
-    Part("schedule", 100, 22),
-    Part("idle", 220, 22),
-    Part("scale", 560, 40),
+    Part("http", 180, 15),
+    Part("sync", 20, 6),
+    Part("run", 340, 40),
+    Part("schedule", 90, 22),
+    Part("idle", 250, 22),
+    Part("scale", 480, 40),
 )
 
 
@@ -47,7 +47,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--synchronous", choices=MODES, default="both", help="how the ledger writes (default: both)")
     parser.add_argument("--rows", type=int, help="length of a long history (default: 1,000,000, quick: 20,000)")
-    parser.add_argument("--only", metavar="A,B", help="only these benches; the others count as not measured")
+    parser.add_argument("--only", metavar="A,B", type=chosen, default=PARTS, help="the others count as not measured")
     parser.add_argument(
         "--report", type=Path, metavar="PAGE", help="write tables between the marks of this page, and plots"
     )
@@ -55,6 +55,14 @@ def parsed() -> argparse.Namespace:
         "--lines", type=Path, metavar="FILE", help="measure nothing, report these lines of an earlier run"
     )
     return parser.parse_args()
+
+
+def chosen(text: str) -> tuple[Part, ...]:
+    """The benches of these names."""
+    names = text.split(",")
+    if unknown := set(names) - {part.name for part in PARTS}:
+        raise argparse.ArgumentTypeError(f"no bench is called {', '.join(sorted(unknown))}")
+    return tuple(part for part in PARTS if part.name in names)
 
 
 def main() -> int:
@@ -81,7 +89,7 @@ def main() -> int:
 
 def measured(asked: argparse.Namespace, lines: list[Line]) -> int:
     """Every bench has run; its lines are added as they come."""
-    parts = [part for part in PARTS if asked.only is None or part.name in asked.only.split(",")]
+    parts: tuple[Part, ...] = asked.only
     options = ["--synchronous", asked.synchronous, *["--quick"] * asked.quick]
     options += ["--rows", str(asked.rows)] if asked.rows else []
     estimates = [part.quick_seconds if asked.quick else part.seconds for part in parts]
@@ -142,7 +150,7 @@ def written(page: Path, lines: Sequence[Line], modes: tuple[str, ...]) -> None:
     (folder / "lines.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     titles = [(name, title) for name, (title, _) in drawn.items()]
     report.keep(page, report.regions(lines, modes, titles))
-    tell(f"written: {page}, {', '.join(str(folder / name) for name in drawn)}")
+    tell(f"written: {', '.join(map(str, (page, *(folder / name for name in drawn))))}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -157,6 +158,8 @@ def workshop() -> Iterator[Path]:
 
 
 def build(folder: Path) -> None:
+    if not shutil.which("gcc"):
+        raise SystemExit("what Ductile is compared with is written in C: install gcc")
     for name, (*flags, source) in PROGRAMS.items():
         subprocess.run(["gcc", "-O2", *flags, "-o", folder / name, HERE / source], check=True)
 

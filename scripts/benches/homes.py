@@ -1,4 +1,4 @@
-"""A Ductile to measure: its configuration, its backlog, its process, and what that has used up so far.
+"""A Ductile to measure: its configuration, its backlog, its process and its jobs.
 
 Whoever watches shares the cores with what it measures, so the log goes into a file and the ledger is looked at rarely.
 """
@@ -21,13 +21,14 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.clock import from_text, to_text
+from ductile.clock import from_text
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.store import open_writer
 from ductile.model import NewJob
 from scripts.benches.bench import Bench
 from scripts.benches.histories import filled
+from scripts.benches.usage import cpu_seconds
 from tests.e2e.service import TOKEN, Home
 
 PLUGIN = "least"
@@ -163,36 +164,15 @@ def running(home: Home) -> Iterator[Running]:
     ):
         assert process.stderr
         try:
-            said = ""
-            while " is ready: " not in said:
-                said = process.stderr.readline()
-                if not said:
-                    raise SystemExit(f"the service did not start: {(home.path / 'log.jsonl').read_text()[-2000:]}")
-            port, hook_port = (int(port) for port in re.findall(r"http://[^,\s]+:(\d+)", said))
+            heard: list[str] = []
+            while " is ready: " not in "".join(heard[-1:]):
+                heard.append(process.stderr.readline())
+                if not heard[-1]:
+                    raise SystemExit(f"the service did not start: {''.join(heard)}")
+            port, hook_port = (int(port) for port in re.findall(r"http://[^,\s]+:(\d+)", heard[-1]))
             yield Running(home, process.pid, port, hook_port, asked_at)
         finally:
             process.kill()
-
-
-def cpu_seconds(pid: int) -> float:
-    """The processor time of the process so far, to the nanosecond, threads that have ended included."""
-    return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
-
-
-def wakeups(pid: int) -> int:
-    """How often its threads were scheduled after having waited."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(
-        int(line.split()[1])
-        for task in tasks
-        for line in (task / "status").read_text().splitlines()
-        if line.startswith("voluntary_ctxt_switches")
-    )
-
-
-def pss_mb(pid: int) -> float:
-    (line,) = re.findall(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    return int(line) / 1024
 
 
 # ── its jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -237,12 +217,6 @@ def span(home: Home, after: int, count: int) -> tuple[datetime, datetime]:
     )
     assert row["n"] == count, f"{row['n']} of {count} jobs succeeded"
     return from_text(row["first"]), from_text(row["last"])
-
-
-def first_run_after(home: Home, moment: datetime) -> float:
-    """Seconds until something ran."""
-    (row,) = home.rows("SELECT MIN(started_at) AS first FROM job_log WHERE started_at > ?", to_text(moment))
-    return (from_text(row["first"]) - moment).total_seconds()
 
 
 def attempts(home: Home) -> int:

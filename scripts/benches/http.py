@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 
 from scripts.benches.bench import Bench, Line, main
 from scripts.benches.calls import check, deliveries, load, pipeline
-from scripts.benches.homes import attempts, cpu_seconds, furnished, running, span, wait_for_attempt
+from scripts.benches.homes import attempts, furnished, running, span, wait_for_attempt
+from scripts.benches.usage import cpu_seconds
 
 SERVE_BARE = "--serve-bare"
 

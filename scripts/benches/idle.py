@@ -7,42 +7,16 @@ growth   memory and processor time over many jobs
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from attrs import frozen
-
 from scripts.benches.bench import Bench, Line, main
 from scripts.benches.calls import check, deliveries, load, pipeline
-from scripts.benches.homes import (
-    Running,
-    asleep,
-    cpu_seconds,
-    furnished,
-    pss_mb,
-    running,
-    span,
-    wait_for_attempt,
-    wakeups,
-)
+from scripts.benches.homes import Running, asleep, furnished, running, span, wait_for_attempt
+from scripts.benches.usage import cpu_seconds, pss_mb, used
 
 EACH_MINUTE = 20
-
-
-@frozen
-class Used:
-    """By one process within some seconds, or until now."""
-
-    cpu_seconds: float
-    wakeups: int
-
-    def __sub__(self, other: "Used") -> "Used":
-        return Used(self.cpu_seconds - other.cpu_seconds, self.wakeups - other.wakeups)
-
-
-def used(pid: int) -> Used:
-    return Used(cpu_seconds(pid), wakeups(pid))
 
 
 def measure_quiet(bench: Bench) -> Iterator[Line]:
@@ -59,18 +33,14 @@ def measure_quiet(bench: Bench) -> Iterator[Line]:
         due = start(schedules=[*asleep(1000 - EACH_MINUTE), *every_minute])
         for service in plain.values():
             check(service, "one", 1)
-        time.sleep(3 if bench.quick else 3 + (47 - time.time()) % 60)  # what follows a start has been done by then
+        time.sleep(3 if bench.quick else 12 + (38 - time.time()) % 60)  # what follows a start or a call is done by then
         watched = {**idle, "due": due}
         before, jobs = {name: used(service.pid) for name, service in watched.items()}, job_count(due)
         time.sleep(seconds)
         spent = {name: used(service.pid) - before[name] for name, service in watched.items()}
         jobs = job_count(due) - jobs
         memory = {name: pss_mb(service.pid) for name, service in idle.items()}
-        first: dict[str, list[float]] = {mode: [] for mode in plain}
-        for number in range(bench.rounds):
-            time.sleep(seconds if number else 0)
-            for mode, service in plain.items():
-                first[mode].append(load(bench, service.port, pipeline("one", 1), 1).p50_ms)
+        first = first_calls(bench, plain, seconds)
     for name in idle:
         yield bench.line("B5", f"idle_cpu_percent{name}", spent[name].cpu_seconds / seconds * 100, seconds=seconds)
         yield bench.line("B5", f"idle_wakeups{name}", spent[name].wakeups / seconds, seconds=seconds)
@@ -81,6 +51,16 @@ def measure_quiet(bench: Bench) -> Iterator[Line]:
         assert jobs == EACH_MINUTE, f"{jobs} jobs were due, not {EACH_MINUTE}"
         extra = spent["due"].cpu_seconds - spent["_1000_schedules"].cpu_seconds
         yield bench.line("idle", "cpu_ms_per_due_job", extra * 1000 / jobs, jobs=jobs)
+
+
+def first_calls(bench: Bench, services: Mapping[str, Running], idle_seconds: int) -> dict[str, list[float]]:
+    """Milliseconds of a call after so much idle time; before the first of them it has gone by already."""
+    found: dict[str, list[float]] = {mode: [] for mode in services}
+    for number in range(bench.rounds):
+        time.sleep(idle_seconds if number else 0)
+        for mode, service in services.items():
+            found[mode].append(load(bench, service.port, pipeline("one", 1), 1).p50_ms)
+    return found
 
 
 def job_count(service: Running) -> int:

@@ -37,13 +37,12 @@ Draw = Callable[[str], str]
 
 def jobs(found: Found) -> Draw | None:
     shown = [line for (key, _), line in found.items() if key == "run" and "workers" in line]
+    if not shown:
+        return None
     groups = {f"{line['plugin']}, {line['workers']}": [line["value"]] for line in shown}
     captions = [[f"{line['jobs_per_second']:,.0f}/s"] for line in shown]
-    return (
-        (lambda title: bars(title, ["share, by plugin and workers; above it jobs per second"], groups, captions))
-        if shown
-        else None
-    )
+    names = ["share, by plugin and workers; above it jobs per second"]
+    return lambda title: bars(title, names, groups, captions)
 
 
 def latency(found: Found) -> Draw | None:

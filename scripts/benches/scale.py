@@ -11,8 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 
+from ductile.clock import from_text, to_text
 from scripts.benches.bench import Bench, Line, main, percentile
 from scripts.benches.calls import check, deliveries, load, pipeline, reads
 from scripts.benches.homes import (
@@ -22,7 +24,6 @@ from scripts.benches.homes import (
     attempts,
     backlog,
     drain,
-    first_run_after,
     furnished,
     last_attempt,
     running,
@@ -33,7 +34,7 @@ from scripts.benches.homes import (
 from tests.e2e.service import Home
 
 SHORT = 1_000
-AT_MOST_SECONDS = 180
+AT_MOST_SECONDS = 120
 LISTS = {
     "newest": "/jobs?limit=20",
     "by_common_status": "/jobs?limit=20&status=succeeded",
@@ -165,11 +166,17 @@ def measure_kill(bench: Bench) -> Iterator[Line]:
         with running(home) as service, home.read_ledger() as db:
             left = "SELECT COUNT(*) FROM job_queue WHERE status IN ('queued', 'running')"
             wait_until(lambda: last_attempt(db) >= jobs and not db.execute(left).fetchone()[0])
-            first = first_run_after(home, service.asked_at)
+            first = _first_run_after(home, service.asked_at)
         (row,) = home.rows("SELECT COUNT(*) AS n FROM job_queue WHERE status = 'succeeded'")
         (again,) = home.rows("SELECT SUM(recoveries) AS n FROM job_queue")
     yield bench.line("B13", "jobs_lost", jobs - row["n"], jobs=jobs, recorded_before=done, recovered=again["n"])
     yield bench.line("B13", "first_run_seconds", first)
+
+
+def _first_run_after(home: Home, moment: datetime) -> float:
+    """Seconds until something ran."""
+    (row,) = home.rows("SELECT MIN(started_at) AS first FROM job_log WHERE started_at > ?", to_text(moment))
+    return (from_text(row["first"]) - moment).total_seconds()
 
 
 if __name__ == "__main__":
