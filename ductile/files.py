@@ -161,6 +161,17 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600, follow_symli
         raise _refusal(path, error) from error
 
 
+def require_writable(folder: Path) -> None:
+    """FileRefused unless a file can be made in `folder`; none is left there."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # has no name, where the file system can do that
+            pass
+    except (OSError, ValueError) as error:
+        raise FileRefused(folder, f"cannot be written to: {getattr(error, 'strerror', None) or error}") from error
+
+
 def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     """What lies directly in `folder`, sorted by name."""
     try:

@@ -51,10 +51,12 @@ def _locked(path: Path, *, now: datetime) -> int:
         raise LedgerError(f"{path}: the lock file cannot be opened: {error.strerror}") from error
     try:
         _take(descriptor)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise BlockingIOError  # a restore has put another directory in the place of the one that was opened
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{to_text(now)}\n".encode(), 0)
-    except BlockingIOError as error:
+    except (BlockingIOError, FileNotFoundError) as error:
         os.close(descriptor)
         raise _conflict(path) from error
     except OSError as error:

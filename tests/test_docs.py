@@ -29,6 +29,17 @@ def test_the_generated_pages_are_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_key_of_the_configuration_has_its_sentence() -> None:
+    """The last cell of a row says what the key is for; a section says what it is about."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|.*\| *(.*?) *\|$", page, re.MULTILINE)
+    sections = re.findall(r"^### (.*)\n\n(.*)$", page.partition("## Keys\n")[2], re.MULTILINE)
+
+    assert len(rows) > 100
+    assert [name for name, meaning in rows if len(meaning) < 4] == []
+    assert [name for name, about in sections if not about or about.startswith("|")] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     """A relative link names a file of this repository."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ductile import lock
 from ductile.errors import AlreadyRunning, LedgerError
 from ductile.lock import holder, instance_lock, is_held, lock_paths
 
@@ -118,3 +119,26 @@ def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerError), instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
         pass
     assert precious.read_text() == "keep"
+
+
+def test_a_lock_whose_file_is_no_longer_in_its_place_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore exchanges the directory between opening and locking: another process may lock the new file."""
+    state = tmp_path / "state"
+    state.mkdir()
+    take = lock._take
+
+    def exchange_and_take(descriptor: int) -> None:
+        if not (tmp_path / "aside").exists():
+            state.rename(tmp_path / "aside")
+            state.mkdir()
+            (state / lock.LOCK_NAME).touch()
+        take(descriptor)
+
+    monkeypatch.setattr(lock, "_take", exchange_and_take)
+
+    with pytest.raises(AlreadyRunning), instance_lock(state, state / "ductile.db", now=NOW):
+        pass
+    with instance_lock(state, state / "ductile.db", now=NOW):
+        assert is_held(state / lock.LOCK_NAME)

@@ -19,8 +19,8 @@ from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
-from ductile.engine.run_job import ending_of
-from ductile.engine.spawn import Finished, SpawnFailed, Stop, run_plugin
+from ductile.engine.run_job import Attempt, ending_of, spawn
+from ductile.engine.spawn import Finished, SpawnFailed, Stop
 from ductile.model import Ending, Job, JobStatus
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE
@@ -91,16 +91,7 @@ async def attempt_locally(
             verdict = judge(job, refused, policy, started_at=now, chance=0.0)
             return LocalRun(job=job, request=b"", run=refused, verdict=verdict)
     ready = _adjusted(ready, deadline, grace, fault, alter, now)
-    run = await run_plugin(
-        ready.argv,
-        ready.request,
-        timeout=ready.policy.timeout.total_seconds(),
-        env=ready.environment,
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        limits=ready.limits,
-        stop=stop,
-    )
+    run = await spawn(Attempt(job, snapshot, stop or Stop()), ready)
     verdict = judge(job, run, ready.policy, started_at=now, chance=0.0)
     ending = ending_of(job, ready, verdict, snapshot, now=now)
     return LocalRun(

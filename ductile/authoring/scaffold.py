@@ -54,8 +54,7 @@ def make(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
     if os.path.lexists(folder):
         raise UsageInvalid(f"{folder} is already there", hint="choose another name, or another place with --dir")
     above = next(path for path in folder.absolute().parents if path.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise files.FileRefused(above, "cannot be written to")
+    files.require_writable(above)
     if dry_run:
         return
     entrypoints = {language.entrypoint for language in LANGUAGES.values()}

@@ -5,7 +5,6 @@ Called by `system backup`; `restore` is the way back.
 """
 
 import os
-import tempfile
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import SourceFile, find
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, LedgerFull, UsageInvalid
-from ductile.ledger.copying import LedgerFacts, copy_ledger, facts_of_copy, require_copyable
+from ductile.ledger.copying import LedgerFacts, beside, copy_ledger, facts_of_copy, require_copyable
 
 LEDGER_NAME = "ledger.db"
 
@@ -47,6 +46,7 @@ class _Collection:
     """What was found so far."""
 
     directory: Path
+    ledger: Path
     copy: Path
     """Of the ledger: our own, wherever it lies for the moment."""
     entries: dict[str, Entry] = field(factory=dict)
@@ -57,7 +57,7 @@ class _Collection:
         self._take(path, kind, content, len(content), blake3(content).hexdigest())
 
     def take_file(self, path: Path, kind: str) -> None:
-        if path == self.copy:
+        if path in (self.copy, *beside(self.ledger)):
             return
         if not is_unicode(str(path)):
             self.excluded.append(f"{files.shown_path(path)}: its name is not UTF-8")
@@ -65,13 +65,13 @@ class _Collection:
         size, digest = archive.hash_of(path)
         self._take(path, kind, path, size, digest, executable=os.access(path, os.X_OK))
 
-    def take_ledger(self, path: Path) -> None:
-        """The ledger that belongs at `path`, from its copy; without one only its name and its size."""
+    def take_ledger(self) -> None:
+        """The ledger from its copy; without one only its name and its size."""
         is_copied = self.copy.exists()
-        size, digest = archive.hash_of(self.copy) if is_copied else (path.stat().st_size, "")
-        place = _place(path, self.directory)
+        size, digest = archive.hash_of(self.copy) if is_copied else (self.ledger.stat().st_size, "")
+        place = _place(self.ledger, self.directory)
         self.entries[place] = Entry(name=LEDGER_NAME, kind=LEDGER, place=place, size=size, blake3=digest)
-        self.sources[LEDGER_NAME] = self.copy if is_copied else path
+        self.sources[LEDGER_NAME] = self.copy if is_copied else self.ledger
 
     def _take(
         self, path: Path, kind: str, content: Path | bytes, size: int, digest: str, *, executable: bool = False
@@ -98,11 +98,13 @@ def back_up(
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         raise archive.taken(target)
-    _require_writable(target.parent)
+    if not target.parent.is_dir():
+        raise UsageInvalid(f"{target.parent} is not a directory", hint="make it first, or name another file with --to")
+    files.require_writable(target.parent)
     root = find(explicit, os.environ).path
     ledger = ledger_of(root, os.environ)
     copy = target.with_name(f".{target.name}.{os.urandom(6).hex()}.ledger")
-    collection = _Collection(root.parent, copy)
+    collection = _Collection(root.parent, ledger, copy)
     try:
         facts = None
         if not ledger.exists():
@@ -112,7 +114,7 @@ def back_up(
                 require_copyable(ledger)
             else:
                 facts = _copied(ledger, copy, tell)
-            collection.take_ledger(ledger)
+            collection.take_ledger()
         _collect(collection, root, scope)
         manifest = Manifest(
             version=__version__,
@@ -132,16 +134,6 @@ def back_up(
         copy.unlink(missing_ok=True)
 
 
-def _require_writable(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UsageInvalid(f"{folder} is not a directory", hint="make it first, or name another file with --to")
-    try:
-        with tempfile.TemporaryFile(dir=folder):  # has no name, where the file system can do that
-            pass
-    except OSError as error:
-        raise files.FileRefused(folder, f"cannot be written: {error.strerror}") from error
-
-
 def _copied(ledger: Path, copy: Path, tell: Tell) -> LedgerFacts:
     """The copy is there and sound; what is in it."""
     try:
@@ -151,7 +143,7 @@ def _copied(ledger: Path, copy: Path, tell: Tell) -> LedgerFacts:
     except OSError as error:
         raise files.FileRefused(copy.parent, f"cannot be written: {error.strerror}") from error
     tell("checking the copy", 0, 1)
-    return facts_of_copy(copy)
+    return facts_of_copy(copy, name=str(ledger))
 
 
 def _collect(collection: _Collection, root: Path, scope: Scope) -> None:
@@ -164,7 +156,7 @@ def _collect(collection: _Collection, root: Path, scope: Scope) -> None:
         config = load(root, verify=False)
         roots, granted = list(config.settings.plugin_roots), config.files
     except ConfigInvalid as error:
-        collection.excluded += [f"what cannot be read: {complaint}" for complaint in error.complaints]
+        collection.excluded += [f"what hangs on a mistake: {complaint}" for complaint in error.complaints]
     with only_editor(directory):
         sources = Draft.of(root, os.environ).sources
         written = {path for path, _ in sources.documents}

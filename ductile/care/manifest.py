@@ -122,3 +122,5 @@ def _require_sane(path: Path, manifest: Manifest) -> None:
         places.add(place)
     if sum(entry.kind == LEDGER for entry in manifest.files) > 1:
         raise ArchiveRefused(path, "has more than one ledger")
+    if manifest.root not in places and any(entry.kind != LEDGER for entry in manifest.files):
+        raise ArchiveRefused(path, f"lacks {files.shown_path(manifest.root)}, with which its configuration begins")

@@ -25,7 +25,7 @@ from ductile.config.pending import PENDING_FILE, only_editor
 from ductile.config.seal import SEAL_FILE, moved, read_seal, render
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, UsageInvalid, WrongState
-from ductile.ledger.copying import facts_of_copy, fold_log, make_its_own
+from ductile.ledger.copying import beside, facts_of_copy, fold_log, make_its_own
 from ductile.ledger.location import make_private_directory
 from ductile.lock import instance_lock, require_free
 
@@ -93,6 +93,7 @@ def restore(
     with _staged(source, directory, tell) as (stage, manifest):
         done = Restored(directory, manifest, dry_run=dry_run)
         done.ledger = _ledger_place(stage, done)
+        _require_no_log(source, done)
         done.outside = _outside(done)
         for path in _ledgers(done):
             require_free(path.parent, path)
@@ -191,6 +192,14 @@ def _ledger_place(stage: Path, done: Restored) -> Path | None:
     return done.directory / place.relative_to(inside) if place.is_relative_to(inside) else place
 
 
+def _require_no_log(source: Path, done: Restored) -> None:
+    """Nothing in the archive would lie where the ledger's log does: it would be read as that."""
+    logs = beside(done.ledger) if done.ledger else ()
+    for entry in done.manifest.files:
+        if done.directory / entry.place in logs:
+            raise ArchiveRefused(source, f"{files.shown_path(entry.place)} is nothing that a backup holds")
+
+
 def _outside(done: Restored) -> list[Path]:
     """What would be written outside `directory`. A file that is there already, byte by byte, need not be."""
     wanted = [
@@ -284,8 +293,7 @@ def _put_ledger(staged: Path, place: Path, stamp: str, undo: contextlib.ExitStac
         with contextlib.suppress(LedgerError):  # a damaged one is kept as it is
             fold_log(place)
     kept = []
-    for suffix in ("-wal", "-shm"):
-        log = place.with_name(place.name + suffix)
+    for log in beside(place):
         if aside := exchange.set_aside(log, stamp):
             undo.callback(exchange.take_back, log, stamp)
             kept += aside

@@ -30,7 +30,7 @@ def export(job_id: str, as_fixture: bool, target: Path | None, dry_run: bool, as
     from ductile.authoring.export import export_fixture
     from ductile.config.load import load
     from ductile.config.sources import find
-    from ductile.files import write_private
+    from ductile.files import require_writable, write_private
     from ductile.ledger.store import open_reader
 
     if not as_fixture:
@@ -44,6 +44,7 @@ def export(job_id: str, as_fixture: bool, target: Path | None, dry_run: bool, as
     file = target / exported.name if target.is_dir() else target
     if os.path.lexists(file):
         raise UsageInvalid(f"{file} is already there", hint="choose another name with --to")
+    require_writable(file.parent)
     if not dry_run:
         write_private(file, json.dumps(exported.content, indent=2, ensure_ascii=False).encode() + b"\n", mode=0o644)
     shown = {"job_id": job_id, "path": str(file), "dry_run": dry_run, "fixture": exported.content}

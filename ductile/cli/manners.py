@@ -25,6 +25,20 @@ SHARED |= dict.fromkeys(("--config", "--config-dir", "--api-url", "--api-key"), 
 """Flags that mean the same wherever they are taken → how many values they have."""
 
 
+class WithUsual(click.Group):
+    """A noun that has a usual action: the one that is meant when none is named."""
+
+    def __init__(self, *args: Any, usual: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.usual = usual
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        asks_for_help = any(arg in ctx.help_option_names for arg in args)
+        if not asks_for_help and all(arg.startswith("-") for arg in args[:1]) and not self.commands.keys() & set(args):
+            args = [self.usual, *args]
+        return super().parse_args(ctx, args)
+
+
 def flags_behind(args: Sequence[str]) -> list[str]:
     """The same command line; shared flags that stand before or between the words of the command are behind them."""
     words: list[str] = []

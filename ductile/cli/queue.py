@@ -6,23 +6,13 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
+from ductile.cli.manners import WithUsual
 from ductile.errors import UsageInvalid
 
-USUAL = "status"
 MOST_LISTED = 200
 
 
-class Actions(click.Group):
-    """Without an action it shows the status."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks_for_help = any(arg in ctx.help_option_names for arg in args)
-        if not asks_for_help and all(arg.startswith("-") for arg in args[:1]) and not self.commands.keys() & set(args):
-            args = [USUAL, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("queue", cls=Actions)
+@click.group("queue", cls=WithUsual, usual="status")
 def group() -> None:
     """See what waits and why, pause it, resume it and empty it; without an action: the status."""
 

@@ -6,21 +6,10 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
-
-USUAL = "show"
-
-
-class Actions(click.Group):
-    """Without an action it shows."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks_for_help = any(arg in ctx.help_option_names for arg in args)
-        if not asks_for_help and all(arg.startswith("-") for arg in args[:1]) and not self.commands.keys() & set(args):
-            args = [USUAL, *args]
-        return super().parse_args(ctx, args)
+from ductile.cli.manners import WithUsual
 
 
-@click.group("storage", cls=Actions)
+@click.group("storage", cls=WithUsual, usual="show")
 def storage() -> None:
     """See how much room the ledger takes and where that leads, and give room back; without an action: show."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEYS = ("events", "repositories", "include_body")
 WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
-SUBJECTS = ("pull_request", "issue", "release", "workflow_run", "check_run", "check_suite", "discussion")
+SUBJECTS = ("pull_request", "issue", "release", "workflow_run", "check_run", "check_suite", "discussion", "alert")
 """Members that say what a delivery is about; the first that is there counts."""
 
 
@@ -104,15 +104,18 @@ def of_subject(event: str, body: Mapping[str, Any]) -> dict[str, Any]:
     found = (body[key] for key in (event, *SUBJECTS) if isinstance(body.get(key), dict))
     subject: Mapping[str, Any] = next(found, {})
     number, merged = subject.get("number"), subject.get("merged")
+    if event == "status":  # it is about itself
+        subject = {**body, "name": body.get("context"), "html_url": body.get("target_url")}
+    ref, ref_type = text_at(body, "ref"), body.get("ref_type")
     return {
-        "ref": text_at(body, "ref"),
+        "ref": ref,
         "number": number if isinstance(number, int) else None,
         "title": text_at(subject, "title") or text_at(subject, "display_title") or text_at(subject, "name"),
-        "tag": text_at(subject, "tag_name"),
+        "tag": ref if ref_type == "tag" else text_at(subject, "tag_name"),
         "state": text_at(subject, "state") or text_at(subject, "status"),
         "conclusion": text_at(subject, "conclusion"),
         "merged": merged if isinstance(merged, bool) else None,
-        "branch": text_at(subject, "head", "ref") or text_at(subject, "head_branch"),
+        "branch": ref if ref_type == "branch" else text_at(subject, "head", "ref") or text_at(subject, "head_branch"),
         "url": text_at(subject, "html_url"),
     }
 

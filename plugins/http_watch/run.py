@@ -9,7 +9,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from ductile_http import GUARD_KEYS, Answer, Guard, request
+from ductile_guard import GUARD_KEYS, Guard
+from ductile_http import Answer, request
 from ductile_plugin import Failed, Final, Job, Misconfigured, only_known, run, setting
 
 TYPE_CHECKING = False

@@ -37,7 +37,7 @@ def measure_quiet(bench: Bench) -> Iterator[Line]:
         watched = {**idle, "due": due}
         before, jobs = {name: used(service.pid) for name, service in watched.items()}, job_count(due)
         time.sleep(seconds)
-        spent = {name: used(service.pid) - before[name] for name, service in watched.items()}
+        spent = {name: used(service.pid).since(before[name]) for name, service in watched.items()}
         jobs = job_count(due) - jobs
         memory = {name: pss_mb(service.pid) for name, service in idle.items()}
         first = first_calls(bench, plain, seconds)

@@ -5,6 +5,7 @@ claim_and_record  cost of one claim + record with a long history ÷ with a short
 memory            memory of the process with a long history ÷ with a short one
 """
 
+import os
 import shutil
 import sqlite3
 import statistics
@@ -28,6 +29,7 @@ from ductile.ledger.writer import Ledger, open_ledger
 from ductile.model import Ending, Evidence, Job, NewJob, Succeeded
 from scripts.benches.bench import Bench, Line, main
 from scripts.benches.histories import filled
+from scripts.benches.usage import pss_mb
 
 CALLERS = 64
 SHORT_HISTORY = 1_000
@@ -134,14 +136,14 @@ def measure_memory(bench: Bench) -> Iterator[Line]:
     """Each history in a fresh process that enqueues, claims, records and lists."""
     with short_and_long(bench) as paths:
         short, long = (
-            int(subprocess.run([sys.executable, "-P", __file__, MEMORY_OF, path], stdout=-1, check=True).stdout)
+            float(subprocess.run([sys.executable, "-P", __file__, MEMORY_OF, path], stdout=-1, check=True).stdout)
             for path in paths
         )
-    yield bench.line("ledger", "memory", long / short, rows=bench.rows, kilobytes_short=short, kilobytes_long=long)
+    yield bench.line("ledger", "memory", long / short, rows=bench.rows, short_mb=short, long_mb=long)
 
 
-def memory_after_some_work(path: Path) -> int:
-    async def work() -> int:
+def memory_after_some_work(path: Path) -> float:
+    async def work() -> float:
         async with open_ledger(path, synchronous="normal") as ledger:
             for _ in range(300):
                 await ledger.write(enqueue, NEW, now=datetime.now(UTC))
@@ -152,16 +154,9 @@ def memory_after_some_work(path: Path) -> int:
                 await ledger.read_slowly(listed.jobs)
                 await ledger.read_slowly(history.logs)
                 await ledger.read_slowly(reports.queue)
-            return proportional_kilobytes()
+            return pss_mb(os.getpid())
 
     return trio.run(work)
-
-
-def proportional_kilobytes() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    raise RuntimeError("this kernel does not tell the memory of a process")
 
 
 if __name__ == "__main__":

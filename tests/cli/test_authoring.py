@@ -54,6 +54,7 @@ def test_a_new_plugin_is_exemplary_at_once_and_runs_in_a_service(made: Path, tmp
         (("../up",), 2, "is not a plugin's name"),
         (("taken",), 2, "is already there"),
         (("x", "--dir", "file"), 78, "cannot be written to"),
+        (("x", "--dir", "/proc"), 78, "cannot be written to"),
     ],
 )
 def test_a_new_plugin_replaces_nothing(tmp_path: Path, args: tuple[str, ...], exit_code: int, says: str) -> None:
@@ -239,6 +240,7 @@ def test_a_job_becomes_a_fixture_that_holds(tmp_path: Path) -> None:
     printed = cli(*export)
     tried = cli(*export, "--to", fixtures, "--dry-run")
     assert (tried.exit_code, list(fixtures.iterdir())) == (0, [])
+    assert {cli(*export, "--to", "/nowhere/x.json", *more).exit_code for more in ((), ("--dry-run",))} == {78}
     written = cli(*export, "--to", fixtures, "--json")
     again = cli(*export, "--to", fixtures, "--json")
 

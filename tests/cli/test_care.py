@@ -676,6 +676,30 @@ def test_a_backup_into_a_folder_that_is_backed_up_does_not_hold_itself(run: Run,
     assert [one["place"] for one in result["files"] if "b.tar.gz" in one["place"]] == []
 
 
+def test_a_ledger_among_the_plugins_is_taken_once_and_without_its_log(run: Run, place: Path, tmp_path: Path) -> None:
+    """The copy has what the log has; beside the copy that log would be read as its own."""
+    (place / "config.yaml").write_text(CONFIG.replace("  - plugins\n", "  - .\n"))
+    make_ledger(place)
+    leave_a_log(place)
+    assert ledger_of(place).with_name("state.db-wal").stat().st_size > 0
+
+    result = run("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", place, "--json").json
+
+    assert [one["place"] for one in result["files"] if "state.db" in one["place"]] == ["data/state.db"]
+
+
+def test_a_damaged_ledger_is_called_by_its_own_name(run: Run, kept: Path, tmp_path: Path) -> None:
+    """Not by that of the copy in which the damage was found."""
+    with ledger_of(kept).open("r+b") as file:
+        file.seek(5 * 4096)
+        file.write(b"\xff" * 4096)
+
+    answer = run("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", kept)
+
+    assert answer.exit_code == 78
+    assert answer.stderr.startswith(f"error: {ledger_of(kept)}: damaged")
+
+
 @pytest.mark.parametrize("target", ["/proc/b.tar.gz", "/sys/b.tar.gz"])
 def test_a_trial_backup_says_when_nothing_can_be_written_there(run: Run, kept: Path, target: str) -> None:
     """What would fail fails."""
@@ -991,7 +1015,13 @@ def with_a_root_elsewhere(manifest: dict[str, Any], members: dict[str, bytes]) -
     return packed({**manifest, "root": "../config.yaml"}, honest(members))
 
 
+def with_a_root_that_is_not_there(manifest: dict[str, Any], members: dict[str, bytes]) -> bytes:
+    """Nothing but the ledger would be restored, and all the files be told."""
+    return packed({**manifest, "root": "other.yaml"}, honest(members))
+
+
 LIES = [
+    with_a_root_that_is_not_there,
     with_place("../escaped"),
     with_place("a/../../escaped"),
     with_place("//etc/escaped"),
@@ -1000,6 +1030,7 @@ LIES = [
     with_place(""),
     with_place("nul\0byte"),
     with_place(".pending"),
+    with_place("data/state.db-wal"),
     with_place("config.yaml"),
     with_place("config.yaml/below"),
     with_change("config/config.yaml"),

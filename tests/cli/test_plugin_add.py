@@ -19,17 +19,17 @@ def test_without_a_name_there_is_a_list_of_all_that_come_along(run: Run) -> None
 
 def test_a_plugin_is_copied_and_can_be_used_at_once(run: Run, demo: Path) -> None:
     """Private, complete, and found by the next look."""
-    answer = run("plugin", "add", "switch", "--config", demo, "--json")
-    copy = demo / "plugins" / "switch"
+    answer = run("plugin", "add", "py-greet", "--config", demo, "--json")
+    copy = demo / "plugins" / "py-greet"
     assert answer.json == {
-        "plugin": "switch",
+        "plugin": "py-greet",
         "path": str(copy),
         "readme": str(copy / "README.md"),
         "dry_run": False,
     }
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in copy.rglob("*")} == {0}
     shown = run("plugin", "list", "--config", demo, "--json").json["plugins"]
-    assert {one["name"]: one["state"] for one in shown}["switch"] == "unconfigured"
+    assert {one["name"]: one["state"] for one in shown}["py-greet"] == "unconfigured"
 
 
 def test_a_dry_run_copies_nothing(run: Run, demo: Path) -> None:

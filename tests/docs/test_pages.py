@@ -12,11 +12,13 @@ PAGES = [page for page in sorted(DOCS.glob("*.md")) if any(blocks_of(page.read_t
 FOLLOWED = {
     "agents.md",
     "api.md",
+    "configuration.md",
     "events.md",
     "getting-started.md",
     "operations.md",
     "pipelines.md",
     "plugins.md",
+    "relay.md",
     "schedules.md",
     "webhooks.md",
 }

@@ -117,8 +117,9 @@ class Shell:
 
     def _start(self, step: Step) -> None:
         """The service of the page runs beside the shell, and said what the page shows until it was ready."""
-        waiting = "until grep -q 'is ready' started.txt || ! kill -0 $!; do sleep 0.05; done; cat started.txt"
-        _, printed = self.run(f"{step.command} > started.txt 2>&1 &\n{waiting}")
+        said = f"said-{uuid.uuid4().hex}.txt"
+        waiting = f"until grep -q 'is ready' {said} || ! kill -0 $!; do sleep 0.05; done; cat {said}"
+        _, printed = self.run(f"{step.command} > {said} 2>&1 &\n{waiting}")
         self.compare(step.expected, printed, told="\n".join(printed))
 
     def _write(self, name: str, body: str) -> None:

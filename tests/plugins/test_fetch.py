@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.service import Home, Service
+from tests.e2e.service import Service
 from tests.plugins.bundled import PLUGINS, Said, ask, said
 from tests.plugins.local_http import Reply, Site, sending, serving
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.serving import events_of, serving_all
 
 HERE = {"allowed_networks": ["127.0.0.0/8", "::1"]}
 PAGE = b"""<!doctype html><html><head><title> A &amp; B </title><style>p {}</style></head>
@@ -39,12 +39,25 @@ def fetched(url: str, config: dict[str, Any] | None = None, **payload: Any) -> S
 # Through the service
 
 
-def test_an_event_with_a_url_becomes_an_event_with_the_page(home: Home, start: Start, site: Site) -> None:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    often = {"retry": {"max_attempts": 4}}
+    aliases = {
+        "reader": {"config": {**HERE, "output_format": "markdown", "user_agent": "tester/1"}},
+        "twice": {"config": HERE, "retry": {"max_attempts": 2}},
+        "allowed": {"config": HERE, **often},
+        "guarded": often,
+        "misspelt": {"config": {"allowed_host": ["example.com"]}, **often},
+    }
+    told = "pipelines: [{name: told, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n"
+    with serving_all(tmp_path_factory.mktemp("fetch"), "fetch", aliases, told) as running:
+        yield running
+
+
+def test_an_event_with_a_url_becomes_an_event_with_the_page(service: Service, site: Site) -> None:
     """Status, type, title and text are in fetch.completed, and the result tells it in a sentence."""
     site.pages["/page"] = Reply(PAGE, headers={"Content-Type": "text/html; charset=utf-8"})
-    service = serve(home, start, "fetch", {**HERE, "output_format": "markdown", "user_agent": "tester/1"})
-
-    job = service.run("fetch", "handle", {"url": site.url("/page")})
+    job = service.run("reader", "handle", {"url": site.url("/page")})
 
     ((kind, page),) = events_of(job)
     assert kind == "fetch.completed"
@@ -56,48 +69,39 @@ def test_an_event_with_a_url_becomes_an_event_with_the_page(home: Home, start: S
 
 
 def test_a_failure_that_may_pass_is_tried_again_and_what_it_says_at_the_end_is_an_event(
-    home: Home, start: Start, site: Site
+    service: Service, site: Site
 ) -> None:
     """503 with Retry-After: another attempt; when none is left, fetch.failed reaches the pipeline that waits for it."""
     site.pages["/busy"] = Reply(status=503, headers={"Retry-After": "0"})
-    home.copy_plugin(PLUGINS / "echo")
-    home.add("pipelines: [{name: told, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n")
-    service = serve(home, start, "fetch", HERE, retry={"max_attempts": 2})
-
-    job = service.run("fetch", "handle", {"url": site.url("/busy")})
+    job = service.run("twice", "handle", {"url": site.url("/busy")})
 
     assert job["status"] == "dead"
     assert "attempts used up (2 of 2): 127.0.0.1 answered with status 503" in job["last_error"]
     assert len(site.seen) == 2
-    assert home.rows("SELECT count(*) AS n FROM job_queue WHERE plugin = 'echo'") == [{"n": 1}]
+    followed = "SELECT count(*) AS n FROM job_queue WHERE plugin = 'echo' AND parent_job_id = ?"
+    assert service.home.rows(followed, job["job_id"]) == [{"n": 1}]
 
 
-def test_a_page_that_is_not_there_is_not_asked_for_again(home: Home, start: Start, site: Site) -> None:
+def test_a_page_that_is_not_there_is_not_asked_for_again(service: Service, site: Site) -> None:
     """404 is final."""
-    service = serve(home, start, "fetch", HERE, retry={"max_attempts": 4})
-
-    job = service.run("fetch", "handle", {"url": site.url("/gone")})
+    job = service.run("allowed", "handle", {"url": site.url("/gone")})
 
     assert (job["status"], job["last_error"]) == ("failed", "127.0.0.1 answered with status 404")
     assert len(site.seen) == 1
 
 
-def test_the_private_network_is_not_reached_unless_the_operator_says_so(home: Home, start: Start, site: Site) -> None:
+def test_the_private_network_is_not_reached_unless_the_operator_says_so(service: Service, site: Site) -> None:
     """Refused before anything is sent, and not tried again."""
-    service = serve(home, start, "fetch", retry={"max_attempts": 4})
-
-    job = service.run("fetch", "handle", {"url": site.url("/page")})
+    job = service.run("guarded", "handle", {"url": site.url("/page")})
 
     assert job["status"] == "failed"
     assert job["last_error"] == "127.0.0.1 is at 127.0.0.1, which is not public; allowed_networks can allow it"
     assert site.seen == []
 
 
-def test_a_typing_mistake_in_the_configuration_is_told_and_not_tried_again(home: Home, start: Start) -> None:
+def test_a_typing_mistake_in_the_configuration_is_told_and_not_tried_again(service: Service) -> None:
     """A guard that is misspelt must not be a guard that is not there."""
-    service: Service = serve(home, start, "fetch", {"allowed_host": ["example.com"]}, retry={"max_attempts": 4})
-
-    job = service.run("fetch", "handle", {"url": "http://example.com/"})
+    job = service.run("misspelt", "handle", {"url": "http://example.com/"})
 
     assert job["status"] == "failed"
     assert "allowed_host is not a key of this plugin; did you mean allowed_hosts?" in job["last_error"]

@@ -1,5 +1,6 @@
 """What an event, a page or a file can be made of must not stop a plugin, mislead it or be tried again in vain."""
 
+import importlib
 import json
 import os
 import signal
@@ -96,6 +97,31 @@ def test_a_body_that_is_sent_on_is_sent_on_with_its_type() -> None:
         "application/json",
         False,
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("168.63.129.16", False),
+        ("169.254.169.254", False),
+        ("100.100.100.200", False),
+        ("192.0.0.192", False),
+        ("fd00:ec2::254", False),
+        ("::ffff:169.254.169.254", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("2002:a9fe:a9fe::", False),
+        ("::ffff:8.8.8.8", True),
+        ("168.63.129.17", True),
+        ("2606:4700::1111", True),
+    ],
+)
+def test_what_serves_the_host_itself_is_not_public(
+    address: str, is_public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata and agents of clouds, however the address is written. It is judged only; nothing is sent."""
+    monkeypatch.syspath_prepend(PLUGINS / "lib" / "python")
+    guard: Any = importlib.import_module("ductile_guard")
+    assert guard.Guard().allows(address) is is_public
 
 
 # file_handler

@@ -284,7 +284,7 @@ def test_a_plugin_keeps_its_token_in_its_state(home: Home, start: Start, site: S
     """Two jobs of a service, one question to the token server."""
     site.pages["/token"] = token()
     home.plugin("api", OAUTH_PLUGIN)
-    for name in ("ductile_plugin.py", "ductile_http.py", "ductile_oauth.py"):
+    for name in ("ductile_plugin.py", "ductile_guard.py", "ductile_http.py", "ductile_oauth.py"):
         (home.path / "plugins" / "api" / name).write_bytes((LIB / name).read_bytes())
     config = {"token_url": site.url("/token"), "client_id": "me", "client_secret": "secret"}
     home.add(f"plugins: {{api: {{config: {json.dumps(config)}}}}}\n")

@@ -1,41 +1,46 @@
 """stress: exactly the load, latency and failure that was asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.e2e.service import Home
+from tests.e2e.service import Service
 from tests.plugins.bundled import ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.serving import events_of, serving_all
 
 
-def test_every_kind_of_load_runs_through_the_service(home: Home, start: Start) -> None:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    aliases = {"once": {}, "thrice": {"retry": {"max_attempts": 3, "backoff_base": "10ms"}}, "large": {}}
+    with serving_all(tmp_path_factory.mktemp("stress"), "stress", aliases) as running:
+        yield running
+
+
+def facts_of(service: Service, alias: str) -> list[dict[str, Any]]:
+    return service.home.rows("SELECT fact_type, command FROM plugin_facts WHERE plugin_name = ?", alias)
+
+
+def test_every_kind_of_load_runs_through_the_service(service: Service) -> None:
     """Events as many as wanted; the state is a fact, the other commands keep nothing."""
-    service = serve(home, start, "stress")
-
     for command, payload in (
         ("cpu", {"seconds": 0.01}),
         ("io", {"bytes": 200_000, "files": 3}),
         ("net", {"bytes": 100_000, "rounds": 2}),
         ("state", {"bytes": 1000}),
     ):
-        events = events_of(service.run("stress", command, {**payload, "events": 2}))
+        events = events_of(service.run("once", command, {**payload, "events": 2}))
         assert [(kind, told["command"], told["index"]) for kind, told in events] == [
             ("stress.done", command, 0),
             ("stress.done", command, 1),
         ]
 
-    assert home.rows("SELECT fact_type, command FROM plugin_facts") == [
-        {"fact_type": "stress.state_snapshot", "command": "state"}
-    ]
+    assert facts_of(service, "once") == [{"fact_type": "stress.state_snapshot", "command": "state"}]
 
 
-def test_failures_come_as_ordered(home: Home, start: Start) -> None:
+def test_failures_come_as_ordered(service: Service) -> None:
     """The first attempts fail, the next one succeeds: what a test of retries needs."""
-    retry = {"max_attempts": 3, "backoff_base": "10ms"}
-    service = serve(home, start, "stress", retry=retry)
-    job = service.run("stress", "cpu", {"seconds": 0, "fail_attempts": 2})
+    job = service.run("thrice", "cpu", {"seconds": 0, "fail_attempts": 2})
     assert (job["status"], job["attempt"]) == ("succeeded", 3)
 
 
@@ -73,8 +78,8 @@ def test_an_order_that_cannot_be_met_is_refused(payload: Mapping[str, Any], word
     assert words in answer["error"]
 
 
-def test_a_state_that_is_too_large_is_the_cores_to_refuse(home: Home, start: Start) -> None:
+def test_a_state_that_is_too_large_is_the_cores_to_refuse(service: Service) -> None:
     """The plugin does as told; the limit is not its own."""
-    job = serve(home, start, "stress").run("stress", "state", {"bytes": 2_000_000})
+    job = service.run("large", "state", {"bytes": 2_000_000})
     assert job["status"] != "succeeded"
-    assert home.rows("SELECT * FROM plugin_facts") == []
+    assert facts_of(service, "large") == []

@@ -1,6 +1,7 @@
 """The page of `scripts/bench all`: what it says of numbers, and of numbers that nobody has."""
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from scripts.benches import plots, report
 from scripts.benches.all import PARTS, remaining, worded
 from scripts.benches.bench import Bench, Line, machine, percentile, short
 from scripts.benches.targets import MORE, SUITE, at_least, at_most, target
+from scripts.benches.usage import Spent, Used, cpu_seconds, pss_mb, used
 
 BOTH = ("full", "normal")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -99,6 +101,26 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert [percentile(values, at) for at in (0, 50, 99, 100)] == [1.0, 51.0, 100.0, 100.0]
     assert percentile([7.0], 99) == 7.0
     assert short({"a": [(1, 0.123456)]}) == {"a": [[1, 0.1235]]}
+
+
+def test_threads_that_come_and_go_do_not_turn_the_count_of_wakeups_around() -> None:
+    """A thread that ended takes its count with it; that is no negative number of wake-ups."""
+    before = Used(1.0, {"1": 100, "2": 5_000})
+    after = Used(1.5, {"1": 103, "3": 4})
+
+    assert after.since(before) == Spent(0.5, 3 + 4 + 1)
+
+
+def test_usage_is_read_from_a_process() -> None:
+    """Of ourselves, for example: time that went by, threads that waited, memory that is there."""
+    first = used(os.getpid())
+    sum(range(200_000))
+    spent = used(os.getpid()).since(first)
+
+    assert spent.cpu_seconds > 0
+    assert spent.wakeups >= 0
+    assert cpu_seconds(os.getpid()) >= first.cpu_seconds
+    assert pss_mb(os.getpid()) > 1
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────

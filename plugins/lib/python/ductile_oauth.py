@@ -1,4 +1,4 @@
-"""OAuth 2 access tokens for plugins, kept in the plugin's state. Copy it beside ductile_plugin.py and ductile_http.py.
+"""OAuth 2 access tokens for plugins, kept in the plugin's state. Copy it beside the other three.
 
 `access_token` gives a token that is good for another minute: the one in `job.state["oauth"]`, or a new one, by refresh
 token if there is one and by client credentials otherwise. State is kept only when a job succeeds: where the server
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 
-from ductile_http import Guard, request
+from ductile_guard import Guard
+from ductile_http import request
 from ductile_plugin import Failed, Final, Job, Misconfigured, setting
 
 TYPE_CHECKING = False
