@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 from ductile_plugin import EX_CONFIG, Failed, Final, Job, Misconfigured, setting
@@ -144,8 +145,11 @@ class Mail:
         mail = EmailMessage()
         try:
             mail["From"], mail["To"] = self.sender, ", ".join(self.recipients)
-        except (ValueError, IndexError) as error:
-            raise Misconfigured(f"from and to must be mail addresses: {error}") from error
+            found = [address.addr_spec for key in ("From", "To") for address in mail[key].addresses]
+        except (ValueError, IndexError):
+            found = []
+        if len(found) != 1 + len(self.recipients) or not all(re.fullmatch(".+@.+", address) for address in found):
+            raise Misconfigured("from, and each entry of to, must be one mail address")
         mail["Subject"] = message.title.encode("utf-8", "replace").decode()
         mail["Date"] = formatdate()
         # Every attempt has the same one, so that a mailbox can tell that it is the same message.

@@ -31,8 +31,9 @@ def test_a_bundled_plugin_is_exemplary(folder: Path, home: Home, bench: ProcessP
     home.copy_plugin(folder)
     copy = home.path / "plugins" / folder.name
     build(copy)
-    ways = {"run_writes": False, "plugin_config": None, "deadline": None}
-    report = bench.submit(checked, str(copy), None, "exemplary", **ways).result()
+    report = bench.submit(
+        checked, str(copy), None, "exemplary", run_writes=False, plugin_config=None, deadline=None
+    ).result()
 
     assert report["holds"], json.dumps(report, indent=1)
 

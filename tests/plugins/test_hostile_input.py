@@ -211,6 +211,19 @@ def test_a_message_can_be_longer_than_a_variable() -> None:
     assert (done.answer["status"], done.stderr.strip()) == ("ok", "300000")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"to": ["a@example.com, b@example.com"]}, {"to": [" "]}, {"to": ["<>"]}, {"to": ["a@"]}, {"from": "me"}],
+    ids=str,
+)
+def test_an_entry_that_is_not_one_mail_address_is_told(wrong: dict[str, Any]) -> None:
+    """Before a server is asked, which might take the mail and lose it."""
+    config = {"channel": "smtp", "host": "127.0.0.1", "port": 9, "security": "none", "from": "d@example.com"}
+    said = ask("notify", "handle", config={**config, "to": ["a@example.com"], **wrong}, payload={"text": "x"})
+
+    assert (said.code, said.answer["error"]) == (78, "from, and each entry of to, must be one mail address")
+
+
 # switch
 
 

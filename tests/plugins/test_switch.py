@@ -96,14 +96,6 @@ def test_branches_have_dedupe_keys_of_their_own() -> None:
     assert keys == ["k:link.file", "k:link.document"]
 
 
-def test_a_regex_cannot_be_made_to_run_for_ever() -> None:
-    """The text is somebody else's: a catastrophic match ends as a failure that is not tried again."""
-    config = {"field": "f", "checks": [{"regex": "^(a+)+$", "emit": "e"}]}
-    answer = ask("switch", "handle", config=config, payload={"f": "a" * 60 + "!"}).answer
-    assert (answer["status"], answer["retry"]) == ("error", False)
-    assert "takes longer" in answer["error"]
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
