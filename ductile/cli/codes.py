@@ -13,6 +13,7 @@ EXIT_CODES = {
     77: "not allowed",
     78: "the configuration, its seal, a plugin or the ledger cannot be used",
     130: "interrupted",
+    143: "told to end while it followed something (SIGTERM)",
 }
 
 ERROR_CODES = {
