@@ -136,7 +136,8 @@ def _webhooks(settings: Settings) -> Iterator[Breach]:
         yield from _endpoint(endpoint, path)
         yield from _secret_refs(settings, endpoint.secret_ref, f"{path}.secret_ref", "webhooks")
         yield from _base64_secrets(settings, endpoint, f"{path}.secret_ref")
-    if endpoints and settings.api.enabled and settings.webhooks.listen == settings.api.listen:
+    is_any_port = settings.webhooks.listen.endswith(":0")
+    if endpoints and settings.api.enabled and settings.webhooks.listen == settings.api.listen and not is_any_port:
         yield Breach("webhooks.listen", f"{settings.webhooks.listen} is the API's address too", "webhooks")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ductile import __version__
+from tests.docs.instance import free_ports
 
 ROOT = Path(__file__).parent.parent.parent
 CLEAN = {
@@ -52,13 +53,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def started(installed: Path, tmp_path: Path) -> Iterator[Path]:
     """A demo configuration whose service runs, made by the two commands of the README."""
-    checked(installed / "ductile", "config", "init", "--demo", "--config-dir", "demo", cwd=tmp_path)
+    port = str(free_ports())  # those of the demo may be taken where the tests run
+    checked(installed / "ductile", "config", "init", "--demo", "--port", port, "--config-dir", "demo", cwd=tmp_path)
     demo = tmp_path / "demo"
-    # The ports of the demo may be taken where the tests run.
-    for name in ("config.yaml", "webhooks.yaml"):
-        file = demo / name
-        file.write_text(file.read_text().replace(":8080", ":0").replace(":8081", ":0"))
-    checked(installed / "ductile", "config", "lock", "--config", demo, cwd=tmp_path)
     command: list[str | Path] = [installed / "ductile", "system", "start", "--config", demo]
     process = subprocess.Popen(command, cwd=tmp_path, env=CLEAN, stdout=subprocess.PIPE, text=True)
     try:
