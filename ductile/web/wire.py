@@ -81,6 +81,8 @@ class Wire:
             while room > 0:
                 room -= await self.read_more()
                 self.inbox.clear()
+            # Who sends more than we care to throw away is held up, not cut off: then it has time to read, too.
+            await trio.sleep_forever()
 
 
 class Reply:

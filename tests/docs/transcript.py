@@ -119,7 +119,7 @@ class Shell:
         """The service of the page runs beside the shell, and said what the page shows until it was ready."""
         said = f"said-{uuid.uuid4().hex}.txt"
         waiting = f"until grep -q 'is ready' {said} || ! kill -0 $!; do sleep 0.05; done; cat {said}"
-        _, printed = self.run(f"{step.command} > {said} 2>&1 &\n{waiting}")
+        _, printed = self.run(f": > {said}; {step.command} > {said} 2>&1 &\n{waiting}")
         self.compare(step.expected, printed, told="\n".join(printed))
 
     def _write(self, name: str, body: str) -> None:
