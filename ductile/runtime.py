@@ -6,7 +6,6 @@ running jobs finish or are put back, what is known is written, the lock is relea
 
 import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -62,8 +61,6 @@ from ductile.web.tokens import Uses
 
 LAST_WORDS_SECONDS = 15.0
 """How long the end may take after the drain and the last grace, before what still goes on is cut short."""
-SWITCH_SECONDS = 0.0001
-"""How long a thread may keep the interpreter from another: the ledger's has a commit to tell, and jobs wait for it."""
 
 
 @define(eq=False)
@@ -107,7 +104,6 @@ def run(root: Path, *, origin: str, announce: Callable[[str], None]) -> None:
         make_private_directory(ledger.parent)
         rt = Runtime(snapshot, log, Notifier.from_environment(os.environ))
         with instance_lock(ledger.parent, ledger, now=rt.clock.now()):
-            sys.setswitchinterval(SWITCH_SECONDS)
             trio.run(_main, rt, origin, announce, strict_exception_groups=True)
     finally:
         log.close()
