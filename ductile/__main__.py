@@ -1,5 +1,19 @@
-"""`python -m ductile`."""
+"""The program: `ductile` and `python -m ductile`. Light, so that hardly anything happens before it has begun."""
 
-from ductile.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """The console script. Ctrl-C while it is still loading ends it without a word, as it ends any program."""
+    loading = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise whoever started us decides
+    if loading:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from ductile.cli import main as run
+
+    if loading:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,6 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
-from ductile.engine.relay import send_job
 from ductile.engine.run_job import Attempt, Surroundings, run_job
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
@@ -175,6 +174,8 @@ class Dispatcher:
     async def _attempted(self, attempt: Attempt) -> Ending | None:
         """What the attempt came to; None if its job was put back and waits."""
         if attempt.job.plugin == RELAY:
+            from ductile.engine.relay import send_job  # with its HTTP client: only who relays pays for loading it
+
             return await send_job(self.around, attempt, self.ledger)
         return await run_job(self.around, attempt)
 

@@ -1,6 +1,8 @@
 """What a command costs before it does anything: imports are paid by those who need them."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -146,3 +148,16 @@ def printed_by(*args: str) -> str:
 def test_every_reason_belongs_to_a_command() -> None:
     """A list of exceptions does not outlive what it excepts."""
     assert {*ALWAYS, *WITHOUT_SERVICE, *ONLY_WITH_SERVICE} <= set(READING)
+
+
+def test_ctrl_c_while_it_is_still_loading_ends_it_without_a_word(tmp_path: Path) -> None:
+    """Whoever changes their mind at once sees no traceback."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "ductile", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
