@@ -221,13 +221,12 @@ class Dispatcher:
         """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
         failpoint("record.before")
         self.writing_since = trio.current_time()
-        # Shielded: what a plugin did is not forgotten because the service is told to stop.
-        written = None
-        with trio.CancelScope(shield=True):
-            while written is None:
-                written = await self._try_to_write(endings, snapshot, free, limit, relays)
-                if written is None and self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS:
-                    break
+        written = await self._try_to_write(endings, snapshot, free, limit, relays)
+        while written is None and not (self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS):
+            # Shielded: what a plugin did is not forgotten because the service is told to stop.
+            with trio.CancelScope(shield=True):
+                await trio.sleep(LEDGER_RETRY_SECONDS)
+            written = await self._try_to_write(endings, snapshot, free, limit, relays)
         self.writing_since = None
         failpoint("record.after_commit")
         if written is None:
@@ -259,7 +258,6 @@ class Dispatcher:
             )
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
-            await trio.sleep(LEDGER_RETRY_SECONDS)
             return None
         except LedgerError as error:
             if self.ledger.broken.is_set():

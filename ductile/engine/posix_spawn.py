@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 # Python ignores the first two, a shell's `nohup` or `&` the rest: an ignored signal would be inherited.
 _RESET_SIGNALS = (
@@ -58,7 +59,7 @@ def posix_spawn(argv: Sequence[str], env: Mapping[str, str], streams: tuple[int,
     """
     path = _text(argv[0])
     arguments = _array([_text(each) for each in argv])
-    environment = _array([_name(name) + b"=" + _text(value) for name, value in env.items()])
+    environment = _array([_entry(name, value) for name, value in env.items()])
     pid = ctypes.c_int()
     actions = ctypes.create_string_buffer(_FILE_ACTIONS_BYTES)
     _begin_actions(actions)
@@ -81,10 +82,11 @@ def _text(value: str) -> bytes:
     return encoded
 
 
-def _name(name: str) -> bytes:
+@lru_cache(maxsize=1024)  # most of an environment is the same for every process
+def _entry(name: str, value: str) -> bytes:
     if "=" in name:
         raise ValueError("illegal environment variable name")
-    return _text(name)
+    return _text(name) + b"=" + _text(value)
 
 
 def _array(texts: list[bytes]) -> ctypes.Array[ctypes.c_char_p]:

@@ -110,8 +110,10 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     verdict = await judge_run(job, run, ready.policy, started_at)
     much = _said(run) + len(job.payload or "") + len(job.context or "")
     ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), much)
-    _tell(around.log, job, run, evolve(verdict, outcome=ending.outcome))
-    return evolve(ending, told=_told(attempt, ready, evolve(verdict, outcome=ending.outcome)))
+    if ending.outcome is not verdict.outcome:
+        verdict = evolve(verdict, outcome=ending.outcome)
+    _tell(around.log, job, run, verdict)
+    return evolve(ending, told=_told(attempt, ready, verdict))
 
 
 async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
@@ -165,8 +167,7 @@ def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, n
         evidence = None if isinstance(outcome, Skipped) else outcome.evidence
         return evolve(_without_run(job, Failed(str(error), evidence), snapshot, now=now), is_intolerable=True)
     if isinstance(outcome, Succeeded) and response:
-        facts, state = facts_of(job, ready, response)
-        return evolve(_ending(job, outcome, following, snapshot), facts=facts, state_updates=state)
+        return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response))
     if response and response.ok and response.events:
         following = evolve(following, notes=(*following.notes, *_withheld(response)))
     return _ending(job, outcome, following, snapshot)
@@ -192,11 +193,20 @@ def _without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetim
     return _ending(job, outcome, following, snapshot)
 
 
-def _ending(job: Job, outcome: Outcome, following: Following, snapshot: Snapshot) -> Ending:
+def _ending(
+    job: Job,
+    outcome: Outcome,
+    following: Following,
+    snapshot: Snapshot,
+    facts: tuple[NewFact, ...] = (),
+    state_updates: str | None = None,
+) -> Ending:
     return Ending(
         job_id=job.id,
         attempt=job.attempt,
         outcome=outcome,
+        facts=facts,
+        state_updates=state_updates,
         state_limit=snapshot.config.settings.service.limits.state,
         contexts=following.contexts,
         children=following.children,

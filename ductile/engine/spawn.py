@@ -152,10 +152,13 @@ async def run_plugin(
         await run.until_over(trio.current_time() + timeout, stop)
     finally:
         try:
-            with trio.CancelScope(shield=True):
-                await run.end(grace)
-                del home.leaders[launched.pid]
-                await run.sweep(home, env.get(INSTANCE_MARKER))
+            if not run.end_at_once():
+                with trio.CancelScope(shield=True):
+                    await run.end(grace)
+            del home.leaders[launched.pid]
+            if home.may_have_strays:
+                with trio.CancelScope(shield=True):
+                    await run.sweep(home, env.get(INSTANCE_MARKER))
         finally:
             run.close()
     return run.finished(stop)
@@ -204,10 +207,11 @@ class _Run:
         for descriptor in (*self.outputs, launched.pidfd):
             self.poll.register(descriptor, select.EPOLLIN)
         self.unsent = launched.unsent
-        self.feeding = True
-        self.poll.register(launched.stdin, select.EPOLLOUT)
-        if not self.unsent:
-            self._stop_feeding()
+        self.feeding = bool(self.unsent)
+        if self.feeding:
+            self.poll.register(launched.stdin, select.EPOLLOUT)
+        else:
+            launched.descriptors.close(launched.stdin)
 
     @property
     def over_cap(self) -> bool:
@@ -226,6 +230,15 @@ class _Run:
         else:
             self.ending = Ending.STOPPED if stop.reason is not None else Ending.TIMED_OUT
 
+    def end_at_once(self) -> bool:
+        """`end` where nothing has to be waited for, as after nearly every run; False where something has."""
+        if not self.exited or self.over_cap:
+            return False
+        self._read_what_is_there()
+        if not self.outputs:
+            self._finish()
+        return not self.outputs
+
     async def end(self, grace: float) -> None:
         """The leader is reaped, its group is dead, and what it said is read. Bounded, whatever the plugin does."""
         if not self._has_exited() and not self.over_cap:
@@ -240,15 +253,13 @@ class _Run:
                     await self._step()
         self._stop_feeding()
         await self._drain()
-        self._signal(signal.SIGKILL)  # while the leader is unreaped, its group number cannot mean another group
-        self._reap()
+        self._finish()
 
     async def sweep(self, home: House, instance: str | None) -> None:
         """No descendant of this run is left, not even one that left its session and forgot its environment."""
-        if home.may_have_strays:
-            with trio.move_on_after(LOST_SECONDS) as patience:
-                self.swept = await home.sweep(instance)
-            self.lost |= patience.cancelled_caught
+        with trio.move_on_after(LOST_SECONDS) as patience:
+            self.swept = await home.sweep(instance)
+        self.lost |= patience.cancelled_caught
 
     def finished(self, stop: Stop) -> Finished:
         status = self.status
@@ -341,7 +352,10 @@ class _Run:
             self.poll.unregister(self.process.stdin)
             self.process.descriptors.close(self.process.stdin)
 
-    def _reap(self) -> None:
+    def _finish(self) -> None:
+        """Its group is dead and it is reaped."""
+        self._stop_feeding()
+        self._signal(signal.SIGKILL)  # while the leader is unreaped, its group number cannot mean another group
         self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
         self.lost = self.status is None
 

@@ -1,7 +1,7 @@
 """The ledger for async code: one thread owns the writing connection, and whatever waits shares one commit.
 
-Every request has its own savepoint, so one that fails does so alone. A caller goes on only after its commit is durable.
-A failed write or fsync breaks the ledger for good: nobody may believe anything written after it.
+Requests that share one have a savepoint each, so one that fails does so alone. A caller goes on only after its commit
+is durable. A failed write or fsync breaks the ledger for good: nobody may believe anything written after it.
 """
 
 import os
@@ -65,16 +65,17 @@ class Ledger:
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         return await self._ask(lambda db: function(db, *args, **kwargs), is_last=False)
 
     async def write_last(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`write`, but behind everything else of the same commit: a claim finds the jobs that share it."""
+        """Behind everything else of the same commit: a claim finds the jobs that share it. Not even a cancelled caller
+        goes without: what a plugin did is not forgotten because the service is told to stop."""
         return await self._ask(lambda db: function(db, *args, **kwargs), is_last=True)
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T], *, is_last: bool) -> T:
-        await trio.lowlevel.checkpoint_if_cancelled()
         if not self._is_open:
             raise LedgerError(f"{self.path}: closed")
         asked_at = time.monotonic()
@@ -212,7 +213,10 @@ class _Writer:
             return self._refused(batch, self.failure)
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            results = [self._savepoint(request) for request in batch]
+            results = [self._savepoint(request) for request in batch] if len(batch) > 1 else [self._result(batch[0])]
+            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
+                self.db.execute("ROLLBACK")
+                return results
             failpoint("commit.before")
             self.db.execute("COMMIT")
             failpoint("commit.after")
@@ -221,17 +225,22 @@ class _Writer:
         return results
 
     def _savepoint(self, request: _Request) -> outcome.Outcome[Any]:
-        """One request's result or error; an error that takes the whole transaction with it is raised instead."""
+        """One request's result; or its error, and nothing that it has written."""
         self.db.execute("SAVEPOINT request")
-        got: outcome.Outcome[Any] = outcome.capture(request.work, self.db)
-        if isinstance(got, outcome.Error):
-            if isinstance(got.error, sqlite3.Error):
-                if not self.db.in_transaction or breaks_the_ledger(got.error):
-                    raise got.error
-                got = outcome.Error(_caused(translated(got.error, self.path), got.error))
+        result = self._result(request)
+        if isinstance(result, outcome.Error):
             self.db.execute("ROLLBACK TO request")
         self.db.execute("RELEASE request")
-        return got
+        return result
+
+    def _result(self, request: _Request) -> outcome.Outcome[Any]:
+        """What the request came to; an error that takes the whole transaction with it is raised instead."""
+        got: outcome.Outcome[Any] = outcome.capture(request.work, self.db)
+        if not isinstance(got, outcome.Error) or not isinstance(got.error, sqlite3.Error):
+            return got
+        if not self.db.in_transaction or breaks_the_ledger(got.error):
+            raise got.error
+        return outcome.Error(_caused(translated(got.error, self.path), got.error))
 
     def _nobody(self, batch: list[_Request], error: sqlite3.Error) -> list[outcome.Outcome[Any]]:
         """Nothing of the batch was committed, and everybody in it hears why."""
