@@ -68,6 +68,12 @@ class Hub:
             with suppress(trio.WouldBlock):  # it has not read the last hint yet; one is enough
                 watcher.send_nowait(None)
 
+    def announce_end(self, job_id: str, *, tree: str | None) -> None:
+        """The job has ended, and `tree`, if it is given, is done with it."""
+        self.announce(job_topic(job_id))
+        if tree is not None:
+            self.announce(tree_topic(tree))
+
     def announce_everyone(self) -> None:
         """Whoever waits for anything looks again: the service is stopping."""
         self.announce_work()

@@ -7,6 +7,7 @@ Knows no section; rules that only one room needs stand there.
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Annotated, Any
 
 from attrs import NOTHING, Attribute, field, fields, frozen
@@ -88,8 +89,11 @@ def at_least(least: int) -> Rule:
 
 
 def pattern(regex: str, allowed: str) -> Rule:
-    compiled = re.compile(regex, re.ASCII)
-    return Rule(lambda text: compiled.fullmatch(text) is not None, allowed, {"pattern": f"^(?:{regex})$"})
+    @cache
+    def compiled() -> re.Pattern[str]:  # when it is needed: most texts have few of the keys
+        return re.compile(regex, re.ASCII)
+
+    return Rule(lambda text: compiled().fullmatch(text) is not None, allowed, {"pattern": f"^(?:{regex})$"})
 
 
 def _is_one_line(text: str) -> bool:

@@ -4,31 +4,24 @@ Whoever wants to see what a plugin does calls `run_locally` under `trio.run`, fr
 whose working directory is the one the plugin is to have. Knows nothing of fixtures, rules or the command line.
 """
 
-import errno
-import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from ductile import strict_json
-from ductile.authoring import disturb
-from ductile.clock import to_text
+from ductile.authoring.attempt import Alter, LocalRun, conclude, prepare
 from ductile.config.snapshot import Snapshot
-from ductile.engine.judge import Verdict, judge
-from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
-from ductile.engine.run_job import Attempt, ending_of, spawn
-from ductile.engine.spawn import Finished, SpawnFailed, Stop
-from ductile.model import Ending, Job, JobStatus
+from ductile.engine.run_job import Attempt, spawn
+from ductile.engine.spawn import Stop
+from ductile.model import Job, JobStatus
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE
 
 INSTANCE = "local"
 """The mark on the processes of a local run: no service takes them for its own."""
-Alter = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes another request of the one that the service would send."""
 
 
 @frozen(kw_only=True)
@@ -41,21 +34,6 @@ class Asked:
     state: Mapping[str, Any] = field(factory=dict, repr=False)
     attempt: int = 1
     job_id: str = field(factory=lambda: str(uuid.uuid4()))
-
-
-@frozen(kw_only=True)
-class LocalRun:
-    """What was sent, what came back, and what a service would have made of it.
-
-    `run` is None where the job could never be run; `ending` is what would be recorded: jobs, facts, state.
-    """
-
-    job: Job
-    request: bytes = field(repr=False)
-    run: Finished | SpawnFailed | None
-    verdict: Verdict
-    ending: Ending | None = None
-    ready: Ready | None = field(default=None, repr=False)
 
 
 async def run_locally(snapshot: Snapshot, plugin: str, asked: Asked, **how: Any) -> LocalRun:
@@ -81,27 +59,19 @@ async def attempt_locally(
     `deadline` and `grace` stand for the configured ones; a `fault` of `disturb.FAULTS` comes between the plugin and
     the core. Nothing is recorded anywhere. Refused plugins and commands are verdicts too, not errors.
     """
-    now = datetime.now(UTC)
-    ready = preflight(snapshot, job, state_json=state_json, instance=instance, now=now)
-    match ready:
-        case Refuse(outcome):
-            return LocalRun(job=job, request=b"", run=None, verdict=Verdict(outcome))
-        case Postpone(error, policy):
-            refused = SpawnFailed(error, errno.EACCES)
-            verdict = judge(job, refused, policy, started_at=now, chance=0.0)
-            return LocalRun(job=job, request=b"", run=refused, verdict=verdict)
-    ready = _adjusted(ready, deadline, grace, fault, alter, now)
-    run = await spawn(Attempt(job, snapshot, stop or Stop()), ready)
-    verdict = judge(job, run, ready.policy, started_at=now, chance=0.0)
-    ending = ending_of(job, ready, verdict, snapshot, now=now)
-    return LocalRun(
-        job=job,
-        request=ready.request,
-        run=run,
-        verdict=evolve(verdict, outcome=ending.outcome),
-        ending=ending,
-        ready=ready,
+    attempt = prepare(
+        snapshot,
+        job,
+        state_json=state_json,
+        instance=instance,
+        deadline=deadline,
+        grace=grace,
+        fault=fault,
+        alter=alter,
     )
+    if isinstance(attempt, LocalRun):
+        return attempt
+    return conclude(snapshot, attempt, await spawn(Attempt(job, snapshot, stop or Stop()), attempt.ready))
 
 
 def _job(snapshot: Snapshot, plugin: str, asked: Asked, now: datetime) -> Job:
@@ -127,31 +97,3 @@ def _payload_text(asked: Asked, now: datetime) -> str | None:
     # Id, source and time are the core's, unless somebody brings an event as the core once had it.
     bare = Event(str(uuid.uuid4()), "api.trigger", dict(asked.payload or {}), INSTANCE, now)
     return strict_json.dumps({**strict_json.loads(bare.envelope()), **(asked.event or {})})
-
-
-def _adjusted(
-    ready: Ready,
-    deadline: timedelta | None,
-    grace: timedelta | None,
-    fault: str | None,
-    alter: Alter | None,
-    now: datetime,
-) -> Ready:
-    if deadline is not None:
-        ready = evolve(ready, policy=evolve(ready.policy, timeout=deadline))
-        ready = evolve(ready, request=_altered(ready.request, lambda request: _due(request, now + deadline)))
-    if grace is not None:
-        ready = evolve(ready, grace=grace)
-    if alter is not None:
-        ready = evolve(ready, request=_altered(ready.request, alter))
-    if fault is not None:
-        ready = evolve(ready, argv=(sys.executable, "-I", disturb.__file__, fault, *ready.argv))
-    return ready
-
-
-def _due(request: dict[str, Any], moment: datetime) -> dict[str, Any]:
-    return {**request, "deadline_at": to_text(moment)}
-
-
-def _altered(request: bytes, alter: Alter) -> bytes:
-    return strict_json.dumps(alter(strict_json.loads(request))).encode() + b"\n"

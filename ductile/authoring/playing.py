@@ -15,9 +15,10 @@ from typing import Any
 import trio
 from attrs import evolve, field, frozen
 
+from ductile.authoring.attempt import Alter, LocalRun
 from ductile.authoring.bench import bench_of_folder
 from ductile.authoring.fixtures import DIRECTORY, Fixture, FixtureInvalid
-from ductile.authoring.local import Alter, Asked, LocalRun, run_locally
+from ductile.authoring.local import Asked, run_locally
 from ductile.authoring.matching import mismatches
 from ductile.authoring.tell import told
 from ductile.engine.spawn import Stop

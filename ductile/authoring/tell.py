@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ductile import strict_json
-from ductile.authoring.local import LocalRun
+from ductile.authoring.attempt import LocalRun
 from ductile.config.show import without_secrets
 from ductile.engine.judge import backoff
 from ductile.engine.spawn import Finished, SpawnFailed

@@ -22,8 +22,8 @@ from ductile.authoring.alterations import (
     without_config,
     without_optional_fields,
 )
+from ductile.authoring.attempt import Alter
 from ductile.authoring.fixtures import Fixture, FixtureInvalid
-from ductile.authoring.local import Alter
 from ductile.authoring.playing import Played, play, play_in_a_row
 from ductile.authoring.rules import Notebook
 from ductile.authoring.schemas import full_schema, misfits

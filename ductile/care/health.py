@@ -1,20 +1,22 @@
 """How plugins are: each one that declares `health` is asked, in a process as a job would have, outside the ledger.
 
-Nothing follows from the answer: no facts, no events, no row. `system status` and `system doctor` call it; the only room
-of the CLI's that runs an event loop for a question.
+Nothing follows from the answer: no facts, no events, no row. `system status` and `system doctor` call it. Plugins are
+waited for in threads: an event loop would take longer to import than most answers take.
 """
 
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import chdir
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 
-import trio
 from attrs import frozen
 
-from ductile.authoring.local import attempt_locally
+from ductile.authoring.attempt import LocalRun, conclude, prepare
 from ductile.config.snapshot import Lane, Snapshot
+from ductile.engine.ask import end_strays, run_and_wait
 from ductile.engine.processes import become_subreaper, is_subreaper
 from ductile.errors import DuctileError
 from ductile.ledger import facts
@@ -59,8 +61,9 @@ def ask_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[Health]:
     become_subreaper()  # what a plugin leaves behind comes to us and is ended with it
     try:
         with chdir(snapshot.config.directory):  # where a service runs them
-            return trio.run(_ask, snapshot, asked, states)
+            return _ask(snapshot, asked, states)
     finally:
+        end_strays()
         become_subreaper(was_subreaper)
 
 
@@ -68,22 +71,20 @@ def _declares(lane: Lane) -> bool:
     return HEALTH in lane.plugin.manifest.commands
 
 
-async def _ask(snapshot: Snapshot, asked: list[str], states: Mapping[str, str]) -> list[Health]:
-    answers: dict[str, Health] = {}
-    limiter = trio.CapacityLimiter(AT_ONCE)
+def _ask(snapshot: Snapshot, asked: list[str], states: Mapping[str, str]) -> list[Health]:
+    from concurrent.futures import ThreadPoolExecutor
 
-    async def ask(name: str) -> None:
-        async with limiter:
-            answers[name] = await _health(snapshot, name, states.get(name, "{}"))
-
-    async with trio.open_nursery() as nursery:
-        for name in asked:
-            nursery.start_soon(ask, name)
-    return [answers[name] for name in asked]
+    stop = Event()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        try:
+            return list(threads.map(lambda name: _health(snapshot, name, states.get(name, "{}"), stop), asked))
+        except BaseException:  # nobody wants the answers any more
+            stop.set()
+            raise
 
 
-async def _health(snapshot: Snapshot, name: str, state_json: str) -> Health:
-    began, job_id = trio.current_time(), str(uuid.uuid4())
+def _health(snapshot: Snapshot, name: str, state_json: str, stop: Event) -> Health:
+    began, job_id = time.monotonic(), str(uuid.uuid4())
     job = Job(
         id=job_id,
         plugin=name,
@@ -94,13 +95,30 @@ async def _health(snapshot: Snapshot, name: str, state_json: str) -> Health:
         submitted_by="cli",
         created_at=datetime.now(UTC),
     )
-    local = await attempt_locally(
-        snapshot, job, state_json=state_json, instance=f"health-{job_id}", deadline=PATIENCE, grace=GRACE
-    )
+    local = _attempt(snapshot, job, state_json, stop)
     outcome, response = local.verdict.outcome, local.verdict.response
     is_well = isinstance(outcome, Succeeded)
     said = response.result if response and is_well else getattr(outcome, "error", "")
-    return Health(name, is_well, _first_line(snapshot.config.mask(said or "")), trio.current_time() - began)
+    return Health(name, is_well, _first_line(snapshot.config.mask(said or "")), time.monotonic() - began)
+
+
+def _attempt(snapshot: Snapshot, job: Job, state_json: str, stop: Event) -> LocalRun:
+    """As a service makes it, with its environment, caps and judgement."""
+    attempt = prepare(snapshot, job, state_json=state_json, instance=f"health-{job.id}", deadline=PATIENCE, grace=GRACE)
+    if isinstance(attempt, LocalRun):
+        return attempt
+    ready = attempt.ready
+    run = run_and_wait(
+        ready.argv,
+        ready.request,
+        timeout=ready.policy.timeout.total_seconds(),
+        env=ready.environment,
+        grace=ready.grace.total_seconds(),
+        caps=ready.caps,
+        limits=ready.limits,
+        stop=stop,
+    )
+    return conclude(snapshot, attempt, run)
 
 
 def _first_line(text: str) -> str:

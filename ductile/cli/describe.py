@@ -154,7 +154,7 @@ def _in_service(service: Any) -> dict[str, Any]:
 
 def _in_files(explicit: Path | None) -> dict[str, Any]:
     from ductile.cli.schedule_facts import snapshot_of
-    from ductile.web.catalog import plugin_view, run_view
+    from ductile.web.offers import plugin_view, run_view
 
     snapshot = snapshot_of(explicit)
     return {

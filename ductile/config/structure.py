@@ -1,339 +1,56 @@
-"""Plain YAML values → section classes, with every complaint at once and the line of each.
+"""Plain YAML values → section classes, as cheaply as a configuration that is sound allows.
 
-Works on marked nodes, so that a complaint always knows its file and line. Knows types and rules, not what the
-sections mean; rules that span sections are the doctor's.
+Works on marked nodes. Stops at the first thing that is wrong: then `complaints` reads it again, and tells all of it.
+Knows types and rules, not what the sections mean; rules that span sections are the doctor's.
 """
 
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
 from functools import cache
-from itertools import islice
-from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import attrs
-from cattrs import Converter
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
-from cattrs.gen import make_dict_structure_fn, override
 
+from ductile.config.hooks import FACTORIES, SCALARS, Hook, members_of, yaml_names
 from ductile.config.sections import Settings
-from ductile.errors import Complaint, ConfigInvalid, did_you_mean
-from ductile.secret import Secret
 from ductile.strict_yaml import Node
-from ductile.units import DURATION_HELP, parse_duration, shown
-from ductile.vocabulary import YAML_NAME, Lone, Reader, Rule
-
-MAX_COMPLAINTS = 500
-"""Nobody reads more, and guessing what each was meant to be takes its time."""
-MAX_SHOWN_NAME = 128
-_TRUE = {"true", "yes", "on", "y"}
-_FALSE = {"false", "no", "off", "n"}
-
-Hook = Callable[[Any, Any], Any]
 
 
 def structure(root: Node) -> Settings:
     """The settings that `root` spells out; ConfigInvalid lists everything that is wrong with it."""
-    converter = make_converter()
     try:
-        return converter.structure(root, Settings)
-    except (ClassValidationError, IterableValidationError, ValueError) as problems:
-        told = list(islice(_complaints(problems, root, ""), MAX_COMPLAINTS + 1))
-        if len(told) > MAX_COMPLAINTS:
-            told[-1] = Complaint(f"there is more; these are the first {MAX_COMPLAINTS} mistakes", mark=root.mark)
-        raise ConfigInvalid(told) from None
+        settings: Settings = read(root, Settings)
+    except Exception:  # whatever it is, the one who collects complaints decides and tells it
+        from ductile.config.complaints import structure_or_complain
+
+        return structure_or_complain(root)
+    return settings
+
+
+def read(node: Node, kind: Any) -> Any:
+    """The value of this kind that `node` spells out; an exception of any type if it does not."""
+    return hook_of(kind)(node, kind)
 
 
 @cache
-def make_converter() -> Converter:
-    """A converter from nodes to section classes. It is strict: YAML has typed the scalars already."""
-    converter = Converter(forbid_extra_keys=True, detailed_validation=True)
-    factories: list[tuple[Callable[[Any], bool], Callable[[Any, Converter], Hook]]] = [
-        (attrs.has, _class_hook),
-        (_is_mapping, _mapping_hook),
-        (_is_tuple, _tuple_hook),
-        (_is_optional, _optional_hook),
-        (lambda kind: get_origin(kind) is Literal, _literal_hook),
-        (lambda kind: get_origin(kind) is Annotated, _annotated_hook),
-    ]
-    for predicate, factory in factories:
-        converter.register_structure_hook_factory(predicate, factory)
-    scalars: list[tuple[Any, Hook]] = [
-        (bool, _bool),
-        (int, _int),
-        (str, _str),
-        (timedelta, lambda node, _: _parsed(parse_duration, _with_unit(node))),
-        (Path, _path),
-        (Secret, _secret),
-    ]
-    for kind, hook in scalars:
-        converter.register_structure_hook(kind, hook)
-    return converter
+def hook_of(kind: Any) -> Hook:
+    """How a value of this kind is read."""
+    if attrs.has(kind):
+        return _class_hook(kind)
+    if kind in SCALARS:
+        return SCALARS[kind]
+    return next(factory(kind, hook_of) for fits, factory in FACTORIES if fits(kind))
 
 
-def yaml_names(cls: type) -> dict[str, str]:
-    """Attribute name → the key as written in YAML."""
-    return {field.name: field.metadata.get(YAML_NAME, field.name) for field in attrs.fields(cls)}
-
-
-# ── containers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _class_hook(cls: Any, converter: Converter) -> Hook:
+def _class_hook(cls: Any) -> Hook:
     @cache
-    def builder() -> Hook:  # made when it is needed: most texts have few of the sections
-        renamed: dict[str, Any] = {name: override(rename=key) for name, key in yaml_names(cls).items() if name != key}
-        return make_dict_structure_fn(
-            cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **renamed
-        )
-
-    return lambda node, _: builder()(_members(node), cls)
-
-
-def _mapping_hook(kind: Any, converter: Converter) -> Hook:
-    key_type, value_type = get_args(kind)
-    if value_type is Any:
-        return lambda node, _: _mapping_of(node) and node.data()
-    structure_key = converter.get_structure_hook(key_type)
-    structure_value = converter.get_structure_hook(value_type)
-
-    def build(node: Node, _: Any) -> dict[str, Any]:
-        built, problems = {}, []
-        for name, member in _mapping_of(node).items():
-            try:
-                structure_key(Node(name, member.mark, text=name), key_type)
-                built[name] = structure_value(member, value_type)
-            except (ClassValidationError, IterableValidationError, ValueError) as problem:
-                problems.append(_AtMember(name, problem))
-        if problems:
-            raise IterableValidationError("mapping", problems, kind)
-        return built
-
-    return build
-
-
-def _tuple_hook(kind: Any, converter: Converter) -> Hook:
-    item_type = get_args(kind)[0]
-    structure_item = converter.get_structure_hook(item_type) if item_type is not Any else None
-    plain_items = _is_mapping(item_type) and get_args(item_type)[1] is Any
-
-    def build(node: Node, _: Any) -> tuple[Any, ...]:
-        if not isinstance(node.value, tuple):
-            raise ValueError(f"expected a list, got {_kind_of(node)}")
-        built, problems = [], []
-        for index, item in enumerate(node.value):
-            try:
-                if plain_items:
-                    _mapping_of(item)
-                built.append(structure_item(item, item_type) if structure_item else item.data())
-            except (ClassValidationError, IterableValidationError, ValueError) as problem:
-                problems.append(_AtMember(index, problem))
-        if problems:
-            raise IterableValidationError("list", problems, kind)
-        return tuple(built)
-
-    return build
-
-
-def _optional_hook(kind: Any, converter: Converter) -> Hook:
-    (inner,) = [option for option in get_args(kind) if option is not types.NoneType]
-    return converter.get_structure_hook(inner)
-
-
-class _AtMember(ValueError):
-    """A problem inside a list or mapping, and where in it."""
-
-    def __init__(self, member: str | int, problem: Exception) -> None:
-        super().__init__(str(problem))
-        self.member, self.problem = member, problem
-
-
-def _members(node: Node) -> dict[str, Node]:
-    """A key without a value counts as absent, so that an empty section means its defaults."""
-    return {name: member for name, member in _mapping_of(node).items() if member.value is not None}
-
-
-def _mapping_of(node: Node) -> dict[str, Node]:
-    if isinstance(node.value, dict):
-        return node.value
-    if node.value is None:
-        return {}
-    raise ValueError(f"expected a mapping of keys to values, got {_kind_of(node)}")
-
-
-def _is_mapping(kind: Any) -> bool:
-    origin = get_origin(kind)
-    return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def _is_tuple(kind: Any) -> bool:
-    return get_origin(kind) is tuple
-
-
-def _is_optional(kind: Any) -> bool:
-    return get_origin(kind) in (Union, types.UnionType) and types.NoneType in get_args(kind)
-
-
-# ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _annotated_hook(kind: Any, converter: Converter) -> Hook:
-    inner, *notes = get_args(kind)
-    readers = [note for note in notes if isinstance(note, Reader)]
-    rules = [note for note in notes if isinstance(note, Rule)]
-    alone_allowed = any(isinstance(note, Lone) for note in notes)
-    structure_inner = converter.get_structure_hook(inner) if not readers else None
+    def keys() -> dict[str, tuple[str, Any, Hook]]:  # made when needed: a step holds steps, and most texts few sections
+        names = yaml_names(cls)
+        return {names[field.name]: (field.alias, field.type, hook_of(field.type)) for field in attrs.fields(cls)}
 
     def build(node: Node, _: Any) -> Any:
-        if alone_allowed and not isinstance(node.value, tuple):
-            node = Node((node,), node.mark)
-        value = structure_inner(node, inner) if structure_inner else _parsed(readers[0].parse, node)
-        for rule in rules:
-            if not rule.allows(value):
-                raise ValueError(f"{_quoted(node)} is not allowed here: it must be {rule.allowed}")
-        return value
+        known, values = keys(), {}
+        for name, member in members_of(node).items():
+            alias, kind, hook = known[name]  # KeyError: nobody knows this key
+            values[alias] = hook(member, kind)
+        return cls(**values)  # TypeError: a key is missing
 
     return build
-
-
-def _literal_hook(kind: Any, _: Converter) -> Hook:
-    allowed = get_args(kind)
-
-    def build(node: Node, _: Any) -> str:
-        text = _text(node)
-        if text not in allowed:
-            hint = did_you_mean(node.text, allowed)
-            raise ValueError(f"{_quoted(node)} is not one of {', '.join(allowed)}{hint}")
-        return text
-
-    return build
-
-
-def _bool(node: Node, _: Any) -> bool:
-    word = _text(node).lower()
-    if word not in _TRUE | _FALSE:
-        raise ValueError(f"{_quoted(node)} is not true or false")
-    return word in _TRUE
-
-
-def _int(node: Node, _: Any) -> int:
-    text = str(node.value) if type(node.value) is int else _text(node)
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise ValueError(f"{_quoted(node)} is not a whole number of at most 18 digits")
-    return int(text)
-
-
-def _str(node: Node, _: Any) -> str:
-    return _text(node)
-
-
-def _with_unit(node: Node) -> Node:
-    if type(node.value) in (int, float) and node.value:
-        raise ValueError(f"{_quoted(node)} has no unit; write {DURATION_HELP}")
-    return node
-
-
-def _parsed(parse: Callable[[str], Any], node: Node) -> Any:
-    """What `parse` makes of the value. A refusal quotes what is written: `${NAME}` may stand for a secret."""
-    text = _text(node)
-    try:
-        return parse(text)
-    except ValueError as problem:
-        raise ValueError(str(problem).replace(shown(text), _quoted(node))) from None
-
-
-def _path(node: Node, _: Any) -> Path:
-    """Relative paths start at the file that names them; `~` is the home of whoever runs Ductile."""
-    text = _text(node)
-    if not text.strip() or "\0" in text:
-        raise ValueError(f"{_quoted(node)} is not a path")
-    if text == "~" or text.startswith("~/"):
-        return Path.home() / text[2:]
-    return Path(node.mark.source).parent / text
-
-
-def _secret(node: Node, _: Any) -> Secret:
-    text = _text(node)
-    if not text.strip():
-        raise ValueError("is empty; a secret must have a value")
-    return Secret(text)
-
-
-def _text(node: Node) -> str:
-    """A scalar as it was written: fields that want text take `1.10` and `yes` as they stand."""
-    if node.value is None or isinstance(node.value, tuple | dict):
-        raise ValueError(f"expected a single value, got {_kind_of(node)}")
-    return node.value if isinstance(node.value, str) else node.text
-
-
-def _kind_of(node: Node) -> str:
-    """Without the value: what stands in the wrong place may be a secret."""
-    if isinstance(node.value, dict):
-        return "a mapping"
-    if isinstance(node.value, tuple):
-        return "a list"
-    return "nothing" if node.value is None else "a single value"
-
-
-def _quoted(node: Node) -> str:
-    """A single value as it is written, not what its `${NAME}` stands for."""
-    if node.value == ():
-        return "an empty list"
-    return _kind_of(node) if node.value is None or isinstance(node.value, tuple | dict) else shown(node.text)
-
-
-# ── complaints ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _complaints(problem: BaseException, node: Node, path: str) -> Iterator[Complaint]:
-    """Every single complaint in a tree of exceptions, each with the place of the value it is about."""
-    if isinstance(problem, ClassValidationError):
-        names = yaml_names(problem.cl)
-        noted, bare = problem.group_exceptions()
-        for inner, note in noted:
-            name = names[note.name]
-            if isinstance(inner, KeyError):
-                yield Complaint(_missing(problem.cl, note.name), _join(path, name), node.mark)
-            else:
-                yield from _complaints(inner, _child(node, name), _join(path, name))
-        for inner in bare:
-            yield from _complaints(inner, node, path)
-    elif isinstance(problem, IterableValidationError):
-        for inner in problem.exceptions:
-            yield from _complaints(inner, node, path)
-    elif isinstance(problem, _AtMember):
-        yield from _complaints(problem.problem, _child(node, problem.member), _join(path, problem.member))
-    elif isinstance(problem, ForbiddenExtraKeysError):
-        known = yaml_names(problem.cl).values()
-        for name in sorted(problem.extra_fields):
-            yield _unknown_key(name, known, _child(node, name), path)
-    else:
-        yield Complaint(str(problem), path, node.mark)
-
-
-def _unknown_key(name: str, known: Iterable[str], node: Node, path: str) -> Complaint:
-    hint = did_you_mean(name, known) or f"; known here: {', '.join(sorted(known))}"
-    return Complaint(f"unknown key{hint}", _join(path, name), node.mark)
-
-
-def _missing(cls: type, name: str) -> str:
-    return f"is missing: {getattr(attrs.fields(cls), name).metadata['doc']}"
-
-
-def _child(node: Node, member: str | int) -> Node:
-    if isinstance(node.value, dict) and isinstance(member, str):
-        child: Node = node.value.get(member, node)
-    elif isinstance(node.value, tuple) and isinstance(member, int):
-        child = node.value[member]
-    else:
-        child = node
-    return child
-
-
-def _join(path: str, member: str | int) -> str:
-    if isinstance(member, int):
-        return f"{path}[{member}]"
-    name = member if member.isprintable() and len(member) <= MAX_SHOWN_NAME else shown(member, MAX_SHOWN_NAME)
-    return f"{path}.{name}" if path else name

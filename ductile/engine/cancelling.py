@@ -7,7 +7,7 @@ from attrs import frozen
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, rule_of
-from ductile.hub import Hub, job_topic, tree_topic
+from ductile.hub import Hub
 from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.purge import purge
 from ductile.ledger.record import Recorded
@@ -62,6 +62,4 @@ class Cancelling:
         return len(ended)
 
     def _announce(self, ended: Recorded) -> None:
-        self.hub.announce(job_topic(ended.job_id))
-        if ended.tree_is_done:
-            self.hub.announce(tree_topic(ended.root_job_id))
+        self.hub.announce_end(ended.job_id, tree=ended.root_job_id if ended.tree_is_done else None)

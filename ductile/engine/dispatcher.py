@@ -23,7 +23,7 @@ from ductile.engine.run_job import Attempt, Surroundings, run_job
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
-from ductile.hub import Hub, job_topic, tree_topic
+from ductile.hub import Hub
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, finds_work, next_due, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
@@ -293,9 +293,7 @@ class Dispatcher:
                     self.meters.jobs[result.plugin, result.command, result.status] += 1
                 else:
                     self.meters.retries[result.plugin] += 1
-                self.hub.announce(job_topic(result.job_id))
-                if result.tree_is_done:
-                    self.hub.announce(tree_topic(result.root_job_id))
+                self.hub.announce_end(result.job_id, tree=result.root_job_id if result.tree_is_done else None)
 
     def _until(self, due: datetime | None) -> float:
         """How long nothing can be missed: until a delayed job is due, or as long as a lost hint may cost."""

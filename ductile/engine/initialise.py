@@ -12,8 +12,9 @@ from attrs import define, field
 from blake3 import blake3
 
 from ductile.config.snapshot import Lane, Snapshot
+from ductile.engine.ending import facts_of
 from ductile.engine.preflight import Ready, preflight
-from ductile.engine.run_job import Attempt, Surroundings, facts_of, judge_run, spawn
+from ductile.engine.run_job import Attempt, Surroundings, judge_run, spawn
 from ductile.errors import LedgerBusy, LedgerFull
 from ductile.hub import SCHEDULES, Hub
 from ductile.ledger.inits import Init, all_inits, put

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from ductile import strict_json
 from ductile.engine.launch import SpawnFailed
-from ductile.engine.spawn import Ending, Finished
+from ductile.engine.running import Ending, Finished
 from ductile.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Retried, Succeeded
 from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, Limits, Response, decode_response
 from ductile.secret import Mask

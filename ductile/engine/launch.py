@@ -1,7 +1,7 @@
 """The start of one plugin process: three pipes, a spawn, and the descriptors to watch it with.
 
 Blocks until the child has exec'd: a fraction of a millisecond, but several where others keep every core busy, so it
-can run in a thread as well. Knows nothing of what the process then does; `spawn` is the only caller.
+can run in a thread as well. Knows nothing of what the process then does; `spawn` and `ask` call it.
 """
 
 import errno
@@ -21,6 +21,8 @@ from ductile.engine.posix_spawn import posix_spawn
 
 CHUNK = 65_536  # what a pipe holds unless it is widened
 WIDE_PIPE = 1 << 20
+# A file that somebody has only just written may still be open in a process of theirs.
+BUSY_FILE_TRIES, BUSY_FILE_SECONDS = 5, 0.02
 
 
 @frozen

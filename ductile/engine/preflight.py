@@ -15,7 +15,7 @@ from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.judge import Policy
 from ductile.engine.limits import Limits
 from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
-from ductile.engine.spawn import Caps
+from ductile.engine.running import Caps
 from ductile.errors import DuctileError, Unreadable
 from ductile.files import Finding
 from ductile.model import Dead, Failed, Job

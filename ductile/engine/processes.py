@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import trio
 from attrs import frozen
 from blake3 import blake3
 
@@ -214,6 +213,8 @@ async def kill_marked(instance: str, stored: Iterable[ProcessId] = (), *, patien
     Never touches a stranger: a stored pid counts only while its start time and boot id fit. Returns when nothing is
     left, or after `patience` seconds.
     """
+    import trio
+
     targets = [*find_marked(instance), *_sessions_of(stored)]
     killed: set[ProcessId] = set()
     with trio.move_on_after(patience):
@@ -235,6 +236,8 @@ def _sessions_of(leaders: Iterable[ProcessId]) -> list[ProcessId]:
 
 
 async def _kill_and_wait(process: ProcessId) -> None:
+    import trio
+
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
@@ -265,6 +268,8 @@ def adopted_children(known: Collection[int]) -> list[Glance]:
 
 async def kill_children(children: Sequence[Glance]) -> int:
     """Kill and reap these children of ours; returns how many died of it."""
+    import trio
+
     killed = 0
     for child in children:
         with suppress(ProcessLookupError, PermissionError):

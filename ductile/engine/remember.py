@@ -6,7 +6,7 @@ Written at start and after every reload, before the first job is claimed under i
 import sys
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -14,11 +14,13 @@ from ductile import __version__, strict_json
 from ductile.config.show import plain, redacted
 from ductile.config.snapshot import Snapshot
 from ductile.ledger import snapshots
-from ductile.ledger.writer import Ledger
 from ductile.secret import FINGERPRINT, Secret
 
+if TYPE_CHECKING:
+    from ductile.ledger.writer import Ledger
 
-async def remember(ledger: Ledger, snapshot: Snapshot, *, reason: str, now: datetime) -> None:
+
+async def remember(ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime) -> None:
     """The ledger knows this configuration by the id that jobs carry."""
     await ledger.write(snapshots.put, described(snapshot, reason=reason, now=now))
 

@@ -15,32 +15,20 @@ from attrs import define, evolve, field, frozen
 
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
-from ductile.engine.breaker import concerns
-from ductile.engine.breaker import rule as breaker_rule
-from ductile.engine.follow import ended_of, rule_of
+from ductile.engine.ending import ending_of, without_run
 from ductile.engine.judge import Policy, Verdict, backoff, judge
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spawn import Finished, SpawnFailed, Stop, Tail, run_plugin
 from ductile.failpoints import failpoint
 from ductile.logs import Log
 from ductile.model import (
-    BreakerRule,
     Dead,
     Ending,
     Failed,
-    Following,
-    Interrupted,
     Job,
-    NewFact,
-    Note,
-    Outcome,
     Retried,
-    Skipped,
     Succeeded,
 )
-from ductile.pipeline.route import Event, TooMuch, after, event_id
-from ductile.plugin.manifest import CompatibilityView
-from ductile.plugin.protocol import Response
 
 LARGE = 512 << 10
 REFUSED = {"preflight": "fail"}
@@ -96,12 +84,12 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     match ready:
         case Refuse(outcome):
             _tell(around.log, job, None, Verdict(outcome))
-            return evolve(_without_run(job, outcome, snapshot, now=started_at), told=REFUSED)
+            return evolve(without_run(job, outcome, snapshot, now=started_at), told=REFUSED)
         case Postpone(error, policy):
             run: Finished | SpawnFailed = SpawnFailed(error, errno.EACCES)
             verdict = await judge_run(job, run, policy, started_at)
             _tell(around.log, job, run, verdict)
-            return evolve(_without_run(job, verdict.outcome, snapshot, now=started_at), told=REFUSED)
+            return evolve(without_run(job, verdict.outcome, snapshot, now=started_at), told=REFUSED)
     for warning in ready.warnings:
         around.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
     failpoint("spawn.before")
@@ -155,24 +143,6 @@ def _said(run: Finished | SpawnFailed) -> int:
     return len(run.stdout) if isinstance(run, Finished) else 0
 
 
-def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, now: datetime) -> Ending:
-    """The verdict with its facts, state and everything that follows; an attempt that is retried leaves only notes."""
-    outcome, response = verdict.outcome, verdict.response
-    if isinstance(outcome, Retried | Interrupted):
-        return _ending(job, outcome, Following(notes=_withheld(response)), snapshot)
-    said = response.result if response else None
-    try:
-        following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
-    except TooMuch as error:
-        evidence = None if isinstance(outcome, Skipped) else outcome.evidence
-        return evolve(_without_run(job, Failed(str(error), evidence), snapshot, now=now), is_intolerable=True)
-    if isinstance(outcome, Succeeded) and response:
-        return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response))
-    if response and response.ok and response.events:
-        following = evolve(following, notes=(*following.notes, *_withheld(response)))
-    return _ending(job, outcome, following, snapshot)
-
-
 def _told(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
     """What the journal tells of the run, unless it has told it while the process lived."""
     told: dict[str, Any] = {} if attempt.is_noted else {"preflight": "run"}
@@ -184,87 +154,6 @@ def _told(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
         base, most = ready.policy.backoff_base, min(attempt.job.max_attempts, MOST_DELAYS_TOLD + 1)
         told["backoff_schedule"] = [backoff(base, tries, 0.0) // timedelta(milliseconds=1) for tries in range(1, most)]
     return told
-
-
-def _without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Ending:
-    """The ending of a job whose plugin said nothing that counts."""
-    is_final = not isinstance(outcome, Retried | Interrupted)
-    following = rule_of(snapshot)(job, outcome, now) if is_final else Following()
-    return _ending(job, outcome, following, snapshot)
-
-
-def _ending(
-    job: Job,
-    outcome: Outcome,
-    following: Following,
-    snapshot: Snapshot,
-    facts: tuple[NewFact, ...] = (),
-    state_updates: str | None = None,
-) -> Ending:
-    return Ending(
-        job_id=job.id,
-        attempt=job.attempt,
-        outcome=outcome,
-        facts=facts,
-        state_updates=state_updates,
-        state_limit=snapshot.config.settings.service.limits.state,
-        contexts=following.contexts,
-        children=following.children,
-        arrivals=following.arrivals,
-        notes=following.notes,
-        breaker=_breaker(job, snapshot),
-        rule=rule_of(snapshot),
-    )
-
-
-def _breaker(job: Job, snapshot: Snapshot) -> BreakerRule | None:
-    """What the end of this job does to the breaker of its command, if it concerns it."""
-    lane = snapshot.lanes.get(job.plugin)
-    if lane is None or not concerns(lane.entry.circuit_breaker, job):
-        return None
-    return breaker_rule(lane.entry.circuit_breaker)
-
-
-def facts_of(job: Job, ready: Ready, response: Response) -> tuple[tuple[NewFact, ...], str | None]:
-    """State updates become facts where the manifest says so; otherwise they are merged into the state."""
-    if response.state_json is None:
-        return (), None
-    rules = ready.lane.plugin.manifest.facts_of(job.command)
-    facts = tuple(
-        NewFact(
-            fact_type=rule.fact_type,
-            fact_json=response.state_json,
-            mirrored=rule.compatibility_view is CompatibilityView.MIRROR_OBJECT,
-        )
-        for rule in rules
-    )
-    return facts, None if rules else response.state_json
-
-
-def _events(job: Job, verdict: Verdict, now: datetime) -> tuple[Event, ...]:
-    """The events that count: none if the plugin says ok but did not end well."""
-    response = verdict.response
-    if response is None or (response.ok and not isinstance(verdict.outcome, Succeeded)):
-        return ()
-    return tuple(
-        Event(
-            id=event_id(job.id, job.attempt, index),
-            type=event.type,
-            payload=event.payload if "result" in event.payload else {**event.payload, "result": response.result},
-            source=job.plugin,
-            at=now,
-            dedupe_key=event.dedupe_key,
-        )
-        for index, event in enumerate(response.events)
-    )
-
-
-def _withheld(response: Response | None) -> tuple[Note, ...]:
-    """Events of an attempt that is not the last word are not routed, only noted."""
-    if response is None or not response.events:
-        return ()
-    types = [event.type for event in response.events]
-    return (Note(kind="event.withheld", data={"types": types[:20], "count": len(types)}),)
 
 
 def _tell(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:

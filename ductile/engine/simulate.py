@@ -1,4 +1,4 @@
-"""What a schedule would do: the real scheduler and a ledger for the moment, on a clock that jumps from look to look.
+"""What a schedule would do: the service's planner and a ledger for the moment, on a clock that jumps from look to look.
 
 Everything that decides is the service's own code; only time and plugins are played. Jobs succeed after a given time,
 other schedules do not exist. Called by `ductile schedule simulate`.
@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import trio
 from attrs import define, evolve, field, frozen
 
 from ductile.calendar.definition import Definition, History
@@ -22,14 +21,13 @@ from ductile.clock import Clock, from_text
 from ductile.config.schedules import definition_hash, definition_of
 from ductile.config.sections import Schedule
 from ductile.config.snapshot import Lane, Snapshot
-from ductile.engine.scheduler import Scheduler
-from ductile.hub import Hub
+from ductile.engine.planner import Planner
 from ductile.ledger import journal, schedules
+from ductile.ledger.alone import LoneLedger, open_alone, run_alone
 from ductile.ledger.claim import claim
 from ductile.ledger.connections import Connection
 from ductile.ledger.record import record
 from ductile.ledger.rows import get_job
-from ductile.ledger.writer import Ledger, open_ledger
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Evidence, Interrupted, Job, Outcome, Succeeded
 
@@ -131,14 +129,13 @@ class Question:
 def simulate(question: Question) -> Simulation:
     """What would happen, told in order; every slot of the time before counts as decided."""
     with tempfile.TemporaryDirectory(prefix="ductile-simulation-") as folder:
-        told: Simulation = trio.run(_simulate, question, Path(folder) / "ledger.db")
-        return told
+        return run_alone(_simulate(question, Path(folder) / "ledger.db"))
 
 
 async def _simulate(question: Question, path: Path) -> Simulation:
     log = Log(level="error", descriptor=2)
     try:
-        async with open_ledger(path, synchronous="off") as ledger:
+        with open_alone(path, synchronous="off") as ledger:
             play = _Play(question, ledger, log, VirtualClock(question.start))
             await play.begin()
             is_complete = await play.play()
@@ -149,12 +146,22 @@ async def _simulate(question: Question, path: Path) -> Simulation:
     return Simulation(happenings=tuple(sorted(story, key=lambda one: one.at)), is_complete=is_complete)
 
 
+class _Nobody:
+    """Who waits for announcements while a schedule is played."""
+
+    def announce_work(self) -> None:
+        pass
+
+    def announce_end(self, job_id: str, *, tree: str | None) -> None:
+        pass
+
+
 @define(eq=False)
 class _Play:
     """The service as the simulation plays it."""
 
     question: Question
-    ledger: Ledger
+    ledger: LoneLedger
     log: Log
     clock: VirtualClock
     told: list[Happening] = field(factory=list)
@@ -191,16 +198,16 @@ class _Play:
     async def _stay_up(self, end: datetime) -> bool:
         snapshot = evolve(self.question.snapshot, lanes={self.question.plugin: self.question.lane})
         to_stop: list[str] = []
-        scheduler = Scheduler(
+        planner = Planner(
             self.ledger,
-            Hub(),
+            _Nobody(),
             self.clock,
             self.log,
             lambda: snapshot,
             stop_job=lambda job_id, _: to_stop.append(job_id),
         )
         while self.clock.now() < end:
-            until = await scheduler.turn()
+            until = await planner.turn()
             await self._end_all(tuple(to_stop), Dead("cancelled"))
             to_stop.clear()
             await self._run_jobs()

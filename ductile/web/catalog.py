@@ -5,18 +5,14 @@ alone sees only these.
 """
 
 from collections.abc import Iterable
-from typing import Any
-from urllib.parse import quote
 
 from ductile.config.snapshot import Lane, Snapshot
-from ductile.pipeline.plan import Plan
-from ductile.plugin.manifest import Command, CommandType
+from ductile.plugin.manifest import CommandType
 from ductile.web.desk import Desk, seated
 from ductile.web.message import Request, Response, json_response
+from ductile.web.offers import TIERS, about, plugin_view, run_view, skill_view
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Schema, anything, boolean, choice, integer, listing, nullable, record, text
-
-TIERS = {CommandType.READ: "READ", CommandType.WRITE: "WRITE"}
 
 _SCHEMA = nullable(anything("As written in the manifest"))
 _COMMAND = record(
@@ -122,7 +118,7 @@ def seen_lanes(snapshot: Snapshot, request: Request) -> list[Lane]:
 
 async def list_plugins(desk: Desk, request: Request) -> Response:
     plugins = [
-        {**_about(lane), "commands": list(lane.plugin.manifest.commands)}
+        {**about(lane), "commands": list(lane.plugin.manifest.commands)}
         for lane in seen_lanes(desk.snapshot(), request)
     ]
     return json_response({"plugins": plugins})
@@ -132,65 +128,11 @@ async def show_plugin(desk: Desk, request: Request) -> Response:
     return json_response(plugin_view(desk.snapshot().lane(request.params["plugin"])))
 
 
-def plugin_view(lane: Lane) -> dict[str, Any]:
-    """One plugin and everything it can be asked to do."""
-    manifest = lane.plugin.manifest
-    commands = [_command(command) for command in manifest.commands.values()]
-    return {**_about(lane), "protocol": manifest.protocol, "commands": commands}
-
-
-def _about(lane: Lane) -> dict[str, Any]:
-    manifest = lane.plugin.manifest
-    return {"name": lane.name, "version": manifest.version, "description": manifest.description}
-
-
-def _command(command: Command) -> dict[str, Any]:
-    return {
-        "name": command.name,
-        "type": str(command.type),
-        "description": command.description,
-        "idempotent": command.idempotent,
-        "retry_safe": command.retry_safe,
-        "input_schema": command.input_schema,
-        "output_schema": command.output_schema,
-    }
-
-
 async def list_skills(desk: Desk, request: Request) -> Response:
     snapshot = desk.snapshot()
     lanes = seen_lanes(snapshot, request)
-    skills = [_skill(lane, command) for lane in lanes for command in lane.plugin.manifest.commands.values()]
+    skills = [skill_view(lane, command) for lane in lanes for command in lane.plugin.manifest.commands.values()]
     return json_response({"skills": [*skills, *map(run_view, snapshot.plans.by_name.values())]})
-
-
-def _skill(lane: Lane, command: Command) -> dict[str, Any]:
-    return {
-        "name": f"plugin.{lane.name}.{command.name}",
-        "kind": "plugin",
-        "description": command.description,
-        "endpoint": f"POST /plugin/{lane.name}/{command.name}",
-        "tier": TIERS[command.type],
-        "plugin": lane.name,
-        "command": command.name,
-        "idempotent": command.idempotent,
-        "retry_safe": command.retry_safe,
-    }
-
-
-def run_view(plan: Plan) -> dict[str, Any]:
-    """How one pipeline is started."""
-    trigger = plan.on or plan.hook or ""
-    return {
-        "name": f"pipeline.{plan.name}",
-        "kind": "pipeline",
-        "description": f"{len(plan.nodes)} steps, on {trigger}",
-        "endpoint": f"POST /pipeline/{quote(plan.name, safe='')}",
-        "tier": TIERS[CommandType.WRITE],
-        "pipeline": plan.name,
-        "trigger": trigger,
-        "execution_mode": plan.execution_mode,
-        "timeout_secs": int(plan.timeout.total_seconds()),
-    }
 
 
 async def introduce(desk: Desk, request: Request) -> Response:

@@ -8,8 +8,9 @@ import attrs
 import pytest
 
 from ductile import strict_yaml
+from ductile.config.complaints import MAX_COMPLAINTS
 from ductile.config.sections import Settings
-from ductile.config.structure import MAX_COMPLAINTS, structure
+from ductile.config.structure import structure
 from ductile.errors import ConfigInvalid
 from tests.config.conftest import Home, spelled
 

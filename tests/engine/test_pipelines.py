@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ductile.config.snapshot import Snapshot
+from ductile.engine.ending import ending_of
 from ductile.engine.follow import join_rule_of, rule_of
 from ductile.engine.judge import judge
 from ductile.engine.preflight import Memory, Ready, Refuse, preflight
-from ductile.engine.run_job import ending_of
 from ductile.ledger import reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import connect_writer, transaction

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ductile.clock import Clock
+from ductile.engine.ending import ending_of
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Ready, preflight
-from ductile.engine.run_job import Attempt, Surroundings, ending_of, run_job
+from ductile.engine.run_job import Attempt, Surroundings, run_job
 from ductile.engine.spawn import Ending as HowItEnded
 from ductile.engine.spawn import Finished
 from ductile.logs import Log

@@ -65,6 +65,11 @@ async def test_every_animal_ends_the_way_the_catalogue_says(creature: Animal, en
         env=env,
         limits=creature.limits,
     )
+    require_expected(creature, ended)
+
+
+def require_expected(creature: Animal, ended: Finished | SpawnFailed) -> None:
+    """The run is what the catalogue says."""
     match creature.expected:
         case Expected.SPAWN_ERROR:
             assert isinstance(ended, SpawnFailed)

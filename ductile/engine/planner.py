@@ -1,0 +1,250 @@
+"""What is due becomes jobs, one turn at a time: looks, and has what it finds applied.
+
+When something is due is the calendar's matter, what the ledger lets through that of `gates`; here is the memory between
+looks. Waits for nothing but the ledger: `scheduler` turns it for the service, `simulate` on a clock of its own.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Generic, Protocol, TypeVar
+
+from attrs import define, field
+
+from ductile.calendar.definition import After, History
+from ductile.calendar.look import look
+from ductile.calendar.reasons import Reason
+from ductile.clock import Clock
+from ductile.config.schedules import definition_hash, definition_of
+from ductile.config.snapshot import Snapshot
+from ductile.engine.alarms import raise_alarms
+from ductile.engine.gates import CANCELLED, Applied, Decision, Hold, Key, Now, Planned, apply_all
+from ductile.failpoints import failpoint
+from ductile.ledger import expectations, schedules
+from ductile.ledger.alone import AnyLedger
+from ductile.ledger.connections import Connection, RowFault
+from ductile.ledger.schedules import Entry, EntryStatus
+from ductile.logs import Log
+
+PORTION = 100
+"""Schedules decided in one transaction."""
+CLOCK_JUMP = timedelta(seconds=1)
+AFTER_A_FAULT = timedelta(seconds=30)
+AT_ONCE = datetime.min.replace(tzinfo=UTC)
+
+T = TypeVar("T")
+
+
+class Announcing(Protocol):
+    """Whoever tells those who wait."""
+
+    def announce_work(self) -> None: ...
+
+    def announce_end(self, job_id: str, *, tree: str | None) -> None: ...
+
+
+LedgerT = TypeVar("LedgerT", bound=AnyLedger)
+HubT = TypeVar("HubT", bound=Announcing)
+
+
+@define(eq=False)
+class Planner(Generic[LedgerT, HubT]):
+    """The schedules of the configuration of the moment, and when each needs a look."""
+
+    ledger: LedgerT
+    hub: HubT
+    clock: Clock
+    log: Log
+    snapshot: Callable[[], Snapshot]
+    unhealthy: Callable[[], Iterable[str]] = tuple
+    stop_job: Callable[[str, str], None] = lambda job_id, reason: None
+    """Ends the process of a running job."""
+    planned: dict[Key, Planned] = field(factory=dict)
+    entries: dict[Key, Entry] = field(factory=dict)
+    holds: dict[Key, Hold] = field(factory=dict)
+    """What waited at the last look."""
+    taken_up: dict[Key, float] = field(factory=dict)
+    """When this process first saw the schedule, by the monotonic clock."""
+    fired_once: set[Key] = field(factory=set)
+    """The `after` schedules that have fired since then."""
+    _ahead: list[tuple[datetime, Key]] = field(factory=list)
+    _expects: bool = False
+    _loaded: Snapshot | None = None
+    _stale: bool = False
+    _clocks: tuple[datetime, float] | None = None
+
+    async def turn(self) -> datetime | None:
+        """Everything that is due now has been decided; when the next look is needed."""
+        now = self.clock.now()
+        jumped = self._clock_jumped(now)
+        if self.snapshot() is not self._loaded:
+            await self._load(self.snapshot(), now)
+        elif self._stale or jumped:
+            self._refresh()
+        self._stale, self._clocks = False, (now, self.clock.monotonic())
+        for keys in _portions(list(self._take_due(now)), PORTION):
+            await self._let_others_work()
+            decisions = [decision for key in keys if (decision := self._decide(key, now))]
+            if decisions:
+                await self._apply(decisions, now)
+        await self._raise_alarms(now)
+        ahead = self._ahead[0][0] if self._ahead else None
+        return min((moment for moment in (ahead, self._next_alarm()) if moment is not None), default=None)
+
+    async def _let_others_work(self) -> None:
+        """Thousands of schedules do not keep everybody else from working, where there is anybody else."""
+
+    def _next_alarm(self) -> datetime | None:
+        return self.ledger.look_up(expectations.next_due) if self._expects else None
+
+    async def _raise_alarms(self, now: datetime) -> None:
+        """Whatever was expected by now has been looked at, and whoever waits for an alarm works."""
+        while (due := self._next_alarm()) is not None and due <= now:
+            assert self._loaded is not None, "expectations are held under a configuration"
+            alarms = await self.ledger.write(raise_alarms, self._loaded, now=now)
+            for alarm in alarms:
+                if isinstance(alarm, RowFault):
+                    self.log.error("scheduler", f"an expectation cannot be looked at: {alarm.reason}")
+                    continue
+                about = {name: alarm.data[name] for name in ("schedule_id", "slot_at", "job_id") if alarm.data[name]}
+                self.log.warn("scheduler", alarm.words, plugin=alarm.plugin, kind=alarm.kind, **about)
+            if alarms:
+                self.hub.announce_work()
+
+    def _clock_jumped(self, now: datetime) -> bool:
+        """Whether the wall clock did something else since the last turn than the time that really passed."""
+        if self._clocks is None:
+            return False
+        wall, steady = self._clocks
+        jump = (now - wall) - timedelta(seconds=self.clock.monotonic() - steady)
+        if abs(jump) <= CLOCK_JUMP:
+            return False
+        what = "the clock jumped, or the host slept; every schedule is looked at again"
+        self.log.warn("scheduler", what, seconds=round(jump.total_seconds(), 1))
+        return True
+
+    async def _load(self, snapshot: Snapshot, now: datetime) -> None:
+        """The schedules are those of this configuration, each with its entry; those that are gone are forgotten.
+
+        A plugin that cannot run keeps its entries: what is over must not begin again when the plugin comes back.
+        """
+        planned = {one.key: one for one in _planned(snapshot)}
+        for portion in _portions(list(planned.values()), PORTION * 10):
+            await self.ledger.write(_define_all, portion, now=now)
+        written = {
+            (name, schedule.id)
+            for name, entry in snapshot.config.settings.plugins.items()
+            for schedule in entry.schedules
+        }
+        known = [(entry.plugin, entry.schedule_id) for entry in self.ledger.read(schedules.all_entries)]
+        if gone := [key for key in known if key not in written]:
+            await self.ledger.write(_forget_all, gone)
+        same = {key for key, one in planned.items() if key in self.planned and self.planned[key].hash == one.hash}
+        steady = self.clock.monotonic()
+        self.taken_up = {key: self.taken_up[key] if key in same else steady for key in planned}
+        self.fired_once &= same
+        self.holds = {key: hold for key, hold in self.holds.items() if key in same}
+        self.planned, self._loaded = planned, snapshot
+        # What was expected under an older configuration is taken down too.
+        expects_now = any(one.schedule.expect is not None for one in planned.values())
+        self._expects = expects_now or self.ledger.look_up(expectations.next_due) is not None
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Every schedule is looked at again, with its entry as it is now."""
+        known = {(entry.plugin, entry.schedule_id): entry for entry in self.ledger.read(schedules.all_entries)}
+        self.entries = {key: known[key] for key in self.planned if key in known}
+        self._ahead = [(AT_ONCE, key) for key in self.entries]
+        heapq.heapify(self._ahead)
+
+    def _take_due(self, now: datetime) -> Iterator[Key]:
+        while self._ahead and self._ahead[0][0] <= now:
+            yield heapq.heappop(self._ahead)[1]
+
+    def _decide(self, key: Key, now: datetime) -> Decision | None:
+        """What the calendar says; None if there is nothing to write down, and the next look is noted."""
+        planned, entry = self.planned[key], self.entries[key]
+        if planned.is_once and entry.status is EntryStatus.PAUSED_MANUAL:
+            return None  # resuming it announces itself
+        found = look(planned.definition_after(entry.held_reason), self.history(key, now), now)
+        if found.due or found.held or found.decided_to or found.next_at != entry.next_run_at:
+            return Decision(planned, found, self.holds.get(key))
+        self._look_again(key, found.next_at)
+        return None
+
+    def history(self, key: Key, now: datetime) -> History:
+        """What is known of a schedule, for the calendar."""
+        planned, entry = self.planned[key], self.entries[key]
+        uptime = timedelta(seconds=self.clock.monotonic() - self.taken_up[key])
+        each_start = isinstance(planned.definition.when, After)
+        return History(
+            anchored_at=entry.anchored_at or now,
+            last_slot_at=entry.last_slot_at,
+            last_fired_at=entry.last_fired_at,
+            started_at=now - uptime,
+            exhausted=key in self.fired_once if each_start else entry.status is EntryStatus.EXHAUSTED,
+        )
+
+    def _look_again(self, key: Key, at: datetime | None) -> None:
+        if at is not None:
+            heapq.heappush(self._ahead, (at, key))
+
+    async def _apply(self, decisions: list[Decision], now: datetime) -> None:
+        assert self._loaded is not None, "decisions are made under a configuration"
+        failpoint("schedule.before_fire")
+        moment = Now(at=now, snapshot=self._loaded, unhealthy=frozenset(self.unhealthy()))
+        applied = await self.ledger.write(apply_all, decisions, moment)
+        failpoint("schedule.after_commit")
+        for decision, one in zip(decisions, applied, strict=True):
+            if isinstance(one, RowFault):
+                self._set_apart(decision, one, now)
+            else:
+                self._note(decision, one)
+        if any(isinstance(one, Applied) and one.fired for one in applied):
+            self.hub.announce_work()
+
+    def _note(self, decision: Decision, one: Applied) -> None:
+        """This process knows what the ledger does, and whoever waits for something has been told."""
+        key = decision.planned.key
+        self.entries[key] = one.entry
+        if one.hold is None:
+            self.holds.pop(key, None)
+        else:
+            self.holds[key] = one.hold
+        if one.fired and isinstance(decision.planned.definition.when, After):
+            self.fired_once.add(key)
+        if decision.look.capped and one.fired:
+            told = {"plugin": key[0], "schedule_id": key[1], "made": len(one.fired), "dropped": decision.look.skipped}
+            self.log.warn("scheduler", Reason.CATCH_UP_CAPPED.words, **told)
+        for job_id in one.to_stop:
+            self.stop_job(job_id, CANCELLED)
+        for ended in one.ended:
+            self.hub.announce_end(ended.job_id, tree=ended.root_job_id if ended.tree_is_done else None)
+        self._look_again(key, one.next_at)
+
+    def _set_apart(self, decision: Decision, fault: RowFault, now: datetime) -> None:
+        plugin, schedule_id = decision.planned.key
+        self.log.error("scheduler", f"not fired: {fault.reason}", plugin=plugin, schedule_id=schedule_id)
+        self._look_again(decision.planned.key, now + AFTER_A_FAULT)
+
+
+def _planned(snapshot: Snapshot) -> Iterator[Planned]:
+    for lane in snapshot.lanes.values():
+        for schedule in lane.entry.schedules:
+            yield Planned(lane, schedule, definition_of(lane.name, schedule), definition_hash(schedule))
+
+
+def _portions(items: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _define_all(db: Connection, planned: list[Planned], *, now: datetime) -> None:
+    for one in planned:
+        schedules.define(db, *one.key, one.schedule.command, one.hash, now=now)
+
+
+def _forget_all(db: Connection, keys: list[Key]) -> None:
+    for plugin, schedule_id in keys:
+        schedules.forget(db, plugin, schedule_id)
+        expectations.forget(db, plugin, schedule_id)

@@ -1,0 +1,261 @@
+"""One live plugin process as its pipes show it: what it says, when it exits, and how it is brought to its end.
+
+Waits for nothing by itself: `spawn` does that on an event loop, `ask` in a thread. What a run amounts to is a value
+(`Finished`); what that means is for `judge`. Knows nothing of jobs, retries or JSON.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import StrEnum
+
+from attrs import Factory, define, field, frozen
+
+from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
+
+# After the leader's exit: how long its pipes may stay quiet, and how long they may go on at all.
+QUIET_SECONDS = 0.25
+DRAIN_SECONDS = 1.0
+# Nothing survives SIGKILL this long, unless the kernel itself is stuck on its behalf.
+LOST_SECONDS = 5.0
+
+
+@frozen
+class Caps:
+    """How many bytes of each stream are kept: more on stdout ends the run, more on stderr pushes out the oldest."""
+
+    stdout: int = 10 << 20
+    stderr: int = 64 << 10
+
+
+@define
+class Tail:
+    """The last bytes of a stream, readable while it is still being written."""
+
+    cap: int = Caps().stderr
+    total: int = 0
+    _kept: bytearray = Factory(bytearray)
+
+    def write(self, chunk: bytes) -> None:
+        self._kept += chunk
+        self.total += len(chunk)
+        if len(self._kept) > 2 * self.cap:
+            del self._kept[: -self.cap]
+
+    def read(self) -> bytes:
+        """What is kept now: everything, or the last `cap` bytes of it."""
+        return bytes(self._kept[-self.cap :])
+
+
+class Ending(StrEnum):
+    """Why a run ended. One owner decides it, once."""
+
+    EXITED = "exited"
+    TIMED_OUT = "timed_out"
+    STOPPED = "stopped"
+    OUTPUT_LIMIT = "output_limit"
+
+
+@frozen(kw_only=True)
+class Finished:
+    """What a process did, from its start until the last of its descendants was gone."""
+
+    exit_code: int | None
+    signal: int | None
+    ending: Ending
+    stopped: str | None
+    stdout: bytes = field(repr=False)
+    stdout_total: int
+    stdout_over_cap: bool
+    stderr: bytes = field(repr=False)
+    stderr_total: int
+    pipe_held: bool
+    swept: int
+    lost: bool
+    started_at: float
+    duration: float
+
+    @property
+    def timed_out(self) -> bool:
+        return self.ending is Ending.TIMED_OUT
+
+    @property
+    def interrupted(self) -> bool:
+        return self.ending is Ending.STOPPED
+
+    @property
+    def stderr_truncated(self) -> bool:
+        return self.stderr_total > len(self.stderr)
+
+
+class Running:
+    """A live process and its three pipes behind one epoll, so that whoever waits for it waits for one thing."""
+
+    def __init__(self, launched: Launched, caps: Caps, tail: Tail, now: Callable[[], float]) -> None:
+        self.process, self.caps, self.tail, self.now = launched, caps, tail, now
+        self.ending = Ending.STOPPED
+        self.exited = self.pipe_held = self.lost = False
+        self.status: os.waitid_result | None = None
+        self.swept = self.taken = 0
+        self.stdout = bytearray()
+        self.stdout_total = 0
+        self.outputs = {launched.stdout: self._keep_stdout, launched.stderr: tail.write}
+        self.chunk = CHUNK
+        self.poll = launched.poll
+        for descriptor in (*self.outputs, launched.pidfd):
+            self.poll.register(descriptor, select.EPOLLIN)
+        self.unsent = launched.unsent
+        self.feeding = bool(self.unsent)
+        if self.feeding:
+            self.poll.register(launched.stdin, select.EPOLLOUT)
+        else:
+            launched.descriptors.close(launched.stdin)
+
+    @property
+    def over_cap(self) -> bool:
+        return self.stdout_total > self.caps.stdout
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the leader has exited or said too much."""
+        return self.exited or self.over_cap
+
+    def take(self, seconds: float = 0) -> None:
+        """One piece of everything that is ready, or will be within `seconds`: a flooding plugin shares with others."""
+        for descriptor, _ in self.poll.poll(seconds):
+            self.taken += 1
+            if descriptor == self.process.pidfd:
+                self.exited = True
+                self.poll.unregister(descriptor)
+            elif descriptor == self.process.stdin:
+                self._feed()
+            elif descriptor in self.outputs:
+                self._read(descriptor)
+
+    def settle(self, reason: str | None) -> None:
+        """Nobody waits for the leader any longer: why it ends is decided. `reason` is why it was asked to stop."""
+        if self.over_cap:
+            self.ending = Ending.OUTPUT_LIMIT
+        elif self._has_exited():  # also in the moment of the deadline: what was finished counts
+            self.ending = Ending.EXITED
+        else:
+            self.ending = Ending.STOPPED if reason is not None else Ending.TIMED_OUT
+
+    def end(self, grace: float) -> Iterator[float]:
+        """The leader is reaped, its group is dead, and what it said is read. Bounded, whatever the plugin does.
+
+        Whoever goes through this takes what is ready each time, and waits for it until the given moment at the latest.
+        """
+        if not self._has_exited() and not self.over_cap:
+            self._signal(signal.SIGTERM, signal.SIGCONT)
+            until = self.now() + grace
+            while not self.is_over and self.now() < until:
+                yield until
+        if not self._has_exited():
+            self._signal(signal.SIGKILL)
+            until = self.now() + LOST_SECONDS
+            while not self.exited and self.now() < until:
+                yield until
+        self._stop_feeding()
+        yield from self._drain()
+        self._signal(signal.SIGKILL)  # while the leader is unreaped, its group number cannot mean another group
+        self._reap()
+
+    def finished(self, reason: str | None) -> Finished:
+        status = self.status
+        exited_by_itself = status is not None and status.si_code == os.CLD_EXITED
+        return Finished(
+            exit_code=status.si_status if status is not None and exited_by_itself else None,
+            signal=status.si_status if status is not None and not exited_by_itself else None,
+            ending=self.ending,
+            stopped=reason if self.ending is Ending.STOPPED else None,
+            stdout=bytes(self.stdout),
+            stdout_total=self.stdout_total,
+            stdout_over_cap=self.over_cap,
+            stderr=self.tail.read(),
+            stderr_total=self.tail.total,
+            pipe_held=self.pipe_held,
+            swept=self.swept,
+            lost=self.lost,
+            started_at=self.process.started_at,
+            duration=time.monotonic() - self.process.started_at,
+        )
+
+    def close(self) -> None:
+        self.poll.close()
+        self.process.descriptors.close_all()
+
+    def _drain(self) -> Iterator[float]:
+        """Read until nobody holds the pipes any more, or until they are quiet, or for a second."""
+        self._read_what_is_there()
+        if not self.outputs:
+            return
+        until = self.now() + DRAIN_SECONDS
+        while self.outputs and not self.over_cap and self.now() < until:
+            before = self.taken
+            yield min(until, self.now() + QUIET_SECONDS)
+            if self.taken == before:
+                break
+        self.pipe_held = bool(self.outputs)
+
+    def _read_what_is_there(self) -> None:
+        for descriptor in list(self.outputs):
+            budget = WIDE_PIPE  # a pipe holds no more, and a stray that keeps writing may not keep us here
+            while budget > 0 and (taken := self._read(descriptor)):
+                budget -= taken
+
+    def _read(self, descriptor: int) -> int:
+        """Take one chunk; returns its size, 0 when there is none now or ever."""
+        try:
+            chunk = os.read(descriptor, self.chunk)
+        except BlockingIOError:
+            return 0
+        if not chunk:
+            del self.outputs[descriptor]
+            self.poll.unregister(descriptor)
+            return 0
+        self.outputs[descriptor](chunk)
+        if len(chunk) == CHUNK:  # the pipe was full: a plugin with much to say
+            self.chunk = WIDE_PIPE
+            widen(descriptor, WIDE_PIPE)
+        return len(chunk)
+
+    def _keep_stdout(self, chunk: bytes) -> None:
+        self.stdout_total += len(chunk)
+        self.stdout += chunk[: max(0, self.caps.stdout - len(self.stdout))]
+
+    def _feed(self) -> None:
+        try:
+            self.unsent = self.unsent[os.write(self.process.stdin, self.unsent[:WIDE_PIPE]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # a plugin need not read its request
+            self.unsent = memoryview(b"")
+        if not self.unsent:
+            self._stop_feeding()
+
+    def _stop_feeding(self) -> None:
+        if self.feeding:
+            self.feeding = False
+            self.poll.unregister(self.process.stdin)
+            self.process.descriptors.close(self.process.stdin)
+
+    def _reap(self) -> None:
+        self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
+        self.lost = self.status is None
+
+    def _has_exited(self) -> bool:
+        if not self.exited:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            self.exited = os.waitid(os.P_PIDFD, self.process.pidfd, options) is not None
+            if self.exited:
+                self.poll.unregister(self.process.pidfd)
+        return self.exited
+
+    def _signal(self, *signals: signal.Signals) -> None:
+        for each in signals:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, each)
