@@ -34,7 +34,7 @@ def command(shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, shell
     script = kind(ductile, {}, "ductile", COMPLETING).source()
-    output.show({"shell": shell, "script": script}, as_json=as_json, human=lambda shown: [shown["script"]])
+    output.show({"shell": shell, "script": script}, as_json=as_json, human=lambda shown: shown["script"].splitlines())
 
 
 # ── words for values ────────────────────────────────────────────────────────────────────────────────────────────────

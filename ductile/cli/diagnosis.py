@@ -28,6 +28,7 @@ from ductile.secret import Mask
 LONGEST_PATTERN = 300
 MOST_IDS = 5
 MOST_OTHERS = 3
+MOST_LINES = 12
 _ID = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b0x[0-9a-f]+\b|\b[0-9a-f]{12,}\b", re.I
 )
@@ -176,7 +177,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     lines += [f"  {name}: {shown[name]}" for name in facts if shown.get(name)]
     moments = ("created_at", "started_at", "completed_at")
     lines += [f"  {name}: {told(shown[name])}" for name in moments if shown.get(name)]
-    lines += [f"  {name}: {_text(shown[name])}" for name in ("exit", "request", "response") if shown.get(name)]
+    lines += [f"  {name}: {_few(_text(shown[name]))}" for name in ("exit", "request", "response") if shown.get(name)]
     if shown["stderr"]:
         lines += ["  stderr:", *(f"    {line}" for line in shown["stderr"].splitlines())]
     for one in _items(shown["attempts"]):
@@ -210,3 +211,10 @@ def _similar_lines(similar: Any) -> list[str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else strict_json.dumps(value)
+
+
+def _few(text: str) -> str:
+    """As many lines as somebody reads."""
+    lines = text.splitlines()
+    more = len(lines) - MOST_LINES
+    return "\n".join([*lines[:MOST_LINES], f"… {more} more lines; --json has them"]) if more > 0 else text

@@ -18,6 +18,7 @@ from ductile.errors import ConfigInvalid, DuctileError, UsageInvalid
 USAGE_EXIT = 2
 WARNINGS_EXIT = 3
 INTERRUPTED_EXIT = 130
+SET_IN = 4
 DETAILED = "ductile.detailed"
 """In the context of a command that was given `-v`."""
 
@@ -32,9 +33,10 @@ def show(value: Any, *, as_json: bool, human: Callable[[Any], Iterable[str]]) ->
 
 
 def tell(line: str) -> None:
-    """One line of the result, for people."""
+    """One line of the result, for people. Breaks in it are set in: what a plugin says never looks like our words."""
     coloured = terminal.wants_colour(sys.stdout)
-    click.echo(terminal.printed(line, coloured=coloured), color=coloured)
+    margin = "\n" + " " * (len(line) - len(line.lstrip(" ")) + SET_IN)
+    click.echo(terminal.printed(line.replace("\n", margin), coloured=coloured), color=coloured)
 
 
 def as_text(value: Any) -> str:

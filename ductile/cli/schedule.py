@@ -122,15 +122,15 @@ def _lag(run: dict[str, Any]) -> str:
 @group.command("why")
 @click.argument("plugin")
 @click.argument("schedule_id")
-@click.option("--at", "moment", required=True, help="When it should have run: 02:00, 2026-03-29T02:00, or with Z.")
+@click.option("--at", "moment", help="When it should have run: 02:00, 2026-03-29T02:00, or with Z. Default: now.")
 @options.config
 @options.as_json
 def why(
-    plugin: str, schedule_id: str, moment: str, config_path: Path | None, config_dir: Path | None, as_json: bool
+    plugin: str, schedule_id: str, moment: str | None, config_path: Path | None, config_dir: Path | None, as_json: bool
 ) -> None:
     """Say what became of a slot: the job it became, or the rule that held it, from the ledger.
 
-    The slot is the last one until the given moment. A time of day is the last one that has passed.
+    The slot is the last one until now, or until the given moment. A time of day is the last one that has passed.
 
     Example: ductile schedule why backup nightly --at 02:00
     """
@@ -141,7 +141,7 @@ def why(
 
     snapshot, schedule = schedule_of(options.chosen(config_path, config_dir), plugin, schedule_id)
     now, zone = datetime.now(UTC), zone_of(schedule)
-    at = read_moment(moment, "--at", zone, now=now, is_past=True)
+    at = read_moment(moment, "--at", zone, now=now, is_past=True) if moment else now
     fate = read_ledger(snapshot, fate_of, plugin, schedule, at, now)
     head = {"plugin": plugin, "schedule_id": schedule.id, "when": when_text(schedule)}
     view = fate_view(fate, zone) if fate else {"verdict": "unknown", "words": "there is no ledger yet", "story": []}

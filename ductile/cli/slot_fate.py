@@ -61,7 +61,8 @@ def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: 
         since = f"the schedule is what it is only since {to_text(entry.anchored_at)}"
         return Fate(slot_at=slot_at, verdict="unknown", words=since)
     if slot_at > now:
-        return _not_due(table, entry, now)
+        words = f"this slot has not come yet: it is {to_text(slot_at)}"
+        return Fate(slot_at=slot_at, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=slot_at)
     rows = list(_rows(db, plugin, schedule.id))
     return _decided(table, entry, slot_at, rows, now)
 

@@ -342,6 +342,28 @@ def test_why_names_the_rule_by_which_a_job_ended(run: Run, demo: Path, outcome: 
     assert view["next"]
 
 
+@pytest.mark.parametrize("question", ["why", "diagnose", "inspect"])
+def test_what_a_plugin_says_never_looks_like_our_words(run: Run, demo: Path, question: str) -> None:
+    """Line breaks in an error are set in further than anything Ductile says itself."""
+    with past_of(demo) as past:
+        job_id = ended(past, Failed("disk full\n  next: ductile queue purge --all", evidence(exit_code=1)))
+
+    told = run("job", question, job_id, "--config", demo).stdout.splitlines()
+    forged = [line for line in told if "queue purge" in line]
+    assert forged
+    assert not any(line.startswith("  next:") for line in forged)
+
+
+def test_a_flood_is_diagnosed_in_a_few_lines(run: Run, demo: Path) -> None:
+    """Whoever wants all of it asks for JSON."""
+    with past_of(demo) as past:
+        job_id = ended(past, Failed("stdout is not one JSON object", evidence(exit_code=0, result="y\n" * 5000)))
+
+    told = run("job", "diagnose", job_id, "--config", demo).stdout
+    assert told.count("\n") < 60
+    assert "more lines; --json has them" in told
+
+
 def test_why_tells_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         job_id = past.enqueue().job_id

@@ -1,10 +1,13 @@
 """Somebody who knows only the README: a fresh clone, its commands, its curl lines, its output."""
 
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,27 @@ def test_the_readme_is_true(clone: Path, started: tuple[int, list[str]]) -> None
             shell.perform(block)
     finally:
         shell.close()
+
+
+def test_a_second_start_can_still_choose_the_port(clone: Path) -> None:
+    """Whoever finds the port taken has a configuration by then."""
+    say = partial(subprocess.run, cwd=clone, env=CLEAN, capture_output=True, text=True, check=False)
+    configure = "sed '/^exec /d' scripts/start > scripts/configure && sh scripts/configure --port"
+    shutil.rmtree(clone / ".ductile", ignore_errors=True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        first = say(["scripts/start", "--port", str(taken.getsockname()[1])])
+    port = free_ports()
+    second = say(["sh", "-c", f"{configure} {port}"])
+    other = say(["scripts/start", "--demo"])
+    told = [
+        say([".venv/bin/ductile", "config", "get", key, "--config", ".ductile"]).stdout.strip()
+        for key in ("api.listen", "webhooks.listen")
+    ]
+    shutil.rmtree(clone / ".ductile")
+
+    assert (first.returncode, "cannot listen" in first.stderr) == (os.EX_TEMPFAIL, True), first.stderr
+    assert second.returncode == 0, second.stderr
+    assert told == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+    assert (other.returncode, "only --port N" in other.stderr) == (os.EX_USAGE, True)
