@@ -36,17 +36,19 @@ def changes_since(
 
 def _between(old: Snapshot, new: Snapshot, plugin: str) -> dict[str, Any]:
     if old.id == new.id:
-        return {"config": [], "config_cut": 0, "secrets": [], "plugin": []}
-    found = list(differences(kept_object(old.sanitized_config), kept_object(new.sanitized_config)))
+        return {"config": [], "config_cut": 0, "other_plugins": [], "secrets": [], "plugin": []}
+    everything = list(differences(kept_object(old.sanitized_config), kept_object(new.sanitized_config)))
+    others = {path.split(".")[1] for path, *_ in everything if path.startswith("plugins.")} - {plugin}
+    found = [one for one in everything if not (one[0].startswith("plugins.") and one[0].split(".")[1] in others)]
+    secrets = differences(kept_object(old.secret_fingerprints), kept_object(new.secret_fingerprints))
     then, today = (kept_object(one.plugin_fingerprints).get(plugin) or {} for one in (old, new))
     return {
         "from": {"snapshot_id": old.id, "loaded_at": to_text(old.loaded_at), "ductile_version": old.ductile_version},
         "to": {"snapshot_id": new.id, "loaded_at": to_text(new.loaded_at), "ductile_version": new.ductile_version},
         "config": [{"path": path, "before": before, "after": after} for path, before, after in found[:MOST_TOLD]],
         "config_cut": max(len(found) - MOST_TOLD, 0),
-        "secrets": sorted(
-            path for path, *_ in differences(kept_object(old.secret_fingerprints), kept_object(new.secret_fingerprints))
-        ),
+        "other_plugins": sorted(others),
+        "secrets": sorted(path for path, *values in secrets if UNSET not in values),
         "plugin": sorted(path for path, *_ in differences(then, today)),
     }
 
@@ -77,6 +79,7 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
         lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
         lines += [f"config {one['path']}: {one['before']} → {one['after']}" for one in changes["config"]]
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
+        lines += [f"config of other plugins: {', '.join(changes['other_plugins'])}"] if changes["other_plugins"] else []
         lines += [f"secret {path}: another value" for path in changes["secrets"]]
     if changes["state_changed_at"]:
         lines.append(f"state of the plugin: changed {told(changes['state_changed_at'])}")

@@ -192,7 +192,8 @@ def _full(db: Connection, waiting: Waiting, around: Circumstances) -> list[Reaso
     total = sum(count for plugin, count in around.running.items() if plugin != RELAY)
     # A relay has no process and waits for no worker.
     if around.max_workers and total >= around.max_workers and job.plugin != RELAY:
-        words = f"all {around.max_workers} workers are busy (service.max_workers)"
+        busy = "the only worker is" if around.max_workers == 1 else f"all {around.max_workers} workers are"
+        words = f"{busy} busy (service.max_workers)"
         found.append(Reason("workers_full", words, {"running": total, "max_workers": around.max_workers}))
     elif slots is not None and own >= slots:
         words = (

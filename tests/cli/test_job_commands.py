@@ -271,7 +271,7 @@ def joins_others(past: Past) -> str:
         (init_is_pending, "initialising", "has not come to an end yet"),
         (breaker_is_open, "breaker", "open after 3 failures; it is asked again in "),
         (plugin_is_full, "plugin_full", "no more than 1 may at once"),
-        (workers_are_full, "workers_full", "all 1 workers are busy"),
+        (workers_are_full, "workers_full", "the only worker is busy"),
         (behind, "behind", "2 older jobs of its plugin start before it"),
         (joins_others, "join", "it joins 1 jobs that are not over"),
     ],
@@ -398,7 +398,12 @@ def sick(demo: Path) -> tuple[Path, str]:
         past.end(past.claim_one(), Succeeded(past.evidence(result=OK)))
         past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
         past.later(minutes=1)
-        past.loads("cfg_new", {"plugins": {"echo": {"timeout": "2m"}}}, fingerprints={"echo": {"entrypoint_hash": "b"}})
+        others = {"mail": {"timeout": "1m"}, "sweep": {}}
+        past.loads(
+            "cfg_new",
+            {"plugins": {"echo": {"timeout": "2m"}, **others}},
+            fingerprints={"echo": {"entrypoint_hash": "b"}},
+        )
         for port in (4711, 4712):
             ended(past, Failed(f"no answer from port {port}", past.evidence(exit_code=1)))
         ended(past, Failed("something else", past.evidence(exit_code=1)))
@@ -470,6 +475,7 @@ def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: t
 
     assert changes["config"] == [{"path": "plugins.echo.timeout", "before": "1m", "after": "2m"}]
     assert changes["plugin"] == ["entrypoint_hash"]
+    assert changes["other_plugins"] == ["mail", "sweep"], "named, not spelt out: they hardly matter to this job"
 
 
 def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> None:
