@@ -7,6 +7,7 @@ width, so that text order is time order.
 import re
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 
 _WRITTEN = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")
@@ -26,8 +27,11 @@ def to_text(moment: datetime) -> str:
     """`2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no time zone: nobody can say when that was")
-    if moment.tzinfo is not UTC:
-        moment = moment.astimezone(UTC)
+    return _utc_text(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
+
+
+@lru_cache(maxsize=16)  # one transaction writes the same moment into many rows
+def _utc_text(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds")[: _STORED_LENGTH - 1] + "Z"
 
 

@@ -3,6 +3,7 @@
 Whoever waits looks into the ledger after every hint, and again after a while without one.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -21,32 +22,21 @@ class Hub:
 
     def __init__(self) -> None:
         self._work = trio.Event()
-        self._is_coming = False
         self._watchers: dict[str, set[trio.MemorySendChannel[None]]] = {}
 
     def announce_work(self) -> None:
         self._work.set()
 
-    async def announce_coming_work(self) -> None:
-        """For whoever is about to write a job: a dispatcher that waits asks for its claim in the same moment, so that
-        one commit does both. Announce it again afterwards, for a dispatcher that was busy."""
-        self._is_coming = True
-        self._work.set()
-        await trio.lowlevel.checkpoint()
-
-    async def work_waiting(self, *, at_most: float) -> bool:
-        """Returns when work was announced since the last call, or after `at_most` seconds.
-
-        True if it is being written in this moment: who looks does not see it yet, who asks to claim gets it.
-        """
-        if not self._work.is_set():
+    async def work_waiting(self, *, at_most: float = math.inf) -> None:
+        """Returns when work was announced since the last call, or after `at_most` seconds."""
+        if self._work.is_set():
+            await trio.lowlevel.checkpoint()
+        elif at_most == math.inf:
+            await self._work.wait()
+        else:
             with trio.CancelScope(deadline=trio.current_time() + at_most):
                 await self._work.wait()
-        else:
-            await trio.lowlevel.checkpoint()
-        is_coming, self._is_coming = self._is_coming, False
         self._work = trio.Event()
-        return is_coming
 
     @contextmanager
     def watch(self, topic: str) -> Iterator[trio.MemoryReceiveChannel[None]]:
@@ -62,6 +52,9 @@ class Hub:
                 del self._watchers[topic]
             send.close()
             receive.close()
+
+    def is_watched(self, topic: str) -> bool:
+        return topic in self._watchers
 
     def announce(self, topic: str) -> None:
         for watcher in tuple(self._watchers.get(topic, ())):

@@ -290,6 +290,8 @@ GateRule = Callable[[Breaker, Job, JobStatus | None, datetime], Held | BreakerCh
 """Decides, from the breaker and the status of its probe, whether a job may start; a change is made if it starts."""
 
 
+FEW_ROWS, LITTLE_TEXT = 10, 256 << 10
+"""As much as can be written without holding up everybody else."""
 NOTHING_TOLD: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -316,3 +318,12 @@ class Ending:
     """What the journal tells of the attempt besides how it ended: what preflight decided, the process it ran as."""
     is_intolerable: bool = False
     """The failure counts although the step would tolerate it: nothing follows that could stand for a success."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a few rows with little text hold it."""
+        if self.arrivals or len(self.children) + len(self.notes) > FEW_ROWS:
+            return False
+        evidence = None if isinstance(self.outcome, Skipped) else self.outcome.evidence
+        text = len(evidence.result or "") if evidence is not None else 0
+        return text + sum(len(child.payload or "") for child in self.children) <= LITTLE_TEXT

@@ -92,14 +92,3 @@ async def test_nothing_is_kept_of_watchers_that_have_left() -> None:
         stays.receive_nowait()
     hub.announce("topic")
     assert hub._watchers == {}
-
-
-async def test_whoever_waits_hears_whether_the_work_can_be_seen_yet() -> None:
-    """Work that is being written in this moment is told apart from work that is there: a look finds only the latter."""
-    hub = Hub()
-    hub.announce_work()
-    assert not await hub.work_waiting(at_most=math.inf)
-    await hub.announce_coming_work()
-    assert await hub.work_waiting(at_most=math.inf)
-    hub.announce_work()
-    assert not await hub.work_waiting(at_most=math.inf)

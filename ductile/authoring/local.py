@@ -71,7 +71,7 @@ async def attempt_locally(
     )
     if isinstance(attempt, LocalRun):
         return attempt
-    return conclude(snapshot, attempt, await spawn(Attempt(job, snapshot, stop or Stop()), attempt.ready))
+    return conclude(snapshot, attempt, await spawn(Attempt(job, snapshot, stop=stop or Stop()), attempt.ready))
 
 
 def _job(snapshot: Snapshot, plugin: str, asked: Asked, now: datetime) -> Job:

@@ -6,10 +6,10 @@ slots that are free by then, so there is never more than one claim at a time. Kn
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -23,7 +23,7 @@ from ductile.engine.run_job import Attempt, Surroundings, run_job
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
-from ductile.hub import Hub
+from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, finds_work, next_due, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
@@ -56,6 +56,8 @@ class Dispatcher:
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
+    may_join: bool = False
+    """Whether one of them may be the last that a join has waited for."""
     to_stop: dict[str, str] = field(factory=dict)
     """Jobs that are claimed but not known here yet, and why they are to end."""
     is_outdated: bool = False
@@ -63,6 +65,8 @@ class Dispatcher:
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
+    _alarm: trio.CancelScope = field(factory=trio.CancelScope)
+    """When the ledger is looked at without a hint."""
     _apart: tuple[Snapshot, Mapping[str, int]] | None = None
     _gated: tuple[Snapshot, Mapping[str, GateRule]] | None = None
 
@@ -70,14 +74,24 @@ class Dispatcher:
         """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
         async with trio.open_nursery() as jobs:
             jobs.start_soon(self._drain_when, stopping)
+            jobs.start_soon(self._look_again)
             task_status.started()
-            is_coming = True
             while True:
-                pause = await self._turn(jobs, is_coming=is_coming)
+                pause = await self._turn(jobs)
                 if self.is_draining and not self.attempts and not self.endings:
                     break
-                is_coming = await self.hub.work_waiting(at_most=pause)
+                # An earlier moment stays: a look too many costs less than to set the alarm with every job.
+                self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + pause)
+                await self.hub.work_waiting()
             jobs.cancel_scope.cancel()
+
+    async def _look_again(self) -> None:
+        """Work is announced whenever the alarm goes off."""
+        while True:
+            with self._alarm:
+                await trio.sleep_forever()
+            self._alarm = trio.CancelScope()
+            self.hub.announce_work()
 
     def live_stderr(self, job_id: str) -> str | None:
         """What a running job has written to stderr so far, with known secrets masked."""
@@ -96,7 +110,8 @@ class Dispatcher:
 
     def stuck_seconds(self) -> float:
         """How long the ledger has kept us waiting."""
-        return 0.0 if self.writing_since is None else trio.current_time() - self.writing_since
+        writing = 0.0 if self.writing_since is None else trio.current_time() - self.writing_since
+        return max(writing, self.ledger.disk.stuck_seconds())
 
     def kill_all(self) -> None:
         """The last resort: every plugin process group gets SIGKILL now; the next start recovers their jobs."""
@@ -105,12 +120,12 @@ class Dispatcher:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(attempt.pid, signal.SIGKILL)
 
-    async def _turn(self, jobs: trio.Nursery, *, is_coming: bool) -> float:
-        """Write what has ended, start what may start; how long the next turn can wait for a hint.
-
-        Unless work is being written in this moment, it looks first whether there is any.
-        """
+    async def _turn(self, jobs: trio.Nursery) -> float:
+        """Write what has ended, start what may start; how long the next turn can wait for a hint."""
         endings, self.endings = self.endings, []
+        # Joins read and write very much at times: nobody else is to wait for that.
+        is_quick = not self.may_join and all(ending.is_small for ending in endings)
+        self.may_join = False
         snapshot = self.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
         await self._note_processes()
@@ -119,21 +134,29 @@ class Dispatcher:
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
         if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
-        if not endings and not is_coming:
+        if not endings:  # a look costs less than a claim that finds nothing
+            is_quick = not self.ledger.look_up(any_ready)
             lanes = free.keys() | relays.keys()
             if not self.ledger.read(finds_work, lanes, now=self.around.clock.now()):
                 return self._until(self.ledger.look_up(next_due))
-        recorded, claimed = await self._write(endings, snapshot, free, limit, relays)
+        recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
+        disk = self.ledger.disk
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:
-            attempt = self.attempts[job.id] = Attempt(job, snapshot)
+            attempt = self.attempts[job.id] = Attempt(job, snapshot, claimed.states[job.plugin])
             if self.drain_is_over:
                 attempt.stop.request(DRAIN)
             elif job.id in self.to_stop:
                 attempt.stop.request(self.to_stop[job.id])
-            jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
+            start = partial(jobs.start_soon, self._run_in_slot, attempt, name=f"job {job.id}")
+            # A job that a power cut could still take back has not run; one that was there before may run again.
+            if disk.has(job.seq):
+                start()
+            else:
+                disk.when_durable(start, is_awaited=True)
         self.to_stop.clear()
-        self._announce((*recorded, *claimed.skipped))
+        ended = (*recorded, *claimed.skipped)
+        disk.when_durable(partial(self._announce, ended), is_awaited=any(map(self._is_awaited, ended)))
         if endings and self.is_outdated:
             self.is_outdated = False
             jobs.start_soon(self._settle_stranded)
@@ -148,10 +171,9 @@ class Dispatcher:
         if job.attempt == 1 and job.started_at is not None:
             self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
         try:
-            async with trio.open_nursery():
-                ending = await self._attempted(attempt)
-        except* Exception as errors:
-            fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
+            ending = await self._attempted(attempt)
+        except Exception as error:
+            fault = attempt.snapshot.config.mask(f"internal error: {error!r}")
             self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
             # What a plugin has done is not done again because of a fault of ours.
             outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
@@ -168,6 +190,7 @@ class Dispatcher:
         self.meters.ran(job.plugin, trio.current_time() - attempt.since)
         if ending is not None:
             self.endings.append(ending)
+            self.may_join |= job.join_id is not None
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
 
@@ -217,16 +240,18 @@ class Dispatcher:
         free: Mapping[str, int],
         limit: int,
         relays: Mapping[str, int],
+        *,
+        is_quick: bool,
     ) -> tuple[list[Recorded | Stale], Claimed]:
         """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
         failpoint("record.before")
         self.writing_since = trio.current_time()
-        written = await self._try_to_write(endings, snapshot, free, limit, relays)
+        written = await self._try_to_write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         while written is None and not (self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS):
             # Shielded: what a plugin did is not forgotten because the service is told to stop.
             with trio.CancelScope(shield=True):
                 await trio.sleep(LEDGER_RETRY_SECONDS)
-            written = await self._try_to_write(endings, snapshot, free, limit, relays)
+            written = await self._try_to_write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         self.writing_since = None
         failpoint("record.after_commit")
         if written is None:
@@ -240,11 +265,13 @@ class Dispatcher:
         free: Mapping[str, int],
         limit: int,
         relays: Mapping[str, int],
+        *,
+        is_quick: bool,
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         try:
-            return await self.ledger.write_last(
+            work = partial(
                 record_and_claim,
-                endings,
+                endings=endings,
                 now=self.around.clock.now(),
                 run_id=self.run_id,
                 free=free,
@@ -256,6 +283,7 @@ class Dispatcher:
                 join_rule=join_rule_of(snapshot),
                 gates=self._gates(snapshot),
             )
+            return await self.ledger.write_last(work, is_quick=is_quick)
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
             return None
@@ -265,11 +293,15 @@ class Dispatcher:
             raise
 
     def _free(self, slots_of: Mapping[str, int]) -> dict[str, int]:
-        busy = Counter(attempt.job.plugin for attempt in self.attempts.values())
         held = self.held()
         if EVERYTHING in held:
             return {}
-        return {name: slots - busy[name] for name, slots in slots_of.items() if slots > busy[name] and name not in held}
+        free = dict(slots_of)
+        for attempt in self.attempts.values():
+            plugin = attempt.job.plugin
+            if plugin in free:
+                free[plugin] -= 1
+        return {name: slots for name, slots in free.items() if slots > 0 and name not in held}
 
     def _gates(self, snapshot: Snapshot) -> Mapping[str, GateRule]:
         if self._gated is None or self._gated[0] is not snapshot:
@@ -282,6 +314,11 @@ class Dispatcher:
             relays = snapshot.config.settings.instances or self.ledger.look_up(outbox.waiting, RELAY).count
             self._apart = (snapshot, {RELAY: relay.SLOTS} if relays else {})
         return self._apart[1]
+
+    def _is_awaited(self, result: Recorded | Stale) -> bool:
+        if isinstance(result, Stale):
+            return False
+        return self.hub.is_watched(job_topic(result.job_id)) or self.hub.is_watched(tree_topic(result.root_job_id))
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:

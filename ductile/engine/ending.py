@@ -3,7 +3,9 @@
 `run_job` asks for it after every run; whoever tries a plugin without a service learns what one would have recorded.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from attrs import evolve
 
@@ -14,6 +16,7 @@ from ductile.engine.follow import ended_of, rule_of
 from ductile.engine.judge import Verdict
 from ductile.engine.preflight import Ready
 from ductile.model import (
+    NOTHING_TOLD,
     BreakerRule,
     Ending,
     Failed,
@@ -32,22 +35,32 @@ from ductile.plugin.manifest import CompatibilityView
 from ductile.plugin.protocol import Response
 
 
-def ending_of(job: Job, ready: Ready, verdict: Verdict, snapshot: Snapshot, *, now: datetime) -> Ending:
-    """The verdict with its facts, state and everything that follows; an attempt that is retried leaves only notes."""
+def ending_of(
+    job: Job,
+    ready: Ready,
+    verdict: Verdict,
+    snapshot: Snapshot,
+    *,
+    now: datetime,
+    told: Mapping[str, Any] = NOTHING_TOLD,
+) -> Ending:
+    """The verdict with its facts, state and everything that follows; an attempt that is retried leaves only notes.
+    `told` is what the journal tells of the run."""
     outcome, response = verdict.outcome, verdict.response
     if isinstance(outcome, Retried | Interrupted):
-        return _ending(job, outcome, Following(notes=_withheld(response)), snapshot)
+        return _ending(job, outcome, Following(notes=_withheld(response)), snapshot, told=told)
     said = response.result if response else None
     try:
         following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
     except TooMuch as error:
         evidence = None if isinstance(outcome, Skipped) else outcome.evidence
-        return evolve(without_run(job, Failed(str(error), evidence), snapshot, now=now), is_intolerable=True)
+        failed = without_run(job, Failed(str(error), evidence), snapshot, now=now)
+        return evolve(failed, is_intolerable=True, told=told)
     if isinstance(outcome, Succeeded) and response:
-        return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response))
+        return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response), told=told)
     if response and response.ok and response.events:
         following = evolve(following, notes=(*following.notes, *_withheld(response)))
-    return _ending(job, outcome, following, snapshot)
+    return _ending(job, outcome, following, snapshot, told=told)
 
 
 def without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Ending:
@@ -64,6 +77,7 @@ def _ending(
     snapshot: Snapshot,
     facts: tuple[NewFact, ...] = (),
     state_updates: str | None = None,
+    told: Mapping[str, Any] = NOTHING_TOLD,
 ) -> Ending:
     return Ending(
         job_id=job.id,
@@ -78,6 +92,7 @@ def _ending(
         notes=following.notes,
         breaker=_breaker(job, snapshot),
         rule=rule_of(snapshot),
+        told=told,
     )
 
 

@@ -69,6 +69,7 @@ class Launched:
 
     descriptors: Descriptors
     poll: select.epoll
+    """For whoever has to watch more than one of the descriptors; empty."""
     pid: int
     pidfd: int
     stdin: int
@@ -108,7 +109,7 @@ def _launch(argv: list[str], request: bytes, env: Mapping[str, str]) -> Launched
         theirs_in, ours_in = descriptors.pipe()
         ours_out, theirs_out = descriptors.pipe()
         ours_err, theirs_err = descriptors.pipe()
-        for end in (ours_in, ours_out, ours_err):
+        for end in (ours_out, ours_err):
             os.set_blocking(end, False)  # ours only: a plugin expects ordinary, blocking streams
         unsent = _prefill(ours_in, request)
         started_at = time.monotonic()
@@ -123,6 +124,8 @@ def _launch(argv: list[str], request: bytes, env: Mapping[str, str]) -> Launched
 
 def _prefill(stdin: int, request: bytes) -> memoryview:
     """Put what fits into the pipe before anybody reads it; returns the rest. Most requests need no feeding at all."""
+    if len(request) > select.PIPE_BUF:  # less fits into the smallest pipe there is, and never blocks
+        os.set_blocking(stdin, False)
     if len(request) > CHUNK:
         widen(stdin, len(request))
     rest = memoryview(request)

@@ -65,20 +65,34 @@ class Postpone:
     policy: Policy
 
 
+@frozen
+class Terms:
+    """What is the same for every job of one command under one configuration."""
+
+    lane: Lane
+    argv: tuple[str, ...]
+    policy: Policy
+    caps: Caps
+    limits: Limits | None
+    grace: timedelta
+
+
 @define(eq=False)
 class Memory:
-    """What need not be worked out again for every job: policies, and how a plugin's files looked a moment ago."""
+    """What need not be worked out again for every job: terms, and how a plugin's files looked a moment ago."""
 
-    policies: dict[tuple[str, str, str], Policy] = field(factory=dict)
+    terms: dict[tuple[str, str, str], Terms] = field(factory=dict)
     looks: dict[str, tuple[float, Plugin, tuple[Finding, ...]]] = field(factory=dict)
 
-    def policy(self, snapshot: Snapshot, lane: Lane, command: str) -> Policy:
-        key = (snapshot.id, lane.name, command)
-        if key not in self.policies:
-            if any(known[0] != snapshot.id for known in self.policies):
-                self.policies.clear()
-            self.policies[key] = policy_of(snapshot, lane, command)
-        return self.policies[key]
+    def terms_of(self, snapshot: Snapshot, plugin: str, command: str) -> Terms:
+        """Raises DuctileError if nothing of that name may run."""
+        key = (snapshot.id, plugin, command)
+        found = self.terms.get(key)
+        if found is None:
+            if any(known[0] != snapshot.id for known in self.terms):
+                self.terms.clear()
+            found = self.terms[key] = terms_of(snapshot, plugin, command)
+        return found
 
     def findings(self, plugin: Plugin) -> tuple[Finding, ...]:
         """What speaks against the plugin's files. The entrypoint is looked at every time; the way to it, with all its
@@ -103,12 +117,11 @@ def preflight(
     """What to run for this attempt, or why not."""
     memory = memory or Memory()
     try:
-        lane = snapshot.lane(job.plugin)
-        lane.command(job.command)
+        terms = memory.terms_of(snapshot, job.plugin, job.command)
         node = step_of(snapshot.plans, job)
     except DuctileError as error:
         return Refuse(Dead(str(error)))
-    policy = memory.policy(snapshot, lane, job.command)
+    lane, policy = terms.lane, terms.policy
     findings = memory.findings(lane.plugin)
     refusals = [str(finding) for finding in findings if finding.is_refusal]
     if refusals:
@@ -117,17 +130,30 @@ def preflight(
         told = tell(job, node)
     except (PathAbsent, Unreadable) as error:
         return Refuse(Failed(str(error)))
-    service = snapshot.config.settings.service
     return Ready(
         lane=lane,
-        argv=(str(lane.plugin.entrypoint),),
+        argv=terms.argv,
         request=_request(lane, job, told, policy.timeout, state_json, now),
         environment={**lane.environment, JOB_MARKER: job.id, INSTANCE_MARKER: instance},
         policy=policy,
+        caps=terms.caps,
+        limits=terms.limits,
+        grace=terms.grace,
+        warnings=tuple(str(finding) for finding in findings),
+    )
+
+
+def terms_of(snapshot: Snapshot, plugin: str, command: str) -> Terms:
+    """Raises DuctileError if nothing of that name may run."""
+    lane, service = snapshot.lane(plugin), snapshot.config.settings.service
+    lane.command(command)
+    return Terms(
+        lane=lane,
+        argv=(str(lane.plugin.entrypoint),),
+        policy=policy_of(snapshot, lane, command),
         caps=Caps(service.limits.stdout, service.limits.stderr),
         limits=_process_limits(lane.entry.limits),
         grace=service.kill_grace,
-        warnings=tuple(str(finding) for finding in findings),
     )
 
 

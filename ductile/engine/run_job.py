@@ -54,6 +54,8 @@ class Attempt:
 
     job: Job
     snapshot: Snapshot
+    state: str = "{}"
+    """Its plugin's state when it was claimed, as JSON text."""
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None
@@ -74,7 +76,7 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
             preflight,
             snapshot,
             job,
-            state_json=around.state_of(job.plugin),
+            state_json=attempt.state,
             instance=around.instance,
             now=started_at,
             memory=around.memory,
@@ -97,11 +99,12 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     failpoint("plugin.exited")
     verdict = await judge_run(job, run, ready.policy, started_at)
     much = _said(run) + len(job.payload or "") + len(job.context or "")
-    ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now()), much)
+    told = _told(attempt, ready, verdict)
+    ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now(), told=told), much)
     if ending.outcome is not verdict.outcome:
         verdict = evolve(verdict, outcome=ending.outcome)
     _tell(around.log, job, run, verdict)
-    return evolve(ending, told=_told(attempt, ready, verdict))
+    return ending
 
 
 async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:

@@ -92,7 +92,10 @@ class Finished:
 
 
 class Running:
-    """A live process and its three pipes behind one epoll, so that whoever waits for it waits for one thing."""
+    """A live process and its three pipes behind one epoll, so that whoever waits for it waits for one thing.
+
+    The epoll knows them only once somebody `take`s: a process that soon exits is not worth the trouble.
+    """
 
     def __init__(self, launched: Launched, caps: Caps, tail: Tail, now: Callable[[], float]) -> None:
         self.process, self.caps, self.tail, self.now = launched, caps, tail, now
@@ -105,13 +108,10 @@ class Running:
         self.outputs = {launched.stdout: self._keep_stdout, launched.stderr: tail.write}
         self.chunk = CHUNK
         self.poll = launched.poll
-        for descriptor in (*self.outputs, launched.pidfd):
-            self.poll.register(descriptor, select.EPOLLIN)
+        self.is_watched = False
         self.unsent = launched.unsent
         self.feeding = bool(self.unsent)
-        if self.feeding:
-            self.poll.register(launched.stdin, select.EPOLLOUT)
-        else:
+        if not self.feeding:
             launched.descriptors.close(launched.stdin)
 
     @property
@@ -123,13 +123,26 @@ class Running:
         """Whether the leader has exited or said too much."""
         return self.exited or self.over_cap
 
+    def watch(self) -> None:
+        """From now on the epoll tells when the process says something, takes something, or exits."""
+        if self.is_watched:
+            return
+        self.is_watched = True
+        for descriptor in self.outputs:
+            self.poll.register(descriptor, select.EPOLLIN)
+        if not self.exited:
+            self.poll.register(self.process.pidfd, select.EPOLLIN)
+        if self.feeding:
+            self.poll.register(self.process.stdin, select.EPOLLOUT)
+
     def take(self, seconds: float = 0) -> None:
         """One piece of everything that is ready, or will be within `seconds`: a flooding plugin shares with others."""
+        self.watch()
         for descriptor, _ in self.poll.poll(seconds):
             self.taken += 1
             if descriptor == self.process.pidfd:
                 self.exited = True
-                self.poll.unregister(descriptor)
+                self._unwatch(descriptor)
             elif descriptor == self.process.stdin:
                 self._feed()
             elif descriptor in self.outputs:
@@ -215,7 +228,7 @@ class Running:
             return 0
         if not chunk:
             del self.outputs[descriptor]
-            self.poll.unregister(descriptor)
+            self._unwatch(descriptor)
             return 0
         self.outputs[descriptor](chunk)
         if len(chunk) == CHUNK:  # the pipe was full: a plugin with much to say
@@ -240,7 +253,7 @@ class Running:
     def _stop_feeding(self) -> None:
         if self.feeding:
             self.feeding = False
-            self.poll.unregister(self.process.stdin)
+            self._unwatch(self.process.stdin)
             self.process.descriptors.close(self.process.stdin)
 
     def _reap(self) -> None:
@@ -252,8 +265,12 @@ class Running:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             self.exited = os.waitid(os.P_PIDFD, self.process.pidfd, options) is not None
             if self.exited:
-                self.poll.unregister(self.process.pidfd)
+                self._unwatch(self.process.pidfd)
         return self.exited
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self.is_watched:
+            self.poll.unregister(descriptor)
 
     def _signal(self, *signals: signal.Signals) -> None:
         for each in signals:

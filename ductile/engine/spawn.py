@@ -17,6 +17,9 @@ from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.running import LOST_SECONDS, Caps, Ending, Finished, Running, Tail
 from ductile.engine.sweep import House, house
 
+BRIEF_SECONDS = 0.005
+"""How long a process may run before what it says is read."""
+
 __all__ = ["Caps", "Ending", "Finished", "Limits", "SpawnFailed", "Stop", "Tail", "run_plugin"]
 
 
@@ -111,11 +114,22 @@ class _Run(Running):
 
     async def until_over(self, deadline: float, stop: Stop) -> None:
         """Returns when the leader has exited, said too much, reached its deadline, or was asked to stop."""
-        with trio.CancelScope(deadline=deadline) as patience:
-            stop.wakes(patience)
-            while not self.is_over:
-                await self._step()
+        if not self.feeding:
+            await self._until_exit(min(deadline, trio.current_time() + BRIEF_SECONDS), stop)
+        if not self.exited:
+            async with trio.open_nursery() as own:
+                own.cancel_scope.deadline = deadline
+                stop.wakes(own.cancel_scope)
+                while not self.is_over:
+                    await self._step()
         self.settle(stop.reason)
+
+    async def _until_exit(self, moment: float, stop: Stop) -> None:
+        """Most plugins are done in a moment, and what they say fits into a pipe: only their exit is waited for."""
+        with trio.CancelScope(deadline=moment) as patience:
+            stop.wakes(patience)
+            await trio.lowlevel.wait_readable(self.process.pidfd)
+            self.exited = True
 
     async def until_ended(self, grace: float) -> None:
         """Cannot be cancelled, and nearly never has to wait."""
@@ -131,5 +145,6 @@ class _Run(Running):
             self.lost |= patience.cancelled_caught
 
     async def _step(self) -> None:
+        self.watch()
         await trio.lowlevel.wait_readable(self.poll.fileno())
         self.take()

@@ -8,23 +8,26 @@ import heapq
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from attrs import evolve, frozen
 
 from ductile.clock import to_text
-from ductile.ledger import breakers, dedupe, held, joins, journal
+from ductile.ledger import breakers, dedupe, facts, held, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, Stale, end_queued
-from ductile.ledger.rows import JOB_COLUMNS, job_from_row, moment
+from ductile.ledger.rows import JOB_COLUMNS, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Ending, GateRule, Held, Job, JobStatus, JoinRule, Skipped
+from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
 FEW_LANES = 4
+NO_STATES: Mapping[str, str] = MappingProxyType({})
 MOST_SET_ASIDE = 200
 """How many jobs one claim skips or lets wait for their key at most, so that its transaction stays short."""
 
@@ -33,10 +36,12 @@ MOST_SET_ASIDE = 200
 class Claimed:
     """The jobs that now run, and those found unnecessary on the way. `more` asks for another turn at once.
 
-    `next_due` is when the next delayed job becomes claimable; only told when there was room for more jobs.
+    `states` has the state of each of their plugins, as JSON text. `next_due` is when the next delayed job becomes
+    claimable; only told when there was room for more jobs.
     """
 
     jobs: tuple[Job, ...] = ()
+    states: Mapping[str, str] = NO_STATES
     skipped: tuple[Recorded, ...] = ()
     more: bool = False
     next_due: datetime | None = None
@@ -66,9 +71,9 @@ def claim(
     skipped: list[Recorded] = []
     set_aside, held_any = 0, False
     while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
-        _, asked_at, job = heapq.heappop(heads)
-        aside = _set_aside(db, job, asked_at, now=now, ttl=default_ttl) if job.dedupe_key is not None else None
-        if aside is None and gates and job.plugin in gates and not _passes(db, job, gates[job.plugin], now=now):
+        head = heapq.heappop(heads)
+        aside = _set_aside(db, head, now=now, ttl=default_ttl) if head.is_keyed else None
+        if aside is None and gates and head.lane in gates and not _passes(db, head.job, gates[head.lane], now=now):
             # The rest of this lane has its turn with the next claim, so that this one stays short.
             held_any = True
             continue
@@ -76,14 +81,15 @@ def claim(
             skipped.extend(aside)
             set_aside += 1
         else:
-            jobs.append(_start(db, job, now=now, run_id=run_id, snapshot_id=snapshot_id))
-            slots[job.plugin] -= 1
+            jobs.append(_start(db, head, Start(now, snapshot_id), run_id=run_id))
+            slots[head.lane] -= 1
         # Either way the job left its lane, so the lane has a new head.
-        if slots[job.plugin] > 0 and len(jobs) < limit and (head := _head(db, job.plugin)):
-            heapq.heappush(heads, head)
+        if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane)):
+            heapq.heappush(heads, following)
     has_room = len(jobs) < limit
     return Claimed(
         jobs=tuple(jobs),
+        states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
         next_due=next_due(db) if has_room else None,
@@ -135,6 +141,7 @@ def record_and_claim(
         claimed = evolve(
             claimed,
             jobs=claimed.jobs + more.jobs,
+            states={**claimed.states, **more.states},
             skipped=claimed.skipped + more.skipped,
             more=claimed.more or more.more,
             next_due=claimed.next_due or more.next_due,
@@ -183,28 +190,39 @@ def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
     return list(slots) if len(slots) <= FEW_LANES else [lane for lane in lanes_with_work(db) if lane in slots]
 
 
-LANE_HEAD = f"SELECT asked_at, {JOB_COLUMNS} FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+class Head(NamedTuple):
+    """The oldest job of a lane: its place in the queue, the moment it was asked for, and its row."""
+
+    seq: int
+    is_keyed: int
+    asked_at: str
+    lane: str
+    row: tuple[Any, ...]
+
+    @property
+    def job(self) -> Job:
+        return job_from_row(self.row)
 
 
-def _head(db: sqlite3.Connection, lane: str) -> tuple[int, str, Job] | None:
-    """The oldest job of the lane with its place in the queue and the moment it was asked for."""
+LANE_HEAD = f"""
+    SELECT seq, dedupe_key IS NOT NULL, asked_at, lane, {JOB_COLUMNS} FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1
+"""
+
+
+def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     row = db.execute(LANE_HEAD, (lane,)).fetchone()
-    if row is None:
-        return None
-    job = job_from_row(row[1:])
-    return job.seq, row[0], job
+    return None if row is None else Head(row[0], row[1], row[2], row[3], row[4:])
 
 
-def _set_aside(
-    db: sqlite3.Connection, job: Job, asked_at: str, *, now: datetime, ttl: timedelta
-) -> tuple[Recorded, ...] | None:
+def _set_aside(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
     """A keyed job that must not start waits for its key, or is skipped and returned; None if it may start."""
+    job = head.job
     assert job.dedupe_key is not None
     scope = (job.plugin, job.command, job.dedupe_key)
     if dedupe.is_held(db, scope):
         dedupe.wait_for_key(db, job.id)
         return ()
-    if winner := dedupe.winner_meanwhile(db, job, asked_at=asked_at, now=now, ttl=ttl):
+    if winner := dedupe.winner_meanwhile(db, job, asked_at=head.asked_at, now=now, ttl=ttl):
         ended = end_queued(db, job.id, job.attempt, Skipped(f"deduplicated: {winner} succeeded meanwhile"), now=now)
         return (ended,) if ended else ()
     return None
@@ -229,9 +247,9 @@ START = """
 """
 
 
-def _start(db: sqlite3.Connection, job: Job, *, now: datetime, run_id: str, snapshot_id: str | None) -> Job:
-    moment = to_text(now)
-    changed = db.execute(START, (moment, run_id, snapshot_id, job.id, job.attempt)).rowcount
+def _start(db: sqlite3.Connection, head: Head, start: Start, *, run_id: str) -> Job:
+    job, moment = job_from_row(head.row, start), to_text(start.at)
+    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.id, job.attempt)).rowcount
     assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
     data = {
         "from": "queued",
@@ -247,7 +265,7 @@ def _start(db: sqlite3.Connection, job: Job, *, now: datetime, run_id: str, snap
     journal.append(
         db, "job.started", now=moment, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
     )
-    return evolve(job, status=JobStatus.RUNNING, started_at=now, started_snapshot_id=snapshot_id)
+    return job
 
 
 NOTE_PROCESS = """

@@ -28,6 +28,11 @@ def breaks_the_ledger(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and primary_code(error) in _BREAKING
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """True while another process writes."""
+    return primary_code(error) in _BUSY
+
+
 def is_of_one_row(error: Exception) -> bool:
     """True when odd data of one row explains the error, so that another row may well go through.
 
@@ -48,7 +53,7 @@ def told(error: Exception) -> str:
 def translated(error: sqlite3.Error, where: object) -> LedgerError:
     """The same error in the words of the error family; raise it `from` the original."""
     code = primary_code(error)
-    if code in _BUSY:
+    if is_busy(error):
         return LedgerBusy(f"{where}: another process is writing", hint="only one service may use a ledger; try again")
     if code == sqlite3.SQLITE_FULL:
         return LedgerFull(f"{where}: no space left on the disk", hint="free some space; nothing was lost")

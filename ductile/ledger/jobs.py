@@ -38,6 +38,15 @@ class Enqueued:
         return self.is_new and not self.status.is_final and self.root_job_id == root_job_id
 
 
+NEWEST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'job_queue'"
+
+
+def newest_seq(db: sqlite3.Connection) -> int:
+    """The place in the queue of the newest job there ever was; 0 before the first."""
+    row = db.execute(NEWEST_SEQ).fetchone()
+    return row[0] if row else 0
+
+
 def enqueue(
     db: sqlite3.Connection,
     new: NewJob,

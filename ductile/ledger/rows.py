@@ -4,6 +4,8 @@ import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text
 from ductile.model import Job, JobStatus
 
@@ -18,13 +20,21 @@ LISTED_COLUMNS = f"{_COLUMNS}, NULL"
 """JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
 
 
-def job_from_row(row: tuple[Any, ...]) -> Job:
-    """The job in a row of exactly JOB_COLUMNS or LISTED_COLUMNS."""
+@frozen
+class Start:
+    """When a job was started, and under which configuration."""
+
+    at: datetime
+    snapshot_id: str | None
+
+
+def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
+    """The job in a row of exactly JOB_COLUMNS or LISTED_COLUMNS; with a `start`, as it is after that."""
     return Job(
         id=row[0],
         plugin=row[1],
         command=row[2],
-        status=JobStatus(row[3]),
+        status=JobStatus(row[3]) if start is None else JobStatus.RUNNING,
         attempt=row[4],
         max_attempts=row[5],
         submitted_by=row[6],
@@ -36,7 +46,7 @@ def job_from_row(row: tuple[Any, ...]) -> Job:
         seq=row[12],
         interruptions=row[13],
         recoveries=row[14],
-        started_at=moment(row[15]),
+        started_at=moment(row[15]) if start is None else start.at,
         completed_at=moment(row[16]),
         next_retry_at=moment(row[17]),
         last_error=row[18],
@@ -50,7 +60,7 @@ def job_from_row(row: tuple[Any, ...]) -> Job:
         slot_at=moment(row[26]),
         hops=row[27],
         enqueued_snapshot_id=row[28],
-        started_snapshot_id=row[29],
+        started_snapshot_id=row[29] if start is None else start.snapshot_id,
         notify=bool(row[30]),
         replay_of=row[31],
         cancel_requested_at=moment(row[32]),

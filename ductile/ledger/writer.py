@@ -1,7 +1,9 @@
-"""The ledger for async code: one thread owns the writing connection, and whatever waits shares one commit.
+"""The ledger for async code: one connection writes, whatever waits shares one commit, and commits share a sync.
 
-Requests that share one have a savepoint each, so one that fails does so alone. A caller goes on only after its commit
-is durable. A failed write or fsync breaks the ledger for good: nobody may believe anything written after it.
+A few rows are written on the event loop, where no other thread disputes the interpreter; much is left to one thread,
+and the disk is waited for in another. Requests that share a commit have a savepoint each, so one that fails does so
+alone. A caller goes on only after its commit is durable. A failed write or sync breaks the ledger for good: nobody may
+believe anything written after it.
 """
 
 import os
@@ -9,19 +11,24 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import outcome
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ductile.errors import DuctileError, LedgerError
 from ductile.failpoints import failpoint
+from ductile.ledger import connections
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
-from ductile.ledger.faults import breaks_the_ledger, translated, translating
+from ductile.ledger.disk import Disk
+from ductile.ledger.faults import breaks_the_ledger, is_busy, translated, translating
+from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
 from ductile.meters import Histogram
 
@@ -35,12 +42,20 @@ CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
 """A row in a commit of its own costs about ten pages of log: this keeps the log below 64 MiB."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Request:
     work: Callable[[sqlite3.Connection], Any]
-    task: trio.lowlevel.Task
-    is_last: bool
+    is_quick: bool
+    """Whether it may be done on the event loop."""
+    is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
+    result: outcome.Outcome[Any] | None = None
+    task: trio.lowlevel.Task | None = None
+    """Who waits for the result."""
+
+
+_Batch: TypeAlias = list[_Request]
+_Results: TypeAlias = list[outcome.Outcome[Any]]
 
 
 @define(eq=False)
@@ -49,12 +64,13 @@ class Ledger:
 
     path: Path
     broken: trio.Event
-    _requests: "queue.SimpleQueue[_Request | None]"
+    disk: Disk
+    _writer: "_Writer"
     _reader: sqlite3.Connection
     _idle_readers: list[sqlite3.Connection]
     _reader_slots: trio.CapacityLimiter
     waited: Histogram = field(factory=Histogram)
-    """From the wish to write something to its commit."""
+    """From the wish to write something until its caller went on."""
     _is_open: bool = True
 
     async def write(
@@ -65,24 +81,44 @@ class Ledger:
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return await self._ask(lambda db: function(db, *args, **kwargs), is_last=False)
+        result = await self._write_durably(_Request(lambda db: function(db, *args, **kwargs), is_quick=False))
+        written: T = result.unwrap()
+        return written
 
-    async def write_last(
+    async def write_at_once(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Behind everything else of the same commit: a claim finds the jobs that share it. Not even a cancelled caller
-        goes without: what a plugin did is not forgotten because the service is told to stop."""
-        return await self._ask(lambda db: function(db, *args, **kwargs), is_last=True)
+        """`write` for a few rows: on the event loop, where nothing else happens meanwhile."""
+        result = await self._write_durably(_Request(lambda db: function(db, *args, **kwargs), is_quick=True))
+        written: T = result.unwrap()
+        return written
 
-    async def _ask(self, work: Callable[[sqlite3.Connection], T], *, is_last: bool) -> T:
-        if not self._is_open:
-            raise LedgerError(f"{self.path}: closed")
+    async def write_last(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool = False) -> T:
+        """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
+        even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop."""
         asked_at = time.monotonic()
-        self._requests.put(_Request(work, trio.lowlevel.current_task(), is_last))
-        result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        result = await self._ask(_Request(function, is_quick=is_quick, is_last=True))
+        self.waited.observe(time.monotonic() - asked_at)
+        written: T = result.unwrap()
+        return written
+
+    async def _write_durably(self, request: _Request) -> outcome.Outcome[Any]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        asked_at = time.monotonic()
+        result = await self._ask(request)
+        await self.disk.until_durable()
         self.waited.observe(time.monotonic() - asked_at)
         return result
+
+    async def _ask(self, request: _Request) -> outcome.Outcome[Any]:
+        if not self._is_open:
+            raise LedgerError(f"{self.path}: closed")
+        self._writer.ask(request)
+        if request.result is None:
+            request.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(_is_awaited_to_its_end)
+            assert request.result is not None
+        return request.result
 
     def read(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -135,94 +171,210 @@ async def open_ledger(
 ) -> AsyncIterator[Ledger]:
     """The ledger at `path` for as long as the block lasts; at its end everything asked for is written and closed.
 
-    `on_commit` is called on the event loop after each commit; it must be quick and must not fail.
+    `on_commit` is called on the event loop when more is durable; it must be quick and must not fail.
     """
-    db = await trio.to_thread.run_sync(lambda: open_writer(path, synchronous=synchronous))
+    # The disk is waited for here and not in SQLite, so that many commits wait for it together.
+    sqlites_own: Synchronous = "normal" if synchronous == "full" else synchronous
+    db = await trio.to_thread.run_sync(lambda: open_writer(path, synchronous=sqlites_own))
     target = await trio.to_thread.run_sync(path.resolve)
-    requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-    ledger = Ledger(target, trio.Event(), requests, connect_reader(target), [], trio.CapacityLimiter(READERS))
-    writer = _Writer(db, target, requests, trio.lowlevel.current_trio_token(), ledger.broken, on_commit)
-    thread = threading.Thread(target=writer.run, name="ledger-writer", daemon=True)
+    broken = trio.Event()
+    disk = Disk(target, broken, on_commit)
+    writer = _Writer(db, target, disk, newest_seq(db))
+    writer.be_patient(0)  # the event loop waits for nobody
+    ledger = Ledger(target, broken, disk, writer, connect_reader(target), [], trio.CapacityLimiter(READERS))
+    thread = threading.Thread(target=writer.run_errands, name="ledger-writer", daemon=True)
     thread.start()
+    if synchronous == "full":
+        disk.start(writer.newest_seq)
     try:
         yield ledger
     finally:
         ledger._is_open = False
-        requests.put(None)
         with trio.CancelScope(shield=True):
+            await writer.until_idle()
+            writer.errands.put(None)
             await trio.to_thread.run_sync(thread.join)
+            await disk.stop()
             await trio.to_thread.run_sync(writer.close, (ledger._reader, *ledger._idle_readers))
 
 
 @define(eq=False)
 class _Writer:
-    """The thread's side: takes what waits, commits it together, answers, and checkpoints when it has time."""
+    """The writing connection, which is either here on the event loop or away with the thread, never both.
+
+    Requests come and are answered on the loop. What the thread is given it does to its end, and then it comes back.
+    """
 
     db: sqlite3.Connection
     path: Path
-    requests: "queue.SimpleQueue[_Request | None]"
-    token: trio.lowlevel.TrioToken
-    broken: trio.Event
-    on_commit: Callable[[], None]
-    failure: LedgerError | None = None
+    disk: Disk
+    newest_seq: int
+    """The place of the newest job that is committed; only followed while the disk is waited for."""
+    token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+    waiting: deque[_Request] = field(factory=deque)
+    is_away: bool = False
+    errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
     rows_at_checkpoint: int = 0
+    _idle: trio.Event | None = None
 
-    def run(self) -> None:
-        try:
-            while batch := self._take():
-                self._serve(batch)
-        finally:
-            self._fold()
+    @property
+    def failure(self) -> LedgerError | None:
+        return self.disk.failure
 
-    def _take(self) -> list[_Request]:
-        """Everything that waits, up to a limit; empty when the ledger is to be closed."""
-        batch: list[_Request] = []
-        while len(batch) < MOST_IN_ONE_COMMIT and not (batch and self.requests.empty()):
-            request = self.requests.get()
-            if request is None:
-                if batch:
-                    self.requests.put(None)
-                break
-            batch.append(request)
+    # ── on the event loop ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, request: _Request) -> None:
+        """The request has its result, or will have it when the connection is back."""
+        self.waiting.append(request)
+        if not self.is_away:
+            self._go_on()
+
+    async def until_idle(self) -> None:
+        """Nobody waits for anything."""
+        while self.is_away or self.waiting:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    @trio.lowlevel.enable_ki_protection
+    def _go_on(self) -> None:
+        """Nobody waits any longer, or the connection is on its way for them."""
+        while self.waiting and not self.is_away:
+            batch = self._take()
+            results = self._begin_and_do(batch, patience=0.0) if all(one.is_quick for one in batch) else None
+            if results is None:  # it is much, or somebody else is writing: that is done elsewhere
+                self._send(partial(self._serve, batch))
+            else:
+                self._tell(batch, self._committed(batch, results))
+                if self._checkpoint_is_due():
+                    self._send(self._checkpoint_and_return)
+        if self._idle is not None and not self.is_away:
+            self._idle.set()
+
+    def _send(self, errand: Callable[[], None]) -> None:
+        self.is_away = True
+        self.errands.put(errand)
+
+    def _come_back(self) -> None:
+        self.is_away = False
+        self._go_on()
+
+    def _take(self) -> _Batch:
+        """Everything that waits, up to a limit."""
+        batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_IN_ONE_COMMIT))]
         batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
         return batch
 
-    def _serve(self, batch: list[_Request]) -> None:
-        """Everybody in the batch has an answer. A fault of the writer itself is one too, and breaks the ledger."""
-        try:
-            results = self._commit(batch)
-        except Exception as error:
-            results = self._give_up(batch, error)
-        self._answer(batch, results)
-        try:
-            self._checkpoint_if_due()
-        except Exception as error:
-            self._answer([], self._give_up([], error))
+    def _tell(self, batch: _Batch, results: _Results) -> None:
+        self.disk.note_commit(self.newest_seq)
+        for request, result in zip(batch, results, strict=True):
+            request.result = result
+            if request.task is not None:
+                trio.lowlevel.reschedule(request.task)
 
-    def _give_up(self, batch: list[_Request], error: Exception) -> list[outcome.Outcome[Any]]:
-        failure = self.failure = _caused(LedgerError(f"{self.path}: the writer failed: {error!r}"), error)
+    # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run_errands(self) -> None:
+        try:
+            while errand := self.errands.get():
+                errand()
+        finally:
+            self._fold()
+
+    def _serve(self, batch: _Batch) -> None:
+        """Everybody in the batch has an answer, and the connection is back."""
+        results = self._begin_and_do(batch, patience=connections.BUSY_SECONDS)
+        assert results is not None, "only who has no patience goes without an answer"
+        results = self._committed(batch, results)
+        is_due = self._checkpoint_is_due()
+
+        def answer() -> None:
+            self._tell(batch, results)
+            if not is_due:
+                self._come_back()
+
+        self._on_the_loop(answer)
+        if is_due:
+            self._checkpoint_and_return()
+
+    def _checkpoint_and_return(self) -> None:
+        try:
+            self._checkpoint()
+        except Exception as error:
+            self._give_up([], error)
+
+        def come_back() -> None:
+            if self.failure:
+                self.disk.note_commit(self.newest_seq)
+            self._come_back()
+
+        self._on_the_loop(come_back)
+
+    def _on_the_loop(self, function: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):
+            self.token.run_sync_soon(function)
+
+    # ── wherever the connection is ──────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_and_do(self, batch: _Batch, *, patience: float) -> _Results | None:
+        """What each request came to, in a transaction that is still open unless nobody has written anything; None if
+        another process is writing and that takes longer than `patience` seconds, unless that is a long time."""
+        if self.failure:
+            return self._refused(batch, self.failure)
+        try:
+            if not self._begin(patience):
+                return None
+            return [self._savepoint(request) for request in batch] if len(batch) > 1 else [self._result(batch[0])]
+        except sqlite3.Error as error:
+            return self._nobody(batch, error)
+        except Exception as error:
+            return self._give_up(batch, error)
+
+    def _begin(self, patience: float) -> bool:
+        if patience:
+            self.be_patient(patience)
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            if patience or not is_busy(error):
+                raise
+            return False
+        finally:
+            if patience:
+                self.be_patient(0)
+        return True
+
+    def be_patient(self, seconds: float) -> None:
+        """How long a statement may wait for another process from now on."""
+        self.db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+    def _committed(self, batch: _Batch, results: _Results) -> _Results:
+        """The results, now durable; or why they are not."""
+        try:
+            if not self.db.in_transaction:
+                return results
+            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
+                self.db.execute("ROLLBACK")
+                return results
+            newest = newest_seq(self.db) if self.disk.is_waited_for else 0
+            failpoint("commit.before")
+            self.db.execute("COMMIT")
+            self.newest_seq = newest
+            failpoint("commit.after")
+        except sqlite3.Error as error:
+            return self._nobody(batch, error)
+        except Exception as error:
+            return self._give_up(batch, error)
+        return results
+
+    def _give_up(self, batch: _Batch, error: Exception) -> _Results:
+        """A fault of the writer itself is an answer too, and breaks the ledger."""
+        failure = self.disk.failure = _caused(LedgerError(f"{self.path}: the writer failed: {error!r}"), error)
         with suppress(sqlite3.Error):
             self.db.rollback()
         return self._refused(batch, failure)
 
-    def _refused(self, batch: list[_Request], failure: LedgerError) -> list[outcome.Outcome[Any]]:
+    def _refused(self, batch: _Batch, failure: LedgerError) -> _Results:
         return [outcome.Error(LedgerError(str(failure))) for _ in batch]
-
-    def _commit(self, batch: list[_Request]) -> list[outcome.Outcome[Any]]:
-        if self.failure:
-            return self._refused(batch, self.failure)
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            results = [self._savepoint(request) for request in batch] if len(batch) > 1 else [self._result(batch[0])]
-            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
-                self.db.execute("ROLLBACK")
-                return results
-            failpoint("commit.before")
-            self.db.execute("COMMIT")
-            failpoint("commit.after")
-        except sqlite3.Error as error:
-            return self._nobody(batch, error)
-        return results
 
     def _savepoint(self, request: _Request) -> outcome.Outcome[Any]:
         """One request's result; or its error, and nothing that it has written."""
@@ -242,54 +394,48 @@ class _Writer:
             raise got.error
         return outcome.Error(_caused(translated(got.error, self.path), got.error))
 
-    def _nobody(self, batch: list[_Request], error: sqlite3.Error) -> list[outcome.Outcome[Any]]:
+    def _nobody(self, batch: _Batch, error: sqlite3.Error) -> _Results:
         """Nothing of the batch was committed, and everybody in it hears why."""
         meaning = _caused(translated(error, self.path), error)
         if breaks_the_ledger(error):
-            self.failure = meaning
+            self.disk.failure = meaning
         try:
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
         except sqlite3.Error as rollback_error:
-            self.failure = _caused(translated(rollback_error, self.path), rollback_error)
+            self.disk.failure = _caused(translated(rollback_error, self.path), rollback_error)
         return [outcome.Error(_caused(type(meaning)(str(meaning), hint=meaning.hint), error)) for _ in batch]
 
-    def _answer(self, batch: list[_Request], results: list[outcome.Outcome[Any]]) -> None:
-        def deliver() -> None:
-            if self.failure:
-                self.broken.set()
-            for request, result in zip(batch, results, strict=True):
-                trio.lowlevel.reschedule(request.task, result)
-            self.on_commit()
+    def _checkpoint_is_due(self) -> bool:
+        """While nobody waits, or at the latest when the log has grown long."""
+        try:
+            rows = self.db.total_changes - self.rows_at_checkpoint
+            if rows < CHECKPOINT_AFTER_ROWS or self.failure:
+                return False
+            return not self.waiting or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS
+        except Exception as error:
+            self._give_up([], error)
+            return False
 
-        with suppress(trio.RunFinishedError):
-            self.token.run_sync_soon(deliver)
-
-    def _checkpoint_if_due(self) -> None:
-        """Moves the log into the file while nobody waits, or at the latest when it has grown long."""
-        if self.failure:
-            return
-        rows = self.db.total_changes - self.rows_at_checkpoint
-        if rows < CHECKPOINT_AFTER_ROWS:
-            return
-        if self.requests.empty() or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS:
-            self.rows_at_checkpoint = self.db.total_changes
-            failpoint("checkpoint.before")
-            try:
-                self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            except sqlite3.Error as error:
-                if breaks_the_ledger(error):
-                    self.failure = _caused(translated(error, self.path), error)
-                    self._answer([], [])
-            failpoint("checkpoint.after")
+    def _checkpoint(self) -> None:
+        """The log is in the file, as far as no reader needs it."""
+        self.rows_at_checkpoint = self.db.total_changes
+        failpoint("checkpoint.before")
+        try:
+            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            if breaks_the_ledger(error):
+                self.disk.failure = _caused(translated(error, self.path), error)
+        failpoint("checkpoint.after")
 
     def _fold(self) -> None:
         """The log is in the file; that of a broken ledger is left for recovery as it is."""
         if not self.failure:
             try:
+                self.be_patient(connections.BUSY_SECONDS)
                 self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error as error:
-                self.failure = _caused(translated(error, self.path), error)
+                self.disk.failure = _caused(translated(error, self.path), error)
 
     def close(self, readers: tuple[sqlite3.Connection, ...]) -> None:
         """Every connection is closed, and nothing is written to a broken ledger."""
@@ -303,6 +449,10 @@ class _Writer:
 
 def _is_last(request: _Request) -> bool:
     return request.is_last
+
+
+def _is_awaited_to_its_end(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
 
 
 def _caused(error: LedgerError, cause: BaseException) -> LedgerError:

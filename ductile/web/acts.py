@@ -109,7 +109,6 @@ async def retry_job(desk: Desk, request: Request) -> Response:
         raise Refusal(forbidden())
     if flag_of(request, "dry_run"):
         return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
-    await desk.hub.announce_coming_work()
     job = await desk.ledger.write(retry, job_id, now=desk.clock.now())
     desk.hub.announce_work()
     return json_response({"job_id": job_id, "status": job.status, "dry_run": False}, 202)
@@ -136,7 +135,6 @@ async def replay_job(desk: Desk, request: Request) -> Response:
         told = _replayed(desk, job, payload)
         if flag_of(request, "dry_run"):
             return json_response({**told, "job_id": None, "dry_run": True})
-        await desk.hub.announce_coming_work()
         answer = await done_once(desk, ticket, partial(_enqueue, new=new, told=told, now=now))
         desk.hub.announce_work()
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))

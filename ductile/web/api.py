@@ -205,7 +205,6 @@ async def trigger(desk: Desk, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    await desk.hub.announce_coming_work()
     ttl = snapshot.config.settings.service.dedupe_ttl
     answer = await done_once(desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl))
     failpoint("enqueue.after_commit")
@@ -232,6 +231,7 @@ async def show_job(desk: Desk, request: Request) -> Response:
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
+        await desk.ledger.disk.until_durable()
     report = await desk.ledger.read_slowly(reports.brief, job_id)
     text = job_text(report, desk.live_stderr(job_id), shows_result=request.principal.may(RESULT_SCOPE))
     return encoded_json_response(text.encode())

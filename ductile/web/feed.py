@@ -169,6 +169,8 @@ class Feed:
 
     async def _read(self, seq: int, end: int, wanted: Wanted) -> Portion:
         lines = await self.ledger.read_slowly(read_lines, seq, wanted)
+        # A place that a power cut takes back would be given again, to something the reader then never sees.
+        await self.ledger.disk.until_durable()
         return Portion(tuple(lines), lines[-1].seq if lines else end)
 
 

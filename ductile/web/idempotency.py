@@ -48,8 +48,8 @@ def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
 async def done_once(desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer]) -> Answer:
     """What `act` came to; done now, or when the ticket was first shown."""
     if ticket is None:
-        return await desk.ledger.write(act)
-    return await desk.ledger.write(once, ticket, act, now=desk.clock.now())
+        return await desk.ledger.write_at_once(act)
+    return await desk.ledger.write_at_once(once, ticket, act, now=desk.clock.now())
 
 
 def headers_of(answer: Answer) -> Headers:

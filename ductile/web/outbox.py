@@ -88,7 +88,6 @@ async def send_event(desk: Desk, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    await desk.hub.announce_coming_work()
     answer = await done_once(desk, ticket, partial(_enqueue, new=new, told=content, now=desk.clock.now()))
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()

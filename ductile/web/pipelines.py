@@ -124,7 +124,6 @@ async def _start(
     failpoint("enqueue.before_begin")
     # Shielded: a client that sends its request and leaves has asked for the run all the same.
     with trio.CancelScope(shield=True):
-        await desk.hub.announce_coming_work()
         run = partial(
             _begin,
             following=beginning.following,
@@ -193,6 +192,7 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
+        await desk.ledger.disk.until_durable()
         return True
     return desk.ledger.look_up(reports.tree_is_over, root_id)
 

@@ -102,7 +102,6 @@ async def _store(desk: Desk, arrival: Arrival) -> Answer:
     budget = Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs)
     act = partial(start_all, arrival=arrival, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
     failpoint("enqueue.before_begin")
-    await desk.hub.announce_coming_work()
     answer = await desk.ledger.write(once, arrival.ticket, act, now=arrival.event.at)
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()

@@ -162,8 +162,7 @@ class Receiver:
         runs = runs_of(endpoint, delivery.event, snapshot)
         service = snapshot.config.settings.service
         failpoint("enqueue.before_begin")
-        await self.desk.hub.announce_coming_work()
-        taken = await self.desk.ledger.write(
+        taken = await self.desk.ledger.write_at_once(
             accept,
             delivery,
             runs,

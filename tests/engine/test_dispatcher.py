@@ -22,10 +22,23 @@ class Claims:
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
         await trio.lowlevel.checkpoint()
         self.meanwhile()
-        return [], Claimed(jobs=(a_job(id="job"),))
+        return [], Claimed(jobs=(a_job(id="job"),), states={"echo": "{}"})
 
     def look_up(self, *_: Any, **__: Any) -> Any:
         return False
+
+    def read(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    @property
+    def disk(self) -> Any:
+        return self
+
+    def has(self, _: int) -> bool:
+        return True
+
+    def when_durable(self, function: Callable[[], None], *, is_awaited: bool) -> None:
+        function()
 
 
 @define
@@ -72,7 +85,7 @@ async def test_a_job_that_is_cancelled_in_the_moment_of_its_claim_is_stopped() -
         _anything(), cast(Any, claims), Hub(), lambda: cast(Any, snapshot), "run", held=lambda: frozenset()
     )
     claims.meanwhile = lambda: dispatcher.stop_job("job", "not needed")
-    await dispatcher._turn(cast(Any, tasks), is_coming=True)
+    await dispatcher._turn(cast(Any, tasks))
     (attempt,) = tasks.attempts
     assert attempt.stop.reason == "not needed"
     assert dispatcher.to_stop == {}

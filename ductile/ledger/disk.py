@@ -1,0 +1,198 @@
+"""The wait for the disk: which commits would outlive a power cut, and who waits to hear that.
+
+SQLite writes a commit into the log; one sync of the log makes all commits before it durable. While one is on its way
+others gather for the next, and while nobody waits for it, it takes its time. A failed sync is final: what the disk has
+kept can no longer be known.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+from attrs import define, field
+
+from ductile.errors import LedgerError
+from ductile.ledger import location
+
+LEISURE_SECONDS = 0.005
+"""How long a sync that nobody waits for may gather commits."""
+
+
+class Extent(NamedTuple):
+    """How far the ledger goes: its commits since it was opened, and the place of its newest job."""
+
+    commits: int = 0
+    job_seq: int = 0
+
+
+NOTHING = Extent()
+
+
+@define(eq=False)
+class Disk:
+    """What of a ledger is durable. Until its `start`, every commit counts as durable at once."""
+
+    path: Path
+    broken: trio.Event
+    on_durable: Callable[[], None]
+    failure: LedgerError | None = None
+    """Why nothing can be believed any more."""
+    _written: Extent = NOTHING
+    _durable: Extent = NOTHING
+    _awaited: int = 0
+    """The last commit that somebody waits for."""
+    _has_leisure: bool = False
+    _syncing_since: float | None = None
+    _then: list[tuple[int, Callable[[], None]]] = field(factory=list)
+    _parked: list[trio.lowlevel.Task] = field(factory=list)
+    _wishes: "queue.SimpleQueue[_Wish]" = field(factory=queue.SimpleQueue)
+    _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+    _thread: threading.Thread | None = None
+
+    def start(self, job_seq: int) -> None:
+        """From now on a commit is durable when the log has been synced after it. All jobs up to `job_seq` are."""
+        self._written = self._durable = Extent(0, job_seq)
+        self._thread = threading.Thread(target=self._sync_on_demand, name="ledger-sync", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Nobody waits for the disk any more."""
+        if self._thread is not None:
+            self._wishes.put(_Wish.END)
+            await trio.to_thread.run_sync(self._thread.join)
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self._thread is not None
+
+    def note_commit(self, job_seq: int) -> None:
+        """Something was committed, and the newest job has this place; or nothing can be committed any more."""
+        self._written = Extent(self._written.commits + 1, job_seq)
+        if self.failure is not None:
+            self._let_go()
+        elif self._thread is None:
+            self._durable = self._written
+            self.on_durable()
+        elif self._syncing_since is None:
+            self._ask_for_sync()
+
+    def has(self, job_seq: int) -> bool:
+        """Whether the job of that place would outlive a power cut."""
+        return job_seq <= self._durable.job_seq or self._thread is None
+
+    def when_durable(self, function: Callable[[], None], *, is_awaited: bool) -> None:
+        """`function` is called when all that is committed now is durable; never, if it cannot be."""
+        if self._durable.commits >= self._written.commits:
+            function()
+            return
+        self._then.append((self._written.commits, function))
+        if is_awaited:
+            self._hurry()
+
+    async def until_durable(self) -> None:
+        """All that is committed now is durable; raises if it cannot be. Cannot be cancelled, and is soon over."""
+        wanted = self._written.commits
+        while self._durable.commits < wanted and self.failure is None:
+            self._hurry()
+            self._parked.append(trio.lowlevel.current_task())
+            await trio.lowlevel.wait_task_rescheduled(_is_awaited_to_its_end)
+        if self._durable.commits < wanted and self.failure is not None:
+            raise LedgerError(str(self.failure)) from self.failure
+
+    def stuck_seconds(self) -> float:
+        """How long the disk has kept us waiting."""
+        return 0.0 if self._syncing_since is None else time.monotonic() - self._syncing_since
+
+    def _hurry(self) -> None:
+        self._awaited = self._written.commits
+        if self._has_leisure:
+            self._has_leisure = False
+            self._wishes.put(_Wish.AT_ONCE)
+
+    def _ask_for_sync(self) -> None:
+        self._syncing_since = time.monotonic()
+        self._has_leisure = self._awaited <= self._durable.commits
+        self._wishes.put(_Wish.AT_LEISURE if self._has_leisure else _Wish.AT_ONCE)
+
+    def _note_sync(self, extent: Extent) -> None:
+        self._syncing_since, self._has_leisure, self._durable = None, False, extent
+        if self.failure is not None:
+            self._let_go()
+            return
+        if extent.commits < self._written.commits:
+            self._ask_for_sync()
+        self._wake()
+        due = [function for commits, function in self._then if commits <= extent.commits]
+        del self._then[: len(due)]
+        for function in due:
+            function()
+        self.on_durable()
+
+    def _let_go(self) -> None:
+        """Nobody waits for what will not come."""
+        self._then.clear()
+        self.broken.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        parked, self._parked = self._parked, []
+        for task in parked:
+            trio.lowlevel.reschedule(task)
+
+    # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _sync_on_demand(self) -> None:
+        log: int | None = None
+        with suppress(trio.RunFinishedError):
+            while (wish := self._wishes.get()) is not _Wish.END:
+                if wish is _Wish.AT_LEISURE:
+                    wish = self._next_wish_within(LEISURE_SECONDS)
+                extent = self._written
+                try:
+                    log = self._open_log() if log is None else log
+                    os.fdatasync(log)
+                except OSError as error:
+                    self._token.run_sync_soon(self._fail, error)
+                else:
+                    self._token.run_sync_soon(self._note_sync, extent)
+                if wish is _Wish.END:
+                    break
+        if log is not None:
+            os.close(log)
+
+    def _next_wish_within(self, seconds: float) -> "_Wish":
+        try:
+            return self._wishes.get(timeout=seconds)
+        except queue.Empty:
+            return _Wish.AT_LEISURE
+
+    def _open_log(self) -> int:
+        """The log, whose name is durable. SQLite keeps the same file for as long as a connection is open."""
+        log = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        location.sync(self.path.parent)
+        return log
+
+    def _fail(self, error: OSError) -> None:
+        failure = LedgerError(f"{self.path}-wal: cannot be synced: {error.strerror}")
+        failure.__cause__ = error
+        self.failure = self.failure or failure
+        self._let_go()
+
+
+class _Wish(Enum):
+    """What the thread is asked for."""
+
+    AT_ONCE = auto()
+    AT_LEISURE = auto()
+    END = auto()
+
+
+def _is_awaited_to_its_end(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
