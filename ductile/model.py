@@ -4,7 +4,7 @@ Frozen values without behaviour beyond their own shape. Payloads, results and st
 unread; whoever makes one of these has validated it before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -292,6 +292,15 @@ GateRule = Callable[[Breaker, Job, JobStatus | None, datetime], Held | BreakerCh
 
 FEW_ROWS, LITTLE_TEXT = 10, 256 << 10
 """As much as can be written without holding up everybody else."""
+
+
+def are_few(children: Sequence[NewJob], notes: Sequence[Note] = ()) -> bool:
+    """Whether these are a few rows with little text."""
+    if len(children) + len(notes) > FEW_ROWS:
+        return False
+    return sum(len(child.payload or "") for child in children) <= LITTLE_TEXT
+
+
 NOTHING_TOLD: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -322,8 +331,6 @@ class Ending:
     @property
     def is_small(self) -> bool:
         """Whether a few rows with little text hold it."""
-        if self.arrivals or len(self.children) + len(self.notes) > FEW_ROWS:
-            return False
         evidence = None if isinstance(self.outcome, Skipped) else self.outcome.evidence
-        text = len(evidence.result or "") if evidence is not None else 0
-        return text + sum(len(child.payload or "") for child in self.children) <= LITTLE_TEXT
+        result = evidence.result if evidence is not None else None
+        return len(result or "") <= LITTLE_TEXT and not self.arrivals and are_few(self.children, self.notes)

@@ -10,14 +10,17 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from attrs import Factory, define, frozen
 
 from ductile.engine.executable import explain_refusal, predict_refusal
 from ductile.engine.limits import Limits, limited
-from ductile.engine.posix_spawn import posix_spawn
+from ductile.engine.posix_spawn import spawn, spawn_unlocked
+
+Start: TypeAlias = Callable[[list[str], Mapping[str, str], tuple[int, int, int]], int]
 
 CHUNK = 65_536  # what a pipe holds unless it is widened
 WIDE_PIPE = 1 << 20
@@ -80,14 +83,22 @@ class Launched:
 
 
 def launch(
-    argv: Sequence[str], request: bytes, env: Mapping[str, str], limits: Limits | None
+    argv: Sequence[str],
+    request: bytes,
+    env: Mapping[str, str],
+    limits: Limits | None,
+    *,
+    is_alone: bool = False,
 ) -> Launched | SpawnFailed:
-    """The process runs in its own session with exactly this environment, or nothing of it exists."""
+    """The process runs in its own session with exactly this environment, or nothing of it exists.
+
+    `is_alone`: no other thread has anything to do meanwhile, so all of them may be held up.
+    """
     # A shell that sets limits would report a bad entrypoint as an exit code of its own.
     if limits is not None and (code := predict_refusal(argv[0])) is not None:
         return SpawnFailed(explain_refusal(argv[0], code), code)
     try:
-        return _launch(limited(argv, limits), request, env)
+        return _launch(limited(argv, limits), request, env, spawn if is_alone else spawn_unlocked)
     except ValueError as error:  # a NUL or a lone surrogate in a name or value
         return SpawnFailed(f"{argv[0]}: cannot be given its arguments or environment: {error}", errno.EINVAL)
     except OSError as error:
@@ -101,7 +112,7 @@ def widen(pipe: int, size: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, min(WIDE_PIPE, size))
 
 
-def _launch(argv: list[str], request: bytes, env: Mapping[str, str]) -> Launched:
+def _launch(argv: list[str], request: bytes, env: Mapping[str, str], start: Start) -> Launched:
     """Raises OSError or ValueError with nothing left open."""
     descriptors = Descriptors()
     try:
@@ -113,7 +124,7 @@ def _launch(argv: list[str], request: bytes, env: Mapping[str, str]) -> Launched
             os.set_blocking(end, False)  # ours only: a plugin expects ordinary, blocking streams
         unsent = _prefill(ours_in, request)
         started_at = time.monotonic()
-        pid = posix_spawn(argv, env, (theirs_in, theirs_out, theirs_err))
+        pid = start(argv, env, (theirs_in, theirs_out, theirs_err))
         descriptors.close(theirs_in, theirs_out, theirs_err)
         pidfd = _pidfd_or_kill(descriptors, pid)
     except BaseException:

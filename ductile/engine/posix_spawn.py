@@ -1,13 +1,13 @@
-"""`posix_spawn` as the C library has it, with the interpreter lock released while it blocks.
+"""`posix_spawn` twice: Python's own, and as the C library has it.
 
-`os.posix_spawn` keeps the lock until the child has exec'd, and every other thread of the service stands still for that
-long. Knows nothing of pipes or plugins; `launch` is the only caller.
+Python's costs half as much, but keeps the interpreter lock until the child has exec'd. Where that takes long, the other
+one lets the rest of the service go on. Knows nothing of pipes or plugins; `launch` is the only caller.
 """
 
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 
 # Python ignores the first two, a shell's `nohup` or `&` the rest: an ignored signal would be inherited.
@@ -52,11 +52,24 @@ def _attributes() -> ctypes.Array[ctypes.c_char]:
 _ATTRIBUTES = _attributes()
 
 
-def posix_spawn(argv: Sequence[str], env: Mapping[str, str], streams: tuple[int, int, int]) -> int:
+def spawn(argv: list[str], env: Mapping[str, str], streams: tuple[int, int, int]) -> int:
     """The pid of a process in its own session that has exec'd `argv[0]` with exactly these streams and environment.
 
     Raises OSError if it could not, and ValueError for what no process can be given.
     """
+    return os.posix_spawn(
+        argv[0],
+        argv,
+        env,
+        file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(streams)],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_RESET_SIGNALS,
+    )
+
+
+def spawn_unlocked(argv: list[str], env: Mapping[str, str], streams: tuple[int, int, int]) -> int:
+    """The same, with the interpreter lock released while it blocks."""
     path = _text(argv[0])
     arguments = _array([_text(each) for each in argv])
     environment = _array([_entry(name, value) for name, value in env.items()])

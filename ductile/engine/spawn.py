@@ -102,7 +102,7 @@ async def _launch_here_or_in_a_thread(
         async with home.door:
             if not home.is_busy:  # the one before us may have found out
                 began = time.monotonic()
-                launched = start()
+                launched = start(is_alone=True)
                 home.note_spawn(began)
                 return launched
     # Not abandoned when cancelled: the process could be lost.

@@ -18,7 +18,7 @@ from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
-from ductile.model import NewJob
+from ductile.model import NewJob, are_few
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.route import Event
 from ductile.web.auth import forbidden
@@ -206,7 +206,9 @@ async def trigger(desk: Desk, request: Request) -> Response:
     )
     failpoint("enqueue.before_begin")
     ttl = snapshot.config.settings.service.dedupe_ttl
-    answer = await done_once(desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl))
+    answer = await done_once(
+        desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl), is_quick=are_few((new,))
+    )
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
     return _triggered(answer)

@@ -45,11 +45,14 @@ def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
     return desk.ledger.look_up(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
 
 
-async def done_once(desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer]) -> Answer:
-    """What `act` came to; done now, or when the ticket was first shown."""
+async def done_once(
+    desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer], *, is_quick: bool
+) -> Answer:
+    """What `act` came to; done now, or when the ticket was first shown. `is_quick`: it writes a few rows."""
+    write = desk.ledger.write_at_once if is_quick else desk.ledger.write
     if ticket is None:
-        return await desk.ledger.write_at_once(act)
-    return await desk.ledger.write_at_once(once, ticket, act, now=desk.clock.now())
+        return await write(act)
+    return await write(once, ticket, act, now=desk.clock.now())
 
 
 def headers_of(answer: Answer) -> Headers:

@@ -21,7 +21,7 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
 from ductile.ledger.trees import Budget
-from ductile.model import Following, JobStatus, NewJob
+from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
 from ductile.pipeline.paths import Scope
 from ductile.pipeline.plan import Plan
@@ -132,7 +132,9 @@ async def _start(
             default_ttl=service.dedupe_ttl,
             budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
         )
-        answer = await done_once(desk, ticket, run)
+        answer = await done_once(
+            desk, ticket, run, is_quick=are_few(beginning.following.children, beginning.following.notes)
+        )
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
     return answer

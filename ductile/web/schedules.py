@@ -211,7 +211,9 @@ async def run_now(desk: Desk, request: Request) -> Response:
         notify=lane.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    answer = await done_once(desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()))
+    answer = await done_once(
+        desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()), is_quick=True
+    )
     desk.hub.announce_work()
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 

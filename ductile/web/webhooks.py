@@ -21,7 +21,7 @@ from ductile.ledger import receipts
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Receipt
 from ductile.ledger.trees import Budget
-from ductile.model import Following
+from ductile.model import Following, are_few
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
 from ductile.pipeline.plan import HANDLE
@@ -161,8 +161,10 @@ class Receiver:
         snapshot = self.desk.snapshot()
         runs = runs_of(endpoint, delivery.event, snapshot)
         service = snapshot.config.settings.service
+        ledger = self.desk.ledger
         failpoint("enqueue.before_begin")
-        taken = await self.desk.ledger.write_at_once(
+        write = ledger.write_at_once if all(are_few(run.children, run.notes) for run in runs) else ledger.write
+        taken = await write(
             accept,
             delivery,
             runs,

@@ -1,0 +1,183 @@
+"""What is durable, who waits for it, and what happens when it cannot be."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from attrs import define, field
+
+from ductile.errors import LedgerError
+from ductile.ledger.connections import connect_writer, transaction
+from ductile.ledger.jobs import enqueue, newest_seq
+from ductile.ledger.store import open_reader
+from ductile.ledger.writer import open_ledger
+from ductile.model import NewJob
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
+
+
+def count(db: sqlite3.Connection) -> int:
+    number: int = db.execute("SELECT COUNT(*) FROM job_queue").fetchone()[0]
+    return number
+
+
+@define
+class SlowDisk:
+    """Syncs when it is let, and counts how often."""
+
+    gate: threading.Event = field(factory=threading.Event)
+    begun: threading.Semaphore = field(factory=lambda: threading.Semaphore(0))
+    syncs: int = 0
+    error: OSError | None = None
+
+    def sync(self, descriptor: int) -> None:
+        self.begun.release()
+        assert self.gate.wait(30)
+        self.syncs += 1
+        if self.error is not None:
+            raise self.error
+        os.fsync(descriptor)
+
+    async def has_begun(self) -> None:
+        await trio.to_thread.run_sync(self.begun.acquire)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    one = SlowDisk()
+    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", one.sync)
+    yield one
+    one.gate.set()
+
+
+async def test_nobody_hears_of_a_write_before_the_disk_has_it(path: Path, slow: SlowDisk) -> None:
+    """The row is committed and can be read, but its writer goes on only after the sync."""
+    told: list[str] = []
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+
+        async def write(name: str) -> None:
+            await (ledger.write if name == "in the thread" else ledger.write_at_once)(enqueue, JOB, now=NOW)
+            told.append(name)
+
+        for name in ("in the thread", "on the loop"):
+            nursery.start_soon(write, name)
+        await slow.has_begun()
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == []
+        assert ledger.read(count) >= 1
+        slow.gate.set()
+    assert sorted(told) == ["in the thread", "on the loop"]
+
+
+async def test_commits_that_wait_for_the_disk_share_a_sync(path: Path, slow: SlowDisk) -> None:
+    """Fifty commits while one sync is on its way wait for one more."""
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        await slow.has_begun()
+        for _ in range(50):
+            nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        await trio.testing.wait_all_tasks_blocked()
+        assert ledger.read(count) == 51
+        slow.gate.set()
+    assert slow.syncs == 2
+
+
+async def test_a_failed_sync_acknowledges_nobody_and_breaks_the_ledger(path: Path, slow: SlowDisk) -> None:
+    """What the disk has kept can no longer be known: everybody who waits is told so, and later writes are refused."""
+    refused: list[str] = []
+    slow.error = OSError(5, "Input/output error")
+    announced: list[str] = []
+    async with open_ledger(path) as ledger:
+
+        async def write() -> None:
+            try:
+                await ledger.write_at_once(enqueue, JOB, now=NOW)
+            except LedgerError as error:
+                refused.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(write)
+            await slow.has_begun()
+            await trio.testing.wait_all_tasks_blocked()
+            ledger.disk.when_durable(lambda: announced.append("told"), is_awaited=True)
+            slow.gate.set()
+            await ledger.broken.wait()
+        await write()
+    assert refused == [f"{path}-wal: cannot be synced: Input/output error"] * 4
+    assert announced == []
+
+
+async def test_a_job_that_a_power_cut_could_take_back_is_told_apart(path: Path, slow: SlowDisk) -> None:
+    """Jobs that were there when the ledger was opened are durable; a new one is only after the sync."""
+    slow.gate.set()
+    async with open_ledger(path) as ledger:
+        await ledger.write(enqueue, JOB, now=NOW)
+    slow.gate.clear()
+    slow.begun = threading.Semaphore(0)
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        old = ledger.read(newest_seq)
+        assert ledger.disk.has(old)
+        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        await slow.has_begun()
+        new = ledger.read(newest_seq)
+        assert new > old
+        assert not ledger.disk.has(new)
+        slow.gate.set()
+        await ledger.disk.until_durable()
+        assert ledger.disk.has(new)
+
+
+async def test_what_nobody_waits_for_is_synced_all_the_same(path: Path, slow: SlowDisk) -> None:
+    """The writer that goes on before the sync has its commit on the disk soon after."""
+    slow.gate.set()
+    durable = trio.Event()
+    async with open_ledger(path) as ledger:
+        await ledger.write_last(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+        ledger.disk.when_durable(durable.set, is_awaited=False)
+        with trio.fail_after(30):
+            await durable.wait()
+    assert slow.syncs == 1
+
+
+async def test_without_full_durability_nobody_waits_for_the_disk(path: Path, slow: SlowDisk) -> None:
+    """`synchronous: normal` means that a commit counts when it is written."""
+    async with open_ledger(path, synchronous="normal") as ledger:
+        await ledger.write_at_once(enqueue, JOB, now=NOW)
+        assert ledger.disk.has(ledger.read(newest_seq))
+    assert slow.syncs == 0
+
+
+async def test_everything_is_on_the_disk_when_the_ledger_is_closed(path: Path, slow: SlowDisk) -> None:
+    """Closing does not forget a sync that takes its time."""
+    slow.gate.set()
+    async with open_ledger(path) as ledger:
+        await ledger.write_last(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "the log was folded into the file"
+    with open_reader(path) as db:
+        assert count(db) == 1
+
+
+async def test_a_foreign_write_lock_does_not_hold_up_the_event_loop(path: Path) -> None:
+    """What would be written on the loop is waited for elsewhere while another process writes."""
+    got: list[int] = []
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            await ledger.write_at_once(enqueue, JOB, now=NOW)
+            got.append(ledger.read(count))
+
+        stranger = connect_writer(path, "off")
+        with transaction(stranger):
+            nursery.start_soon(write)
+            await trio.testing.wait_all_tasks_blocked()
+            assert got == [], "the loop went on, and the write waits"
+        stranger.close()
+    assert got == [1]
