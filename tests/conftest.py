@@ -3,10 +3,12 @@
 import os
 import sys
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("other", derandomize=False)
+# A host that pauses for two seconds says nothing about an example.
+LENIENT = (HealthCheck.too_slow,)
+settings.register_profile("repeatable", derandomize=True, suppress_health_check=LENIENT)
+settings.register_profile("other", derandomize=False, suppress_health_check=LENIENT)
 settings.load_profile("other" if "DUCTILE_OTHER_EXAMPLES" in os.environ else "repeatable")
 
 # Plugins are started by the interpreter itself, not by a launcher that looks for one each time.

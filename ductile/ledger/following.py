@@ -41,6 +41,8 @@ def start_run(
     if not root.is_new:
         return [root]
     failpoint("start_run.after_root")
+    if not (others or following.contexts or following.arrivals or following.notes):
+        return [root]
     rest = evolve(following, children=tuple(others))
     children = write_following(
         db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget

@@ -6,7 +6,9 @@ h11 is the tests' oracle. Does not know sockets or routes. The lane calls it.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
+from itertools import starmap
 
 from attrs import define, field, frozen
 
@@ -183,13 +185,15 @@ class Chunks:
 
 def response_head(status: int, headers: Headers, date: str) -> bytes:
     """The bytes before a body. `ValueError` for a header that would not stay one header on the wire."""
-    lines = [f"HTTP/1.1 {status} {_reason(status)}\r\ndate: {date}\r\n"]
-    for name, value in headers:
-        if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
-            raise ValueError(f"header {name!r} cannot be sent as it is")
-        lines.append(f"{name}: {value}\r\n")
-    lines.append("\r\n")
-    return "".join(lines).encode("latin-1")
+    fields = "".join(starmap(_field_line, headers))
+    return f"HTTP/1.1 {status} {_reason(status)}\r\ndate: {date}\r\n{fields}\r\n".encode("latin-1")
+
+
+@lru_cache(maxsize=512)  # most answers have the same few headers
+def _field_line(name: str, value: str) -> str:
+    if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
+        raise ValueError(f"header {name!r} cannot be sent as it is")
+    return f"{name}: {value}\r\n"
 
 
 def has_no_body(status: int) -> bool:

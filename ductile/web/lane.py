@@ -94,18 +94,20 @@ class Lane:
     async def _wait_for_head(self) -> int:
         """Where the head in the inbox ends; 0 if the client has to go: too long idle, in the way, or we are closing."""
         inbox, limits = self.wire.inbox, self.limits
-        patience = trio.CancelScope()
+        seconds = limits.header_seconds if inbox else limits.idle_seconds
+        patience = trio.CancelScope(deadline=trio.current_time() + seconds)
         self.waiting.begin(patience)
         try:
             with patience:
-                if not inbox:
-                    patience.deadline = trio.current_time() + limits.idle_seconds
-                    await self.wire.read_more()
-                patience.deadline = trio.current_time() + limits.header_seconds
-                scanned = 0
-                while not (end := head_end(inbox, scanned, limits)):
+                scanned = len(inbox)
+                await self.wire.read_more()
+                end = head_end(inbox, scanned, limits)
+                if not end and not scanned:  # a client that was idle has begun; nearly always it comes as a whole
+                    patience.deadline = trio.current_time() + limits.header_seconds
+                while not end:
                     scanned = len(inbox)
                     await self.wire.read_more()
+                    end = head_end(inbox, scanned, limits)
                 return end
         finally:
             self.waiting.end(patience)

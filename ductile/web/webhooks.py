@@ -15,7 +15,7 @@ from attrs import define, frozen
 from ductile import strict_json
 from ductile.config.load import Config
 from ductile.config.snapshot import Snapshot
-from ductile.errors import LedgerError, NotAllowed, NotFound
+from ductile.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.failpoints import failpoint
 from ductile.ledger import receipts
 from ductile.ledger.following import start_run
@@ -142,7 +142,7 @@ class Receiver:
             return json_response({"challenge": challenge})
         delivery = read_delivery(endpoint, request, verdict, payload, now=now)
         try:
-            taken = self._again(endpoint, delivery, now) or await self._store(endpoint, delivery, now)
+            taken = await self._store(endpoint, delivery, now)
         except LedgerError as error:
             raise Unavailable("the delivery was not stored", reason=str(error), hint="send it again later") from error
         self.desk.meters.deliveries[endpoint.path, "repeated" if taken.is_repeat else "accepted"] += 1
@@ -159,7 +159,12 @@ class Receiver:
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken":
         snapshot = self.desk.snapshot()
-        runs = runs_of(endpoint, delivery.event, snapshot)
+        try:
+            runs = runs_of(endpoint, delivery.event, snapshot)
+        except DuctileError:
+            if (taken := self._again(endpoint, delivery, now)) is not None:
+                return taken
+            raise
         service = snapshot.config.settings.service
         ledger = self.desk.ledger
         failpoint("enqueue.before_begin")
