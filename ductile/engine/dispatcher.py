@@ -25,7 +25,7 @@ from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
 from ductile.ledger import outbox
-from ductile.ledger.claim import Claimed, finds_work, next_due, note_process, record_and_claim
+from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
@@ -57,7 +57,7 @@ class Dispatcher:
     """Job id → its running attempt."""
     endings: list[Ending] = field(factory=list)
     may_join: bool = False
-    """Whether one of them may be the last that a join has waited for."""
+    """Whether what is written next may bring joins to their end."""
     to_stop: dict[str, str] = field(factory=dict)
     """Jobs that are claimed but not known here yet, and why they are to end."""
     is_outdated: bool = False
@@ -134,11 +134,6 @@ class Dispatcher:
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
         if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
-        if not endings:  # a look costs less than a claim that finds nothing
-            is_quick = not self.ledger.look_up(any_ready)
-            lanes = free.keys() | relays.keys()
-            if not self.ledger.read(finds_work, lanes, now=self.around.clock.now()):
-                return self._until(self.ledger.look_up(next_due))
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         disk = self.ledger.disk
         # No await from here to the last start_soon: a claimed job always has an owner.
@@ -161,6 +156,7 @@ class Dispatcher:
             self.is_outdated = False
             jobs.start_soon(self._settle_stranded)
         if claimed.more or self.endings:
+            self.may_join |= claimed.more
             self.hub.announce_work()
         return self._until(claimed.next_due)
 

@@ -6,7 +6,7 @@ the cost of a claim depends neither on history nor on the backlog behind them. C
 
 import heapq
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -150,13 +150,6 @@ def record_and_claim(
     if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
         claimed = evolve(claimed, more=True)
     return [*recorded, *settled], claimed
-
-
-def finds_work(db: sqlite3.Connection, free: Collection[str], *, now: datetime) -> bool:
-    """Whether a claim for these lanes would find a job; a look costs a small part of a claim that finds nothing."""
-    if db.execute(ANYONE_DUE, (to_text(now), to_text(now + CLOCK_SLACK))).fetchone()[0] or joins.any_ready(db):
-        return True
-    return any(lane in free for lane in lanes_with_work(db))
 
 
 # Asked first, because nearly always nobody is due and an update that finds nothing costs three times as much.

@@ -215,6 +215,9 @@ class _Writer:
     is_away: bool = False
     errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
     rows_at_checkpoint: int = 0
+    rows_at_commit: int = 0
+    has_written: bool = False
+    """Whether the last commit has anything in it that the disk could lose."""
     _idle: trio.Event | None = None
 
     @property
@@ -265,7 +268,9 @@ class _Writer:
         return batch
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
-        self.disk.note_commit(self.newest_seq)
+        if self.has_written or self.failure:
+            self.has_written = False
+            self.disk.note_commit(self.newest_seq)
         for request, result in zip(batch, results, strict=True):
             request.result = result
             if request.task is not None:
@@ -359,6 +364,8 @@ class _Writer:
             failpoint("commit.before")
             self.db.execute("COMMIT")
             self.newest_seq = newest
+            self.has_written |= self.db.total_changes > self.rows_at_commit
+            self.rows_at_commit = self.db.total_changes
             failpoint("commit.after")
         except sqlite3.Error as error:
             return self._nobody(batch, error)

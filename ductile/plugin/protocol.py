@@ -189,7 +189,7 @@ def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
 def _envelope(stdout: bytes, limits: Limits) -> tuple[dict[str, Any], int]:
     if len(stdout) > limits.stdout_bytes:
         raise _Nonsense(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
-    if not stdout.strip():
+    if not stdout or stdout.isspace():
         raise _Nonsense("plugin produced no output on stdout")
     try:
         envelope, replaced = parse(stdout, source="stdout", max_depth=limits.depth)
@@ -209,9 +209,9 @@ def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) 
         raise _Nonsense(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
     ok = status == "ok"
     result, error = _text(envelope, "result"), _text(envelope, "error")
-    if ok and not result.strip():
+    if ok and _is_blank(result):
         raise _Nonsense("status is 'ok' but result is missing or blank")
-    if not ok and not error.strip():
+    if not ok and _is_blank(error):
         raise _Nonsense("status is 'error' but error is missing or blank")
     retry = envelope.get("retry")
     if not isinstance(retry, bool | None):
@@ -229,6 +229,10 @@ def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) 
         logs=_logs(envelope.get("logs"), limits),
         notes=notes,
     )
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()  # without a copy of a text that may be long
 
 
 def _text(envelope: Mapping[str, Any], key: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import claim, finds_work, next_due, note_blocked, note_process, record_and_claim
+from ductile.ledger.claim import claim, next_due, note_blocked, note_process, record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.operate import cancel
 from ductile.ledger.reports import queue
@@ -174,13 +174,3 @@ def test_recording_and_claiming_share_a_transaction(drive: Any) -> None:
         )
     assert claimed.jobs[0].parent_job_id == job.id
     assert not recorded[0].tree_is_done  # type: ignore[union-attr]
-
-
-def test_a_look_finds_what_a_claim_would(drive: Any) -> None:
-    """A job in a free lane, one whose delay is over; not one in a lane that is full, nor one that still waits."""
-    assert not finds_work(drive.db, {"echo"}, now=drive.now)
-    drive.enqueue()
-    assert finds_work(drive.db, {"echo"}, now=drive.now)
-    assert not finds_work(drive.db, {"other"}, now=drive.now)
-    drive.claim()
-    assert not finds_work(drive.db, {"echo"}, now=drive.now)

@@ -147,6 +147,26 @@ async def test_what_nobody_waits_for_is_synced_all_the_same(path: Path, slow: Sl
     assert slow.syncs == 1
 
 
+async def test_a_transaction_that_writes_nothing_asks_nothing_of_the_disk(path: Path, slow: SlowDisk) -> None:
+    """A claim that finds no job is no commit; who reads in a transaction still waits for what it may have read."""
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        assert await ledger.write_at_once(count) == 0
+        assert slow.syncs == 0
+        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        await slow.has_begun()
+        seen: list[int] = []
+
+        async def look() -> None:
+            seen.append(await ledger.write_at_once(count))
+
+        nursery.start_soon(look)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seen == []
+        slow.gate.set()
+    assert seen == [1]
+    assert slow.syncs == 1
+
+
 async def test_without_full_durability_nobody_waits_for_the_disk(path: Path, slow: SlowDisk) -> None:
     """`synchronous: normal` means that a commit counts when it is written."""
     async with open_ledger(path, synchronous="normal") as ledger:
