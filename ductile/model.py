@@ -4,7 +4,7 @@ Frozen values without behaviour beyond their own shape. Payloads, results and st
 unread; whoever makes one of these has validated it before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -294,11 +294,14 @@ FEW_ROWS, LITTLE_TEXT = 10, 256 << 10
 """As much as can be written without holding up everybody else."""
 
 
-def are_few(children: Sequence[NewJob], notes: Sequence[Note] = ()) -> bool:
-    """Whether these are a few rows with little text."""
-    if len(children) + len(notes) > FEW_ROWS:
+def are_few(*parts: "Following | Ending") -> bool:
+    """Whether all of this together is a few rows with little text."""
+    rows = [(*part.contexts, *part.children, *part.arrivals, *part.notes) for part in parts]
+    if sum(map(len, rows)) > FEW_ROWS:
         return False
-    return sum(len(child.payload or "") for child in children) <= LITTLE_TEXT
+    texts = sum(len(child.payload or "") for part in parts for child in part.children)
+    texts += sum(len(context.accumulated_json) for part in parts for context in part.contexts)
+    return texts <= LITTLE_TEXT
 
 
 NOTHING_TOLD: Mapping[str, Any] = MappingProxyType({})
@@ -332,5 +335,6 @@ class Ending:
     def is_small(self) -> bool:
         """Whether a few rows with little text hold it."""
         evidence = None if isinstance(self.outcome, Skipped) else self.outcome.evidence
-        result = evidence.result if evidence is not None else None
-        return len(result or "") <= LITTLE_TEXT and not self.arrivals and are_few(self.children, self.notes)
+        texts = len(self.state_updates or "") + sum(len(fact.fact_json) for fact in self.facts)
+        texts += len(evidence.result or "") if evidence is not None else 0
+        return texts <= LITTLE_TEXT and not self.arrivals and are_few(self)

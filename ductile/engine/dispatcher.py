@@ -31,7 +31,7 @@ from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
 from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
-from ductile.model import Ending, Failed, GateRule, Retried
+from ductile.model import Ending, Failed, GateRule, Job, Retried
 from ductile.pipeline.plan import RELAY
 
 RECHECK_SECONDS, IDLE_RECHECK_SECONDS = 1.0, 30.0
@@ -143,12 +143,7 @@ class Dispatcher:
                 attempt.stop.request(DRAIN)
             elif job.id in self.to_stop:
                 attempt.stop.request(self.to_stop[job.id])
-            start = partial(jobs.start_soon, self._run_in_slot, attempt, name=f"job {job.id}")
-            # A job that a power cut could still take back has not run; one that was there before may run again.
-            if disk.has(job.seq):
-                start()
-            else:
-                disk.when_durable(start, is_awaited=True)
+            jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
         disk.when_durable(partial(self._announce, ended), is_awaited=any(map(self._is_awaited, ended)))
@@ -164,12 +159,15 @@ class Dispatcher:
         """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
         failpoint("claim.after_commit")
         job = attempt.job
+        if not await self._is_there_for_good(job):
+            del self.attempts[job.id]
+            return
         if job.attempt == 1 and job.started_at is not None:
             self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
         try:
             ending = await self._attempted(attempt)
-        except Exception as error:
-            fault = attempt.snapshot.config.mask(f"internal error: {error!r}")
+        except* Exception as errors:
+            fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
             self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
             # What a plugin has done is not done again because of a fault of ours.
             outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
@@ -189,6 +187,20 @@ class Dispatcher:
             self.may_join |= job.join_id is not None
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
+
+    async def _is_there_for_good(self, job: Job) -> bool:
+        """Waits until no power cut can take the job back; False if that cannot be: the next start recovers it.
+
+        The claim may be taken back, then the job runs again. What was queued again a moment ago, or waited for its key,
+        stands in an old row: it waits for everything that is committed by now.
+        """
+        if job.attempt == 1 and job.dedupe_key is None and self.ledger.disk.has(job.seq):
+            return True
+        try:
+            await self.ledger.disk.until_durable()
+        except LedgerError:
+            return False
+        return True
 
     async def _attempted(self, attempt: Attempt) -> Ending | None:
         """What the attempt came to; None if its job was put back and waits."""

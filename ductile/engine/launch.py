@@ -92,7 +92,7 @@ def launch(
 ) -> Launched | SpawnFailed:
     """The process runs in its own session with exactly this environment, or nothing of it exists.
 
-    `is_alone`: no other thread has anything to do meanwhile, so all of them may be held up.
+    `is_alone`: no other thread has much to do meanwhile, so all of them may be held up until the exec.
     """
     # A shell that sets limits would report a bad entrypoint as an exit code of its own.
     if limits is not None and (code := predict_refusal(argv[0])) is not None:

@@ -203,7 +203,7 @@ class Running:
 
     def _drain(self) -> Iterator[float]:
         """Read until nobody holds the pipes any more, or until they are quiet, or for a second."""
-        self._read_what_is_there()
+        self.read_what_is_there()
         if not self.outputs:
             return
         until = self.now() + DRAIN_SECONDS
@@ -214,7 +214,8 @@ class Running:
                 break
         self.pipe_held = bool(self.outputs)
 
-    def _read_what_is_there(self) -> None:
+    def read_what_is_there(self) -> None:
+        """What has been said by now is taken, as much as a pipe can hold."""
         for descriptor in list(self.outputs):
             budget = WIDE_PIPE  # a pipe holds no more, and a stray that keeps writing may not keep us here
             while budget > 0 and (taken := self._read(descriptor)):

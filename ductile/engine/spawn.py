@@ -116,7 +116,9 @@ class _Run(Running):
         """Returns when the leader has exited, said too much, reached its deadline, or was asked to stop."""
         if not self.feeding:
             await self._until_exit(min(deadline, trio.current_time() + BRIEF_SECONDS), stop)
-        if not self.exited:
+        if self.exited:
+            self.read_what_is_there()
+        else:
             async with trio.open_nursery() as own:
                 own.cancel_scope.deadline = deadline
                 stop.wakes(own.cancel_scope)

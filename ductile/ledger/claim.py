@@ -28,7 +28,7 @@ CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
 FEW_LANES = 4
 NO_STATES: Mapping[str, str] = MappingProxyType({})
-MOST_SET_ASIDE = 200
+MOST_SET_ASIDE = 40
 """How many jobs one claim skips or lets wait for their key at most, so that its transaction stays short."""
 
 

@@ -45,6 +45,8 @@ class Disk:
     failure: LedgerError | None = None
     """Why nothing can be believed any more."""
     _written: Extent = NOTHING
+    _coming: int = 0
+    """One if a commit is being made elsewhere: whoever sees it must be able to wait for it already."""
     _durable: Extent = NOTHING
     _awaited: int = 0
     """The last commit that somebody waits for."""
@@ -72,14 +74,18 @@ class Disk:
     def is_waited_for(self) -> bool:
         return self._thread is not None
 
+    def expect_commit(self) -> None:
+        """A commit is on its way that `note_commit` will tell of, whatever becomes of it."""
+        self._coming = 1
+
     def note_commit(self, job_seq: int) -> None:
         """Something was committed, and the newest job has this place; or nothing can be committed any more."""
-        self._written = Extent(self._written.commits + 1, job_seq)
+        self._written, self._coming = Extent(self._written.commits + 1, job_seq), 0
         if self.failure is not None:
             self._let_go()
         elif self._thread is None:
             self._durable = self._written
-            self.on_durable()
+            self._go_on()
         elif self._syncing_since is None:
             self._ask_for_sync()
 
@@ -89,16 +95,16 @@ class Disk:
 
     def when_durable(self, function: Callable[[], None], *, is_awaited: bool) -> None:
         """`function` is called when all that is committed now is durable; never, if it cannot be."""
-        if self._durable.commits >= self._written.commits:
+        if self._durable.commits >= self._visible:
             function()
             return
-        self._then.append((self._written.commits, function))
+        self._then.append((self._visible, function))
         if is_awaited:
             self._hurry()
 
     async def until_durable(self) -> None:
         """All that is committed now is durable; raises if it cannot be. Cannot be cancelled, and is soon over."""
-        wanted = self._written.commits
+        wanted = self._visible
         while self._durable.commits < wanted and self.failure is None:
             self._hurry()
             self._parked.append(trio.lowlevel.current_task())
@@ -110,8 +116,13 @@ class Disk:
         """How long the disk has kept us waiting."""
         return 0.0 if self._syncing_since is None else time.monotonic() - self._syncing_since
 
+    @property
+    def _visible(self) -> int:
+        """The last commit that anybody may have seen."""
+        return self._written.commits + self._coming
+
     def _hurry(self) -> None:
-        self._awaited = self._written.commits
+        self._awaited = self._visible
         if self._has_leisure:
             self._has_leisure = False
             self._wishes.put(_Wish.AT_ONCE)
@@ -128,8 +139,12 @@ class Disk:
             return
         if extent.commits < self._written.commits:
             self._ask_for_sync()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Whoever has waited for what is durable now goes on."""
         self._wake()
-        due = [function for commits, function in self._then if commits <= extent.commits]
+        due = [function for commits, function in self._then if commits <= self._durable.commits]
         del self._then[: len(due)]
         for function in due:
             function()
@@ -159,9 +174,10 @@ class Disk:
                     log = self._open_log() if log is None else log
                     os.fdatasync(log)
                 except OSError as error:
+                    # The kernel tells of lost pages once; the next sync would succeed without them.
                     self._token.run_sync_soon(self._fail, error)
-                else:
-                    self._token.run_sync_soon(self._note_sync, extent)
+                    break
+                self._token.run_sync_soon(self._note_sync, extent)
                 if wish is _Wish.END:
                     break
         if log is not None:

@@ -245,9 +245,13 @@ class _Writer:
             batch = self._take()
             results = self._begin_and_do(batch, patience=0.0) if all(one.is_quick for one in batch) else None
             if results is None:  # it is much, or somebody else is writing: that is done elsewhere
+                self.disk.expect_commit()
                 self._send(partial(self._serve, batch))
             else:
-                self._tell(batch, self._committed(batch, results))
+                results = self._committed(batch, results)
+                if self.has_written or self.failure:
+                    self.disk.note_commit(self.newest_seq)
+                self._tell(batch, results)
                 if self._checkpoint_is_due():
                     self._send(self._checkpoint_and_return)
         if self._idle is not None and not self.is_away:
@@ -268,9 +272,7 @@ class _Writer:
         return batch
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
-        if self.has_written or self.failure:
-            self.has_written = False
-            self.disk.note_commit(self.newest_seq)
+        self.has_written = False
         for request, result in zip(batch, results, strict=True):
             request.result = result
             if request.task is not None:
@@ -293,6 +295,7 @@ class _Writer:
         is_due = self._checkpoint_is_due()
 
         def answer() -> None:
+            self.disk.note_commit(self.newest_seq)
             self._tell(batch, results)
             if not is_due:
                 self._come_back()
@@ -353,9 +356,9 @@ class _Writer:
         self.db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
     def _committed(self, batch: _Batch, results: _Results) -> _Results:
-        """The results, now durable; or why they are not."""
+        """The results, now committed; or why they are not."""
         try:
-            if not self.db.in_transaction:
+            if self.failure or not self.db.in_transaction:
                 return results
             if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
                 self.db.execute("ROLLBACK")
@@ -429,11 +432,26 @@ class _Writer:
         self.rows_at_checkpoint = self.db.total_changes
         failpoint("checkpoint.before")
         try:
-            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            ((_, log, moved),) = self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if log == moved:
+                self._begin_the_log_anew()
         except sqlite3.Error as error:
             if breaks_the_ledger(error):
                 self.disk.failure = _caused(translated(error, self.path), error)
         failpoint("checkpoint.after")
+
+    def _begin_the_log_anew(self) -> None:
+        """The first commit after the log was emptied waits for the disk, whatever SQLite was told. So that the loop
+        never makes it, it is made here, and changes nothing."""
+        ((version,),) = self.db.execute("PRAGMA user_version").fetchall()
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            self.db.execute(f"PRAGMA user_version = {version}")
+            self.db.execute("COMMIT")
+        except sqlite3.Error:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
 
     def _fold(self) -> None:
         """The log is in the file; that of a broken ledger is left for recovery as it is."""

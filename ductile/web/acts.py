@@ -15,7 +15,7 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.operate import RELAY, known_job, replay, require_retryable, retry
 from ductile.ledger.receipts import Answer
-from ductile.model import Job, NewJob, are_few
+from ductile.model import Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
 from ductile.vocabulary import ONE_LINE
 from ductile.web.auth import forbidden
@@ -117,7 +117,7 @@ async def retry_job(desk: Desk, request: Request) -> Response:
 async def replay_job(desk: Desk, request: Request) -> Response:
     """202 with the new job's id once it is durable; 200 with what would be done."""
     ticket = ticket_of(request)
-    answer = known_answer(desk, ticket)
+    answer = await known_answer(desk, ticket)
     if answer is None:
         job_id, now = job_id_of(request), desk.clock.now()
         job = desk.ledger.look_up(known_job, job_id)
@@ -135,7 +135,9 @@ async def replay_job(desk: Desk, request: Request) -> Response:
         told = _replayed(desk, job, payload)
         if flag_of(request, "dry_run"):
             return json_response({**told, "job_id": None, "dry_run": True})
-        answer = await done_once(desk, ticket, partial(_enqueue, new=new, told=told, now=now), is_quick=are_few((new,)))
+        answer = await done_once(
+            desk, ticket, partial(_enqueue, new=new, told=told, now=now), is_quick=are_few(Following(children=(new,)))
+        )
         desk.hub.announce_work()
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 

@@ -18,7 +18,7 @@ from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
-from ductile.model import NewJob, are_few
+from ductile.model import Following, NewJob, are_few
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.route import Event
 from ductile.web.auth import forbidden
@@ -185,7 +185,7 @@ async def trigger(desk: Desk, request: Request) -> Response:
         payload_of(request)
         return json_response({"status": "planned", "plugin": lane.name, "command": command, "dry_run": True})
     ticket = ticket_of(request)
-    if (known := known_answer(desk, ticket)) is not None:
+    if (known := await known_answer(desk, ticket)) is not None:
         return _triggered(known)
     require_healthy(desk, lane.name)
     now = desk.clock.now()
@@ -207,7 +207,7 @@ async def trigger(desk: Desk, request: Request) -> Response:
     failpoint("enqueue.before_begin")
     ttl = snapshot.config.settings.service.dedupe_ttl
     answer = await done_once(
-        desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl), is_quick=are_few((new,))
+        desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl), is_quick=are_few(Following(children=(new,)))
     )
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
@@ -233,8 +233,9 @@ async def show_job(desk: Desk, request: Request) -> Response:
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
-        await desk.ledger.disk.until_durable()
     report = await desk.ledger.read_slowly(reports.brief, job_id)
+    if patience:  # nobody who waits for an end is told of one that a power cut could take back
+        await desk.ledger.disk.until_durable()
     text = job_text(report, desk.live_stderr(job_id), shows_result=request.principal.may(RESULT_SCOPE))
     return encoded_json_response(text.encode())
 

@@ -40,9 +40,12 @@ def ticket_of(request: Request) -> Ticket | None:
     return Ticket(scope=door, key=values[0], body_hash=digest.hexdigest(), keep=KEPT)
 
 
-def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
+async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
     """The first answer, if the request was made before: whatever has become of what it asked for."""
-    return desk.ledger.look_up(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
+    answer = desk.ledger.look_up(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
+    if answer is not None:  # whoever asked first may still wait for the disk
+        await desk.ledger.disk.until_durable()
+    return answer
 
 
 async def done_once(

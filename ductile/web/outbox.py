@@ -72,7 +72,7 @@ async def show_relay(desk: Desk, request: Request) -> Response:
 async def send_event(desk: Desk, request: Request) -> Response:
     """202 with the id of the job that sends it, after that is durable."""
     snapshot, name, ticket = desk.snapshot(), request.params["instance"], ticket_of(request)
-    if (known := known_answer(desk, ticket)) is not None:
+    if (known := await known_answer(desk, ticket)) is not None:
         return _enqueued(known)
     envelope = _envelope_in(request, snapshot.config.settings.service.limits.dedupe_key)
     instance = instance_for(snapshot.config.settings, name, envelope.type)

@@ -88,7 +88,8 @@ async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan)
     """The run that the request began, now or when it first came under its key."""
     ticket = ticket_of(request)
     payload = payload_of(request) or {}
-    return known_answer(desk, ticket) or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
+    known = await known_answer(desk, ticket)
+    return known or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
 
 
 def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
@@ -132,9 +133,7 @@ async def _start(
             default_ttl=service.dedupe_ttl,
             budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
         )
-        answer = await done_once(
-            desk, ticket, run, is_quick=are_few(beginning.following.children, beginning.following.notes)
-        )
+        answer = await done_once(desk, ticket, run, is_quick=are_few(beginning.following))
     failpoint("enqueue.after_commit")
     desk.hub.announce_work()
     return answer
@@ -194,9 +193,10 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
+    is_over = desk.ledger.look_up(reports.tree_is_over, root_id)
+    if is_over:  # nobody is told of an end that a power cut could take back
         await desk.ledger.disk.until_durable()
-        return True
-    return desk.ledger.look_up(reports.tree_is_over, root_id)
+    return is_over
 
 
 async def _shown(

@@ -90,7 +90,10 @@ async def _taken_once(desk: Desk, arrival: Arrival) -> Answer:
     now = arrival.event.at
     try:
         known = desk.ledger.look_up(first_answer, arrival.ticket, now=now)
-        return known or await _store(desk, arrival)
+        if known is None:
+            return await _store(desk, arrival)
+        await desk.ledger.disk.until_durable()  # who sent it first may still wait for the disk
+        return known
     except KeyReused as error:
         raise EventIdReused from error
 

@@ -196,7 +196,7 @@ async def run_now(desk: Desk, request: Request) -> Response:
     if lane.writes(schedule.command) and not request.principal.may("plugin:rw", plugin=plugin):
         raise Refusal(forbidden())
     ticket = ticket_of(request)
-    if (known := known_answer(desk, ticket)) is not None:
+    if (known := await known_answer(desk, ticket)) is not None:
         return encoded_json_response(known.text.encode(), 202, headers_of(known))
     require_healthy(desk, plugin)
     content = {"plugin": plugin, "schedule_id": schedule.id, "command": schedule.command}

@@ -158,17 +158,17 @@ class Receiver:
         return _repeated(receipt, delivery) if receipt is not None else None
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken":
-        snapshot = self.desk.snapshot()
+        snapshot, ledger = self.desk.snapshot(), self.desk.ledger
         try:
             runs = runs_of(endpoint, delivery.event, snapshot)
         except DuctileError:
-            if (taken := self._again(endpoint, delivery, now)) is not None:
-                return taken
-            raise
+            if (taken := self._again(endpoint, delivery, now)) is None:
+                raise
+            await ledger.disk.until_durable()  # who sent it first may still wait for the disk
+            return taken
         service = snapshot.config.settings.service
-        ledger = self.desk.ledger
         failpoint("enqueue.before_begin")
-        write = ledger.write_at_once if all(are_few(run.children, run.notes) for run in runs) else ledger.write
+        write = ledger.write_at_once if are_few(*runs) else ledger.write
         taken = await write(
             accept,
             delivery,

@@ -154,6 +154,17 @@ async def test_one_byte_over_the_cap_ends_the_run_at_once(env: Env) -> None:
     assert finished.stdout_total == STDOUT_CAP + 1
 
 
+async def test_a_cap_that_a_pipe_can_hold_counts_for_a_plugin_that_is_soon_done(env: Env, tmp_path: Path) -> None:
+    """What it said is read before it is decided why it ended."""
+    brief = tmp_path / "brief"
+    brief.write_text("#!/bin/sh\nprintf '%1000s' x\n")
+    brief.chmod(0o700)
+    finished = await run_plugin([str(brief)], b"", timeout=PATIENCE, env=env, caps=Caps(stdout=100))
+    assert isinstance(finished, Finished)
+    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert finished.stdout_over_cap
+
+
 async def test_endless_output_is_cut_off(env: Env) -> None:
     """Memory is bounded by the cap, not by the plugin."""
     finished = await run(animal("z36_endless_stdout"), env, caps=Caps(stdout=100_000))

@@ -201,3 +201,56 @@ async def test_a_foreign_write_lock_does_not_hold_up_the_event_loop(path: Path) 
             assert got == [], "the loop went on, and the write waits"
         stranger.close()
     assert got == [1]
+
+
+async def test_a_sync_that_succeeds_after_one_that_failed_acknowledges_nobody(path: Path, slow: SlowDisk) -> None:
+    """The kernel tells of lost pages only once. Whoever waited must not be told of success by the next sync."""
+    refused: list[BaseException] = []
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            try:
+                await ledger.write_at_once(enqueue, JOB, now=NOW)
+            except LedgerError as error:
+                refused.append(error)
+
+        await ledger.write_last(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)  # is synced at leisure
+        await slow.has_begun()
+        for _ in range(5):
+            nursery.start_soon(write)  # in a hurry, while the sync is on its way
+        await trio.testing.wait_all_tasks_blocked()
+        slow.error = OSError(5, "Input/output error")
+        slow.gate.set()
+        await ledger.broken.wait()
+        slow.error = None
+    assert len(refused) == 5
+    assert slow.syncs == 1
+
+
+async def test_a_commit_made_in_the_thread_can_be_waited_for_as_soon_as_it_can_be_seen(
+    path: Path, slow: SlowDisk
+) -> None:
+    """A reader that sees the row before the loop has heard of the commit does not take it for durable."""
+    committed, told = threading.Event(), threading.Event()
+
+    def hold(db: sqlite3.Connection) -> None:
+        enqueue(db, JOB, now=NOW)
+        committed.set()
+
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: ledger.write(hold))
+        await trio.lowlevel.checkpoint()
+        committed.wait(30)
+        while not ledger.read(count):  # the loop itself looks, so it cannot have heard
+            pass
+
+        async def wait() -> None:
+            await ledger.disk.until_durable()
+            told.set()
+
+        nursery.start_soon(wait)
+        await slow.has_begun()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not told.is_set()
+        slow.gate.set()
+    assert told.is_set()
