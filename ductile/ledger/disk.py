@@ -175,7 +175,8 @@ class Disk:
                     os.fdatasync(log)
                 except OSError as error:
                     # The kernel tells of lost pages once; the next sync would succeed without them.
-                    self._token.run_sync_soon(self._fail, error)
+                    self._fail(error)
+                    self._token.run_sync_soon(self._let_go)
                     break
                 self._token.run_sync_soon(self._note_sync, extent)
                 if wish is _Wish.END:
@@ -196,10 +197,10 @@ class Disk:
         return log
 
     def _fail(self, error: OSError) -> None:
+        """From this moment on nobody begins a commit, whether or not the loop has heard of it."""
         failure = LedgerError(f"{self.path}-wal: cannot be synced: {error.strerror}")
         failure.__cause__ = error
         self.failure = self.failure or failure
-        self._let_go()
 
 
 class _Wish(Enum):

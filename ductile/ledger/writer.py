@@ -358,8 +358,11 @@ class _Writer:
     def _committed(self, batch: _Batch, results: _Results) -> _Results:
         """The results, now committed; or why they are not."""
         try:
-            if self.failure or not self.db.in_transaction:
+            if not self.db.in_transaction:
                 return results
+            if self.failure:  # also of a sync that was on its way meanwhile
+                self.db.execute("ROLLBACK")
+                return self._refused(batch, self.failure)
             if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
                 self.db.execute("ROLLBACK")
                 return results

@@ -5,6 +5,7 @@ next one finds everything that was acknowledged.
 """
 
 import random
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,15 @@ EARLY = {"sync": 24, "pwrite": 500, "truncate": 4}
 LATEST = {"sync": 250, "pwrite": 12_000, "truncate": 5}
 """Under this load it comes to its so-manieth call within a few seconds."""
 FOR_EVER = 1 << 30
-LEDGER = ("state.db", "state.db-wal")
+FILE, LOG = "state.db", "state.db-wal"
+A_MOMENT = 50
+"""Calls of which one, during a checkpoint, writes to the file."""
+FRAME_HEAD = struct.Struct(">II16x")
 PATIENCE = 30.0
 RULES = (
     "it ends at once",
     "it ends as promised",
-    "nothing is written after it",
+    "nothing is begun after it",
     "the failure comes",
     "no answer is 500",
 )
@@ -140,12 +144,32 @@ class Failures:
         expected = EXIT_CODES["at work" if was_ready else "on its way up"]
         if core.process.returncode != expected:
             self._note("it ends as promised", f"{fault}: {core.process.returncode}, not {expected}: {core.said[-3:]}")
-        later = [change for change in changes[first:] if change.kind is Kind.WRITE and change.name in LEDGER]
-        if was_ready and later:
-            self._note("nothing is written after it", f"{fault}: {len(later)} writes to {later[0].name}")
+        if was_ready and (begun := begun_after(changes, first)):
+            self._note("nothing is begun after it", f"{fault}: {begun}")
 
     def _note(self, rule: str, violation: str) -> None:
         self.violations.setdefault(rule, []).append(violation)
+
+
+def begun_after(changes: Sequence[Change], failed: int) -> str | None:
+    """What was begun after the disk had failed. The disk is waited for beside the writer: one commit may be under way
+    in that moment, or a checkpoint: that is brought to its end, and not believed."""
+    later = changes[failed:]
+    if (commits := sum(map(ends_commit, later))) > 1:
+        return f"{commits} commits"
+    just_before = changes[max(0, failed - A_MOMENT) : failed]
+    if any(map(is_of_file, later)) and not any(map(is_of_file, just_before)):
+        return "a checkpoint"
+    return None
+
+
+def ends_commit(change: Change) -> bool:
+    """Whether it is the head of the last page of a commit, in a log of SQLite's."""
+    return change.name == LOG and len(change.data) == FRAME_HEAD.size and FRAME_HEAD.unpack(change.data)[1] != 0
+
+
+def is_of_file(change: Change) -> bool:
+    return change.kind is Kind.WRITE and change.name == FILE
 
 
 def torture(directory: Path, options: Options) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -64,13 +65,17 @@ def test_a_new_ledger_is_whole_or_not_there_whatever_call_fails(tmp_path: Path, 
 
 FAILED = Change(0, 0, 0, 0, Kind.FAILED, "sync", b"")
 WRITTEN = Change(1, 1, 1, 0, Kind.WRITE, "state.db", b"x")
+COMMITTED = Change(1, 1, 1, 0, Kind.WRITE, "state.db-wal", struct.pack(">II16x", 3, 40))
 
 
 @pytest.mark.parametrize(
     ("changes", "code", "ended", "broken"),
     [
         ([WRITTEN, FAILED], 1, 0.9, []),
-        ([FAILED, WRITTEN], 1, 0.9, ["nothing is written after it"]),
+        ([WRITTEN, FAILED, WRITTEN], 1, 0.9, []),
+        ([FAILED, WRITTEN], 1, 0.9, ["nothing is begun after it"]),
+        ([FAILED, COMMITTED], 1, 0.9, []),
+        ([FAILED, COMMITTED, COMMITTED], 1, 0.9, ["nothing is begun after it"]),
         ([FAILED], 1, 1.1, ["it ends at once"]),
         ([FAILED], 0, 0.9, ["it ends as promised"]),
         ([WRITTEN], 0, 0.9, ["the failure comes"]),

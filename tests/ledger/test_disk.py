@@ -239,8 +239,9 @@ async def test_a_commit_made_in_the_thread_can_be_waited_for_as_soon_as_it_can_b
 
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: ledger.write(hold))
-        await trio.lowlevel.checkpoint()
-        committed.wait(30)
+        while not ledger._writer.is_away:
+            await trio.lowlevel.checkpoint()
+        assert committed.wait(30)
         while not ledger.read(count):  # the loop itself looks, so it cannot have heard
             pass
 
