@@ -131,5 +131,7 @@ def test_ctrl_c_while_it_is_still_loading_ends_it_without_a_word(tmp_path: Path)
         capture_output=True,
         text=True,
         check=False,
+        # Tests that run in the background have it ignored, and a command keeps to that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

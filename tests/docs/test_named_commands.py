@@ -15,7 +15,7 @@ COMMAND = re.compile(r"(?:^|[`$(|;&] ?)ductile ((?:[a-z-]+ ?)+[^`|;&#)\n]*)", re
 
 def unknown(words: list[str], command: click.Command = ductile) -> str | None:
     """What the command line does not know of these words; None if it knows all."""
-    if isinstance(command, click.Group) and words:
+    if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(click.Context(command), words[0])
         return unknown(words[1:], found) if found else words[0]
     known = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}

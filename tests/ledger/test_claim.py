@@ -110,9 +110,9 @@ def test_a_long_line_of_twins_is_set_aside_in_portions(drive: Any) -> None:
         drive.enqueue(dedupe_key="k")
     other = drive.enqueue()
     drive.end(drive.claim_one())
-    rounds = [drive.claim(1) for _ in range(3)]
-    assert [len(claimed.skipped) for claimed in rounds] == [200, 200, 49]
-    assert [claimed.more for claimed in rounds] == [True, True, False]
+    rounds = [drive.claim(1) for _ in range(12)]
+    assert [len(claimed.skipped) for claimed in rounds] == [40] * 11 + [9]
+    assert [claimed.more for claimed in rounds] == [True] * 11 + [False]
     assert ids(rounds[-1]) == [other.job_id]
 
 
