@@ -1,33 +1,25 @@
-"""The ledger for async code: one connection writes, whatever waits shares one commit, and commits share a sync.
+"""The ledger for async code: one connection writes (`commits`), and many commits share one sync (`disk`).
 
-A few rows are written on the event loop, where no other thread disputes the interpreter; much is left to one thread,
-and the disk is waited for in another. Requests that share a commit have a savepoint each, so one that fails does so
-alone. A caller goes on only after its commit is durable. A failed write or sync breaks the ledger for good: nobody may
-believe anything written after it.
+A caller goes on only after its commit is durable. Reading needs neither: read-only connections see the last commit.
 """
 
-import os
-import queue
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import outcome
 import trio
 from attrs import define, field
 
 from ductile.errors import DuctileError, LedgerError
-from ductile.failpoints import failpoint
-from ductile.ledger import connections
+from ductile.ledger.commits import Request, Writer
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.disk import Disk
-from ductile.ledger.faults import breaks_the_ledger, is_busy, translated, translating
+from ductile.ledger.faults import translating
 from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
 from ductile.meters import Histogram
@@ -35,27 +27,7 @@ from ductile.meters import Histogram
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_IN_ONE_COMMIT = 128
 READERS = 4
-CHECKPOINT_AFTER_ROWS = 500
-CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
-"""A row in a commit of its own costs about ten pages of log: this keeps the log below 64 MiB."""
-
-
-@define(eq=False)
-class _Request:
-    work: Callable[[sqlite3.Connection], Any]
-    is_quick: bool
-    """Whether it may be done on the event loop."""
-    is_last: bool = False
-    """Whether it wants to see what the others of its commit have written."""
-    result: outcome.Outcome[Any] | None = None
-    task: trio.lowlevel.Task | None = None
-    """Who waits for the result."""
-
-
-_Batch: TypeAlias = list[_Request]
-_Results: TypeAlias = list[outcome.Outcome[Any]]
 
 
 @define(eq=False)
@@ -65,7 +37,7 @@ class Ledger:
     path: Path
     broken: trio.Event
     disk: Disk
-    _writer: "_Writer"
+    _writer: Writer
     _reader: sqlite3.Connection
     _idle_readers: list[sqlite3.Connection]
     _reader_slots: trio.CapacityLimiter
@@ -81,7 +53,7 @@ class Ledger:
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
         """
-        result = await self._write_durably(_Request(lambda db: function(db, *args, **kwargs), is_quick=False))
+        result = await self._write_durably(Request(lambda db: function(db, *args, **kwargs), is_quick=False))
         written: T = result.unwrap()
         return written
 
@@ -89,7 +61,7 @@ class Ledger:
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`write` for a few rows: on the event loop, where nothing else happens meanwhile."""
-        result = await self._write_durably(_Request(lambda db: function(db, *args, **kwargs), is_quick=True))
+        result = await self._write_durably(Request(lambda db: function(db, *args, **kwargs), is_quick=True))
         written: T = result.unwrap()
         return written
 
@@ -97,12 +69,12 @@ class Ledger:
         """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
         even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop."""
         asked_at = time.monotonic()
-        result = await self._ask(_Request(function, is_quick=is_quick, is_last=True))
+        result = await self._ask(Request(function, is_quick=is_quick, is_last=True))
         self.waited.observe(time.monotonic() - asked_at)
         written: T = result.unwrap()
         return written
 
-    async def _write_durably(self, request: _Request) -> outcome.Outcome[Any]:
+    async def _write_durably(self, request: Request) -> outcome.Outcome[Any]:
         await trio.lowlevel.checkpoint_if_cancelled()
         asked_at = time.monotonic()
         result = await self._ask(request)
@@ -110,7 +82,7 @@ class Ledger:
         self.waited.observe(time.monotonic() - asked_at)
         return result
 
-    async def _ask(self, request: _Request) -> outcome.Outcome[Any]:
+    async def _ask(self, request: Request) -> outcome.Outcome[Any]:
         if not self._is_open:
             raise LedgerError(f"{self.path}: closed")
         self._writer.ask(request)
@@ -179,7 +151,7 @@ async def open_ledger(
     target = await trio.to_thread.run_sync(path.resolve)
     broken = trio.Event()
     disk = Disk(target, broken, on_commit)
-    writer = _Writer(db, target, disk, newest_seq(db))
+    writer = Writer(db, target, disk, newest_seq(db))
     writer.be_patient(0)  # the event loop waits for nobody
     ledger = Ledger(target, broken, disk, writer, connect_reader(target), [], trio.CapacityLimiter(READERS))
     thread = threading.Thread(target=writer.run_errands, name="ledger-writer", daemon=True)
@@ -198,291 +170,5 @@ async def open_ledger(
             await trio.to_thread.run_sync(writer.close, (ledger._reader, *ledger._idle_readers))
 
 
-@define(eq=False)
-class _Writer:
-    """The writing connection, which is either here on the event loop or away with the thread, never both.
-
-    Requests come and are answered on the loop. What the thread is given it does to its end, and then it comes back.
-    """
-
-    db: sqlite3.Connection
-    path: Path
-    disk: Disk
-    newest_seq: int
-    """The place of the newest job that is committed; only followed while the disk is waited for."""
-    token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
-    waiting: deque[_Request] = field(factory=deque)
-    is_away: bool = False
-    errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
-    rows_at_checkpoint: int = 0
-    rows_at_commit: int = 0
-    has_written: bool = False
-    """Whether the last commit has anything in it that the disk could lose."""
-    _idle: trio.Event | None = None
-
-    @property
-    def failure(self) -> LedgerError | None:
-        return self.disk.failure
-
-    # ── on the event loop ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def ask(self, request: _Request) -> None:
-        """The request has its result, or will have it when the connection is back."""
-        self.waiting.append(request)
-        if not self.is_away:
-            self._go_on()
-
-    async def until_idle(self) -> None:
-        """Nobody waits for anything."""
-        while self.is_away or self.waiting:
-            self._idle = trio.Event()
-            await self._idle.wait()
-
-    @trio.lowlevel.enable_ki_protection
-    def _go_on(self) -> None:
-        """Nobody waits any longer, or the connection is on its way for them."""
-        while self.waiting and not self.is_away:
-            batch = self._take()
-            results = self._begin_and_do(batch, patience=0.0) if all(one.is_quick for one in batch) else None
-            if results is None:  # it is much, or somebody else is writing: that is done elsewhere
-                self.disk.expect_commit()
-                self._send(partial(self._serve, batch))
-            else:
-                results = self._committed(batch, results)
-                if self.has_written or self.failure:
-                    self.disk.note_commit(self.newest_seq)
-                self._tell(batch, results)
-                if self._checkpoint_is_due():
-                    self._send(self._checkpoint_and_return)
-        if self._idle is not None and not self.is_away:
-            self._idle.set()
-
-    def _send(self, errand: Callable[[], None]) -> None:
-        self.is_away = True
-        self.errands.put(errand)
-
-    def _come_back(self) -> None:
-        self.is_away = False
-        self._go_on()
-
-    def _take(self) -> _Batch:
-        """Everything that waits, up to a limit."""
-        batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_IN_ONE_COMMIT))]
-        batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
-        return batch
-
-    def _tell(self, batch: _Batch, results: _Results) -> None:
-        self.has_written = False
-        for request, result in zip(batch, results, strict=True):
-            request.result = result
-            if request.task is not None:
-                trio.lowlevel.reschedule(request.task)
-
-    # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def run_errands(self) -> None:
-        try:
-            while errand := self.errands.get():
-                errand()
-        finally:
-            self._fold()
-
-    def _serve(self, batch: _Batch) -> None:
-        """Everybody in the batch has an answer, and the connection is back."""
-        results = self._begin_and_do(batch, patience=connections.BUSY_SECONDS)
-        assert results is not None, "only who has no patience goes without an answer"
-        results = self._committed(batch, results)
-        is_due = self._checkpoint_is_due()
-
-        def answer() -> None:
-            self.disk.note_commit(self.newest_seq)
-            self._tell(batch, results)
-            if not is_due:
-                self._come_back()
-
-        self._on_the_loop(answer)
-        if is_due:
-            self._checkpoint_and_return()
-
-    def _checkpoint_and_return(self) -> None:
-        try:
-            self._checkpoint()
-        except Exception as error:
-            self._give_up([], error)
-
-        def come_back() -> None:
-            if self.failure:
-                self.disk.note_commit(self.newest_seq)
-            self._come_back()
-
-        self._on_the_loop(come_back)
-
-    def _on_the_loop(self, function: Callable[[], None]) -> None:
-        with suppress(trio.RunFinishedError):
-            self.token.run_sync_soon(function)
-
-    # ── wherever the connection is ──────────────────────────────────────────────────────────────────────────────────
-
-    def _begin_and_do(self, batch: _Batch, *, patience: float) -> _Results | None:
-        """What each request came to, in a transaction that is still open unless nobody has written anything; None if
-        another process is writing and that takes longer than `patience` seconds, unless that is a long time."""
-        if self.failure:
-            return self._refused(batch, self.failure)
-        try:
-            if not self._begin(patience):
-                return None
-            return [self._savepoint(request) for request in batch] if len(batch) > 1 else [self._result(batch[0])]
-        except sqlite3.Error as error:
-            return self._nobody(batch, error)
-        except Exception as error:
-            return self._give_up(batch, error)
-
-    def _begin(self, patience: float) -> bool:
-        if patience:
-            self.be_patient(patience)
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
-            if patience or not is_busy(error):
-                raise
-            return False
-        finally:
-            if patience:
-                self.be_patient(0)
-        return True
-
-    def be_patient(self, seconds: float) -> None:
-        """How long a statement may wait for another process from now on."""
-        self.db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
-
-    def _committed(self, batch: _Batch, results: _Results) -> _Results:
-        """The results, now committed; or why they are not."""
-        try:
-            if not self.db.in_transaction:
-                return results
-            if self.failure:  # also of a sync that was on its way meanwhile
-                self.db.execute("ROLLBACK")
-                return self._refused(batch, self.failure)
-            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
-                self.db.execute("ROLLBACK")
-                return results
-            newest = newest_seq(self.db) if self.disk.is_waited_for else 0
-            failpoint("commit.before")
-            self.db.execute("COMMIT")
-            self.newest_seq = newest
-            self.has_written |= self.db.total_changes > self.rows_at_commit
-            self.rows_at_commit = self.db.total_changes
-            failpoint("commit.after")
-        except sqlite3.Error as error:
-            return self._nobody(batch, error)
-        except Exception as error:
-            return self._give_up(batch, error)
-        return results
-
-    def _give_up(self, batch: _Batch, error: Exception) -> _Results:
-        """A fault of the writer itself is an answer too, and breaks the ledger."""
-        failure = self.disk.failure = _caused(LedgerError(f"{self.path}: the writer failed: {error!r}"), error)
-        with suppress(sqlite3.Error):
-            self.db.rollback()
-        return self._refused(batch, failure)
-
-    def _refused(self, batch: _Batch, failure: LedgerError) -> _Results:
-        return [outcome.Error(LedgerError(str(failure))) for _ in batch]
-
-    def _savepoint(self, request: _Request) -> outcome.Outcome[Any]:
-        """One request's result; or its error, and nothing that it has written."""
-        self.db.execute("SAVEPOINT request")
-        result = self._result(request)
-        if isinstance(result, outcome.Error):
-            self.db.execute("ROLLBACK TO request")
-        self.db.execute("RELEASE request")
-        return result
-
-    def _result(self, request: _Request) -> outcome.Outcome[Any]:
-        """What the request came to; an error that takes the whole transaction with it is raised instead."""
-        got: outcome.Outcome[Any] = outcome.capture(request.work, self.db)
-        if not isinstance(got, outcome.Error) or not isinstance(got.error, sqlite3.Error):
-            return got
-        if not self.db.in_transaction or breaks_the_ledger(got.error):
-            raise got.error
-        return outcome.Error(_caused(translated(got.error, self.path), got.error))
-
-    def _nobody(self, batch: _Batch, error: sqlite3.Error) -> _Results:
-        """Nothing of the batch was committed, and everybody in it hears why."""
-        meaning = _caused(translated(error, self.path), error)
-        if breaks_the_ledger(error):
-            self.disk.failure = meaning
-        try:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-        except sqlite3.Error as rollback_error:
-            self.disk.failure = _caused(translated(rollback_error, self.path), rollback_error)
-        return [outcome.Error(_caused(type(meaning)(str(meaning), hint=meaning.hint), error)) for _ in batch]
-
-    def _checkpoint_is_due(self) -> bool:
-        """While nobody waits, or at the latest when the log has grown long."""
-        try:
-            rows = self.db.total_changes - self.rows_at_checkpoint
-            if rows < CHECKPOINT_AFTER_ROWS or self.failure:
-                return False
-            return not self.waiting or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS
-        except Exception as error:
-            self._give_up([], error)
-            return False
-
-    def _checkpoint(self) -> None:
-        """The log is in the file, as far as no reader needs it."""
-        self.rows_at_checkpoint = self.db.total_changes
-        failpoint("checkpoint.before")
-        try:
-            ((_, log, moved),) = self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            if log == moved:
-                self._begin_the_log_anew()
-        except sqlite3.Error as error:
-            if breaks_the_ledger(error):
-                self.disk.failure = _caused(translated(error, self.path), error)
-        failpoint("checkpoint.after")
-
-    def _begin_the_log_anew(self) -> None:
-        """The first commit after the log was emptied waits for the disk, whatever SQLite was told. So that the loop
-        never makes it, it is made here, and changes nothing."""
-        ((version,),) = self.db.execute("PRAGMA user_version").fetchall()
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            self.db.execute(f"PRAGMA user_version = {version}")
-            self.db.execute("COMMIT")
-        except sqlite3.Error:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-            raise
-
-    def _fold(self) -> None:
-        """The log is in the file; that of a broken ledger is left for recovery as it is."""
-        if not self.failure:
-            try:
-                self.be_patient(connections.BUSY_SECONDS)
-                self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except sqlite3.Error as error:
-                self.disk.failure = _caused(translated(error, self.path), error)
-
-    def close(self, readers: tuple[sqlite3.Connection, ...]) -> None:
-        """Every connection is closed, and nothing is written to a broken ledger."""
-        # A writer that closes last folds the log into the file by itself and removes it; a reader cannot.
-        for connection in (self.db, *readers) if self.failure else (*readers, self.db):
-            try:
-                connection.close()
-            except sqlite3.Error as error:
-                os.write(2, f"{self.path}: {error}\n".encode())
-
-
-def _is_last(request: _Request) -> bool:
-    return request.is_last
-
-
 def _is_awaited_to_its_end(_: object) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
-
-
-def _caused(error: LedgerError, cause: BaseException) -> LedgerError:
-    error.__cause__ = cause
-    return error

@@ -287,8 +287,8 @@ async def test_everything_asked_for_before_the_end_is_written(path: Path) -> Non
 
 async def test_the_log_is_checkpointed_by_the_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log does not grow with the work, however busy the writer is, while readers come and go."""
-    monkeypatch.setattr("ductile.ledger.writer.CHECKPOINT_AT_LATEST_AFTER_ROWS", 40)
-    monkeypatch.setattr("ductile.ledger.writer.CHECKPOINT_AFTER_ROWS", 20)
+    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AT_LATEST_AFTER_ROWS", 40)
+    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 20)
     sizes = []
     async with open_ledger(path, synchronous="off") as ledger:
         for _ in range(400):
@@ -367,7 +367,7 @@ async def test_a_fault_of_the_writer_itself_is_told_to_everybody(
 
     with trio.fail_after(60):
         async with open_ledger(path) as ledger:
-            monkeypatch.setattr(f"ductile.ledger.writer.{place}", fault)
+            monkeypatch.setattr(f"ductile.ledger.commits.{place}", fault)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, ledger, NewJob(plugin="e", command="c", submitted_by="t", max_attempts=0))
                 nursery.start_soon(ask, ledger, JOB)
