@@ -135,7 +135,6 @@ class Dispatcher:
         if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
             return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
-        disk = self.ledger.disk
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:
             attempt = self.attempts[job.id] = Attempt(job, snapshot, claimed.states[job.plugin])
@@ -146,7 +145,8 @@ class Dispatcher:
             jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
-        disk.when_durable(partial(self._announce, ended), is_awaited=any(map(self._is_awaited, ended)))
+        is_awaited = any(map(self._is_awaited, ended))
+        self.ledger.disk.when_durable(partial(self._announce, ended), is_awaited=is_awaited)
         if endings and self.is_outdated:
             self.is_outdated = False
             jobs.start_soon(self._settle_stranded)

@@ -34,6 +34,8 @@ CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
 
 @define(eq=False)
 class Request:
+    """Something to be written, and what came of it."""
+
     work: Callable[[sqlite3.Connection], Any]
     is_quick: bool
     """Whether it may be done on the event loop."""

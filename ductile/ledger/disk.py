@@ -108,7 +108,7 @@ class Disk:
         while self._durable.commits < wanted and self.failure is None:
             self._hurry()
             self._parked.append(trio.lowlevel.current_task())
-            await trio.lowlevel.wait_task_rescheduled(_is_awaited_to_its_end)
+            await trio.lowlevel.wait_task_rescheduled(to_its_end)
         if self._durable.commits < wanted and self.failure is not None:
             raise LedgerError(str(self.failure)) from self.failure
 
@@ -211,5 +211,6 @@ class _Wish(Enum):
     END = auto()
 
 
-def _is_awaited_to_its_end(_: object) -> trio.lowlevel.Abort:
+def to_its_end(_: object) -> trio.lowlevel.Abort:
+    """For whoever waits for something that cannot be called off."""
     return trio.lowlevel.Abort.FAILED

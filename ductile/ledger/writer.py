@@ -18,7 +18,7 @@ from attrs import define, field
 from ductile.errors import DuctileError, LedgerError
 from ductile.ledger.commits import Request, Writer
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
-from ductile.ledger.disk import Disk
+from ductile.ledger.disk import Disk, to_its_end
 from ductile.ledger.faults import translating
 from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
@@ -88,7 +88,7 @@ class Ledger:
         self._writer.ask(request)
         if request.result is None:
             request.task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(_is_awaited_to_its_end)
+            await trio.lowlevel.wait_task_rescheduled(to_its_end)
             assert request.result is not None
         return request.result
 
@@ -168,7 +168,3 @@ async def open_ledger(
             await trio.to_thread.run_sync(thread.join)
             await disk.stop()
             await trio.to_thread.run_sync(writer.close, (ledger._reader, *ledger._idle_readers))
-
-
-def _is_awaited_to_its_end(_: object) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
