@@ -87,6 +87,11 @@ class Table:
         for route in self.routes:
             self._add(route)
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether there is anything that the lane does not serve itself."""
+        return not all(isinstance(route, Route) and route.hot for route in self.routes)
+
     def match(self, method: str, path: str) -> Match:
         """The route for this method and decoded path; a `Refusal` with 404, 405 or 426 when there is none."""
         found = self._static.get(path)

@@ -24,6 +24,8 @@ GRACE_SECONDS = 10.0
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 RETRY_ACCEPT_SECONDS = 0.1
 TURN_AWAY_SECONDS = 0.1
+LEISURE_SECONDS = 3.0
+"""What waited for the service goes first: its jobs, and whoever asks if it is there."""
 
 
 async def serve(
@@ -47,7 +49,8 @@ async def serve(
                 for entrance in entrances:
                     accepting.start_soon(_accept, entrance, site, host, limits, connections)
                 task_status.started(tuple(door.address for door in doors))
-                accepting.start_soon(host.ready)
+                if site.table.needs_host:
+                    accepting.start_soon(_make_at_leisure, host)
                 await stopping.wait()
                 accepting.cancel_scope.cancel()
             for entrance in entrances:
@@ -58,6 +61,12 @@ async def serve(
     finally:
         for door in doors:
             door.close()
+
+
+async def _make_at_leisure(host: LateHost) -> None:
+    """The host is there before anybody needs it, unless somebody does at once."""
+    await trio.sleep(LEISURE_SECONDS)
+    await host.ready()
 
 
 class _Doorman:
