@@ -4,6 +4,7 @@ Lock → ledger → recovery → servers bound → dispatcher → ready. The nes
 running jobs finish or are put back, what is known is written, the lock is released.
 """
 
+import gc
 import os
 import signal
 import time
@@ -50,6 +51,7 @@ from ductile.lock import instance_lock, require_free
 from ductile.logs import Log
 from ductile.meters import Meters
 from ductile.notify import Notifier
+from ductile.signals import heard
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.desk import Desk
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
@@ -145,7 +147,7 @@ def _enter(directory: Path) -> None:
 
 async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> None:
     # Before anything else: a signal that nobody receives ends the process, in the middle of whatever it does.
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with heard(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, rt, signals)
             settings = rt.config.settings
@@ -209,6 +211,7 @@ async def _work(
                 addresses = (*addresses[:-1], *more, addresses[-1])
             await serving.start(dispatcher.run, rt.stopping)
             await serving.start(_schedule, rt, ledger, dispatcher)
+            gc.freeze()  # what is there by now stays: no search for garbage needs to look at it again
             rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
             rt.notifier.send("READY=1")
             announce(f"ductile {__version__} is ready: {', '.join(addresses)}")
