@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
-from attrs import frozen
+
+from ductile.values import frozen
 
 STUCK_SECONDS = 10.0
 

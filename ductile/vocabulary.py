@@ -10,7 +10,9 @@ from datetime import timedelta
 from functools import cache
 from typing import Annotated, Any
 
-from attrs import NOTHING, Attribute, field, fields, frozen
+from attrs import NOTHING, Attribute, field, fields
+
+from ductile.values import frozen
 
 DOC = "doc"
 YAML_NAME = "yaml"

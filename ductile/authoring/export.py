@@ -6,8 +6,6 @@ What changes from run to run, times and ids, becomes a pattern. What the ledger 
 import re
 from typing import Any
 
-from attrs import frozen
-
 from ductile import strict_json
 from ductile.config.load import Config
 from ductile.config.show import without_secrets
@@ -21,6 +19,7 @@ from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.tell import step_of, tell
 from ductile.plugin.protocol import Response, decode_response
 from ductile.secret import HIDDEN, Mask
+from ductile.values import frozen
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _PATTERN = re.compile(r"\$\{(?:any|text|number|absent|contains:)")

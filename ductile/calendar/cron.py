@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field
+
+from ductile.values import frozen
 
 MAX_LENGTH = 256
 MINUTE = timedelta(minutes=1)

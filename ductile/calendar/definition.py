@@ -6,10 +6,11 @@ The configuration makes definitions, the scheduler takes histories from the ledg
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
-from attrs import field, frozen
+from attrs import field
 
 from ductile.calendar.cron import Line
 from ductile.calendar.hours import Hours, Window
+from ductile.values import frozen
 
 
 class CatchUp(StrEnum):

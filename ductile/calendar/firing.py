@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.calendar.definition import After, At, Definition, Every, History
 from ductile.calendar.slots import TICK, Dial, Grid, Once, Slots
 from ductile.clock import to_text
+from ductile.values import frozen
 
 GRACE = timedelta(seconds=60)
 """A firing that is later than this was missed."""

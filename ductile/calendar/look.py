@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import dropwhile, islice, takewhile
 
-from attrs import frozen
-
 from ductile.calendar.definition import At, CatchUp, Definition, History
 from ductile.calendar.firing import Slot, Timetable, timetable
 from ductile.calendar.reasons import Reason
 from ductile.calendar.slots import TICK, Once
 from ductile.calendar.zones import wall_time
+from ductile.values import frozen
 
 MOST_CATCH_UPS = 100
 

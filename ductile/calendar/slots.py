@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Protocol
 
-from attrs import frozen
-
 from ductile.calendar.cron import DAY, Line
 from ductile.calendar.zones import Stretch, stretches
+from ductile.values import frozen
 
 TICK = timedelta.resolution
 REACH = timedelta(days=3)

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from attrs import frozen
 
 from ductile import files
 from ductile.care.restore import STAGE_PREFIX
@@ -29,6 +28,7 @@ from ductile.ledger.connections import WAL_LIMIT_BYTES
 from ductile.ledger.copying import fold_log
 from ductile.ledger.store import open_reader
 from ductile.units import format_size
+from ductile.values import frozen
 
 LEFT_SECONDS = 3600.0
 """Younger temporary files may belong to somebody who is at work."""

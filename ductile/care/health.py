@@ -12,8 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 
-from attrs import frozen
-
 from ductile.authoring.attempt import LocalRun, conclude, prepare
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.ask import end_strays, run_and_wait
@@ -22,6 +20,7 @@ from ductile.errors import DuctileError
 from ductile.ledger import facts
 from ductile.ledger.store import open_reader
 from ductile.model import Job, JobStatus, Succeeded
+from ductile.values import frozen
 
 HEALTH = "health"
 PATIENCE = timedelta(seconds=10)

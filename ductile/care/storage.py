@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
 from ductile.errors import LedgerFull
 from ductile.ledger import sizes, snapshots
 from ductile.ledger.connections import Connection
@@ -18,6 +16,7 @@ from ductile.ledger.sizes import Sizes, TableSize
 from ductile.ledger.store import open_reader
 from ductile.lock import instance_lock, require_free
 from ductile.units import format_size, parse_duration
+from ductile.values import frozen
 
 AHEAD = timedelta(days=30)
 LARGEST_JOBS = 5

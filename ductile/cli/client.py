@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from attrs import field, frozen
+from attrs import field
 
 from ductile.cli import output
 from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
+from ductile.values import frozen
 
 CONNECT_SECONDS = 5.0
 LONGEST_ANSWER_SECONDS = 330.0

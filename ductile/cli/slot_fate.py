@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
-from attrs import frozen
-
 from ductile.calendar.definition import After, Definition, History
 from ductile.calendar.firing import Timetable, timetable
 from ductile.calendar.look import MOST_CATCH_UPS
@@ -21,6 +19,7 @@ from ductile.ledger import journal, reports, schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.pages import NEWEST
 from ductile.ledger.schedules import Entry, EntryStatus
+from ductile.values import frozen
 from ductile.web.schedule_views import local_text
 
 PAGE = 500

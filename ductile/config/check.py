@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from attrs import frozen
-
 from ductile.config import seal
 from ductile.config.load import Config
 from ductile.config.scopes import SCOPES, is_scope
@@ -17,6 +15,7 @@ from ductile.config.sections import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.errors import Complaint, did_you_mean
 from ductile.files import shown_path
 from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resolve_aliases
+from ductile.values import frozen
 
 SHORT_INTERVAL = timedelta(minutes=1)
 SHORT_TICK = timedelta(seconds=1)

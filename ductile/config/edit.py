@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile import files
 from ductile.config import seal
@@ -23,6 +23,7 @@ from ductile.config.lock import Sealed, seal_of
 from ductile.config.pending import Replacement, finish, only_editor, replace_together
 from ductile.errors import Complaint, ConfigInvalid, IntegrityBroken
 from ductile.secret import HIDDEN, Mask
+from ductile.values import frozen
 
 CONTEXT_LINES = 2
 NOTHING_CHANGED = "nothing was changed"

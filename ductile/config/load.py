@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 from blake3 import blake3
 
 from ductile.config.consistency import breaches
@@ -44,6 +44,7 @@ from ductile.files import permission_findings
 from ductile.pipeline.dsl import Pipeline, textual
 from ductile.pipeline.plans import Plans
 from ductile.secret import Mask, Secret
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile import files
 from ductile.config import archive
@@ -21,6 +21,7 @@ from ductile.config.pending import Replacement, only_editor, put_back, replace_t
 from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import ConfigInvalid
+from ductile.values import frozen
 
 
 @frozen

@@ -10,13 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ductile import __version__, files, strict_yaml
 from ductile.clock import to_text
 from ductile.config.sources import SourceFile, Tier
 from ductile.errors import Complaint, Mark, Unreadable
 from ductile.plugin.registry import PluginFingerprint
+from ductile.values import frozen
 
 SEAL_FILE = ".checksums"
 VERSION = 2

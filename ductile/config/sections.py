@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from attrs import frozen
-
 from ductile.config.rules import (
     BASE_URL,
     BYTES,
@@ -28,6 +26,7 @@ from ductile.config.timing import parse_at, parse_cron, parse_every, parse_weekd
 from ductile.pipeline.dsl import Pipeline
 from ductile.secret import Secret
 from ductile.units import parse_size
+from ductile.values import frozen
 from ductile.vocabulary import (
     COMMAND,
     NOT_NEGATIVE,

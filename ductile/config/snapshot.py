@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ductile import strict_json
 from ductile.config import relay
@@ -20,6 +20,7 @@ from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
+from ductile.values import frozen
 
 INHERITED = (
     "PATH",

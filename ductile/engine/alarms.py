@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from attrs import frozen
-
 from ductile.calendar.firing import Slot
 from ductile.calendar.reasons import Reason
 from ductile.clock import to_text
@@ -27,6 +25,7 @@ from ductile.model import Job, JobStatus
 from ductile.pipeline.events import Event, derived_id
 from ductile.pipeline.ingress import sound
 from ductile.units import format_duration
+from ductile.values import frozen
 
 LATE, OVERDUE = "schedule.late", "job.overdue"
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from attrs import frozen
-
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, rule_of
@@ -12,6 +10,7 @@ from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.purge import purge
 from ductile.ledger.record import Recorded
 from ductile.ledger.writer import Ledger
+from ductile.values import frozen
 
 
 @frozen(eq=False)

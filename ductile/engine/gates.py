@@ -7,7 +7,7 @@ jobs; not when to look. The scheduler decides that and calls `apply_all`.
 from datetime import datetime, timedelta
 from functools import partial
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.calendar.definition import After, At, CatchUp, Definition
@@ -29,6 +29,7 @@ from ductile.ledger.record import Recorded
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Held, NewJob
+from ductile.values import frozen
 
 RECHECK_AFTER_CANCEL = timedelta(seconds=1)
 RECHECK_HEALTH = timedelta(minutes=1)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import trio
-from attrs import frozen
 
 from ductile.clock import Clock
 from ductile.config.sections import Service
@@ -15,6 +14,7 @@ from ductile.ledger import retention
 from ductile.ledger.journal import newest_moment
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
+from ductile.values import frozen
 
 CATCHES_UP = 24
 """How much faster than time itself the past is believed to go by, where the clock says that much of it has."""

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from ductile.engine.executable import explain_refusal, predict_refusal
 from ductile.engine.limits import Limits, limited
 from ductile.engine.posix_spawn import spawn, spawn_unlocked
+from ductile.values import frozen
 
 Start: TypeAlias = Callable[[list[str], Mapping[str, str], tuple[int, int, int]], int]
 

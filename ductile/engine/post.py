@@ -12,9 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import h11
 import trio
-from attrs import field, frozen
+from attrs import field
 
 from ductile import __version__
+from ductile.values import frozen
 
 MOST_ANSWER = 64 << 10
 MOST_HEAD = 32 << 10

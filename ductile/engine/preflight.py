@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from ductile.config.sections import ProcessLimits
 from ductile.config.snapshot import Lane, Snapshot
@@ -25,6 +25,7 @@ from ductile.pipeline.tell import Told, step_of, tell
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
 from ductile.plugin.registry import Plugin
+from ductile.values import frozen
 
 LOOK_IS_GOOD_FOR_SECONDS = 0.1
 

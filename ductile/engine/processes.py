@@ -13,8 +13,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from attrs import frozen
 from blake3 import blake3
+
+from ductile.values import frozen
 
 JOB_MARKER = "DUCTILE_JOB_ID"
 INSTANCE_MARKER = "DUCTILE_INSTANCE"

@@ -5,8 +5,6 @@ Done once per start, under the lock, before the first claim: nobody else can own
 
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import breaker_rule_of, budget_of, rule_of
 from ductile.engine.processes import Leftovers, ProcessId, kill_marked
@@ -15,6 +13,7 @@ from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
 from ductile.model import JobStatus
+from ductile.values import frozen
 
 PATIENCE_SECONDS = 10.0
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
+from ductile.values import frozen
 
 # After the leader's exit: how long its pipes may stay quiet, and how long they may go on at all.
 QUIET_SECONDS = 0.25

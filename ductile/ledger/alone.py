@@ -10,11 +10,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from attrs import frozen
-
 from ductile.ledger.connections import Synchronous, transaction
 from ductile.ledger.faults import translating
 from ductile.ledger.store import open_writer
+from ductile.values import frozen
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,11 +8,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.ledger import history, listed
 from ductile.model import JobStatus
+from ductile.values import frozen
 
 TREND_SLOTS = 60
 MOST_SAMPLES = 20_000

@@ -8,14 +8,13 @@ import sqlite3
 import uuid
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import journal
 from ductile.ledger.held import release
 from ductile.ledger.rows import moment
 from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
+from ductile.values import frozen
 
 _COLUMNS = "plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id"
 GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?"

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.clock import to_text
 from ductile.ledger import breakers, dedupe, facts, held, joins, journal
@@ -23,6 +23,7 @@ from ductile.ledger.rows import JOB_COLUMNS, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
+from ductile.values import frozen
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""

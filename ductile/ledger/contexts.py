@@ -7,10 +7,9 @@ import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.model import NewContext
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

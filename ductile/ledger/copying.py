@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from attrs import frozen
-
 from ductile.errors import LedgerError
 from ductile.ledger import location
 from ductile.ledger.connections import connect_reader, connect_writer, snapshot, transaction
@@ -20,6 +18,7 @@ from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 from ductile.ledger.soundness import pages_in_order, references_kept
 from ductile.ledger.store import SCHEMA_VERSION, open_writer, tables
+from ductile.values import frozen
 
 PAGES_PER_STEP = 2_000
 SOUND_ONE = "restore a backup that is sound"

@@ -7,10 +7,9 @@ live apart from the jobs, so pruning a job cannot reopen its window. Called by `
 import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.model import Job, NewJob
+from ductile.values import frozen
 
 DEFAULT_TTL = timedelta(hours=24)
 

@@ -7,10 +7,9 @@ so that no alarm is lost and none is raised twice. What an alarm is, is the engi
 import sqlite3
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.ledger.rows import moment
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.ledger.reports import ATTEMPT_COLUMNS, Attempt, attempt_from_row
 from ductile.ledger.rows import LISTED_COLUMNS, job_from_row, moment
 from ductile.model import Job
+from ductile.values import frozen
 
 MOST_COUNTED = 10_000
 """Jobs ahead of another that one answer counts."""

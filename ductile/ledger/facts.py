@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
 from ductile.model import NewFact
+from ductile.values import frozen
 
 MOST_TOLD = 200
 """How many characters of a discarded state the journal repeats."""

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
 from ductile.model import NOTHING_TOLD, Outcome, Skipped
+from ductile.values import frozen
 
 ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 

@@ -3,11 +3,10 @@
 import sqlite3
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.ledger import facts, journal
 from ductile.model import NewFact
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

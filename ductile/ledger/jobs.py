@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
@@ -17,6 +17,7 @@ from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import JobStatus, NewJob, Settled
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from attrs import frozen
 
 from ductile import strict_json
 from ductile.clock import from_text, to_text
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

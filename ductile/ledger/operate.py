@@ -6,8 +6,6 @@ Also ends the queued jobs of a plugin that was removed. Called by the web and by
 import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.errors import NotFound, WrongState
 from ductile.ledger import joins, journal, trees
@@ -16,6 +14,7 @@ from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Dead, FollowRule, Job, JobStatus, NewJob
+from ductile.values import frozen
 
 CORE, RELAY = "core.", "core.relay"
 ENDED_BADLY = "only jobs that ended failed or dead can be tried again"

@@ -7,12 +7,11 @@ attempt. Who decides that is the engine.
 import sqlite3
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.ledger import dedupe, journal
 from ductile.ledger.finish import ROW, Row
 from ductile.ledger.rows import moment
+from ductile.values import frozen
 
 HOLD = f"""
     UPDATE job_queue

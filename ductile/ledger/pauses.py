@@ -6,10 +6,9 @@ Jobs are still taken; nothing starts. Not starting is the dispatcher's doing.
 import sqlite3
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
+from ductile.values import frozen
 
 EVERYTHING = "*"
 """The name under which the whole queue is paused."""

@@ -7,12 +7,11 @@ that has started in the meantime goes on. Called by the engine, for the web.
 import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import frozen
-
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Dead, FollowRule
+from ductile.values import frozen
 
 MOST_AT_ONCE = 200
 """Jobs that one transaction ends; other writers wait for it."""

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.errors import DuctileError
+from ductile.values import frozen
 
 
 class KeyReused(DuctileError):

@@ -8,8 +8,6 @@ import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import attempts, contexts, dedupe, facts, finish, joins, journal
@@ -36,6 +34,7 @@ from ductile.model import (
     Skipped,
     Succeeded,
 )
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

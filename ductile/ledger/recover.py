@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from attrs import frozen
-
 from ductile.failpoints import failpoint
 from ductile.ledger import dedupe, journal
 from ductile.ledger.connections import RowFault, written_or_fault
@@ -22,6 +20,7 @@ from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import BreakerRule, Dead, Ending, FollowRule, Job, Retried
+from ductile.values import frozen
 
 FIRST_BACKOFF = timedelta(seconds=30)
 LONGEST_BACKOFF = timedelta(hours=1)

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from attrs import frozen
-
 from ductile import strict_json
 from ductile.clock import from_text, to_text
+from ductile.values import frozen
 
 MOST_KEPT = 50
 """For each path."""

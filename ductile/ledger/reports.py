@@ -10,14 +10,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
 from ductile.errors import NotFound
 from ductile.ledger import contexts, journal
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
 from ductile.model import AttemptStatus, Job, JobStatus
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

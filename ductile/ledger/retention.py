@@ -7,10 +7,11 @@ window or a log row still needs is touched. One call is one short transaction; t
 import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import asdict, frozen
+from attrs import asdict
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

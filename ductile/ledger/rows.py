@@ -4,10 +4,9 @@ import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import from_text
 from ductile.model import Job, JobStatus
+from ductile.values import frozen
 
 _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
     parent_job_id, root_job_id, seq, interruptions, recoveries, started_at, completed_at, next_retry_at, last_error,

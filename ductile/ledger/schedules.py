@@ -9,14 +9,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from attrs import frozen
-
 from ductile.clock import to_text
 from ductile.ledger import journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs import Enqueued, enqueue
 from ductile.ledger.rows import moment
 from ductile.model import NewJob
+from ductile.values import frozen
 
 
 class EntryStatus(StrEnum):

@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.clock import from_text, to_text
 from ductile.ledger.faults import translating
 from ductile.ledger.store import open_writer
+from ductile.values import frozen
 
 MOMENTS = {
     "job_queue": "created_at",

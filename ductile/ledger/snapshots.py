@@ -3,9 +3,8 @@
 import sqlite3
 from datetime import datetime
 
-from attrs import frozen
-
 from ductile.clock import from_text, to_text
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ Changed only inside the transactions that add or end jobs, so "the tree is done"
 
 import sqlite3
 
-from attrs import frozen
+from ductile.values import frozen
 
 
 @frozen

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Literal
 
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, evolve
 
 from ductile.pipeline.baggage import Claims
 from ductile.pipeline.measure import ONE_JOB, Size, Sizes
@@ -40,6 +40,7 @@ from ductile.pipeline.read import (
     Uses,
 )
 from ductile.pipeline.templates import Template
+from ductile.values import frozen
 
 END = End()
 Ends = Callable[[int], Entry]

@@ -7,7 +7,7 @@ line shows what comes out.
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from ductile import strict_json
 from ductile.model import Job, JobStatus
@@ -15,6 +15,7 @@ from ductile.pipeline.conditions import AllOf, AnyOf, Condition, Not, Predicate
 from ductile.pipeline.graph import Edge, edges
 from ductile.pipeline.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Node, Plan
 from ductile.units import format_duration
+from ductile.values import frozen
 
 LONGEST_LINE = 120
 UNREACHED = "unreached"

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import attrs
-from attrs import frozen
 
 from ductile.pipeline.operators import OPERATORS
 from ductile.units import format_duration
+from ductile.values import frozen
 from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Section, Span, Text, option, pattern
 
 LABEL = pattern(

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import frozen
-
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.model import Job, JobStatus
 from ductile.pipeline.plan import STEP_FAILED, STEP_SUCCEEDED
+from ductile.values import frozen
 
 NAMESPACE = uuid.UUID("6c0f7a7e-5f0b-5d0a-9c2a-0d1b6a5e4f3c")
 INTERNAL = "ductile."

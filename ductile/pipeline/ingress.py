@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.model import Following, JobStatus, NewJob, Note, Settled
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE, Plan
 from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, fresh, may_begin, start
+from ductile.values import frozen
 
 NOBODY = ""
 """The plugin that an event from outside comes from."""

@@ -5,9 +5,10 @@ Adding up costs nothing, so a pipeline that would explode is refused here and ne
 
 from collections.abc import Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.pipeline.read import Beside, Calls, InTurn, ReadPipeline, ReadStep
+from ductile.values import frozen
 
 
 @frozen

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ductile import strict_json
 from ductile.model import Job, NewContext
@@ -11,6 +11,7 @@ from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.events import Event
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import Node, Plan
+from ductile.values import frozen
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from ductile.errors import Complaint, did_you_mean
 from ductile.pipeline.baggage import Claims, parse_claims
@@ -18,6 +18,7 @@ from ductile.pipeline.paths import Malformed, Path, parse_path
 from ductile.pipeline.plan import CORE, HANDLE, Relay
 from ductile.pipeline.templates import Fixed, Template, parse_template, parse_with
 from ductile.units import shown
+from ductile.values import frozen
 from ductile.vocabulary import COMMAND
 
 CATEGORY = "pipelines"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field
 
 from ductile import strict_json
 from ductile.model import JobStatus
@@ -21,6 +21,7 @@ from ductile.pipeline.read import SWITCH_SUFFIX
 from ductile.pipeline.route import World, begin
 from ductile.pipeline.stage import Ask, Decision, Predicates, Row, Stage, TellingWorld
 from ductile.pipeline.walk import FOREACH, START
+from ductile.values import frozen
 
 MOST_JOBS = 1_000
 MOST_HOPS = 20

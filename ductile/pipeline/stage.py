@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import attrs
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, define, evolve, field
 
 from ductile import strict_json
 from ductile.model import Dead, Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
@@ -25,6 +25,7 @@ from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, after, after_join
 from ductile.pipeline.tell import step_of, tell
 from ductile.pipeline.walk import Walk
+from ductile.values import frozen
 
 MOST_TOLD = 5
 

@@ -7,7 +7,7 @@ failed job with its reason, in the tree where everybody sees it. `route` decides
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, evolve
 
 from ductile import strict_json
 from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
@@ -34,6 +34,7 @@ from ductile.pipeline.plan import (
     Open,
 )
 from ductile.pipeline.position import Position, dotted, entered
+from ductile.values import frozen
 
 FOREACH, START = "core.foreach", "core.start"
 MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES

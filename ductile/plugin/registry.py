@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from ductile.errors import Complaint, PluginRejected, did_you_mean
 from ductile.files import FileRefused, Finding, Level, entries_of, is_folder, read_regular, shown_path
@@ -23,6 +23,7 @@ from ductile.plugin.fingerprint import (
 from ductile.plugin.manifest import FILE_NAME, Manifest, parse_manifest
 from ductile.plugin.trust import TrustPolicy, Witness, place_findings, start_findings, trust_findings
 from ductile.strict_yaml import MAX_BYTES
+from ductile.values import frozen
 
 __all__ = ["Discovery", "Named", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
 

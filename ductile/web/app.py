@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, cast
 
 import trio
-from attrs import frozen
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
@@ -22,6 +21,7 @@ from quart.wrappers import Response as QuartResponse
 from quart_trio import QuartTrio
 
 from ductile.errors import DuctileError
+from ductile.values import frozen
 from ductile.web.http1 import Head, Limits
 from ductile.web.message import Refusal, Request, Response, error_response
 from ductile.web.routes import MIB, ChannelRoute, Route

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.clock import Clock
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
+from ductile.values import frozen
 from ductile.web.message import Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 

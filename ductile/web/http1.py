@@ -10,8 +10,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from itertools import starmap
 
-from attrs import define, field, frozen
+from attrs import define, field
 
+from ductile.values import frozen
 from ductile.web.message import Headers, Refusal, refusal_response
 from ductile.web.routes import MIB
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Protocol
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve
 
+from ductile.values import frozen
 from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query

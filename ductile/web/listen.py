@@ -13,9 +13,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
 from ductile.errors import Complaint, ConfigInvalid, DuctileError, NotAllowed
+from ductile.values import frozen
 
 # The kernel lets a client whose place in this queue is missing wait for seconds; from the doorman it hears at once.
 BACKLOG = 4096

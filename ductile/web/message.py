@@ -8,10 +8,11 @@ import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import field
 
 from ductile import strict_json
 from ductile.errors import DuctileError, LedgerError
+from ductile.values import frozen
 
 Headers = tuple[tuple[str, str], ...]
 

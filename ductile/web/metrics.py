@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import frozen
 
 from ductile import __version__
 from ductile.ledger import breakers, reports
@@ -18,6 +17,7 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.schedules import EntryStatus, all_entries
 from ductile.meters import BOUNDS, Histogram, Meters
 from ductile.model import Breaker, BreakerState
+from ductile.values import frozen
 from ductile.web.desk import Desk
 from ductile.web.message import SAFE_HEADERS, Request, Response
 from ductile.web.routes import AnyRoute, Route

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import trio
-from attrs import frozen
 
+from ductile.values import frozen
 from ductile.web.host import LateHost
 from ductile.web.http1 import Limits
 from ductile.web.lane import Lane

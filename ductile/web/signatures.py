@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
-from attrs import field, frozen
+from attrs import field
 
 from ductile.secret import Secret
+from ductile.values import frozen
 
 TOLERANCE_SECONDS = 300
 """How far a signed moment may lie before or after ours."""

@@ -7,9 +7,10 @@ not know how requests arrive. The lane and the Quart-Trio host share it.
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from ductile.errors import DuctileError
+from ductile.values import frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
 from ductile.web.origins import preflight, readable
 from ductile.web.routes import AnyRoute, Route, Table

@@ -10,7 +10,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define
 
 from ductile import strict_json
 from ductile.config.load import Config
@@ -26,6 +26,7 @@ from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
 from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.route import TooMuch
+from ductile.values import frozen
 from ductile.web.api import health
 from ductile.web.deliveries import (
     Delivery,

@@ -1,0 +1,52 @@
+"""Frozen classes whose comparison, hash and repr go through their fields, by functions that all of them share.
+
+attrs writes and compiles these for every class anew, and there are hundreds: that was a sixth of every start. What is
+left to attrs is what depends on the class: its constructor, its slots, and that nobody changes it.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from attrs import frozen as frozen
+else:
+
+    def frozen(cls: type | None = None, /, *, eq: bool = True, repr: bool = True, **options: Any) -> Any:  # noqa: A002 (attrs' word)
+        """As `attrs.frozen`: what the class has written itself stays, and `eq=False` means identity."""
+        if cls is None:
+            return lambda cls: frozen(cls, eq=eq, repr=repr, **options)
+        written = set(cls.__dict__)
+        shared = {"__eq__": _is_same, "__hash__": _hash} if eq and "__eq__" not in written else {}
+        shared |= {"__repr__": _repr} if repr else {}
+        made = attrs.frozen(cls, eq=False, repr=False, **options)
+        for name, function in shared.items():
+            # Whoever writes __eq__ alone has __hash__ = None in its dictionary.
+            if name not in written:
+                setattr(made, name, function)
+        return made
+
+
+def _is_same(self: attrs.AttrsInstance, other: object) -> Any:
+    if type(other) is not type(self):
+        return NotImplemented
+    compared = _compared(type(self))
+    return compared(self) == compared(other)
+
+
+def _hash(self: attrs.AttrsInstance) -> int:
+    return hash((type(self), _compared(type(self))(self)))
+
+
+def _repr(self: attrs.AttrsInstance) -> str:
+    shown = ((each.name, getattr(self, each.name, attrs.NOTHING)) for each in attrs.fields(type(self)) if each.repr)
+    return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
+
+@cache
+def _compared(cls: type[attrs.AttrsInstance]) -> Callable[[object], Any]:
+    names = [each.name for each in attrs.fields(cls) if each.eq]
+    return attrgetter(*names) if names else lambda _: ()
