@@ -146,17 +146,9 @@ class Line:
 
     def _days_of(self, month: int) -> Sequence[int]:
         """The matching days of a month, in order."""
-        year, index = divmod(month, 12)
-        if index + 1 not in self.months:
+        if month % 12 + 1 not in self.months:
             return ()
-        length = _LONGEST_MONTHS[index] if index != 1 or _is_leap(year) else 28
-        eve = date(year, index + 1, 1).isoweekday() - 1
-        by_day = [number for number in self.days if number <= length]
-        if self.either:
-            return sorted(
-                {*by_day, *(number for number in range(1, length + 1) if (eve + number) % 7 in self.weekdays)}
-            )
-        return [number for number in by_day if (eve + number) % 7 in self.weekdays]
+        return _days_in(month, self.days, self.weekdays, self.either)
 
     def _earlier_dates(self, wall: datetime) -> int:
         """How many dates match in the same month before the date of `wall`."""
@@ -171,6 +163,18 @@ class Line:
             return len(self.hours) * len(self.minutes)
         in_this_hour = bisect_left(self.minutes, later.minute) if later.hour in self.hours else 0
         return bisect_left(self.hours, later.hour) * len(self.minutes) + in_this_hour
+
+
+@lru_cache(maxsize=1 << 12)  # thousands of lines name the same days, at other times of day
+def _days_in(month: int, days: tuple[int, ...], weekdays: tuple[int, ...], either: bool) -> Sequence[int]:
+    """Those of the `days` of a month that fall on one of the `weekdays`; with `either`, one of the two is enough."""
+    year, index = divmod(month, 12)
+    length = _LONGEST_MONTHS[index] if index != 1 or _is_leap(year) else 28
+    eve = date(year, index + 1, 1).isoweekday() - 1
+    by_day = [number for number in days if number <= length]
+    if either:
+        return sorted({*by_day, *(number for number in range(1, length + 1) if (eve + number) % 7 in weekdays)})
+    return [number for number in by_day if (eve + number) % 7 in weekdays]
 
 
 @lru_cache(maxsize=1 << 14)  # the same line is asked for by the check, the scheduler and its hash, at every reload

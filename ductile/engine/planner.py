@@ -136,8 +136,7 @@ class Planner(Generic[LedgerT, HubT]):
             for name, entry in snapshot.config.settings.plugins.items()
             for schedule in entry.schedules
         }
-        known = [(entry.plugin, entry.schedule_id) for entry in self.ledger.read(schedules.all_entries)]
-        if gone := [key for key in known if key not in written]:
+        if gone := [key for key in self.ledger.read(schedules.all_keys) if key not in written]:
             await self.ledger.write(_forget_all, gone)
         same = {key for key, one in planned.items() if key in self.planned and self.planned[key].hash == one.hash}
         steady = self.clock.monotonic()

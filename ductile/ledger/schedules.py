@@ -62,6 +62,13 @@ def all_entries(db: sqlite3.Connection) -> list[Entry]:
     return [_entry(row) for row in db.execute(ALL)]
 
 
+KEYS = "SELECT plugin, schedule_id FROM schedule_entries ORDER BY plugin, schedule_id"
+
+
+def all_keys(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    return db.execute(KEYS).fetchall()
+
+
 DEFINE = """
     INSERT INTO schedule_entries (plugin, schedule_id, command, definition_hash, anchored_at, updated_at)
     VALUES (:plugin, :schedule_id, :command, :hash, :now, :now)
