@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
 import trio
+import trio.testing
 from attrs import define, field
 
 from ductile.engine.dispatcher import Dispatcher
 from ductile.engine.run_job import Attempt
+from ductile.errors import LedgerError
 from ductile.hub import Hub
 from ductile.ledger.claim import Claimed
 from tests.engine.builders import a_job
@@ -77,15 +80,72 @@ def _anything() -> Any:
     return _Anything()
 
 
+def dispatcher_of(ledger: Any) -> Dispatcher:
+    snapshot = Configured()
+    return Dispatcher(_anything(), ledger, Hub(), lambda: cast(Any, snapshot), "run", held=lambda: frozenset())
+
+
 async def test_a_job_that_is_cancelled_in_the_moment_of_its_claim_is_stopped() -> None:
     """Whoever cancels may hear of the claim before the dispatcher does."""
     claims, tasks = Claims(), Tasks()
-    snapshot = Configured()
-    dispatcher = Dispatcher(
-        _anything(), cast(Any, claims), Hub(), lambda: cast(Any, snapshot), "run", held=lambda: frozenset()
-    )
+    dispatcher = dispatcher_of(claims)
     claims.meanwhile = lambda: dispatcher.stop_job("job", "not needed")
     await dispatcher._turn(cast(Any, tasks))
     (attempt,) = tasks.attempts
     assert attempt.stop.reason == "not needed"
     assert dispatcher.to_stop == {}
+
+
+@define
+class Disk:
+    """Has the jobs up to `newest`, and everything once it is let."""
+
+    newest: int
+    gate: trio.Event = field(factory=trio.Event)
+    error: LedgerError | None = None
+
+    @property
+    def disk(self) -> "Disk":
+        return self
+
+    def has(self, seq: int) -> bool:
+        return seq <= self.newest
+
+    async def until_durable(self) -> None:
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+NEW, AGAIN, KEYED = a_job(seq=5), a_job(seq=5, attempt=2), a_job(seq=5, dedupe_key="key")
+
+
+async def test_a_new_job_that_the_disk_has_runs_at_once() -> None:
+    assert await dispatcher_of(Disk(newest=5))._is_there_for_good(NEW)
+
+
+@pytest.mark.parametrize(("job", "newest"), [(NEW, 4), (AGAIN, 9), (KEYED, 9)], ids=["new", "again", "keyed"])
+async def test_a_job_that_a_power_cut_could_take_back_waits_for_the_disk(job: Any, newest: int) -> None:
+    """One that was queued again, or waited for its key, stands in an old row: its number proves nothing."""
+    disk, ran = Disk(newest=newest), []
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            ran.append(await dispatcher_of(disk)._is_there_for_good(job))
+
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert ran == []
+        disk.gate.set()
+    assert ran == [True]
+
+
+async def test_a_job_that_never_comes_to_the_disk_does_not_run() -> None:
+    """The next start recovers it."""
+    disk = Disk(newest=0, error=LedgerError("the disk is gone"))
+    disk.gate.set()
+    dispatcher = dispatcher_of(disk)
+    attempt = Attempt(NEW, cast(Any, Configured()), "{}")
+    dispatcher.attempts[NEW.id] = attempt
+    await dispatcher._run_in_slot(attempt)
+    assert (dispatcher.attempts, dispatcher.endings, attempt.has_run) == ({}, [], False)

@@ -255,3 +255,18 @@ async def test_a_commit_made_in_the_thread_can_be_waited_for_as_soon_as_it_can_b
         assert not told.is_set()
         slow.gate.set()
     assert told.is_set()
+
+
+async def test_the_event_loop_never_syncs_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def sync(descriptor: int) -> None:
+        threads.add(threading.get_ident())
+        os.fsync(descriptor)
+
+    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
+    async with open_ledger(path) as ledger:
+        for _ in range(10):
+            await ledger.write_at_once(enqueue, JOB, now=NOW)
+    assert threads
+    assert threading.get_ident() not in threads
