@@ -186,14 +186,15 @@ def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, s
 
 async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
     """True when every job of the tree is over; False after `patience` seconds, or when the service is stopping."""
-    with desk.hub.watch(tree_topic(root_id)) as hints, trio.move_on_after(patience):
-        while not desk.ledger.look_up(reports.tree_is_over, root_id):
-            if desk.is_stopping():
-                return False
+    deadline = trio.current_time() + patience
+    with desk.hub.watch(tree_topic(root_id)) as hints:
+        while not (is_over := desk.ledger.look_up(reports.tree_is_over, root_id)):
+            left = deadline - trio.current_time()
+            if left <= 0 or desk.is_stopping():
+                break
             # A hint can be lost, so the ledger is asked again after a while.
-            with trio.move_on_after(RECHECK_SECONDS):
+            with trio.move_on_after(min(left, RECHECK_SECONDS)):
                 await hints.receive()
-    is_over = desk.ledger.look_up(reports.tree_is_over, root_id)
     if is_over:  # nobody is told of an end that a power cut could take back
         await desk.ledger.disk.until_durable()
     return is_over
