@@ -23,11 +23,21 @@ else:
         shared = {"__eq__": _is_same, "__hash__": _hash} if eq and "__eq__" not in written else {}
         shared |= {"__repr__": _repr} if repr else {}
         made = attrs.frozen(cls, eq=False, repr=False, **options)
+        _require_plain(made)
         for name, function in shared.items():
             # Whoever writes __eq__ alone has __hash__ = None in its dictionary.
             if name not in written:
                 setattr(made, name, function)
         return made
+
+
+def _require_plain(cls: type[attrs.AttrsInstance]) -> None:
+    """What attrs would do and the shared functions do not is refused, so that nobody relies on it."""
+    for each in attrs.fields(cls):
+        if callable(each.repr) or each.eq_key is not None or each.hash is not None:
+            raise TypeError(f"{cls.__qualname__}.{each.name}: a field is shown and compared as it is, or not at all")
+    if issubclass(cls, BaseException):
+        raise TypeError(f"{cls.__qualname__}: an exception is no value; use attrs.frozen")
 
 
 def _is_same(self: attrs.AttrsInstance, other: object) -> Any:

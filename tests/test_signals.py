@@ -61,3 +61,9 @@ def test_a_signal_that_comes_before_anybody_listens_is_heard() -> None:
     """The moment between the handler and the receiver, made longer."""
     inside = "async for number in signals:\n    print(number)\n    break"
     assert run(before=LATE, inside=inside) == (0, f"{signal.SIGTERM.value}\nover\n")
+
+
+def test_a_second_signal_ends_a_process_that_does_not_get_out() -> None:
+    """As while it runs: once more ends at once."""
+    after = "signal.raise_signal(signal.SIGTERM)\nprint('goes on', flush=True)\nsignal.raise_signal(signal.SIGTERM)"
+    assert run(inside="pass", after=after) == (128 + signal.SIGTERM, "goes on\n")

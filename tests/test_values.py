@@ -125,3 +125,23 @@ def test_cases_can_take_a_value_apart() -> None:
             assert (x, y) == (1, 2)
         case _:
             pytest.fail("it is a point")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"x": field(repr=lambda _: "hidden")},
+        {"x": field(eq=str.lower)},
+        {"x": field(hash=False)},
+    ],
+    ids=["repr", "eq", "hash"],
+)
+def test_what_only_attrs_could_do_is_refused(made: dict[str, Any]) -> None:
+    """A field that hides its value by a function of its own must not show it without a word."""
+    with pytest.raises(TypeError, match=r"Odd\.x: a field is shown and compared as it is, or not at all"):
+        frozen(type("Odd", (), {"__annotations__": {"x": str}, **made}))
+
+
+def test_an_exception_is_no_value() -> None:
+    with pytest.raises(TypeError, match=r"use attrs\.frozen"):
+        frozen(type("Odd", (Exception,), {"__annotations__": {"x": str}}))

@@ -50,7 +50,7 @@ async def serve(
                     accepting.start_soon(_accept, entrance, site, host, limits, connections)
                 task_status.started(tuple(door.address for door in doors))
                 if site.table.needs_host:
-                    accepting.start_soon(_make_at_leisure, host)
+                    accepting.start_soon(_make_at_leisure, host, site)
                 await stopping.wait()
                 accepting.cancel_scope.cancel()
             for entrance in entrances:
@@ -63,10 +63,14 @@ async def serve(
             door.close()
 
 
-async def _make_at_leisure(host: LateHost) -> None:
-    """The host is there before anybody needs it, unless somebody does at once."""
+async def _make_at_leisure(host: LateHost, site: Site) -> None:
+    """The host is there before anybody needs it, unless somebody does at once. If it cannot be made now, whoever needs
+    it tries again; hot routes and jobs never do."""
     await trio.sleep(LEISURE_SECONDS)
-    await host.ready()
+    try:
+        await host.ready()
+    except Exception as error:
+        site.on_fault(error, "loading the rest of the API")
 
 
 class _Doorman:

@@ -1,5 +1,6 @@
 """The server as a whole: who gets in, what one bad connection can do, and how it stops."""
 
+import errno
 import importlib.abc
 import random
 import sys
@@ -11,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from ductile.web.host import LateHost
 from ductile.web.http1 import Limits
 from ductile.web.listen import open_unix
 from ductile.web.message import Channel, Request, Response
@@ -249,6 +251,7 @@ async def test_a_stop_does_not_wait_for_the_import_of_the_framework(
     start_server: "StartServer", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever stops a service right after its start meets closed doors, not an import that nobody needs any more."""
+    monkeypatch.setattr("ductile.web.serve.LEISURE_SECONDS", 0)
     reached, release = threading.Event(), threading.Event()
 
     class SlowDisk(importlib.abc.MetaPathFinder):
@@ -267,6 +270,27 @@ async def test_a_stop_does_not_wait_for_the_import_of_the_framework(
             await server.ended.wait()
     finally:
         release.set()
+
+
+async def test_a_framework_that_cannot_be_loaded_now_does_not_end_the_server(
+    start_server: "StartServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors or of memory for a while: who needs it is served later, everybody else meanwhile."""
+    monkeypatch.setattr("ductile.web.serve.LEISURE_SECONDS", 0)
+    tried = trio.Event()
+
+    async def fail(_: LateHost) -> None:
+        tried.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(LateHost, "ready", fail)
+        server = await start_server()
+        await tried.wait()
+        assert await server.is_healthy()
+        assert "Too many open files" in repr(server.faults)
+    client = await server.connect()
+    assert (await client.post("/hosted/echo", b"x")).status == 200
 
 
 @pytest.mark.parametrize("where", ["lane", "quart", "websocket"])
