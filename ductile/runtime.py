@@ -27,9 +27,10 @@ from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine import breaker
 from ductile.engine.cancelling import Cancelling
 from ductile.engine.dispatcher import Dispatcher
-from ductile.engine.housekeeping import Past, keep_house
+from ductile.engine.housekeeping import keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
 from ductile.engine.next_runs import next_runs
+from ductile.engine.past import Past
 from ductile.engine.pausing import Pausing
 from ductile.engine.processes import harden_self, instance_of
 from ductile.engine.recover import recover

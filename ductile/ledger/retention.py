@@ -44,16 +44,41 @@ class Pruned:
         return sum(asdict(self).values())
 
 
-def prune(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500) -> Pruned:
+ALL_OF_IT = 1 << 62
+
+
+@frozen(kw_only=True)
+class Reach:
+    """The last row of each kind that may be old: of the attempts of trees, of attempts, of the journal, of facts. Later
+    ones are young, whatever moment a wrong clock gave them."""
+
+    trees: int = ALL_OF_IT
+    attempts: int = ALL_OF_IT
+    journal: int = ALL_OF_IT
+    facts: int = ALL_OF_IT
+
+
+EVERYTHING = Reach()
+POSITIONS = "SELECT name, seq FROM sqlite_sequence"
+
+
+def positions(db: sqlite3.Connection) -> dict[str, int]:
+    """The last row of each table that numbers its rows, by now; a table that never had one is missing."""
+    return dict(db.execute(POSITIONS).fetchall())
+
+
+def prune(
+    db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500, reach: Reach = EVERYTHING
+) -> Pruned:
     """Up to about `limit` rows of each kind that nobody needs are gone; call again while anything is."""
-    jobs, arrivals = _prune_trees(db, _before(now, policy.job_queue), limit)
+    jobs, arrivals = _prune_trees(db, _before(now, policy.job_queue), limit, reach.trees)
     pruned = Pruned(
         jobs=jobs,
         arrivals=arrivals,
-        attempts=_run(db, PRUNE_ATTEMPTS, _before(now, policy.job_log), limit),
-        journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit),
+        attempts=_run(db, PRUNE_ATTEMPTS, _before(now, policy.job_log), limit, reach.attempts),
+        journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit, reach.journal),
         contexts=_run(db, PRUNE_CONTEXTS, _before(now, _longer(policy.job_queue, policy.job_log)), limit),
-        facts=_run(db, PRUNE_FACTS, _before(now, policy.facts), limit),
+        facts=_run(db, PRUNE_FACTS, _before(now, policy.facts), limit, reach.facts),
         snapshots=_run(db, PRUNE_SNAPSHOTS, to_text(now), limit),
         receipts=_run(db, PRUNE_RECEIPTS, to_text(now), limit) + _run(db, PRUNE_WINDOWS, to_text(now), limit),
         breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _before(now, policy.breaker_transitions), limit),
@@ -71,13 +96,16 @@ def _longer(one: timedelta | None, other: timedelta | None) -> timedelta | None:
     return None if one is None or other is None else max(one, other)
 
 
-def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int) -> int:
-    return 0 if before is None else db.execute(statement, {"before": before, "limit": limit}).rowcount
+def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int, last: int = ALL_OF_IT) -> int:
+    return 0 if before is None else db.execute(statement, {"before": before, "limit": limit, "last": last}).rowcount
 
 
 FINISHED_TREES = """
-    SELECT id, tree_jobs, is_join FROM job_queue
-     WHERE tree_completed_at < ? AND open_jobs = 0 ORDER BY tree_completed_at LIMIT ?
+    SELECT id, tree_jobs, is_join FROM job_queue AS root
+     WHERE tree_completed_at < :before AND open_jobs = 0
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = root.id AND seq > :last)
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE root_job_id = root.id AND root_job_id <> job_id AND seq > :last)
+     ORDER BY tree_completed_at LIMIT :limit
 """
 DELETE_ARRIVALS = """
     DELETE FROM arrivals WHERE join_id IN (
@@ -89,11 +117,12 @@ DELETE_TREE = "DELETE FROM job_queue WHERE root_job_id = ? AND root_job_id <> id
 DELETE_ROOT = "DELETE FROM job_queue WHERE id = ? AND open_jobs = 0"
 
 
-def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int) -> tuple[int, int]:
+def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int, last: int) -> tuple[int, int]:
     """Whole trees with what arrived at their joins, oldest first, until `limit` jobs are gone; one tree may be larger
     than that. How many jobs and arrivals that were."""
     gone = arrivals = 0
-    for root_id, tree_jobs, is_join in db.execute(FINISHED_TREES, (before, limit)).fetchall() if before else ():
+    asked = {"before": before, "last": last, "limit": limit}
+    for root_id, tree_jobs, is_join in db.execute(FINISHED_TREES, asked).fetchall() if before else ():
         if gone and gone + tree_jobs > limit:
             break
         if tree_jobs > 1 or is_join:
@@ -108,13 +137,14 @@ def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int) -> tupl
 PRUNE_ATTEMPTS = """
     DELETE FROM job_log WHERE seq IN (
         SELECT seq FROM job_log AS log
-         WHERE completed_at < :before AND NOT EXISTS (SELECT 1 FROM job_queue WHERE job_queue.id = log.job_id)
+         WHERE completed_at < :before AND +seq <= :last
+           AND NOT EXISTS (SELECT 1 FROM job_queue WHERE job_queue.id = log.job_id)
          ORDER BY completed_at LIMIT :limit)
 """
 # Only the oldest rows are looked at, so a call that finds nothing to do costs as little as one that does.
 PRUNE_JOURNAL = """
     DELETE FROM journal WHERE seq IN (
-        SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before)
+        SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before AND seq <= :last)
 """
 # Asked only of contexts older than any job or log row is kept, so nearly every one looked at can go.
 PRUNE_CONTEXTS = """
@@ -128,7 +158,8 @@ PRUNE_CONTEXTS = """
 """
 PRUNE_FACTS = """
     DELETE FROM plugin_facts WHERE id IN (
-        SELECT id FROM (SELECT id, created_at FROM plugin_facts ORDER BY id LIMIT :limit) WHERE created_at < :before)
+        SELECT id FROM (SELECT id, created_at FROM plugin_facts ORDER BY id LIMIT :limit)
+         WHERE created_at < :before AND id <= :last)
 """
 # A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that.
 PRUNE_SNAPSHOTS = """
