@@ -5,6 +5,7 @@ and handlers (the site does) or of parsing (the lane does). The runtime starts o
 """
 
 import errno
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -24,8 +25,8 @@ GRACE_SECONDS = 10.0
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 RETRY_ACCEPT_SECONDS = 0.1
 TURN_AWAY_SECONDS = 0.1
-LEISURE_SECONDS = 3.0
-"""What waited for the service goes first: its jobs, and whoever asks if it is there."""
+LEISURE_SECONDS, BUSY_SHARE = 3.0, 0.05
+"""A process that used less than this share of a processor for so long has nothing better to do."""
 
 
 async def serve(
@@ -64,9 +65,13 @@ async def serve(
 
 
 async def _make_at_leisure(host: LateHost, site: Site) -> None:
-    """The host is there before anybody needs it, unless somebody does at once. If it cannot be made now, whoever needs
-    it tries again; hot routes and jobs never do."""
-    await trio.sleep(LEISURE_SECONDS)
+    """The host is there before anybody needs it, unless somebody does at once or there is always something to do. If it
+    cannot be made now, whoever needs it tries again; hot routes and jobs never do."""
+    used, is_busy = time.process_time(), True
+    while is_busy:
+        await trio.sleep(LEISURE_SECONDS)
+        before, used = used, time.process_time()
+        is_busy = used - before > LEISURE_SECONDS * BUSY_SHARE
     try:
         await host.ready()
     except Exception as error:

@@ -252,6 +252,7 @@ async def test_a_stop_does_not_wait_for_the_import_of_the_framework(
 ) -> None:
     """Whoever stops a service right after its start meets closed doors, not an import that nobody needs any more."""
     monkeypatch.setattr("ductile.web.serve.LEISURE_SECONDS", 0)
+    monkeypatch.setattr("ductile.web.serve.time.process_time", lambda: 0.0)
     reached, release = threading.Event(), threading.Event()
 
     class SlowDisk(importlib.abc.MetaPathFinder):
@@ -272,11 +273,35 @@ async def test_a_stop_does_not_wait_for_the_import_of_the_framework(
         release.set()
 
 
+async def test_the_framework_is_loaded_when_there_is_nothing_better_to_do(
+    start_server: "StartServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not beside jobs and callers, who would have to share the interpreter with the import."""
+    looks, made = 0, trio.Event()
+
+    def work() -> float:
+        """Busy until the third look."""
+        nonlocal looks
+        looks += 1
+        return min(looks, 3) * 100.0
+
+    async def make(_: LateHost) -> None:
+        made.set()
+
+    monkeypatch.setattr("ductile.web.serve.LEISURE_SECONDS", 0.001)
+    monkeypatch.setattr("ductile.web.serve.time.process_time", work)
+    monkeypatch.setattr(LateHost, "ready", make)
+    await start_server()
+    await made.wait()
+    assert looks == 4
+
+
 async def test_a_framework_that_cannot_be_loaded_now_does_not_end_the_server(
     start_server: "StartServer", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of descriptors or of memory for a while: who needs it is served later, everybody else meanwhile."""
     monkeypatch.setattr("ductile.web.serve.LEISURE_SECONDS", 0)
+    monkeypatch.setattr("ductile.web.serve.time.process_time", lambda: 0.0)
     tried = trio.Event()
 
     async def fail(_: LateHost) -> None:
