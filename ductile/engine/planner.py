@@ -75,13 +75,13 @@ class Planner(Generic[LedgerT, HubT]):
 
     async def turn(self) -> datetime | None:
         """Everything that is due now has been decided; when the next look is needed."""
-        now = self.clock.now()
+        now, steady = self.clock.now(), self.clock.monotonic()
         jumped = self._clock_jumped(now)
         if self.snapshot() is not self._loaded:
             await self._load(self.snapshot(), now)
         elif self._stale or jumped:
             self._refresh()
-        self._stale, self._clocks = False, (now, self.clock.monotonic())
+        self._stale, self._clocks = False, (now, steady)
         for keys in _portions(list(self._take_due(now)), PORTION):
             await self._let_others_work()
             decisions = [decision for key in keys if (decision := self._decide(key, now))]

@@ -663,6 +663,21 @@ async def test_a_small_correction_of_the_clock_is_no_jump(stage: MakeStage) -> N
 # ── the loop around the turns ───────────────────────────────────────────────────────────────────────────────────────
 
 
+async def test_the_first_slot_is_not_late_by_what_loading_took(stage: MakeStage) -> None:
+    """While thousands of schedules are taken up, time goes by: the wait for the next one begins where it is then."""
+    one = await stage(echo("at: '2026-03-09T12:10:00Z'"))
+
+    class TakesLong(Counted):
+        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            one.clock.pass_to(one.clock.now() + MINUTE)
+            return await super().write(function, *args, **kwargs)
+
+    one.scheduler.ledger = TakesLong(one.ledger)  # type: ignore[assignment]
+    await one.turn()
+    assert one.clock.now() > NOON
+    assert one.scheduler._now() == one.clock.now()
+
+
 async def test_a_full_disk_is_waited_out(stage: MakeStage, nursery: trio.Nursery) -> None:
     """The scheduler goes on and fires what was due when there is room again; nobody else notices."""
     one = await stage(echo(f"every: 5m, payload: {{text: {'x' * 100_000}}}"))
