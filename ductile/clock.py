@@ -32,7 +32,16 @@ def to_text(moment: datetime) -> str:
 
 @lru_cache(maxsize=16)  # one transaction writes the same moment into many rows
 def _utc_text(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds")[: _STORED_LENGTH - 1] + "Z"
+    # As `isoformat` has it, in a third of the time.
+    return "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ" % (
+        moment.year,
+        moment.month,
+        moment.day,
+        moment.hour,
+        moment.minute,
+        moment.second,
+        moment.microsecond,
+    )
 
 
 def from_text(text: str) -> datetime:

@@ -22,6 +22,7 @@ INSTANCE_MARKER = "DUCTILE_INSTANCE"
 
 HAS_CHILDREN_LIST = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without it
 
+_SURELY_ALL = 2048  # bytes: the kernel ends a list early only when a page of it is full
 _PR_SET_DUMPABLE = 4
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGE_BLOCK, _KEPT_AT_MOST = 1 << 20, 16 << 20
@@ -303,7 +304,9 @@ def _children() -> Iterable[int]:
     # Orphans are given to the main thread, so its list is enough.
     listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = b"".join(iter(lambda: os.read(listing, 65536), b""))
+        content = os.read(listing, 65536)
+        if len(content) > _SURELY_ALL:
+            content += b"".join(iter(lambda: os.read(listing, 65536), b""))
     finally:
         os.close(listing)
     return map(int, content.split())

@@ -17,6 +17,7 @@ from attrs import Factory, define, field
 from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
 from ductile.values import frozen
 
+ROOMY_PIPE = 256 << 10
 # After the leader's exit: how long its pipes may stay quiet, and how long they may go on at all.
 QUIET_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
@@ -214,6 +215,15 @@ class Running:
             if self.taken == before:
                 break
         self.pipe_held = bool(self.outputs)
+
+    def is_silent(self) -> bool:
+        """Whether the process has said nothing so far; what it has said is taken."""
+        self.read_what_is_there()
+        return not self.stdout_total and not self.tail.total and len(self.outputs) == 2
+
+    def make_room(self) -> None:
+        """What the process says can wait for a while without holding it up."""
+        widen(self.process.stdout, ROOMY_PIPE)
 
     def read_what_is_there(self) -> None:
         """What has been said by now is taken, as much as a pipe can hold."""

@@ -17,8 +17,9 @@ from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.running import LOST_SECONDS, Caps, Ending, Finished, Running, Tail
 from ductile.engine.sweep import House, house
 
-BRIEF_SECONDS = 0.005
-"""How long a process may run before what it says is read."""
+BRIEF_SECONDS, SILENT_SECONDS = 0.005, 0.05
+"""How long a process may run before what it says is read; longer if it has said nothing by then, as most have whose
+interpreter is still loading."""
 
 __all__ = ["Caps", "Ending", "Finished", "Limits", "SpawnFailed", "Stop", "Tail", "run_plugin"]
 
@@ -98,15 +99,22 @@ async def _launch_here_or_in_a_thread(
     home: House, start: Callable[..., Launched | SpawnFailed]
 ) -> Launched | SpawnFailed:
     """Here costs half as much; but where every core is busy a spawn waits for its turn, and the loop with it."""
+    if home.is_at_leisure:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return _launch_here(home, start)
     if not home.is_busy:
         async with home.door:
             if not home.is_busy:  # the one before us may have found out
-                began = time.monotonic()
-                launched = start(is_alone=True)
-                home.note_spawn(began)
-                return launched
+                return _launch_here(home, start)
     # Not abandoned when cancelled: the process could be lost.
     return await trio.to_thread.run_sync(start, limiter=home.side_door)
+
+
+def _launch_here(home: House, start: Callable[..., Launched | SpawnFailed]) -> Launched | SpawnFailed:
+    began = time.monotonic()
+    launched = start(is_alone=True)
+    home.note_spawn(began)
+    return launched
 
 
 class _Run(Running):
@@ -115,7 +123,11 @@ class _Run(Running):
     async def until_over(self, deadline: float, stop: Stop) -> None:
         """Returns when the leader has exited, said too much, reached its deadline, or was asked to stop."""
         if not self.feeding:
-            await self._until_exit(min(deadline, trio.current_time() + BRIEF_SECONDS), stop)
+            began = trio.current_time()
+            await self._until_exit(min(deadline, began + BRIEF_SECONDS), stop)
+            if not self.exited and stop.reason is None and self.is_silent():
+                self.make_room()
+                await self._until_exit(min(deadline, began + SILENT_SECONDS), stop)
         if self.exited:
             self.read_what_is_there()
         else:

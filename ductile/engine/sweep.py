@@ -25,14 +25,17 @@ SPAWN_THREADS = 4
 # Spawns that block the loop this long on average (of about the last five) send the next ones through threads.
 SLOW_SPAWN_SECONDS, BUSY_SECONDS = 0.003, 0.5
 LONGEST_COUNTED_SECONDS = 0.006  # one outlier alone proves nothing
+LEISURE_SECONDS = 0.0005
 
 
 @define
 class House:
     """The running leaders by pid, each with its job, and who may spawn or sweep now."""
 
-    # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall.
+    # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall. Who comes
+    # a while after the last one need not wait for a turn.
     door: trio.Lock = Factory(trio.Lock)
+    last_spawn: float = 0.0
     # While the host is too busy for that, spawns go through these threads.
     side_door: trio.CapacityLimiter = Factory(lambda: trio.CapacityLimiter(SPAWN_THREADS))
     average_spawn: float = 0.0
@@ -48,9 +51,15 @@ class House:
         """True if the host is too busy to spawn in the loop."""
         return time.monotonic() < self.busy_until
 
+    @property
+    def is_at_leisure(self) -> bool:
+        """True if a spawn in the loop adds to no other."""
+        now = time.monotonic()
+        return now >= self.busy_until and now - self.last_spawn >= LEISURE_SECONDS
+
     def note_spawn(self, began: float) -> None:
         """A spawn in the loop is over: if these take long, the host counts as busy for a while."""
-        now = time.monotonic()
+        self.last_spawn = now = time.monotonic()
         self.average_spawn += (min(now - began, LONGEST_COUNTED_SECONDS) - self.average_spawn) / 5
         # A child of a thread is not in the main thread's list of children; without such lists it would look adopted.
         if self.average_spawn > SLOW_SPAWN_SECONDS and HAS_CHILDREN_LIST:
