@@ -213,6 +213,7 @@ async def _work(
             await serving.start(dispatcher.run, rt.stopping)
             await serving.start(_schedule, rt, ledger, dispatcher)
             gc.freeze()  # what is there by now stays: no search for garbage needs to look at it again
+            gc.enable()
             rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
             rt.notifier.send("READY=1")
             announce(f"ductile {__version__} is ready: {', '.join(addresses)}")

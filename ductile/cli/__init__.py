@@ -31,9 +31,6 @@ SINGLE = {
 }
 """Commands that are no noun's: `command` in the file of that name, imported when it is used."""
 
-YOUNG = 50_000
-"""New objects after which garbage is looked for: most commands make fewer and none of them garbage."""
-
 SHORT_FORMS = {
     "plugins": ("plugin", "list"),
     "reload": ("system", "reload"),
@@ -130,7 +127,6 @@ def _print_version(ctx: click.Context, wanted: bool) -> None:
 
 def main() -> None:
     """The console script."""
-    gc.set_threshold(YOUNG)
     _open_what_is_closed()
     code = output.run(ductile, sys.argv[1:])
     gc.freeze()  # the process ends: searching all it has imported for garbage would cost a tenth of its time

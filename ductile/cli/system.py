@@ -59,6 +59,11 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
 
     Example: ductile system start --config ./my-config
     """
+    if not dry_run:
+        # Whatever is imported and made on the way to ready stays. The runtime looks for garbage again from there on, as
+        # often as Python does: `main` thinks of commands that end.
+        gc.disable()
+        gc.set_threshold(700)
     from ductile import runtime
     from ductile.config.sources import find
 
@@ -67,7 +72,6 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
         human = "{plugins} plugins and the ledger {ledger} are usable: the service would start".format_map
         output.show(runtime.rehearse(found.path), as_json=as_json, human=lambda plan: [human(plan)])
         return
-    gc.set_threshold(700)  # as Python has it: `main` thinks of commands that end, and this one stays
     runtime.run(found.path, origin=found.origin, announce=output.note)
 
 

@@ -132,12 +132,17 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         return db
 
 
-@contextlib.contextmanager
-def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+class snapshot:  # noqa: N801 (read as what holds inside: `with snapshot(db):`)
     """Inside, all reads of `db` see the same moment."""
-    db.execute("BEGIN")
-    try:
-        yield
-    finally:
-        if db.in_transaction:
-            db.execute("COMMIT")
+
+    __slots__ = ("_db",)
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN")
+
+    def __exit__(self, *_: object) -> None:
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")

@@ -161,13 +161,19 @@ TREE = f"""
 TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
 
 
+ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
+
+
 def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[Node]:
     """All jobs of the tree `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
-    found = get_job(db, job_id)
-    if found:
-        rows = db.execute(TREE, {"root": found.root_job_id, "limit": limit})
-        return [Node(job=job_from_row(row[:-1]), result=row[-1]) for row in rows]
-    return _treelogged_job(db, job_id, limit)
+    root = db.execute(ROOT_ID, (job_id,)).fetchone()
+    return tree_under(db, root[0], limit=limit) if root else _treelogged_job(db, job_id, limit)
+
+
+def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
+    """All jobs under this root, itself first, of one moment; none if the root has left the queue."""
+    rows = db.execute(TREE, {"root": root_job_id, "limit": limit})
+    return [Node(job=job_from_row(row), result=row[-1]) for row in rows]
 
 
 def _treelogged_job(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
@@ -240,12 +246,27 @@ def _outcomelogged_job(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
     )
 
 
-OPEN_TREE = "SELECT 1 FROM job_queue WHERE id = ? AND open_jobs > 0"
+@frozen
+class Standing:
+    """How many jobs of a tree still wait or run, and how many there ever were; no jobs: there is no such root."""
+
+    open_jobs: int
+    tree_jobs: int
+
+    @property
+    def is_over(self) -> bool:
+        """True unless there is something to wait for."""
+        return not self.open_jobs
 
 
-def tree_is_over(db: sqlite3.Connection, root_job_id: str) -> bool:
-    """True unless a job of the tree still waits or runs; an unknown tree has nothing to wait for."""
-    return db.execute(OPEN_TREE, (root_job_id,)).fetchone() is None
+NO_TREE = Standing(0, 0)
+STANDING = "SELECT COALESCE(open_jobs, 0), COALESCE(tree_jobs, 0) FROM job_queue WHERE id = ?"
+
+
+def standing(db: sqlite3.Connection, root_job_id: str) -> Standing:
+    """How the tree of this root stands."""
+    row = db.execute(STANDING, (root_job_id,)).fetchone()
+    return Standing(*row) if row else NO_TREE
 
 
 OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"

@@ -28,7 +28,7 @@ class Start:
 
 
 def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
-    """The job in a row of exactly JOB_COLUMNS or LISTED_COLUMNS; with a `start`, as it is after that."""
+    """The job in a row that begins with JOB_COLUMNS or LISTED_COLUMNS; with a `start`, as it is after that."""
     return Job(
         id=row[0],
         plugin=row[1],

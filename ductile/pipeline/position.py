@@ -13,6 +13,9 @@ from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import Node, Plan
 from ductile.values import frozen
 
+INDEXES = '"indexes"'
+"""Stands in the text of every context that has indexes."""
+
 
 @frozen(kw_only=True)
 class Position:

@@ -40,8 +40,8 @@ from ductile.pipeline.events import (
     step_failure,
 )
 from ductile.pipeline.paths import Scope
-from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED, Node, Plan, Plans
-from ductile.pipeline.position import Position, fits, hook_depth_of, position_of
+from ductile.pipeline.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED, End, Node, Plan, Plans
+from ductile.pipeline.position import INDEXES, Position, fits, hook_depth_of, position_of
 from ductile.pipeline.walk import (
     MOST_BYTES,
     MOST_CONTEXT,
@@ -120,6 +120,8 @@ class _Place:
 
 def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now: datetime) -> Following:
     """What follows from a final ending; TooMuch if it is more than one job may lead to."""
+    if ended.status is JobStatus.SUCCEEDED and not events and _ends_here(job, world):
+        return NOTHING
     walk = world.walk()
     place = _place(job, world, walk)
     if ended.status is JobStatus.SUCCEEDED and not events and place is not None:
@@ -131,6 +133,27 @@ def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now:
     if job.notify and job.is_root and ended.status is not JobStatus.SKIPPED:
         _tell_hooks(job, ended, world, walk, now=now)
     return walk.following()
+
+
+NOTHING = Following()
+
+
+def _ends_here(job: Job, world: World) -> bool:
+    """True if nobody is told when the job succeeds without an event: its payload and baggage need not be read then.
+
+    False where that takes more than a look.
+    """
+    if job.notify and job.is_root:
+        return False
+    if job.pipeline is None or job.step_id is None:
+        return True
+    plan = world.plans.by_name.get(job.pipeline)
+    node = plan.nodes.get(job.step_id) if plan is not None else None
+    if node is None or not isinstance(node.successors, End) or (job.plugin, STEP_SUCCEEDED) in world.routes.targets:
+        return False
+    # What `fits` asks: such a job has no join and no indexes, nor has its step.
+    is_plain = job.join_id is None and INDEXES not in (job.context or "")
+    return is_plain and not node.joins and not node.foreach_depth
 
 
 def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome, Following]:
@@ -222,7 +245,8 @@ def _from(event: Event, job: Job) -> Event:
         source["ductile_upstream_pipeline"] = job.pipeline
     if job.step_id is not None:
         source["ductile_upstream_step_id"] = job.step_id
-    return evolve(event, payload={**event.payload, **source})
+    payload = {**event.payload, **source}
+    return Event(event.id, event.type, payload, event.source, event.at, event.dedupe_key, event.headers)
 
 
 def _routed(event: Event, job: Job, index: int, plugin: str, world: World, walk: Walk) -> NewJob:
@@ -252,18 +276,17 @@ def _trigger(plan: Plan, event: Event, job: Job, place: _Place | None, walk: Wal
     at = Position(
         **fresh(plan, event),
         baggage=baggage,
-        inherits_from=job.event_context_id,
         hops=job.hops + 1,
         parent_id=job.id,
     )
-    _start_or_note(plan, _from(event, job), walk, at)
+    _start_or_note(plan, _from(event, job), walk, at, continues=job.event_context_id)
 
 
-def _start_or_note(plan: Plan, event: Event, walk: Walk, at: Position) -> None:
+def _start_or_note(plan: Plan, event: Event, walk: Walk, at: Position, *, continues: str | None = None) -> None:
     """The run has begun; or it is too much and that is noted: the job that emitted the event is not to blame."""
     before = walk.mark()
     try:
-        start(plan, event, walk, at)
+        start(plan, event, walk, at, continues=continues)
     except TooMuch as error:
         walk.go_back_to(before)
         about = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
@@ -313,22 +336,33 @@ def may_begin(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any],
 
 def fresh(plan: Plan, event: Event) -> dict[str, Any]:
     """What every run begins with."""
-    return {"plan": plan, "instance": derived_id(event.id, plan.name), "depth_limit": plan.depth_limit}
+    instance = derived_id(event.id, plan.name)
+    return {
+        "plan": plan,
+        "instance": instance,
+        "inherits_from": derived_id(instance, "context"),
+        "depth_limit": plan.depth_limit,
+    }
 
 
-def start(plan: Plan, event: Event, walk: Walk, at: Position) -> None:
-    """The root context and the first jobs; a tree of its own gets one root, whatever the pipeline begins with."""
+def start(plan: Plan, event: Event, walk: Walk, at: Position, *, continues: str | None = None) -> None:
+    """The root context and the first jobs, which inherit from it; it `continues` the context that the run came from.
+
+    A tree of its own gets one root, whatever the pipeline begins with.
+    """
+    context_id = at.inherits_from
+    assert context_id is not None, "`fresh` has named the root context"
     context = NewContext(
-        id=derived_id(at.instance, "context"),
-        parent_id=at.inherits_from,
+        id=context_id,
+        parent_id=continues,
         pipeline_name=plan.name,
         accumulated_json=strict_json.dumps({**at.baggage, CONTROL: at.control(0)}),
     )
     walk.add_context(context)
     first = len(walk.children)
-    walk.enter(plan.entry, event, evolve(at, inherits_from=context.id))
+    walk.enter(plan.entry, event, at)
     if at.parent_id is None or at.own_tree:
-        walk.children[first:] = _under_one_root(walk.children[first:], event, at, context.id)
+        walk.children[first:] = _under_one_root(walk.children[first:], event, at, context_id)
 
 
 def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: str) -> list[NewJob]:

@@ -186,9 +186,10 @@ class Walk:
         depth = at.depth + 1
         if at.depth_limit and depth > at.depth_limit:
             return self._fail(node, event, at, JobStatus.DEAD, f"max_depth {at.depth_limit} of the pipeline is reached")
+        key = at.key(event, node.path)
         try:
             payload = self.payload_for(node.command, event)
-            context = self._context(node, event, at, depth)
+            context = self._context(node, event, at, key, depth)
         except (Unfit, BaggageRefused) as refused:
             return self._fail(node, event, at, JobStatus.FAILED, str(refused))
         self.add_context(context)
@@ -201,6 +202,7 @@ class Walk:
                 event,
                 at,
                 command=node.command,
+                child_key=key,
                 payload=payload,
                 max_attempts=known.max_attempts,
                 dedupe_key=self._dedupe_key(node, event, at),
@@ -212,7 +214,7 @@ class Walk:
         )
         return None
 
-    def _context(self, node: Node, event: Event, at: Position, depth: int) -> NewContext:
+    def _context(self, node: Node, event: Event, at: Position, key: str, depth: int) -> NewContext:
         accumulated = claim(
             node.baggage or NO_CLAIMS,
             at.scope(event),
@@ -221,7 +223,7 @@ class Walk:
             most_bytes=self.most_context,
         )
         return NewContext(
-            id=derived_id(at.parent_id, at.key(event, node.path), "context"),
+            id=derived_id(at.parent_id, key, "context"),
             parent_id=at.inherits_from,
             pipeline_name=at.plan.name,
             step_id=node.path,
@@ -316,7 +318,7 @@ class Walk:
         """The members first: when the join is written, the ledger counts whom it waits for."""
         try:
             payload = self.payload_for(HANDLE, event)
-            context = self._context(join, event, at, at.depth + 1)
+            context = self._context(join, event, at, at.key(event, join.path), at.depth + 1)
         except (Unfit, BaggageRefused) as refused:
             return self._fail(join, event, at, JobStatus.FAILED, str(refused))
         self.add_context(context)
@@ -357,7 +359,7 @@ class Walk:
             parent_job_id=at.parent_id,
             own_tree=at.own_tree,
             source_event_id=event.id,
-            child_key=at.key(event, path),
+            child_key=more.pop("child_key", None) or at.key(event, path),
             pipeline=at.plan.name,
             step_id=path,
             join_id=at.join_id if settled is None or settled.status is not JobStatus.SUCCEEDED else None,

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 
-from attrs import evolve
-
 from ductile.clock import Clock
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
@@ -111,7 +109,7 @@ def _authorize(
     request: Request,
 ) -> Request | Response:
     if request.peer == "unix":
-        return evolve(request, principal=OPERATOR)
+        return request.by(OPERATOR)
     if route.scope is None:
         return request
     authorization = request.headers.get("authorization", ())
@@ -127,7 +125,7 @@ def _authorize(
     on_use(principal.name, now)
     if not principal.may(route.scope, plugin=request.params.get("plugin")):
         return forbidden()
-    return evolve(request, principal=principal)
+    return request.by(principal)
 
 
 def forbidden() -> Response:

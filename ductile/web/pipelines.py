@@ -20,6 +20,7 @@ from ductile.ledger import reports, trees
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
+from ductile.ledger.reports import NO_TREE, Standing
 from ductile.ledger.trees import Budget
 from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
@@ -74,12 +75,12 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         # A caller that comes again under its key waits for the run that it began.
         answer = await _started(desk, request, snapshot, plan)
         root_id = answer.job_id or ""
-        is_over = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
-    if answer.is_repeat and desk.ledger.look_up(trees.root_of, root_id) is None:
+        run = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
+    if answer.is_repeat and run is NO_TREE:
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
-    if is_over:
+    if run.is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, view, headers_of(answer))
+        return await _shown(desk, root_id, run.tree_jobs, view, headers_of(answer))
     still = _still_running(root_id, is_stopping=desk.is_stopping())
     return json_response(still, 202, headers_of(answer))
 
@@ -103,11 +104,13 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     job_id = job_id_of(request)
     snapshot = desk.snapshot()
     patience = wait_of(request, snapshot)
-    root = desk.ledger.look_up(trees.root_of, job_id)
-    if root is not None and patience:
-        await _until_over(desk, root.id, patience)
     shows_result = request.principal.may(RESULT_SCOPE)
-    return await _shown(desk, job_id, partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result))
+    view = partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result)
+    root = desk.ledger.look_up(trees.root_of, job_id)
+    if root is None:
+        return await _shown(desk, job_id, 0, view)
+    tree_jobs = (await _until_over(desk, root.id, patience)).tree_jobs if patience else root.tree_jobs
+    return await _shown(desk, root.id, tree_jobs, view)
 
 
 async def _start(
@@ -184,31 +187,28 @@ def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, s
     return RunRefused(message)
 
 
-async def _until_over(desk: Desk, root_id: str, patience: float) -> bool:
-    """True when every job of the tree is over; False after `patience` seconds, or when the service is stopping."""
-    deadline = trio.current_time() + patience
+async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing:
+    """How the tree stands when every job of it is over, after `patience` seconds, or when the service is stopping."""
+    now = trio.current_time()
+    deadline = now + patience
     with desk.hub.watch(tree_topic(root_id)) as hints:
-        while not (is_over := desk.ledger.look_up(reports.tree_is_over, root_id)):
-            left = deadline - trio.current_time()
-            if left <= 0 or desk.is_stopping():
+        while not (tree := desk.ledger.look_up(reports.standing, root_id)).is_over:
+            if now >= deadline or desk.is_stopping():
                 break
             # A hint can be lost, so the ledger is asked again after a while.
-            with trio.move_on_after(min(left, RECHECK_SECONDS)):
+            with trio.CancelScope(deadline=min(deadline, now + RECHECK_SECONDS)):
                 await hints.receive()
-    if is_over:  # nobody is told of an end that a power cut could take back
+            now = trio.current_time()
+    if tree.is_over:  # nobody is told of an end that a power cut could take back
         await desk.ledger.disk.until_durable()
-    return is_over
+    return tree
 
 
 async def _shown(
-    desk: Desk, job_id: str, view: Callable[[Sequence[reports.Node]], str], headers: Headers = ()
+    desk: Desk, job_id: str, tree_jobs: int, view: Callable[[Sequence[reports.Node]], str], headers: Headers = ()
 ) -> Response:
-    """The tree of the job as `view` shows it."""
-    root = desk.ledger.look_up(trees.root_of, job_id)
-
-    def read(db: Any) -> bytes:
-        return view(reports.tree(db, job_id)).encode()
-
-    if root is not None and root.tree_jobs <= SMALL_TREE:
-        return encoded_json_response(desk.ledger.read(read), headers=headers)
-    return encoded_json_response(await desk.ledger.read_slowly(read), headers=headers)
+    """The tree of the job as `view` shows it; `tree_jobs` is its size if the job is its root, 0 if that is unknown."""
+    if 0 < tree_jobs <= SMALL_TREE and (nodes := desk.ledger.look_up(reports.tree_under, job_id)):
+        return encoded_json_response(view(nodes).encode(), headers=headers)
+    text = await desk.ledger.read_slowly(lambda db: view(reports.tree(db, job_id)).encode())
+    return encoded_json_response(text, headers=headers)

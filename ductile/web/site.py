@@ -7,7 +7,7 @@ not know how requests arrive. The lane and the Quart-Trio host share it.
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from attrs import evolve, field
+from attrs import field
 
 from ductile.errors import DuctileError
 from ductile.values import frozen
@@ -55,7 +55,7 @@ class Site:
             raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
-            admitted = self.authorize(match.route, evolve(request, params=match.params) if match.params else request)
+            admitted = self.authorize(match.route, request.at(match.params) if match.params else request)
         except DuctileError as error:
             raise Refusal(error_response(error)) from error
         except Exception as error:

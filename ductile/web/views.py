@@ -5,7 +5,7 @@ Pure; the handlers fetch what is shown here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ductile import strict_json
@@ -119,9 +119,11 @@ def run_text(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str:
     """A finished run of `pipeline`: what it came to, its result, and its tree."""
     root = nodes[0].job
     ended_at = max((node.job.completed_at for node in nodes if node.job.completed_at), default=root.created_at)
-    head = strict_json.dumps({"job_id": root.id, "status": run_status(nodes), "duration_ms": _millis(root, ended_at)})
+    head = (
+        f'"job_id":{strict_json.dumps(root.id)},"status":"{run_status(nodes)}","duration_ms":{_millis(root, ended_at)}'
+    )
     result = _result_of(nodes, pipeline, ends)
-    return f'{head[:-1]},"result":{result or "null"},"tree":{tree_text(nodes, ends)}}}'
+    return f'{{{head},"result":{result or "null"},"tree":{tree_text(nodes, ends)}}}'
 
 
 def run_status(nodes: Iterable[Node]) -> JobStatus:
@@ -202,4 +204,4 @@ def _millis(root: Job, ended_at: datetime) -> int:
 
 
 def _moment(moment: datetime | None) -> str | None:
-    return to_text(moment.astimezone(UTC)) if moment else None
+    return to_text(moment) if moment else None

@@ -16,6 +16,7 @@ from ductile.cli import NOUNS
 from ductile.cli.effects import EFFECTS
 from tests.cli import world
 from tests.cli.world import World
+from tests.e2e.service import Home
 
 HEAVY = ("trio", "quart", "hypercorn", "quart_trio", "cattrs", "yaml", "sqlite3", "croniter", "asyncio")
 
@@ -120,6 +121,21 @@ def printed_by(*args: str) -> str:
 def test_every_exception_is_a_command_that_reads() -> None:
     """A list of exceptions does not outlive what it excepts."""
     assert set(ONLY_WITH_SERVICE) <= set(READING)
+
+
+def test_a_service_looks_for_garbage_from_ready_on_and_not_before(tmp_path: Path) -> None:
+    """Nothing that is loaded on the way to ready is garbage; what comes afterwards may be."""
+    script = (
+        "import gc, os, sys; from ductile.cli import ductile, output\n"
+        "searches = []; gc.callbacks.append(lambda *_: searches.append('trio' in sys.modules))\n"
+        "def note(text):\n"
+        "    print(gc.isenabled(), gc.get_threshold()[0], any(searches), file=sys.stderr, flush=True); os._exit(0)\n"
+        "output.note = note; output.run(ductile, sys.argv[1:])"
+    )
+    home = Home.make(tmp_path / "home")
+    command = [sys.executable, "-c", script, "system", "start", "--config", str(home.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "True 700 False", done.stderr
 
 
 def test_ctrl_c_while_it_is_still_loading_ends_it_without_a_word(tmp_path: Path) -> None:

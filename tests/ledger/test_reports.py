@@ -11,6 +11,7 @@ from ductile.errors import NotFound
 from ductile.ledger import journal, reports
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.connections import transaction
+from ductile.ledger.reports import Standing
 from ductile.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
 
 MINUTE = timedelta(minutes=1)
@@ -134,10 +135,12 @@ def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
     child = drive.new(plugin="next", child_key="1", tolerated=tolerated)
     drive.end(drive.claim_one(), outcome if is_root else None, children=(child,))
     seen = reports.tree_outcome(drive.db, root.job_id)
-    assert (seen.status, seen.duration, reports.tree_is_over(drive.db, root.job_id)) == ("open", None, False)
+    assert (seen.status, seen.duration, reports.standing(drive.db, root.job_id)) == ("open", None, Standing(1, 2))
     drive.later(seconds=3)
     ended = drive.end(drive.claim_one("next"), None if is_root else outcome)
-    assert reports.tree_is_over(drive.db, root.job_id)
+    assert reports.standing(drive.db, root.job_id) == Standing(0, 2)
+    assert reports.standing(drive.db, root.job_id).is_over
+    assert reports.standing(drive.db, "unknown") is reports.NO_TREE
     for _ in ("in the queue", "in the log"):
         for member in (root.job_id, ended.job_id):
             seen = reports.tree_outcome(drive.db, member)

@@ -1,6 +1,7 @@
 """What follows from the end of a job and what a trigger starts: runs, routes, triggers, hooks, joins."""
 
 import json
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from attrs import evolve
 
 from ductile.model import Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
-from ductile.pipeline.events import Ended, Event, event_id
+from ductile.pipeline import route
+from ductile.pipeline.events import Ended, Event, derived_id, event_id
 from ductile.pipeline.route import TooMuch, World, after, after_join, begin
 from tests.pipeline.runs import (
     NOW,
@@ -83,6 +85,38 @@ def test_a_silent_step_hands_on_what_it_was_entered_with_and_its_result() -> Non
 def test_a_silent_job_outside_of_every_run_leads_to_nothing() -> None:
     """Nobody waits for it."""
     assert follow() == Following()
+
+
+LAST = "{id: a, uses: x}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "job", "routes", "is_seen_at_once"),
+    [
+        (LAST, {}, (), True),
+        (LAST, {"notify": True}, (), True),
+        (LAST, {"notify": True, "root_job_id": "row of a"}, (), False),
+        (LAST, {}, (("x", "ductile.step.succeeded", "y"),), False),
+        (LAST, {"join_id": "from before a reload"}, (), False),
+        (LAST, {"context": '{"ductile":{"items":[1],"indexes":[0]}}'}, (), False),
+        (LAST, {"step_id": "gone"}, (), False),
+        (LAST, {"pipeline": "gone"}, (), False),
+        ("{id: a, uses: x, foreach: payload.all}", {}, (), False),
+        ("{id: a, uses: x, foreach: payload.all, join: true}", {}, (), False),
+        (f"{LAST}, {{id: b, uses: y}}", {}, (), False),
+    ],
+)
+def test_a_silent_end_that_nobody_hears_of_is_the_same_by_the_long_way(
+    monkeypatch: pytest.MonkeyPatch, steps: str, job: Any, routes: Any, is_seen_at_once: bool
+) -> None:
+    """Where a look shows that nothing follows, nothing would have followed."""
+    hook = "{name: h, on-hook: job.completed, steps: [{uses: z}]}"
+    world = a_world(f"[{{name: p, on: e, steps: [{steps}]}}, {hook}]", routes)
+    ending = job_of(begun(world, payload={"all": [1]}), "a", **job)
+    assert route._ends_here(ending, world) is is_seen_at_once
+    short = after(ending, SUCCEEDED, (), world, now=NOW)
+    monkeypatch.setattr(route, "_ends_here", lambda *_: False)
+    assert after(ending, SUCCEEDED, (), world, now=NOW) == short
 
 
 def test_a_step_is_told_which_step_came_before_it_not_which_came_first() -> None:
@@ -739,6 +773,13 @@ def test_whoever_asks_for_a_run_that_cannot_begin_is_told_why(step: str, reason:
 
 
 # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("parts", [(), ("job-1", 1, 0), ("job-1", 12, "silent"), (None, "ä/😀", "context")])
+def test_a_derived_id_is_the_uuid_of_its_parts(parts: tuple[Any, ...]) -> None:
+    """Version 5 in our namespace: the same from every release, so that what was delivered before is known again."""
+    namespace = uuid.UUID("6c0f7a7e-5f0b-5d0a-9c2a-0d1b6a5e4f3c")
+    assert derived_id(*parts) == str(uuid.uuid5(namespace, "/".join(map(str, parts))))
 
 
 def test_the_envelope_is_the_event_and_leaves_out_what_it_has_not() -> None:
