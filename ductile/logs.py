@@ -23,7 +23,7 @@ LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40}
 MOST_WAITING = 10_000
 FLUSH_SECONDS = 2.0
 LONGEST_VALUE = 64 << 10
-PAUSE_SECONDS = 0.005
+PAUSE_SECONDS = 0.02
 """Between two writes of the thread, so that it wakes once for a burst and not for each of its lines."""
 END = b""
 
