@@ -3,6 +3,7 @@
 Ids are derived from who emitted the event, so that the same attempt can never make twins. Pure values.
 """
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -68,8 +69,16 @@ class Ended:
 
 
 def derived_id(*parts: object) -> str:
-    """The same id for the same parts, always."""
-    return str(uuid.uuid5(NAMESPACE, "/".join(map(str, parts))))
+    """The same id for the same parts, always: a UUID (version 5) in `NAMESPACE`."""
+    # What `uuid.uuid5` does, without an object in between that costs more than the hash.
+    name = "/".join(map(str, parts)).encode()
+    bits = int.from_bytes(hashlib.sha1(NAMESPACE.bytes + name, usedforsecurity=False).digest()[:16])
+    text = f"{bits & _ROOM_FOR_VERSION | _VERSION_5:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+_VERSION_5 = 5 << 76 | 2 << 62
+_ROOM_FOR_VERSION = ~(0xF << 76 | 3 << 62)
 
 
 def event_id(job_id: str, attempt: int, index: int | str) -> str:
