@@ -6,6 +6,7 @@ jobs; not when to look. The scheduler decides that and calls `apply_all`.
 
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import groupby
 
 from attrs import evolve
 
@@ -100,7 +101,31 @@ class Now:
 
 def apply_all(db: Connection, decisions: list[Decision], now: Now) -> list[Applied | RowFault]:
     """Every decision is in the ledger, as far as the gates let it; one that cannot be written does not touch others."""
-    return [written_or_fault(db, partial(_applied, db, decision, now)) for decision in decisions]
+    applied: list[Applied | RowFault] = []
+    for only_looks_ahead, group in groupby(decisions, key=_only_looks_ahead):
+        alike = list(group)
+        # Thousands of new schedules are told nothing but their next run, and one savepoint does for many of them.
+        together = written_or_fault(db, partial(_look_ahead, db, alike, now)) if only_looks_ahead else None
+        if together is None or isinstance(together, RowFault):
+            applied += [written_or_fault(db, partial(_applied, db, decision, now)) for decision in alike]
+        else:
+            applied += together
+    return applied
+
+
+def _only_looks_ahead(decision: Decision) -> bool:
+    """Whether all there is to write is the next run, paused or not; a schedule with one slot waits for its pause."""
+    found = decision.look
+    return not (found.due or found.held or found.decided_to or found.clock_set_back or decision.planned.is_once)
+
+
+def _look_ahead(db: Connection, decisions: list[Decision], now: Now) -> list[Applied]:
+    """What `_applied` does for these, without asking first what is not to be decided."""
+    applied = []
+    for decision in decisions:
+        entry = schedules.set_next(db, *decision.planned.key, decision.look.next_at, now=now.at)
+        applied.append(Applied(entry=_there(entry), next_at=decision.look.next_at))
+    return applied
 
 
 def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
@@ -289,6 +314,9 @@ def _tell_set_back(db: Connection, decision: Decision, now: Now) -> None:
 
 
 def _fresh(db: Connection, planned: Planned) -> Entry:
-    entry = schedules.get(db, *planned.key)
+    return _there(schedules.get(db, *planned.key))
+
+
+def _there(entry: Entry | None) -> Entry:
     assert entry is not None, "every schedule that is looked at has its entry"
     return entry

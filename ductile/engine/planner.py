@@ -239,8 +239,7 @@ def _portions(items: list[T], size: int) -> Iterator[list[T]]:
 
 
 def _define_all(db: Connection, planned: list[Planned], *, now: datetime) -> None:
-    for one in planned:
-        schedules.define(db, *one.key, one.schedule.command, one.hash, now=now)
+    schedules.define_all(db, ((*one.key, one.schedule.command, one.hash) for one in planned), now=now)
 
 
 def _forget_all(db: Connection, keys: list[Key]) -> None:

@@ -34,8 +34,9 @@ PUT = """
 
 def put_all(db: sqlite3.Connection, contexts: Iterable[NewContext], *, now: datetime) -> None:
     """Every context has its row."""
-    for new in contexts:
-        db.execute(PUT, (new.id, new.parent_id, new.pipeline_name, new.step_id, new.accumulated_json, to_text(now)))
+    moment = to_text(now)
+    rows = ((new.id, new.parent_id, new.pipeline_name, new.step_id, new.accumulated_json, moment) for new in contexts)
+    db.executemany(PUT, rows)
 
 
 GET = "SELECT id, parent_id, pipeline_name, step_id, accumulated_json, created_at FROM event_context WHERE id = ?"

@@ -12,7 +12,7 @@ from attrs import evolve
 from ductile.failpoints import failpoint
 from ductile.ledger import contexts, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
-from ductile.ledger.jobs import Enqueued, enqueue
+from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
@@ -64,15 +64,13 @@ def write_following(
     """Everything that follows from the job is in the ledger; the answers to its children, in order."""
     if following.contexts:
         contexts.put_all(db, following.contexts, now=now)
-    children = tuple(
-        enqueue(db, _child_of(job_id, new), now=now, default_ttl=default_ttl, budget=budget)
-        for new in following.children
-    )
+    children = [_child_of(job_id, new) for new in following.children]
+    made = enqueue_all(db, children, now=now, default_ttl=default_ttl, budget=budget) if children else ()
     if following.arrivals:
         joins.put_arrivals(db, following.arrivals, job_id)
         failpoint("record.after_arrivals")
     note_all(db, following.notes, job_id, plugin, root_job_id, now=now)
-    return children
+    return tuple(made)
 
 
 def _child_of(job_id: str, new: NewJob) -> NewJob:

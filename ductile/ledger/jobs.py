@@ -6,8 +6,12 @@ is in `claim` (queued → running) and `record` (running → everything else).
 
 import os
 import sqlite3
+import struct
+from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from itertools import chain, groupby
+from typing import Any
 
 from attrs import evolve
 
@@ -73,7 +77,7 @@ def enqueue(
         return _existing(db, new, job_id)
     failpoint("enqueue.after_insert")
     if root:
-        trees.grow(db, root.id, is_open=settled is None)
+        trees.grow(db, root.id, opened=int(settled is None))
     if new.join_id and settled is None:
         joins.count_in(db, new.join_id)
     status = settled.status if settled else JobStatus.QUEUED
@@ -92,21 +96,77 @@ def enqueue_all(
     budget: Budget = ORDINARY,
 ) -> list[Enqueued]:
     """`enqueue` for each, in order; all of them or, in the caller's transaction, none."""
-    return [enqueue(db, new, now=now, default_ttl=default_ttl, budget=budget) for new in news]
+    made: list[Enqueued] = []
+    for parent_id, group in groupby(news, key=_parent_of_plain):
+        siblings = list(group)
+        root = trees.root_of(db, parent_id) if parent_id and len(siblings) > 1 else None
+        if root and _have_room(siblings, root, budget):
+            made += _enqueue_siblings(db, siblings, root, now=now)
+        else:
+            made += [enqueue(db, new, now=now, default_ttl=default_ttl, budget=budget) for new in siblings]
+    return made
+
+
+def _parent_of_plain(new: NewJob) -> str | None:
+    """The parent of a job that can be written together with its siblings; None if there is something to ask first."""
+    is_plain = new.id is None and new.dedupe_key is None and new.settled is None
+    return new.parent_job_id if is_plain and not (new.is_join or new.own_tree) else None
+
+
+def _have_room(siblings: list[NewJob], root: trees.Root, budget: Budget) -> bool:
+    return root.tree_jobs + len(siblings) <= budget.tree_jobs and max(new.hops for new in siblings) <= budget.hops
+
+
+def _enqueue_siblings(
+    db: sqlite3.Connection, siblings: list[NewJob], root: trees.Root, *, now: datetime
+) -> list[Enqueued]:
+    """What `enqueue` does for each of these, done once for all of them where it is the same."""
+    ids = [new_id(now) for _ in siblings]
+    are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
+    new_ones = [(new, job_id) for new, job_id, is_new in zip(siblings, ids, are_new, strict=True) if is_new]
+    for _ in new_ones:
+        failpoint("enqueue.after_insert")
+    if new_ones:
+        trees.grow(db, root.id, jobs=len(new_ones), opened=len(new_ones))
+    for join_id, count in Counter(new.join_id for new, _ in new_ones if new.join_id).items():
+        joins.count_in(db, join_id, count)
+    journal.append_all(
+        db,
+        "job.enqueued",
+        ((new.plugin, job_id, root.id, _told(new, JobStatus.QUEUED, None)) for new, job_id in new_ones),
+        now=now,
+    )
+    return [
+        Enqueued(job_id=job_id, root_job_id=root.id, status=JobStatus.QUEUED) if is_new else _existing(db, new, job_id)
+        for new, job_id, is_new in zip(siblings, ids, are_new, strict=True)
+    ]
 
 
 def new_id(now: datetime) -> str:
     """A UUID (version 7) that sorts by time, so that the rows of jobs that run together lie together on the disk."""
     micros = (now - _EPOCH) // _MICROSECOND
     millis, fraction = divmod(micros, 1000)
-    chance = int.from_bytes(os.urandom(8))
     # 48 bits of milliseconds, then the version, twelve bits of what is left of the time, the variant, 62 random bits.
-    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | chance >> 2
+    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | _chance() >> 2
     text = f"{bits:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+def _chance() -> int:
+    """64 random bits that nobody else was given."""
+    while True:
+        # Asking the kernel for each job would cost more than the rest of the id. Both steps are atomic among threads.
+        try:
+            return _CHANCES.pop()
+        except IndexError:
+            _CHANCES.extend(struct.unpack("=64Q", os.urandom(64 * 8)))
+
+
+_CHANCES: list[int] = []
+os.register_at_fork(after_in_child=_CHANCES.clear)
 
 
 def _over_budget(new: NewJob, root: trees.Root | None, budget: Budget) -> Settled | None:
@@ -118,69 +178,92 @@ def _over_budget(new: NewJob, root: trees.Root | None, budget: Budget) -> Settle
     return None
 
 
-INSERT_JOB = """
-    INSERT INTO job_queue (
+_COLUMNS = """
         id, plugin, command, payload, status, max_attempts, submitted_by, dedupe_key, created_at, completed_at,
         last_error, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id, root_job_id,
         open_jobs, tree_jobs, tree_completed_at, hops, child_key, pipeline, step_id, schedule_id, slot_at, asked_at,
-        dedupe_ttl_seconds, notify, replay_of, lane, join_id, is_join, waits_for, tolerated)
-    VALUES (
-        :id, :plugin, :command, :payload, :status, :max_attempts, :submitted_by, :dedupe_key, :now, :completed_at,
-        :error, :parent, :event, :context, :snapshot, :root,
-        :open_jobs, :tree_jobs, :tree_completed_at, :hops, :child_key, :pipeline, :step_id, :schedule_id, :slot_at,
-        :now, :ttl, :notify, :replay_of, :lane, :join_id, :is_join, :waits_for, :tolerated)
-    ON CONFLICT DO NOTHING
-"""
+        dedupe_ttl_seconds, notify, replay_of, lane, join_id, is_join, waits_for, tolerated"""
+_ROW = f"({', '.join('?' * len(_COLUMNS.split(',')))})"
+INSERT_JOB = f"INSERT INTO job_queue ({_COLUMNS}) VALUES {_ROW} ON CONFLICT DO NOTHING"
 
 
 def _insert(
     db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, *, now: datetime
 ) -> bool:
     """True if the row is new; False if the same child, slot or id is there already."""
-    moment = to_text(now)
-    completed_at = moment if settled else None
-    is_root = root_id == job_id
     # The members of a join are written before it.
     waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
-    cursor = db.execute(
-        INSERT_JOB,
-        {
-            "id": job_id,
-            "plugin": new.plugin,
-            "command": new.command,
-            "payload": new.payload,
-            "status": settled.status if settled else "queued",
-            "max_attempts": new.max_attempts,
-            "submitted_by": new.submitted_by,
-            "dedupe_key": new.dedupe_key,
-            "now": moment,
-            "completed_at": completed_at,
-            "error": settled.error if settled else None,
-            "parent": new.parent_job_id,
-            "event": new.source_event_id,
-            "context": new.event_context_id,
-            "snapshot": new.snapshot_id,
-            "root": root_id,
-            "open_jobs": int(settled is None) if is_root else None,
-            "tree_jobs": 1 if is_root else None,
-            "tree_completed_at": completed_at if is_root else None,
-            "hops": new.hops,
-            "child_key": new.child_key,
-            "pipeline": new.pipeline,
-            "step_id": new.step_id,
-            "schedule_id": new.schedule_id,
-            "slot_at": to_text(new.slot_at) if new.slot_at else None,
-            "ttl": new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
-            "notify": new.notify,
-            "replay_of": new.replay_of,
-            "lane": None if settled or waits_for else new.plugin,
-            "join_id": new.join_id,
-            "is_join": new.is_join,
-            "waits_for": waits_for,
-            "tolerated": new.tolerated,
-        },
+    values = _values(new, job_id, root_id, to_text(now), settled, waits_for)
+    return db.execute(INSERT_JOB, values).rowcount == 1
+
+
+def _values(
+    new: NewJob, job_id: str, root_id: str, moment: str, settled: Settled | None = None, waits_for: int = 0
+) -> tuple[Any, ...]:
+    """The row of a new job, in the order of its columns; by place, because names cost a quarter of the insert."""
+    is_root = root_id == job_id
+    completed_at = moment if settled else None
+    return (
+        job_id,
+        new.plugin,
+        new.command,
+        new.payload,
+        settled.status if settled else "queued",
+        new.max_attempts,
+        new.submitted_by,
+        new.dedupe_key,
+        moment,  # created_at
+        completed_at,
+        settled.error if settled else None,
+        new.parent_job_id,
+        new.source_event_id,
+        new.event_context_id,
+        new.snapshot_id,
+        root_id,
+        int(settled is None) if is_root else None,  # open_jobs
+        1 if is_root else None,  # tree_jobs
+        completed_at if is_root else None,
+        new.hops,
+        new.child_key,
+        new.pipeline,
+        new.step_id,
+        new.schedule_id,
+        to_text(new.slot_at) if new.slot_at else None,
+        moment,  # asked_at
+        new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
+        new.notify,
+        new.replay_of,
+        None if settled or waits_for else new.plugin,  # lane
+        new.join_id,
+        new.is_join,
+        waits_for,
+        new.tolerated,
     )
-    return cursor.rowcount == 1
+
+
+# SQLite prepares every statement for its own failure, which costs as much as writing a row. These sizes, so that any
+# number of rows is made of few statements, all of which stay compiled.
+INSERT_MANY = {
+    count: f"INSERT INTO job_queue ({_COLUMNS}) VALUES {', '.join([_ROW] * count)} ON CONFLICT DO NOTHING"
+    for count in (25, 5)
+}
+
+
+def _insert_siblings(
+    db: sqlite3.Connection, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime
+) -> list[bool]:
+    """For each whether its row is new; False if the same child is there already. The ids are fresh."""
+    moment = to_text(now)
+    rows = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
+    written = done = 0
+    for count, statement in (*INSERT_MANY.items(), (1, INSERT_JOB)):
+        while len(rows) - done >= count:
+            portion = rows[done : done + count]
+            written += db.execute(statement, tuple(chain.from_iterable(portion))).rowcount
+            done += count
+    if written == len(rows):
+        return [True] * written
+    return [db.execute(SAME_ID, (job_id,)).fetchone() is not None for job_id in ids]
 
 
 SAME_CHILD = "SELECT id, root_job_id, status FROM job_queue WHERE parent_job_id = ? AND child_key = ?"
@@ -229,7 +312,13 @@ def _announce(
     *,
     now: datetime,
 ) -> None:
-    data = {"from": None, "to": status, "command": new.command, "submitted_by": new.submitted_by}
+    kind, data = attempts.kind_of(status) if settled else "job.enqueued", _told(new, status, settled)
+    journal.append(db, kind, now=now, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+
+
+def _told(new: NewJob, status: JobStatus, settled: Settled | None) -> dict[str, Any]:
+    """What the journal tells of a new job."""
+    data: dict[str, Any] = {"from": None, "to": status, "command": new.command, "submitted_by": new.submitted_by}
     for name, value in (
         ("parent_job_id", new.parent_job_id),
         ("pipeline", new.pipeline),
@@ -240,5 +329,4 @@ def _announce(
     ):
         if value is not None:
             data[name] = value
-    kind = attempts.kind_of(status) if settled else "job.enqueued"
-    journal.append(db, kind, now=now, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+    return data

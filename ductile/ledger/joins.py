@@ -17,13 +17,13 @@ MOST_OF_ONE = 200
 
 # A join that is over (cancelled, say) waits for nobody any more: members that come or go later find no row.
 COUNT_IN = """
-    UPDATE job_queue SET waits_for = waits_for + 1, lane = NULL WHERE id = ? AND status = 'queued' AND is_join = 1
+    UPDATE job_queue SET waits_for = waits_for + ?, lane = NULL WHERE id = ? AND status = 'queued' AND is_join = 1
 """
 
 
-def count_in(db: sqlite3.Connection, join_id: str) -> None:
-    """The join, if it is there and still waits, waits for one more job."""
-    db.execute(COUNT_IN, (join_id,))
+def count_in(db: sqlite3.Connection, join_id: str, members: int = 1) -> None:
+    """The join, if it is there and still waits, waits for so many more jobs."""
+    db.execute(COUNT_IN, (members, join_id))
 
 
 COUNT_OUT = """

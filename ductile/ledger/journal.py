@@ -47,6 +47,19 @@ def append(
     db.execute(APPEND, (moment, kind, plugin, job_id, root_job_id, _dumps(data)))
 
 
+def append_all(
+    db: sqlite3.Connection,
+    kind: str,
+    told: Iterable[tuple[str, str, str, Mapping[str, Any]]],
+    *,
+    now: datetime,
+) -> None:
+    """The journal ends with a row of this kind for each plugin, job, root and what is told of it, in this order."""
+    moment = to_text(now)
+    rows = ((moment, kind, plugin, job_id, root_job_id, _dumps(data)) for plugin, job_id, root_job_id, data in told)
+    db.executemany(APPEND, rows)
+
+
 READ_SINCE = "SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
 
 

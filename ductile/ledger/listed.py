@@ -17,6 +17,9 @@ _MOMENTS = ("slot_at", "created_at", "started_at", "completed_at", "next_retry_a
 SHOWN = ("id", *_NAMES, *_PLACES, *_MOMENTS, "last_error")
 """Neither payload nor baggage: each may be a mebibyte per job."""
 
+MOST_OPEN = 500
+"""Open jobs that a count of successes looks at, to leave out those of the plugin."""
+
 Listed = dict[str, Any]
 
 
@@ -60,7 +63,31 @@ def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
         known = Terms(indexed="plugin = ?", using="job_queue_by_plugin", values=(plugin,))
     else:
         known = Terms()
-    return asking(db, JOBS, wanted, known)
+    terms = asking(db, JOBS, wanted, known)
+    if plugin and wanted == Wanted(plugin=plugin, status="succeeded"):
+        return terms._replace(counting=lambda db, after: _succeeded(db, plugin, after))
+    return terms
+
+
+# No index has the successes of a plugin, but indexes have everything else: the rows themselves stay unread.
+ALL_OF_PLUGIN = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_plugin WHERE plugin = ? AND seq > ?"
+UNUSUAL_OF_PLUGIN = f"""
+    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_unusual WHERE plugin = ? AND status IN {UNUSUAL} AND seq > ?
+"""
+OPEN_OF_PLUGIN = """
+    SELECT COUNT(*), COALESCE(SUM(plugin = ?), 0)
+      FROM (SELECT plugin FROM job_queue INDEXED BY job_queue_by_status
+             WHERE status IN ('queued', 'running') AND seq > ? LIMIT ?)
+"""
+
+
+def _succeeded(db: sqlite3.Connection, plugin: str, after: int) -> int | None:
+    """How many jobs of the plugin after that `seq` succeeded; None if too many jobs are open to look at them."""
+    looked_at, open_ones = db.execute(OPEN_OF_PLUGIN, (plugin, after, MOST_OPEN + 1)).fetchone()
+    if looked_at > MOST_OPEN:
+        return None
+    (every,), (unusual,) = (db.execute(one, (plugin, after)).fetchone() for one in (ALL_OF_PLUGIN, UNUSUAL_OF_PLUGIN))
+    return int(every - unusual - open_ones)
 
 
 def first_since(db: sqlite3.Connection, since: datetime) -> int:

@@ -68,6 +68,8 @@ class Terms(NamedTuple):
     """No row up to this `seq` fits."""
     before: int = NEWEST
     """No row from this `seq` on fits."""
+    counting: Callable[[sqlite3.Connection, int], int | None] | None = None
+    """How many rows after a `seq` fit, where indexes know it without asking each row; None if they do not just now."""
 
     @property
     def hint(self) -> str:
@@ -166,15 +168,26 @@ def _newest(db: sqlite3.Connection, listing: Listing[Any]) -> int:
 def page(db: sqlite3.Connection, listing: Listing[T], terms: Terms, *, before: int, limit: int) -> Page[T]:
     """At most `limit` rows that fit, the newest before `before`."""
     start = min(before, terms.before)
-    floor = _floor(db, listing, terms, start, MOST_LOOKED_AT) if terms.asked else None
-    where, values = _where(terms, start=start, after=terms.after if floor is None else floor - 1)
-    statement = f"SELECT {listing.columns} FROM {listing.table}{terms.hint}{where} ORDER BY {terms.seq} DESC LIMIT ?"
-    found = [listing.read(row) for row in db.execute(statement, (*values, limit + 1))]
+    # Most pages are full after a few rows; only the others need to know where the last row is that may be looked at.
+    few = min(4 * (limit + 1), MOST_LOOKED_AT)
+    found, floor = _found(db, listing, terms, start, limit + 1, few if terms.asked else None)
+    if len(found) <= limit and floor is not None:
+        found, floor = _found(db, listing, terms, start, limit + 1, MOST_LOOKED_AT)
     total, is_exact = _total(db, listing, terms)
     total = max(total, len(found))  # a page may look further than a count
     if len(found) > limit:
         return Page(found[:limit], total, is_exact, listing.seq_of(found[limit - 1]))
     return Page(found, total, is_exact, floor)
+
+
+def _found(
+    db: sqlite3.Connection, listing: Listing[T], terms: Terms, start: int, limit: int, most: int | None
+) -> tuple[list[T], int | None]:
+    """The newest that fit among `most` rows (None: among all), and the `seq` down to which that is; None at the end."""
+    floor = _floor(db, listing, terms, start, most) if most else None
+    where, values = _where(terms, start=start, after=terms.after if floor is None else floor - 1)
+    statement = f"SELECT {listing.columns} FROM {listing.table}{terms.hint}{where} ORDER BY {terms.seq} DESC LIMIT ?"
+    return [listing.read(row) for row in db.execute(statement, (*values, limit))], floor
 
 
 def _where(terms: Terms, *, start: int, after: int) -> tuple[str, tuple[Any, ...]]:
@@ -206,7 +219,10 @@ def _floor(db: sqlite3.Connection, listing: Listing[Any], terms: Terms, start: i
 def _total(db: sqlite3.Connection, listing: Listing[Any], terms: Terms) -> tuple[int, bool]:
     """How many rows fit and whether that is all, or only those among the newest that were looked at."""
     floor = _floor(db, listing, terms, terms.before, MOST_COUNTED_AMONG) if terms.asked else None
-    where, values = _where(terms, start=terms.before, after=terms.after if floor is None else floor - 1)
+    after = terms.after if floor is None else floor - 1
+    if terms.counting is not None and (known := terms.counting(db, after)) is not None:
+        return known, floor is None
+    where, values = _where(terms, start=terms.before, after=after)
     statement = f"SELECT COUNT(*) FROM (SELECT 1 FROM {listing.table}{terms.hint}{where} LIMIT ?)"
     count: int = db.execute(statement, (*values, MOST_COUNTED + 1)).fetchone()[0]
     return min(count, MOST_COUNTED), floor is None and count <= MOST_COUNTED

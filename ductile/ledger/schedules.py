@@ -5,6 +5,7 @@ neither repeat a slot nor lose it.
 """
 
 import sqlite3
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -71,7 +72,7 @@ def all_keys(db: sqlite3.Connection) -> list[tuple[str, str]]:
 
 DEFINE = """
     INSERT INTO schedule_entries (plugin, schedule_id, command, definition_hash, anchored_at, updated_at)
-    VALUES (:plugin, :schedule_id, :command, :hash, :now, :now)
+    VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (plugin, schedule_id) DO UPDATE
        SET command = excluded.command, definition_hash = excluded.definition_hash, anchored_at = excluded.anchored_at,
            status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END, reason = NULL,
@@ -81,18 +82,17 @@ DEFINE = """
 """
 
 
+def define_all(db: sqlite3.Connection, definitions: Iterable[tuple[str, str, str, str]], *, now: datetime) -> None:
+    """Every entry exists as `define` would have it: plugin, schedule, command and hash of the definition."""
+    moment = to_text(now)
+    db.executemany(DEFINE, ((*definition, moment, moment) for definition in definitions))
+
+
 def define(
     db: sqlite3.Connection, plugin: str, schedule_id: str, command: str, definition_hash: str, *, now: datetime
 ) -> Entry:
     """The entry exists with this definition; one that had another starts anew, unless paused by the operator."""
-    values = {
-        "plugin": plugin,
-        "schedule_id": schedule_id,
-        "command": command,
-        "hash": definition_hash,
-        "now": to_text(now),
-    }
-    db.execute(DEFINE, values)
+    define_all(db, [(plugin, schedule_id, command, definition_hash)], now=now)
     entry = get(db, plugin, schedule_id)
     assert entry is not None
     return entry
@@ -171,16 +171,19 @@ def hold(
         journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)
 
 
-SET_NEXT = """
+SET_NEXT = f"""
     UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?
+    RETURNING {_COLUMNS}
 """
 
 
 def set_next(
     db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
-) -> None:
-    """The entry will next be looked at then."""
-    db.execute(SET_NEXT, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
+) -> Entry | None:
+    """The entry as it is now: it will next be looked at then. None if there is no such entry."""
+    values = (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id)
+    rows = db.execute(SET_NEXT, values).fetchall()
+    return _entry(rows[0]) if rows else None
 
 
 SET_STATUS = """

@@ -41,15 +41,15 @@ def root_of(db: sqlite3.Connection, job_id: str) -> Root | None:
 
 GROW = """
     UPDATE job_queue
-       SET open_jobs = open_jobs + :opened, tree_jobs = tree_jobs + 1,
+       SET open_jobs = open_jobs + :opened, tree_jobs = tree_jobs + :jobs,
            tree_completed_at = CASE WHEN open_jobs + :opened = 0 THEN tree_completed_at END
      WHERE id = :root
 """
 
 
-def grow(db: sqlite3.Connection, root_id: str, *, is_open: bool) -> None:
-    """One more job is in the tree."""
-    db.execute(GROW, {"root": root_id, "opened": int(is_open)})
+def grow(db: sqlite3.Connection, root_id: str, *, jobs: int = 1, opened: int) -> None:
+    """So many more jobs are in the tree, and so many of them are open."""
+    db.execute(GROW, {"root": root_id, "jobs": jobs, "opened": opened})
 
 
 CLOSE_ONE = """

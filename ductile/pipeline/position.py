@@ -1,9 +1,9 @@
 """Where in a run somebody is, and what it carries: read from a job's row and context, handed on by the walk. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import evolve, field
+from attrs import evolve, field, fields
 
 from ductile import strict_json
 from ductile.model import Job, NewContext
@@ -105,6 +105,15 @@ def entered(at: Position, context: NewContext | None) -> Position:
     baggage = strict_json.loads(context.accumulated_json)
     depth = baggage.pop(CONTROL)["route_depth"]
     return evolve(at, baggage=baggage, depth=depth, inherits_from=context.id)
+
+
+def inside_each(at: Position, items: Iterable[Any]) -> Iterator[Position]:
+    """The positions of the items of a list, each one level further in."""
+    # Not `evolve`, which asks for every field again each time: lists are long.
+    same = {each.name: getattr(at, each.name) for each in fields(Position)}
+    for index, item in enumerate(items):
+        same |= {"items": (*at.items, item), "indexes": (*at.indexes, index), "trail": (*at.trail, index)}
+        yield Position(**same)
 
 
 def dotted(numbers: tuple[int, ...]) -> str:

@@ -33,7 +33,7 @@ from ductile.pipeline.plan import (
     Node,
     Open,
 )
-from ductile.pipeline.position import Position, dotted, entered
+from ductile.pipeline.position import Position, dotted, entered, inside_each
 from ductile.values import frozen
 
 FOREACH, START = "core.foreach", "core.start"
@@ -310,9 +310,7 @@ class Walk:
             return
         if not found:
             self._ahead.append((each.empty, event, at))
-        for index, item in reversed(list(enumerate(found))):
-            inside = evolve(at, items=(*at.items, item), indexes=(*at.indexes, index), trail=(*at.trail, index))
-            self._ahead.append((each.body, event, inside))
+        self._ahead += reversed([(each.body, event, inside) for inside in inside_each(at, found)])
 
     def _open(self, join: Node, body: Entry, event: Event, at: Position) -> None:
         """The members first: when the join is written, the ledger counts whom it waits for."""

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from ductile.errors import LedgerError, LedgerLost
 from ductile.hub import SCHEDULES
+from ductile.ledger import schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.schedules import EntryStatus
 from ductile.model import BreakerState, Dead, Interrupted, Job, Outcome
@@ -387,6 +388,24 @@ async def test_a_schedule_that_cannot_be_written_does_not_stop_the_others(stage:
     await one.pass_for(30 * SECOND)
     assert one.jobs("plugin") == ["other", "echo"]
     assert any(line.startswith("not fired: ") for line in one.said())
+
+
+async def test_a_next_run_that_cannot_be_written_does_not_stop_the_others(stage: MakeStage) -> None:
+    """Next runs are written together; the one that is refused is logged alone, and the others have theirs."""
+    yearly = "{schedules: [{cron: '0 3 1 1 *'}]}"
+    one = await stage(f"  echo: {yearly}\n  other: {yearly}")
+
+    def refuse(db: Connection) -> None:
+        db.execute("UPDATE schedule_entries SET next_run_at = NULL")
+        db.execute("CREATE TRIGGER broken BEFORE UPDATE ON schedule_entries WHEN NEW.plugin = 'echo' "
+                   "BEGIN SELECT RAISE(ABORT, 'no room'); END")  # fmt: skip
+
+    await one.ledger.write(refuse)
+    one.scheduler._stale = True
+    await one.scheduler.turn()
+    known = {entry.plugin: entry.next_run_at is not None for entry in one.ledger.read(schedules.all_entries)}
+    assert known == {"echo": False, "other": True}
+    assert [line.startswith("not fired: ") for line in one.said()] == [True]
 
 
 # ── breaker ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import pytest
 
 from ductile.ledger import history, listed, pages
 from ductile.ledger.pages import Page, Wanted
-from ductile.model import Dead, Failed, Outcome, Retried, Succeeded
+from ductile.model import Dead, Failed, Outcome, Retried, Skipped, Succeeded
 
 HOUR = timedelta(hours=1)
 
@@ -173,6 +173,34 @@ def test_a_total_is_never_less_than_what_is_shown(drive: Any, monkeypatch: pytes
         drive.enqueue()
     page = listed.jobs(drive.db, Wanted(command="poll"))
     assert (page.total, page.is_exact, len(page.items)) == (5, False, 5)
+
+
+@pytest.mark.parametrize("most_open", [0, 2, 500])
+@pytest.mark.parametrize("most_counted", [8, 9, 2_000])
+def test_successes_of_a_plugin_are_counted_right_however_they_are_counted(
+    drive: Any, monkeypatch: pytest.MonkeyPatch, most_open: int, most_counted: int
+) -> None:
+    """By what indexes know of all others, or by asking each row when too many jobs are open: the same number."""
+    monkeypatch.setattr(listed, "MOST_OPEN", most_open)
+    monkeypatch.setattr(pages, "MOST_COUNTED_AMONG", most_counted)
+    endings = [None, None, None, None, Failed("no"), Dead("no"), Skipped("no"), None]
+    for plugin in ("echo", "other"):
+        for ending in endings:
+            drive.enqueue(plugin=plugin)
+            drive.end(drive.claim_one(plugin), ending)
+        drive.enqueue(plugin=plugin, dedupe_key="k")
+        drive.claim_one(plugin)
+        drive.enqueue(plugin=plugin)
+    newest = [*(ending is None for ending in endings), False, False][-most_counted:]
+    page = listed.jobs(drive.db, Wanted(plugin="echo", status="succeeded"), limit=1)
+    assert (page.total, page.is_exact) == (sum(newest), most_counted > len(newest))
+
+
+def test_a_page_that_a_few_rows_do_not_fill_looks_further(drive: Any) -> None:
+    """What fits may lie far back; it is found all the same, once and in order."""
+    made = [drive.enqueue(command="rare" if number < 3 else "poll").job_id for number in range(60)]
+    page = listed.jobs(drive.db, Wanted(command="rare"), limit=3)
+    assert (ids(page), page.next_before) == (made[2::-1], None)
 
 
 def steps(db: sqlite3.Connection, work: Callable[[], object]) -> int:

@@ -1,15 +1,23 @@
 """The door into the queue: what becomes a new row and what is recognised as one that exists."""
 
 import sqlite3
-from datetime import timedelta
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ductile.ledger import journal
 from ductile.ledger.connections import transaction
-from ductile.ledger.jobs import enqueue, enqueue_all
+from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
+from ductile.ledger.store import open_writer
 from ductile.ledger.trees import Budget
-from ductile.model import Failed, JobStatus, Settled
+from ductile.model import Failed, JobStatus, NewJob, Settled
+from tests.ledger.conftest import Driver
 
 HOUR = timedelta(hours=1)
 
@@ -189,3 +197,78 @@ def test_enqueue_takes_the_moment_it_is_given(drive: Any) -> None:
     with transaction(drive.db):
         job = enqueue(drive.db, drive.new(), now=drive.now + HOUR)
     assert drive.row(job.job_id)["created_at"] == "2026-02-08T10:30:00.000000Z"
+
+
+def test_jobs_that_are_written_together_are_what_they_are_one_by_one(tmp_path: Path) -> None:
+    """Rows, tree, joins, journal and answers are the same, however many siblings share a statement."""
+    together, one_by_one = (_fan_out(tmp_path / f"{door.__name__}.db", door) for door in (enqueue_all, _each_alone))
+    assert together == one_by_one
+    assert together["tree"] == (44, 42), "three were there, 41 are new, and two of those are over"
+
+
+def _each_alone(db: sqlite3.Connection, news: list[NewJob], *, now: datetime) -> list[Enqueued]:
+    return [enqueue(db, new, now=now) for new in news]
+
+
+def _fan_out(path: Path, door: Callable[..., list[Enqueued]]) -> dict[str, Any]:
+    """What a ledger has after one door let many children in, ids aside: each job is called by its place."""
+    with closing(open_writer(path)) as db:
+        drive = Driver(db)
+        root, parent = drive.enqueue(), {"parent_job_id": drive.enqueue(id="parent").job_id}
+        drive.enqueue(**parent, child_key="k7")
+        drive.enqueue(id="J", plugin="core.join", is_join=True, **parent)
+        plain = [drive.new(**parent, child_key=f"k{n}", payload=f'"{n}"', pipeline="p", step_id="s") for n in range(32)]
+        members = [drive.new(**parent, join_id="J", event_context_id=f"c{n}") for n in range(7)]
+        news = [
+            *plain,
+            drive.new(**parent, child_key="k3"),
+            drive.new(**parent, dedupe_key="key", dedupe_ttl=HOUR),
+            drive.new(**parent, dedupe_key="key", dedupe_ttl=HOUR),
+            drive.new(**parent, settled=Settled(status=JobStatus.SUCCEEDED, result="{}")),
+            *members,
+            drive.new(parent_job_id=root.job_id, own_tree=True),
+            drive.new(**parent, hops=99),
+        ]
+        with transaction(db):
+            made = door(db, news, now=drive.now)
+        places = dict(db.execute("SELECT id, seq FROM job_queue"))
+        rows = [
+            {name: places.get(value, value) for name, value in drive.row(job_id).items()}
+            for job_id in sorted(places, key=lambda job_id: places[job_id])
+        ]
+        entries = [
+            [entry.kind, entry.plugin, *(places.get(one or "") for one in (entry.job_id, entry.root_job_id))]
+            + [(name, places.get(value, value)) for name, value in entry.data.items()]
+            for entry in journal.read_since(db, 0)
+        ]
+        answers = [(places[one.job_id], places[one.root_job_id], one.status, one.is_new) for one in made]
+        counters = drive.row("parent")["tree_jobs"], drive.row("parent")["open_jobs"]
+        return {"rows": rows, "journal": entries, "answers": answers, "tree": counters}
+
+
+def test_a_job_among_many_that_cannot_be_written_takes_all_of_them_along(drive: Any) -> None:
+    """The caller's transaction has all of them or none, also when they share a statement."""
+    parent = drive.enqueue().job_id
+    news = [drive.new(parent_job_id=parent, max_attempts=int(n != 20)) for n in range(30)]
+    with pytest.raises(Exception, match="CHECK"), transaction(drive.db):
+        enqueue_all(drive.db, news, now=drive.now)
+    assert (drive.statuses(), drive.row(parent)["tree_jobs"]) == (["queued"], 1)
+
+
+FORKS = """
+import os
+from datetime import UTC, datetime
+from ductile.ledger.jobs import new_id
+now = datetime.now(UTC)
+print(new_id(now), flush=True)
+if os.fork():
+    os.wait()
+print(new_id(now), flush=True)
+"""
+
+
+def test_a_forked_process_makes_ids_of_its_own() -> None:
+    """Chance that was fetched in advance is not used twice."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
+    ids = done.stdout.split()
+    assert len(ids) == len(set(ids)) == 3

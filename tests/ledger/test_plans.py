@@ -134,7 +134,7 @@ def test_each_question_has_its_index(db: sqlite3.Connection, statement: str, ind
         (Wanted(plugin="echo"), "job_queue_by_plugin (plugin=?"),
         (Wanted(status="dead"), "job_queue_by_status (status=?"),
         (Wanted(status="dead", plugin="echo"), "job_queue_unusual (plugin=? AND status=?"),
-        (Wanted(status="succeeded", plugin="echo"), "job_queue_by_plugin (plugin=?"),
+        (Wanted(status="succeeded", plugin="echo", command="poll"), "job_queue_by_plugin (plugin=?"),
         (Wanted(status="queued", plugin="echo"), "job_queue_by_status (status=?"),
     ],
 )
@@ -143,6 +143,16 @@ def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, w
     for steps in plans_of(db, lambda: listed.jobs(db, wanted)):
         assert any(expected in step for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:
+    """Indexes have all jobs of a plugin and those that did not succeed; only open ones are looked at."""
+    expected = ["job_queue_by_plugin (plugin=?", "job_queue_by_status (status=?", "job_queue_unusual (plugin=?"]
+    page, *counts = plans_of(db, lambda: listed.jobs(db, Wanted(status="succeeded", plugin="echo")))
+    for steps in (page, *counts):
+        assert any(index in step for index in expected for step in steps), steps
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+    assert sum("COVERING INDEX" in step for steps in counts for step in steps) >= 2, counts
 
 
 @pytest.mark.parametrize(
