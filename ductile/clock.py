@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 _WRITTEN = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)?)?", re.ASCII)
+_STORED = "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ"
+"""Filled in half the time that `isoformat` takes."""
 _STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")
 
 
@@ -32,16 +34,8 @@ def to_text(moment: datetime) -> str:
 
 @lru_cache(maxsize=16)  # one transaction writes the same moment into many rows
 def _utc_text(moment: datetime) -> str:
-    # As `isoformat` has it, in a third of the time.
-    return "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ" % (
-        moment.year,
-        moment.month,
-        moment.day,
-        moment.hour,
-        moment.minute,
-        moment.second,
-        moment.microsecond,
-    )
+    of_day = (moment.hour, moment.minute, moment.second, moment.microsecond)
+    return _STORED % (moment.year, moment.month, moment.day, *of_day)
 
 
 def from_text(text: str) -> datetime:

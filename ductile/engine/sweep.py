@@ -32,8 +32,8 @@ LEISURE_SECONDS = 0.0005
 class House:
     """The running leaders by pid, each with its job, and who may spawn or sweep now."""
 
-    # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall. Who comes
-    # a while after the last one need not wait for a turn.
+    # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall. Who
+    # comes a while after the last one need not wait for a turn.
     door: trio.Lock = Factory(trio.Lock)
     last_spawn: float = 0.0
     # While the host is too busy for that, spawns go through these threads.

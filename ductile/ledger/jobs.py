@@ -6,7 +6,6 @@ is in `claim` (queued → running) and `record` (running → everything else).
 
 import os
 import sqlite3
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -146,27 +145,14 @@ def new_id(now: datetime) -> str:
     """A UUID (version 7) that sorts by time, so that the rows of jobs that run together lie together on the disk."""
     micros = (now - _EPOCH) // _MICROSECOND
     millis, fraction = divmod(micros, 1000)
+    chance = int.from_bytes(os.urandom(8))
     # 48 bits of milliseconds, then the version, twelve bits of what is left of the time, the variant, 62 random bits.
-    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | _chance() >> 2
+    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | chance >> 2
     text = f"{bits:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-
-
-def _chance() -> int:
-    """64 random bits that nobody else was given."""
-    while True:
-        # Asking the kernel for each job would cost more than the rest of the id. Both steps are atomic among threads.
-        try:
-            return _CHANCES.pop()
-        except IndexError:
-            _CHANCES.extend(struct.unpack("=64Q", os.urandom(64 * 8)))
-
-
-_CHANCES: list[int] = []
-os.register_at_fork(after_in_child=_CHANCES.clear)
 
 
 def _over_budget(new: NewJob, root: trees.Root | None, budget: Budget) -> Settled | None:
