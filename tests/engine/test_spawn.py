@@ -103,6 +103,30 @@ async def test_a_large_request_is_fed_while_the_answer_is_read(make_script: Make
     assert finished.stdout_total == len(request)
 
 
+@pytest.mark.parametrize("size", [200 << 10, 3 * MIB], ids=["fits_into_the_pipe", "does_not"])
+async def test_what_is_said_after_a_silent_start_is_read_whole(size: int, make_plugin: MakePlugin, env: Env) -> None:
+    """While an interpreter loads nobody listens; what comes then waits in the pipe, or is read as ever."""
+    plugin = make_plugin(f"sys.stdout.write('x' * {size}); sys.stderr.write('done')")
+    finished = await run(plugin.argv, env)
+    assert (finished.ending, finished.exit_code, finished.stderr) == (Ending.EXITED, 0, b"done")
+    assert finished.stdout == b"x" * size
+
+
+async def test_a_silent_plugin_can_be_stopped_and_outlive_no_deadline(make_plugin: MakePlugin, env: Env) -> None:
+    """Waiting for nothing but the exit is still waiting under a deadline, and for whoever asks it to stop."""
+    stop, silent = Stop(), make_plugin("checkpoint(); signal.pause()")
+    async with trio.open_nursery() as nursery:
+
+        async def ask_to_stop() -> None:
+            await silent.reached_checkpoint()
+            stop.request("enough")
+
+        nursery.start_soon(ask_to_stop)
+        stopped = await run(silent.argv, env, stop=stop)
+    assert (stopped.ending, stopped.stopped) == (Ending.STOPPED, "enough")
+    assert (await run(make_plugin("signal.pause()").argv, env, timeout=0.02)).timed_out
+
+
 async def test_a_plugin_sees_the_end_of_its_request(make_script: MakeScript, env: Env) -> None:
     """Stdin ends after the request, for an empty one too."""
     assert (await run(make_script("wc -c"), env, b"12345")).stdout.strip() == b"5"
