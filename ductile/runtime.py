@@ -331,13 +331,14 @@ class _Keys:
 def _note_request(rt: Runtime, component: str, served: Served) -> None:
     route = served.route.path if served.route is not None else "none"
     rt.meters.requests[served.method if served.route is not None else "any", route, served.status] += 1
-    rt.log.debug(
-        component,
-        f"{served.method} {served.path} {served.status}",
-        peer=served.peer,
-        duration_ms=round(served.duration_seconds * 1000, 1),
-        principal=getattr(served.principal, "name", None),
-    )
+    if rt.log.enabled("debug"):
+        rt.log.debug(
+            component,
+            f"{served.method} {served.path} {served.status}",
+            peer=served.peer,
+            duration_ms=round(served.duration_seconds * 1000, 1),
+            principal=getattr(served.principal, "name", None),
+        )
 
 
 @contextmanager

@@ -55,6 +55,9 @@ def dumps(data: Any) -> str:
 
     Raises TypeError for a value or a key that JSON does not have, ValueError for what it has no notation for.
     """
+    text = _dumped_fast(data)
+    if text is not None:
+        return text
     try:
         _check_keys(data)
         text = _ENCODER.encode(data)
@@ -301,6 +304,18 @@ def _name(string: str) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 _COLLECTIONS = (dict, list, tuple)
+
+
+def _dumped_fast(data: Any) -> str | None:
+    """What orjson makes of it in a tenth of the time; None where it refuses, or would be more generous than we are."""
+    import orjson  # whoever only reads JSON does not load it
+
+    try:
+        written = orjson.dumps(data, option=orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS)
+    except TypeError:  # also for a lone surrogate and for an integer of more than 64 bits
+        return None
+    # NaN and the infinities become null as well.
+    return None if b"null" in written else written.decode()
 
 
 def _check_keys(value: Any) -> None:

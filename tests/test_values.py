@@ -8,7 +8,7 @@ import attrs
 import pytest
 from attrs import evolve, field
 
-from ductile.values import frozen
+from ductile.values import changed, frozen
 
 
 @frozen
@@ -117,6 +117,15 @@ def test_nobody_changes_a_value() -> None:
 def test_copies_are_equal() -> None:
     assert copy.deepcopy(Point(1, [2])) == Point(1, [2])
     assert pickle.loads(pickle.dumps(Point(1, 2))) == Point(1, 2)
+
+
+def test_a_changed_value_is_the_same_but_for_what_was_changed() -> None:
+    before = Noted(name="a", note="b", made=3)
+    after = changed(before, note="c")
+    assert after == evolve(before, note="c")
+    assert (after.made, before.note) == (3, "b")
+    with pytest.raises(TypeError, match="Noted has no nose"):
+        changed(before, nose="d")
 
 
 def test_cases_can_take_a_value_apart() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from ductile.clock import Clock
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
-from ductile.values import frozen
+from ductile.values import changed, frozen
 from ductile.web.message import Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 
@@ -109,7 +109,7 @@ def _authorize(
     request: Request,
 ) -> Request | Response:
     if request.peer == "unix":
-        return request.by(OPERATOR)
+        return changed(request, principal=OPERATOR)
     if route.scope is None:
         return request
     authorization = request.headers.get("authorization", ())
@@ -125,7 +125,7 @@ def _authorize(
     on_use(principal.name, now)
     if not principal.may(route.scope, plugin=request.params.get("plugin")):
         return forbidden()
-    return request.by(principal)
+    return changed(request, principal=principal)
 
 
 def forbidden() -> Response:

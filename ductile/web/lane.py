@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import Protocol
 
 import trio
-from attrs import evolve
 
-from ductile.values import frozen
+from ductile.values import changed, frozen
 from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
@@ -129,7 +128,7 @@ class Lane:
                 await self.host.websocket(route, request, raw, self.wire)
                 return False
             if head.has_body:
-                request = evolve(request, body=await self._read_body(head, route.max_body))
+                request = changed(request, body=await self._read_body(head, route.max_body))
             await self._answer(route, request, head, reply)
             return reply.keeps_alive
         except Refusal as refusal:

@@ -40,33 +40,6 @@ class Request:
     params: Mapping[str, str] = field(factory=dict)
     principal: Any = None
 
-    # Made as they are instead of by `evolve`, which asks every field for its name: each request comes through here.
-    def at(self, params: Mapping[str, str]) -> "Request":
-        """The same request, at the route whose `{names}` these are."""
-        return Request(
-            method=self.method,
-            path=self.path,
-            query=self.query,
-            headers=self.headers,
-            body=self.body,
-            peer=self.peer,
-            params=params,
-            principal=self.principal,
-        )
-
-    def by(self, principal: Any) -> "Request":
-        """The same request, from a caller who is known now."""
-        return Request(
-            method=self.method,
-            path=self.path,
-            query=self.query,
-            headers=self.headers,
-            body=self.body,
-            peer=self.peer,
-            params=self.params,
-            principal=principal,
-        )
-
     def header(self, name: str) -> str | None:
         """The field's value, several joined as RFC 9110 reads them; None when it was not sent."""
         values = self.headers.get(name)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from attrs import field
 
 from ductile.errors import DuctileError
-from ductile.values import frozen
+from ductile.values import changed, frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
 from ductile.web.origins import preflight, readable
 from ductile.web.routes import AnyRoute, Route, Table
@@ -55,7 +55,7 @@ class Site:
             raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
-            admitted = self.authorize(match.route, request.at(match.params) if match.params else request)
+            admitted = self.authorize(match.route, changed(request, params=match.params) if match.params else request)
         except DuctileError as error:
             raise Refusal(error_response(error)) from error
         except Exception as error:

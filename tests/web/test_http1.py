@@ -1,5 +1,7 @@
 """Which bytes are a request, and which are refused before anybody acts on them."""
 
+import re
+
 import h11
 import pytest
 from hypothesis import given
@@ -24,6 +26,21 @@ def status_of(raw: bytes, limits: Limits = LIMITS) -> int:
     with pytest.raises(Refusal) as refusal:
         read(raw, limits)
     return refusal.value.response.status
+
+
+@given(st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b" ", b"\t", b"\0", b"\x7f", b"\xff"]), max_size=12))
+def test_nothing_that_could_be_read_in_two_ways_gets_past_the_counting(pieces: list[bytes]) -> None:
+    """Counting line ends finds exactly what the pattern for them does."""
+    value = b"".join(pieces)
+    raw = b"GET / HTTP/1.1\r\n" + HOST + b"X: " + value + b"\r\n\r\n"
+    pattern = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\n[ \t]"
+    if re.search(pattern, raw):
+        with pytest.raises(Refusal):
+            parse_head(raw, LIMITS)
+        if re.search(rb"(?<!\r)\n", raw[: raw.index(b"\r\n\r\n")]):
+            assert status_of(raw) == 400
+    elif b"\r\n" not in value:
+        assert read(raw).headers["x"] == (value.strip(b" \t").decode("latin-1"),)
 
 
 def test_a_plain_request_is_read_as_it_was_written() -> None:
