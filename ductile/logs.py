@@ -106,7 +106,8 @@ class Log:
             lines = list(self._waiting())
             self._put(self._told_losses() + b"".join(lines))
             self._written += len(lines)
-            time.sleep(PAUSE_SECONDS)
+            if END not in lines:
+                time.sleep(PAUSE_SECONDS)
 
     def _waiting(self) -> Iterator[bytes]:
         """What waits by now, at least one line."""

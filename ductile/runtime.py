@@ -4,7 +4,6 @@ Lock → ledger → recovery → servers bound → dispatcher → ready. The nes
 running jobs finish or are put back, what is known is written, the lock is released.
 """
 
-import gc
 import os
 import signal
 import time
@@ -212,8 +211,6 @@ async def _work(
                 addresses = (*addresses[:-1], *more, addresses[-1])
             await serving.start(dispatcher.run, rt.stopping)
             await serving.start(_schedule, rt, ledger, dispatcher)
-            gc.freeze()  # what is there by now stays: no search for garbage needs to look at it again
-            gc.enable()
             rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
             rt.notifier.send("READY=1")
             announce(f"ductile {__version__} is ready: {', '.join(addresses)}")

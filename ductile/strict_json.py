@@ -55,7 +55,8 @@ def dumps(data: Any) -> str:
 
     Raises TypeError for a value or a key that JSON does not have, ValueError for what it has no notation for.
     """
-    text = _dumped_fast(data)
+    # A lone number is shown to people as it is: there the two ways to write its exponent would be seen.
+    text = _dumped_fast(data) if isinstance(data, _COLLECTIONS) else None
     if text is not None:
         return text
     try:

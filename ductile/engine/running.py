@@ -223,7 +223,8 @@ class Running:
 
     def make_room(self) -> None:
         """What the process says can wait for a while without holding it up."""
-        widen(self.process.stdout, ROOMY_PIPE)
+        for output in (self.process.stdout, self.process.stderr):
+            widen(output, ROOMY_PIPE)
 
     def read_what_is_there(self) -> None:
         """What has been said by now is taken, as much as a pipe can hold."""

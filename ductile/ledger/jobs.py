@@ -123,7 +123,7 @@ def _enqueue_siblings(
     ids = [new_id(now) for _ in siblings]
     are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
     new_ones = [(new, job_id) for new, job_id, is_new in zip(siblings, ids, are_new, strict=True) if is_new]
-    for _ in new_ones:
+    for _ in new_ones:  # each counts, so that a test can name the same one whether or not it came with others
         failpoint("enqueue.after_insert")
     if new_ones:
         trees.grow(db, root.id, jobs=len(new_ones), opened=len(new_ones))

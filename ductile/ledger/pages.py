@@ -221,7 +221,7 @@ def _total(db: sqlite3.Connection, listing: Listing[Any], terms: Terms) -> tuple
     floor = _floor(db, listing, terms, terms.before, MOST_COUNTED_AMONG) if terms.asked else None
     after = terms.after if floor is None else floor - 1
     if terms.counting is not None and (known := terms.counting(db, after)) is not None:
-        return known, floor is None
+        return min(known, MOST_COUNTED), floor is None and known <= MOST_COUNTED
     where, values = _where(terms, start=terms.before, after=after)
     statement = f"SELECT COUNT(*) FROM (SELECT 1 FROM {listing.table}{terms.hint}{where} LIMIT ?)"
     count: int = db.execute(statement, (*values, MOST_COUNTED + 1)).fetchone()[0]

@@ -171,7 +171,7 @@ def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[No
 
 
 def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
-    """All jobs under this root, itself first, of one moment; none if the root has left the queue."""
+    """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
     rows = db.execute(TREE, {"root": root_job_id, "limit": limit})
     return [Node(job=job_from_row(row), result=row[-1]) for row in rows]
 
@@ -248,25 +248,24 @@ def _outcomelogged_job(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
 
 @frozen
 class Standing:
-    """How many jobs of a tree still wait or run, and how many there ever were; no jobs: there is no such root."""
+    """How many jobs of a tree still wait or run, and how many there ever were."""
 
     open_jobs: int
     tree_jobs: int
 
     @property
     def is_over(self) -> bool:
-        """True unless there is something to wait for."""
+        """True if there is nothing to wait for."""
         return not self.open_jobs
 
 
-NO_TREE = Standing(0, 0)
-STANDING = "SELECT COALESCE(open_jobs, 0), COALESCE(tree_jobs, 0) FROM job_queue WHERE id = ?"
+STANDING = "SELECT open_jobs, tree_jobs FROM job_queue WHERE id = ? AND open_jobs IS NOT NULL"
 
 
-def standing(db: sqlite3.Connection, root_job_id: str) -> Standing:
-    """How the tree of this root stands."""
+def standing(db: sqlite3.Connection, root_job_id: str) -> Standing | None:
+    """How the tree of this root stands; None if the queue has no such root (any more)."""
     row = db.execute(STANDING, (root_job_id,)).fetchone()
-    return Standing(*row) if row else NO_TREE
+    return Standing(*row) if row else None
 
 
 OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"

@@ -84,8 +84,8 @@ DEFINE = """
 
 def define_all(db: sqlite3.Connection, definitions: Iterable[tuple[str, str, str, str]], *, now: datetime) -> None:
     """Every entry exists as `define` would have it: plugin, schedule, command and hash of the definition."""
-    moment = to_text(now)
-    db.executemany(DEFINE, ((*definition, moment, moment) for definition in definitions))
+    at = to_text(now)
+    db.executemany(DEFINE, ((*definition, at, at) for definition in definitions))
 
 
 def define(

@@ -348,7 +348,9 @@ class Walk:
         item = at.indexes[-1] if by_item else 0
         self.arrivals.append(NewArrival(join_id=at.join_id, item=item, branch=branch, payload=payload))
 
-    def _job(self, plugin: str, path: str, event: Event, at: Position, **more: Any) -> NewJob:
+    def _job(
+        self, plugin: str, path: str, event: Event, at: Position, *, child_key: str | None = None, **more: Any
+    ) -> NewJob:
         settled = more.get("settled")
         return NewJob(
             plugin=plugin,
@@ -357,7 +359,7 @@ class Walk:
             parent_job_id=at.parent_id,
             own_tree=at.own_tree,
             source_event_id=event.id,
-            child_key=more.pop("child_key", None) or at.key(event, path),
+            child_key=child_key or at.key(event, path),
             pipeline=at.plan.name,
             step_id=path,
             join_id=at.join_id if settled is None or settled.status is not JobStatus.SUCCEEDED else None,

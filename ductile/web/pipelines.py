@@ -20,7 +20,7 @@ from ductile.ledger import reports, trees
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
-from ductile.ledger.reports import NO_TREE, Standing
+from ductile.ledger.reports import Standing
 from ductile.ledger.trees import Budget
 from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
@@ -76,11 +76,11 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         answer = await _started(desk, request, snapshot, plan)
         root_id = answer.job_id or ""
         run = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
-    if answer.is_repeat and run is NO_TREE:
+    if answer.is_repeat and run is None:
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
-    if run.is_over:
+    if run is None or run.is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, run.tree_jobs, view, headers_of(answer))
+        return await _shown(desk, root_id, view, headers_of(answer), root=_if_small(root_id, run))
     still = _still_running(root_id, is_stopping=desk.is_stopping())
     return json_response(still, 202, headers_of(answer))
 
@@ -108,9 +108,9 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     view = partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result)
     root = desk.ledger.look_up(trees.root_of, job_id)
     if root is None:
-        return await _shown(desk, job_id, 0, view)
-    tree_jobs = (await _until_over(desk, root.id, patience)).tree_jobs if patience else root.tree_jobs
-    return await _shown(desk, root.id, tree_jobs, view)
+        return await _shown(desk, job_id, view)
+    tree = await _until_over(desk, root.id, patience) if patience else root
+    return await _shown(desk, job_id, view, root=_if_small(root.id, tree))
 
 
 async def _start(
@@ -187,28 +187,39 @@ def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, s
     return RunRefused(message)
 
 
-async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing:
-    """How the tree stands when every job of it is over, after `patience` seconds, or when the service is stopping."""
+async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing | None:
+    """How the tree stands when every job of it is over, after `patience` seconds, or when the service is stopping; None
+    if there is no such tree (any more)."""
     now = trio.current_time()
     deadline = now + patience
     with desk.hub.watch(tree_topic(root_id)) as hints:
-        while not (tree := desk.ledger.look_up(reports.standing, root_id)).is_over:
+        while (tree := desk.ledger.look_up(reports.standing, root_id)) is not None and not tree.is_over:
             if now >= deadline or desk.is_stopping():
-                break
+                return tree
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.CancelScope(deadline=min(deadline, now + RECHECK_SECONDS)):
                 await hints.receive()
             now = trio.current_time()
-    if tree.is_over:  # nobody is told of an end that a power cut could take back
-        await desk.ledger.disk.until_durable()
+    # Nobody is told of an end that a power cut could take back.
+    await desk.ledger.disk.until_durable()
     return tree
 
 
+def _if_small(root_id: str, tree: Standing | trees.Root | None) -> str | None:
+    """The root of a tree that is quickly read."""
+    return root_id if tree is not None and tree.tree_jobs <= SMALL_TREE else None
+
+
 async def _shown(
-    desk: Desk, job_id: str, tree_jobs: int, view: Callable[[Sequence[reports.Node]], str], headers: Headers = ()
+    desk: Desk,
+    job_id: str,
+    view: Callable[[Sequence[reports.Node]], str],
+    headers: Headers = (),
+    *,
+    root: str | None = None,
 ) -> Response:
-    """The tree of the job as `view` shows it; `tree_jobs` is its size if the job is its root, 0 if that is unknown."""
-    if 0 < tree_jobs <= SMALL_TREE and (nodes := desk.ledger.look_up(reports.tree_under, job_id)):
+    """The tree of the job as `view` shows it. `root` is its root, if it is known and the tree is small."""
+    if root is not None and (nodes := desk.ledger.look_up(reports.tree_under, root)):
         return encoded_json_response(view(nodes).encode(), headers=headers)
     text = await desk.ledger.read_slowly(lambda db: view(reports.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)

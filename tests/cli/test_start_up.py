@@ -124,7 +124,7 @@ def test_every_exception_is_a_command_that_reads() -> None:
 
 
 def test_a_service_looks_for_garbage_from_ready_on_and_not_before(tmp_path: Path) -> None:
-    """Nothing that is loaded on the way to ready is garbage; what comes afterwards may be."""
+    """Hardly anything that is loaded on the way to ready is garbage; what comes afterwards may be."""
     script = (
         "import gc, os, sys; from ductile.cli import ductile, output\n"
         "searches = []; gc.callbacks.append(lambda *_: searches.append('trio' in sys.modules))\n"

@@ -139,8 +139,8 @@ def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
     drive.later(seconds=3)
     ended = drive.end(drive.claim_one("next"), None if is_root else outcome)
     assert reports.standing(drive.db, root.job_id) == Standing(0, 2)
-    assert reports.standing(drive.db, root.job_id).is_over
-    assert reports.standing(drive.db, "unknown") is reports.NO_TREE
+    assert Standing(0, 2).is_over
+    assert reports.standing(drive.db, "unknown") is None
     for _ in ("in the queue", "in the log"):
         for member in (root.job_id, ended.job_id):
             seen = reports.tree_outcome(drive.db, member)
