@@ -59,6 +59,8 @@ class Case:
     effects: Sequence[Effect]
     deaths: Sequence[str] = ()
     """Moments at which a core was seen to be dead, as the ledger writes moments."""
+    claims_kept_until: int | None = None
+    """What was claimed later a disk may have forgotten in a power cut; None: there was none."""
     workers: int = 4
     roles: Sequence[Role] = ()
     routes: Sequence[tuple[str, str, str]] = ()
@@ -93,6 +95,16 @@ class Case:
         with closing(sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)) as db:
             db.row_factory = sqlite3.Row
             return [dict(row) for row in db.execute(statement)]
+
+    def may_have_been_forgotten(self, start: Effect) -> bool:
+        """Whether the disk may have lost the claim of an attempt that began then. A later attempt waits for its own."""
+        return self.claims_kept_until is not None and start.attempt == 1 and start.at > self.claims_kept_until
+
+    @cached_property
+    def run_again(self) -> Sequence[str]:
+        """Jobs whose first attempt was started, forgotten with a power cut, and started once more under its number."""
+        firsts = {job_id: [one for one in starts if one.attempt == 1] for job_id, starts in self.starts.items()}
+        return [job_id for job_id, once in firsts.items() if len(once) == 2 and self.may_have_been_forgotten(once[0])]
 
     @cached_property
     def jobs(self) -> Mapping[str, Row]:

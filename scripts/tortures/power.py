@@ -31,6 +31,7 @@ from scripts.tortures.shim import Shim
 from scripts.tortures.telling import tell, tell_violations
 
 LEDGER = "state.db"
+LOG = f"{LEDGER}-wal"
 FIRST_CHANGES, LAST_CHANGES = 300, 6000
 """A life ends before some change between these two, but for the last, which ends in order."""
 PROGRESS_EVERY = 250
@@ -65,6 +66,11 @@ class Recorded:
     def before(self, moment: int) -> "list[Acknowledged]":
         """What callers had been told."""
         return [one for one in self.acknowledged if one.at <= moment]
+
+    def synced_before(self, moment: int) -> int:
+        """Whatever was written before this was on the disk at that moment: a sync that was over had begun after it."""
+        syncs = (one.begun for one in self.changes if one.kind is Kind.SYNC and one.name == LOG and one.ended <= moment)
+        return max(syncs, default=0)
 
 
 def record(directory: Path, options: Options) -> Recorded:
@@ -119,6 +125,8 @@ class Cuts:
     empty: int = 0
     required: int = 0
     """Acknowledgements that had to be there, over all disks."""
+    run_again: int = 0
+    """Attempts that began before a cut which took back their claim, and began again under their number."""
 
     def run(self) -> None:
         dice = random.Random(f"{self.options.seed}/cuts")
@@ -167,7 +175,15 @@ class Cuts:
         service.cut_delays_short()
         service.come_to_rest()
         seen = {"stuck": service.stuck, "orphans": service.orphans, "miscounted": service.miscounted}
-        case = Case.of(arena, self.told.before(moment), deaths=service.deaths, faults=service.faults, **seen)
+        case = Case.of(
+            arena,
+            self.told.before(moment),
+            deaths=service.deaths,
+            faults=service.faults,
+            claims_kept_until=self.told.synced_before(moment),
+            **seen,
+        )
+        self.run_again += len(case.run_again)
         for rule, found in check(case).items():
             yield from ((rule, fault) for fault in found)
 
@@ -213,7 +229,7 @@ def lay_out(image: dict[str, bytes], folder: Path, *, shm: bytes | None) -> None
     """The directory as the next start finds it. What was shared in memory is gone, or was never anything but noise."""
     folder.mkdir(mode=0o700, parents=True)
     files = {name: content for name, content in image.items() if name.startswith(LEDGER)}
-    if shm is not None and f"{LEDGER}-wal" in files:
+    if shm is not None and LOG in files:
         files[f"{LEDGER}-shm"] = shm
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -243,6 +259,7 @@ def torture(directory: Path, options: Options) -> dict[str, Any]:
         "changes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "without_ledger": cuts.empty,
         "started": options.starts,
+        "run_again": cuts.run_again,
         "violations": counted(cuts.violations, (*RULES, *INVARIANTS)),
     }
 

@@ -108,6 +108,24 @@ def repeat_an_effect(case: Case) -> Case:
     return evolve(case, effects=[*case.effects, case.effects[0]])
 
 
+def lose_the_claims_from(moment: int) -> Callable[[Case], Case]:
+    """A power cut, and the first attempt of the first job once more behind it."""
+
+    def cut(case: Case) -> Case:
+        first = next(effect for effect in case.effects if effect.what == "start" and effect.attempt == 1)
+        again = evolve(case, effects=[*case.effects, first], claims_kept_until=first.at + moment)
+        assert again.run_again == ([first.job_id] if moment < 0 else [])
+        return again
+
+    return cut
+
+
+def test_a_power_cut_may_take_back_a_claim_that_no_sync_had_covered(played: Played, tmp_path: Path) -> None:
+    """The attempt may then start once more under its number, as docs/reliability.md says."""
+    case = lose_the_claims_from(-1)(played.copy(tmp_path))
+    assert not any(check(case).values())
+
+
 def forget_what_successes_did(case: Case) -> Case:
     return evolve(case, effects=[effect for effect in case.effects if effect.what == "start"])
 
@@ -159,6 +177,7 @@ SPOILED = [
     ("I2", forget_an_effect),
     ("I2", forget_what_successes_did),
     ("I3", repeat_an_effect),
+    ("I3", lose_the_claims_from(+1)),
     ("I3", change("UPDATE job_log SET attempt = attempt + 1 WHERE seq = 1")),
     ("I4", change("UPDATE job_log SET status = 'succeeded' WHERE attempt = 1 AND status <> 'succeeded'")),
     ("I4", change("INSERT INTO journal (at, kind, job_id, data) SELECT at, 'job.recovered', job_id, '{\"attempt\":1}'"
