@@ -4,8 +4,7 @@ Whoever waits looks into the ledger after every hint, and again after a while wi
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import trio
 
@@ -22,36 +21,35 @@ class Hub:
 
     def __init__(self) -> None:
         self._work = trio.Event()
+        self._worker_is_waiting = False
         self._watchers: dict[str, set[trio.MemorySendChannel[None]]] = {}
 
     def announce_work(self) -> None:
         self._work.set()
 
+    def call_worker(self) -> bool:
+        """Work is announced; True if the worker waits for just that: then its turn is in the next pass of the loop."""
+        self.announce_work()
+        return self._worker_is_waiting
+
     async def work_waiting(self, *, at_most: float = math.inf) -> None:
         """Returns when work was announced since the last call, or after `at_most` seconds."""
-        if self._work.is_set():
-            await trio.lowlevel.checkpoint()
-        elif at_most == math.inf:
-            await self._work.wait()
-        else:
-            with trio.CancelScope(deadline=trio.current_time() + at_most):
+        self._worker_is_waiting = True
+        try:
+            if self._work.is_set():
+                await trio.lowlevel.checkpoint()
+            elif at_most == math.inf:
                 await self._work.wait()
+            else:
+                with trio.CancelScope(deadline=trio.current_time() + at_most):
+                    await self._work.wait()
+        finally:
+            self._worker_is_waiting = False
         self._work = trio.Event()
 
-    @contextmanager
-    def watch(self, topic: str) -> Iterator[trio.MemoryReceiveChannel[None]]:
+    def watch(self, topic: str) -> "Watch":
         """A channel that gets something whenever `topic` is announced. Watch first, then read the ledger."""
-        send, receive = trio.open_memory_channel[None](1)
-        self._watchers.setdefault(topic, set()).add(send)
-        try:
-            yield receive
-        finally:
-            watchers = self._watchers[topic]
-            watchers.discard(send)
-            if not watchers:
-                del self._watchers[topic]
-            send.close()
-            receive.close()
+        return Watch(self._watchers, topic)
 
     def is_watched(self, topic: str) -> bool:
         return topic in self._watchers
@@ -72,6 +70,29 @@ class Hub:
         self.announce_work()
         for topic in tuple(self._watchers):
             self.announce(topic)
+
+
+class Watch:
+    """Inside, the channel hears of the topic."""
+
+    # A class and no generator: every waiting caller has one, and it is a few calls less.
+    __slots__ = ("_receive", "_send", "_topic", "_watchers")
+
+    def __init__(self, watchers: dict[str, set[trio.MemorySendChannel[None]]], topic: str) -> None:
+        self._watchers, self._topic = watchers, topic
+
+    def __enter__(self) -> trio.MemoryReceiveChannel[None]:
+        self._send, self._receive = trio.open_memory_channel[None](1)
+        self._watchers.setdefault(self._topic, set()).add(self._send)
+        return self._receive
+
+    def __exit__(self, *_: object) -> None:
+        watchers = self._watchers[self._topic]
+        watchers.discard(self._send)
+        if not watchers:
+            del self._watchers[self._topic]
+        self._send.close()
+        self._receive.close()
 
 
 def job_topic(job_id: str) -> str:

@@ -155,7 +155,10 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
             rt.log.info("runtime", "starting", **about)
             tell = partial(rt.hub.announce, JOURNAL)
             async with open_ledger(
-                settings.state.path, synchronous=settings.service.synchronous, on_commit=tell
+                settings.state.path,
+                synchronous=settings.service.synchronous,
+                on_commit=tell,
+                call_worker=rt.hub.call_worker,
             ) as ledger:
                 await _start(rt, ledger, announce)
             watching.cancel_scope.cancel()

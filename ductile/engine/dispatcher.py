@@ -76,14 +76,21 @@ class Dispatcher:
             jobs.start_soon(self._drain_when, stopping)
             jobs.start_soon(self._look_again)
             task_status.started()
-            while True:
-                pause = await self._turn(jobs)
-                if self.is_draining and not self.attempts and not self.endings:
-                    break
-                # An earlier moment stays: a look too many costs less than to set the alarm with every job.
-                self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + pause)
-                await self.hub.work_waiting()
+            try:
+                await self._take_turns(jobs)
+            finally:
+                self.ledger.write_what_waits()  # what was left for our next turn, and there is none
             jobs.cancel_scope.cancel()
+
+    async def _take_turns(self, jobs: trio.Nursery) -> None:
+        """Everything has its turn until the drain has nothing left to wait for."""
+        while True:
+            pause = await self._turn(jobs)
+            if self.is_draining and not self.attempts and not self.endings:
+                break
+            # An earlier moment stays: a look too many costs less than to set the alarm with every job.
+            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + pause)
+            await self.hub.work_waiting()
 
     async def _look_again(self) -> None:
         """Work is announced whenever the alarm goes off."""
@@ -132,8 +139,10 @@ class Dispatcher:
         free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
         limit = snapshot.max_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
-        if not endings and not limit and not relays and not self.ledger.look_up(any_ready):
-            return RECHECK_SECONDS
+        if not endings and not limit and not relays:
+            self.ledger.write_what_waits()
+            if not self.ledger.look_up(any_ready):
+                return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:

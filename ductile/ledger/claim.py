@@ -64,7 +64,9 @@ def claim(
     A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
     plugin that `gates` names starts only if the breaker of its command lets it.
     """
-    wake_due(db, now=now)
+    delayed = next_due(db)
+    if delayed is not None:
+        wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
     heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
     heapq.heapify(heads)
@@ -93,7 +95,7 @@ def claim(
         states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
-        next_due=next_due(db) if has_room else None,
+        next_due=next_due(db) if has_room and (delayed is not None or held_any) else None,
     )
 
 

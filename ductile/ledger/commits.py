@@ -80,7 +80,15 @@ class Writer:
 
     def ask(self, request: Request) -> None:
         """The request has its result, or will have it when the connection is back."""
+        self.leave(request)
+        self.go_on()
+
+    def leave(self, request: Request) -> None:
+        """The request will have its result when somebody asks or goes on, which its sender knows to be soon."""
         self.waiting.append(request)
+
+    def go_on(self) -> None:
+        """What was left is written, or will be when the connection is back."""
         if not self.is_away:
             self._go_on()
 

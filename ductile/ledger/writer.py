@@ -41,6 +41,7 @@ class Ledger:
     _reader: sqlite3.Connection
     _idle_readers: list[sqlite3.Connection]
     _reader_slots: trio.CapacityLimiter
+    _call_worker: Callable[[], bool]
     waited: Histogram = field(factory=Histogram)
     """From the wish to write something until its caller went on."""
     _is_open: bool = True
@@ -53,17 +54,24 @@ class Ledger:
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         result = await self._write_durably(Request(lambda db: function(db, *args, **kwargs), is_quick=False))
         written: T = result.unwrap()
         return written
 
-    async def write_at_once(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """`write` for a few rows: on the event loop, where nothing else happens meanwhile."""
-        result = await self._write_durably(Request(lambda db: function(db, *args, **kwargs), is_quick=True))
+    async def write_work(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool) -> T:
+        """`write` for what gives the worker something to do, which it hears of. A few rows (`is_quick`) are written on
+        the event loop, and together with its claim if its turn is near.
+
+        Cannot be cancelled: a client that sends its request and leaves has asked for it all the same.
+        """
+        result = await self._write_durably(Request(function, is_quick=is_quick), makes_work=True)
         written: T = result.unwrap()
         return written
+
+    def write_what_waits(self) -> None:
+        """What was left for a turn of the worker is written without one."""
+        self._writer.go_on()
 
     async def write_last(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool = False) -> T:
         """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
@@ -74,18 +82,21 @@ class Ledger:
         written: T = result.unwrap()
         return written
 
-    async def _write_durably(self, request: Request) -> outcome.Outcome[Any]:
-        await trio.lowlevel.checkpoint_if_cancelled()
+    async def _write_durably(self, request: Request, *, makes_work: bool = False) -> outcome.Outcome[Any]:
         asked_at = time.monotonic()
-        result = await self._ask(request)
+        result = await self._ask(request, makes_work=makes_work)
         await self.disk.until_durable()
         self.waited.observe(time.monotonic() - asked_at)
         return result
 
-    async def _ask(self, request: Request) -> outcome.Outcome[Any]:
+    async def _ask(self, request: Request, *, makes_work: bool = False) -> outcome.Outcome[Any]:
         if not self._is_open:
             raise LedgerError(f"{self.path}: closed")
-        self._writer.ask(request)
+        # Called before the commit: whoever takes a turn from now on writes behind us.
+        if makes_work and self._call_worker():
+            self._writer.leave(request)
+        else:
+            self._writer.ask(request)
         if request.result is None:
             request.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(to_its_end)
@@ -103,8 +114,10 @@ class Ledger:
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`read` for a function that runs a single statement, which sees one moment by itself."""
+        # The writing connection has the pages in its cache; a reader forgets them with every commit.
+        db = self._reader if self._writer.is_away else self._writer.db
         with translating(self.path):
-            return function(self._reader, *args, **kwargs)
+            return function(db, *args, **kwargs)
 
     async def read_slowly(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -139,11 +152,17 @@ class Ledger:
 
 @asynccontextmanager
 async def open_ledger(
-    path: Path, *, synchronous: Synchronous = "full", on_commit: Callable[[], None] = lambda: None
+    path: Path,
+    *,
+    synchronous: Synchronous = "full",
+    on_commit: Callable[[], None] = lambda: None,
+    call_worker: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Ledger]:
     """The ledger at `path` for as long as the block lasts; at its end everything asked for is written and closed.
 
-    `on_commit` is called on the event loop when more is durable; it must be quick and must not fail.
+    `on_commit` is called on the event loop when more is durable; it must be quick and must not fail. `call_worker`
+    tells the worker that there is something to do, or soon will be; True if it takes a turn in the next pass of the
+    event loop, in which it writes what waits.
     """
     # The disk is waited for here and not in SQLite, so that many commits wait for it together.
     sqlites_own: Synchronous = "normal" if synchronous == "full" else synchronous
@@ -153,7 +172,8 @@ async def open_ledger(
     disk = Disk(target, broken, on_commit)
     writer = Writer(db, target, disk, newest_seq(db))
     writer.be_patient(0)  # the event loop waits for nobody
-    ledger = Ledger(target, broken, disk, writer, connect_reader(target), [], trio.CapacityLimiter(READERS))
+    reader = connect_reader(target)
+    ledger = Ledger(target, broken, disk, writer, reader, [], trio.CapacityLimiter(READERS), call_worker)
     thread = threading.Thread(target=writer.run_errands, name="ledger-writer", daemon=True)
     thread.start()
     if synchronous == "full":

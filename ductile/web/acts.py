@@ -138,7 +138,6 @@ async def replay_job(desk: Desk, request: Request) -> Response:
         answer = await done_once(
             desk, ticket, partial(_enqueue, new=new, told=told, now=now), is_quick=are_few(Following(children=(new,)))
         )
-        desk.hub.announce_work()
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 
 

@@ -210,7 +210,6 @@ async def trigger(desk: Desk, request: Request) -> Response:
         desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl), is_quick=are_few(Following(children=(new,)))
     )
     failpoint("enqueue.after_commit")
-    desk.hub.announce_work()
     return _triggered(answer)
 
 

@@ -7,6 +7,7 @@ between, and a restart forgets nothing.
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from blake3 import blake3
 
@@ -51,11 +52,11 @@ async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
 async def done_once(
     desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer], *, is_quick: bool
 ) -> Answer:
-    """What `act` came to; done now, or when the ticket was first shown. `is_quick`: it writes a few rows."""
-    write = desk.ledger.write_at_once if is_quick else desk.ledger.write
-    if ticket is None:
-        return await write(act)
-    return await write(once, ticket, act, now=desk.clock.now())
+    """What `act`, which makes work, came to; done now, or when the ticket was first shown. `is_quick`: it writes a few
+    rows."""
+    if ticket is not None:
+        act = partial(once, ticket=ticket, act=act, now=desk.clock.now())
+    return await desk.ledger.write_work(act, is_quick=is_quick)
 
 
 def headers_of(answer: Answer) -> Headers:

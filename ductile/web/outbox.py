@@ -92,7 +92,6 @@ async def send_event(desk: Desk, request: Request) -> Response:
         desk, ticket, partial(_enqueue, new=new, told=content, now=desk.clock.now()), is_quick=True
     )
     failpoint("enqueue.after_commit")
-    desk.hub.announce_work()
     return _enqueued(answer)
 
 

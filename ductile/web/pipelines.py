@@ -126,19 +126,16 @@ async def _start(
     beginning = _beginning(desk, snapshot, plan, payload, submitted_by, now)
     service = snapshot.config.settings.service
     failpoint("enqueue.before_begin")
-    # Shielded: a client that sends its request and leaves has asked for the run all the same.
-    with trio.CancelScope(shield=True):
-        run = partial(
-            _begin,
-            following=beginning.following,
-            pipeline=plan.name,
-            now=now,
-            default_ttl=service.dedupe_ttl,
-            budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
-        )
-        answer = await done_once(desk, ticket, run, is_quick=are_few(beginning.following))
+    run = partial(
+        _begin,
+        following=beginning.following,
+        pipeline=plan.name,
+        now=now,
+        default_ttl=service.dedupe_ttl,
+        budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+    )
+    answer = await done_once(desk, ticket, run, is_quick=are_few(beginning.following))
     failpoint("enqueue.after_commit")
-    desk.hub.announce_work()
     return answer
 
 

@@ -169,18 +169,17 @@ class Receiver:
             return taken
         service = snapshot.config.settings.service
         failpoint("enqueue.before_begin")
-        write = ledger.write_at_once if are_few(*runs) else ledger.write
-        taken = await write(
+        work = partial(
             accept,
-            delivery,
-            runs,
+            delivery=delivery,
+            runs=runs,
             scope=endpoint.source,
             now=now,
             default_ttl=service.dedupe_ttl,
             budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
         )
+        taken = await ledger.write_work(work, is_quick=are_few(*runs))
         failpoint("enqueue.after_commit")
-        self.desk.hub.announce_work()
         return taken
 
 

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -189,14 +189,34 @@ async def open_stage(path: Path, plugins: str) -> AsyncIterator[Stage]:
         home.plugin(name, "#!/bin/sh\n", commands="poll: {}, sync: {}, handle: {}")
     home.add(f"plugins:\n{plugins}\n")
     lines = path / "log"
+    with open_log(lines) as log:
+        async with open_ledger(path / "ledger" / "state.db", synchronous="off") as ledger:
+            yield Stage(home, ledger, log, lines, snapshot_of(home))
+
+
+@contextmanager
+def open_log(lines: Path) -> Iterator[Log]:
+    """A log that tells everything, into the file `lines`."""
     descriptor = os.open(lines, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     log = Log(level="debug", descriptor=descriptor)
     try:
-        async with open_ledger(path / "ledger" / "state.db", synchronous="off") as ledger:
-            yield Stage(home, ledger, log, lines, snapshot_of(home))
+        yield log
     finally:
         log.close()
         os.close(descriptor)
 
 
-__all__ = ["BROKEN", "DAY", "HOUR", "MINUTE", "NOON", "OK", "SECOND", "Counted", "Dead", "Stage", "open_stage"]
+__all__ = [
+    "BROKEN",
+    "DAY",
+    "HOUR",
+    "MINUTE",
+    "NOON",
+    "OK",
+    "SECOND",
+    "Counted",
+    "Dead",
+    "Stage",
+    "open_log",
+    "open_stage",
+]

@@ -1,6 +1,9 @@
-"""The dispatcher on its own: what happens between a claim and its task."""
+"""The dispatcher on its own: what happens between a claim and its task, and what others leave for its next turn."""
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -8,12 +11,19 @@ import trio
 import trio.testing
 from attrs import define, field
 
+from ductile.clock import Clock
 from ductile.engine.dispatcher import Dispatcher
-from ductile.engine.run_job import Attempt
+from ductile.engine.run_job import Attempt, Surroundings
 from ductile.errors import LedgerError
-from ductile.hub import Hub
+from ductile.hub import Hub, job_topic
 from ductile.ledger.claim import Claimed
-from tests.engine.builders import a_job
+from ductile.ledger.jobs import enqueue
+from ductile.ledger.pauses import EVERYTHING
+from ductile.ledger.writer import Ledger, open_ledger
+from ductile.model import NewJob
+from tests.e2e.service import Home
+from tests.engine.builders import a_job, snapshot_of
+from tests.engine.stage import NOON, open_log
 
 
 @define
@@ -149,3 +159,90 @@ async def test_a_job_that_never_comes_to_the_disk_does_not_run() -> None:
     dispatcher.attempts[NEW.id] = attempt
     await dispatcher._run_in_slot(attempt)
     assert (dispatcher.attempts, dispatcher.endings, attempt.has_run) == ({}, [], False)
+
+
+# ── what others leave for its next turn ─────────────────────────────────────────────────────────────────────────────
+
+JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
+
+
+def queue_one(db: sqlite3.Connection) -> str:
+    return enqueue(db, JOB, now=NOON).job_id
+
+
+@define
+class Hall:
+    """A real ledger and a dispatcher that can be started on it."""
+
+    ledger: Ledger
+    hub: Hub
+    dispatcher: Dispatcher
+    commits: list[None]
+    held: set[str] = field(factory=set)
+
+    def statuses(self) -> list[str]:
+        def ask(db: sqlite3.Connection) -> list[str]:
+            return [row[0] for row in db.execute("SELECT status FROM job_queue ORDER BY seq")]
+
+        return self.ledger.read(ask)
+
+
+@asynccontextmanager
+async def open_hall(path: Path) -> AsyncIterator[Hall]:
+    home = Home.make(path / "ductile")
+    home.plugin("echo", '#!/bin/sh\necho \'{"status": "ok", "result": "done"}\'\n', commands="poll: {}")
+    home.add("plugins: {echo: {}}\n")
+    snapshot, hub, held = snapshot_of(home), Hub(), set[str]()
+    commits: list[None] = []
+    with open_log(path / "log") as log:
+        async with open_ledger(
+            path / "ledger" / "state.db",
+            synchronous="off",
+            on_commit=lambda: commits.append(None),
+            call_worker=hub.call_worker,
+        ) as ledger:
+            around = Surroundings(log=log, clock=Clock(), instance="test", state_of=lambda _: "{}")
+            dispatcher = Dispatcher(around, ledger, hub, lambda: snapshot, "run", held=lambda: frozenset(held))
+            yield Hall(ledger, hub, dispatcher, commits, held)
+
+
+async def test_a_job_that_comes_while_the_dispatcher_waits_is_claimed_in_the_commit_that_queues_it(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Two commits for a whole job: one queues and claims it, the other records its end."""
+    async with open_hall(tmp_path) as hall:
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await trio.testing.wait_all_tasks_blocked()
+        hall.commits.clear()
+        job_id = await hall.ledger.write_work(queue_one, is_quick=True)
+        assert (hall.statuses(), len(hall.commits)) == (["running"], 1)
+        with hall.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
+            await hints.receive()
+        assert (hall.statuses(), len(hall.commits)) == (["succeeded"], 2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_comes_while_nothing_may_start_is_queued_all_the_same(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """A turn without a claim writes what was left for it; many share one commit."""
+    async with open_hall(tmp_path) as hall:
+        hall.held.add(EVERYTHING)
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await trio.testing.wait_all_tasks_blocked()
+        hall.commits.clear()
+        async with trio.open_nursery() as senders:
+            for _ in range(5):
+                senders.start_soon(lambda: hall.ledger.write_work(queue_one, is_quick=True))
+        assert (hall.statuses(), len(hall.commits)) == (["queued"] * 5, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_left_for_a_turn_that_never_comes_is_written(tmp_path: Path) -> None:
+    """A dispatcher that is cancelled while it waits lets nobody wait for ever."""
+    async with open_hall(tmp_path) as hall:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(hall.dispatcher.run, trio.Event())
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            assert hall.hub.call_worker(), "it has not heard yet that it is cancelled"
+            await hall.ledger.write_work(queue_one, is_quick=True)
+        assert hall.statuses() == ["queued"]

@@ -16,7 +16,7 @@ from ductile.errors import LedgerError
 from ductile.ledger.connections import connect_writer, transaction
 from ductile.ledger.jobs import enqueue, newest_seq
 from ductile.ledger.store import open_reader
-from ductile.ledger.writer import open_ledger
+from ductile.ledger.writer import Ledger, open_ledger
 from ductile.model import NewJob
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,6 +26,15 @@ JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
 def count(db: sqlite3.Connection) -> int:
     number: int = db.execute("SELECT COUNT(*) FROM job_queue").fetchone()[0]
     return number
+
+
+def queue_one(db: sqlite3.Connection) -> None:
+    enqueue(db, JOB, now=NOW)
+
+
+async def write_one(ledger: Ledger) -> None:
+    """One job is queued, on the event loop."""
+    await ledger.write_work(queue_one, is_quick=True)
 
 
 @define
@@ -63,7 +72,7 @@ async def test_nobody_hears_of_a_write_before_the_disk_has_it(path: Path, slow: 
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
 
         async def write(name: str) -> None:
-            await (ledger.write if name == "in the thread" else ledger.write_at_once)(enqueue, JOB, now=NOW)
+            await ledger.write_work(queue_one, is_quick=name == "on the loop")
             told.append(name)
 
         for name in ("in the thread", "on the loop"):
@@ -79,10 +88,10 @@ async def test_nobody_hears_of_a_write_before_the_disk_has_it(path: Path, slow: 
 async def test_commits_that_wait_for_the_disk_share_a_sync(path: Path, slow: SlowDisk) -> None:
     """Fifty commits while one sync is on its way wait for one more."""
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        nursery.start_soon(write_one, ledger)
         await slow.has_begun()
         for _ in range(50):
-            nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+            nursery.start_soon(write_one, ledger)
         await trio.testing.wait_all_tasks_blocked()
         assert ledger.read(count) == 51
         slow.gate.set()
@@ -98,7 +107,7 @@ async def test_a_failed_sync_acknowledges_nobody_and_breaks_the_ledger(path: Pat
 
         async def write() -> None:
             try:
-                await ledger.write_at_once(enqueue, JOB, now=NOW)
+                await write_one(ledger)
             except LedgerError as error:
                 refused.append(str(error))
 
@@ -125,7 +134,7 @@ async def test_a_job_that_a_power_cut_could_take_back_is_told_apart(path: Path, 
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
         old = ledger.read(newest_seq)
         assert ledger.disk.has(old)
-        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        nursery.start_soon(write_one, ledger)
         await slow.has_begun()
         new = ledger.read(newest_seq)
         assert new > old
@@ -150,14 +159,14 @@ async def test_what_nobody_waits_for_is_synced_all_the_same(path: Path, slow: Sl
 async def test_a_transaction_that_writes_nothing_asks_nothing_of_the_disk(path: Path, slow: SlowDisk) -> None:
     """A claim that finds no job is no commit; who reads in a transaction still waits for what it may have read."""
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
-        assert await ledger.write_at_once(count) == 0
+        assert await ledger.write_work(count, is_quick=True) == 0
         assert slow.syncs == 0
-        nursery.start_soon(lambda: ledger.write_at_once(enqueue, JOB, now=NOW))
+        nursery.start_soon(write_one, ledger)
         await slow.has_begun()
         seen: list[int] = []
 
         async def look() -> None:
-            seen.append(await ledger.write_at_once(count))
+            seen.append(await ledger.write_work(count, is_quick=True))
 
         nursery.start_soon(look)
         await trio.testing.wait_all_tasks_blocked()
@@ -170,7 +179,7 @@ async def test_a_transaction_that_writes_nothing_asks_nothing_of_the_disk(path: 
 async def test_without_full_durability_nobody_waits_for_the_disk(path: Path, slow: SlowDisk) -> None:
     """`synchronous: normal` means that a commit counts when it is written."""
     async with open_ledger(path, synchronous="normal") as ledger:
-        await ledger.write_at_once(enqueue, JOB, now=NOW)
+        await write_one(ledger)
         assert ledger.disk.has(ledger.read(newest_seq))
     assert slow.syncs == 0
 
@@ -191,7 +200,7 @@ async def test_a_foreign_write_lock_does_not_hold_up_the_event_loop(path: Path) 
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
 
         async def write() -> None:
-            await ledger.write_at_once(enqueue, JOB, now=NOW)
+            await write_one(ledger)
             got.append(ledger.read(count))
 
         stranger = connect_writer(path, "off")
@@ -210,7 +219,7 @@ async def test_a_sync_that_succeeds_after_one_that_failed_acknowledges_nobody(pa
 
         async def write() -> None:
             try:
-                await ledger.write_at_once(enqueue, JOB, now=NOW)
+                await write_one(ledger)
             except LedgerError as error:
                 refused.append(error)
 
@@ -267,6 +276,6 @@ async def test_the_event_loop_never_syncs_by_itself(path: Path, monkeypatch: pyt
     monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
     async with open_ledger(path) as ledger:
         for _ in range(10):
-            await ledger.write_at_once(enqueue, JOB, now=NOW)
+            await write_one(ledger)
     assert threads
     assert threading.get_ident() not in threads

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,78 @@ async def test_who_wants_to_be_last_sees_what_the_others_of_its_commit_wrote(pat
         await trio.testing.wait_all_tasks_blocked()
         gate.set()
     assert order == ["queued", "queued", "last sees 2"]
+
+
+async def test_what_makes_work_is_written_with_the_claim_of_a_worker_whose_turn_is_near(path: Path) -> None:
+    """Many senders and the claim of what they send share one commit, in which each of them can fail alone."""
+    commits: list[int] = []
+    told: list[str] = []
+
+    def fails(db: sqlite3.Connection) -> None:
+        enqueue(db, JOB, now=NOW)
+        raise RuntimeError("mine alone")
+
+    async with (
+        open_ledger(path, synchronous="off", on_commit=lambda: commits.append(1), call_worker=lambda: True) as ledger,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def send(work: Callable[[sqlite3.Connection], object], name: str) -> None:
+            try:
+                await ledger.write_work(work, is_quick=True)
+                told.append(name)
+            except RuntimeError as error:
+                told.append(str(error))
+
+        for name in ("first", "second"):
+            nursery.start_soon(send, lambda db: enqueue(db, JOB, now=NOW), name)
+        nursery.start_soon(send, fails, "bad")
+        await trio.testing.wait_all_tasks_blocked()
+        assert (ledger.read(count), told, commits) == (0, [], [])
+        assert await ledger.write_last(count, is_quick=True) == 2
+        await trio.testing.wait_all_tasks_blocked()
+    assert sorted(told) == ["first", "mine alone", "second"]
+    assert len(commits) == 1
+
+
+async def test_what_was_left_for_a_turn_can_be_written_without_one(path: Path) -> None:
+    """A worker that has nothing to claim lets the others go on."""
+    async with (
+        open_ledger(path, synchronous="off", call_worker=lambda: True) as ledger,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(lambda: ledger.write_work(lambda db: enqueue(db, JOB, now=NOW), is_quick=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert ledger.read(count) == 0
+        ledger.write_what_waits()
+        assert ledger.read(count) == 1
+
+
+async def test_what_makes_work_is_written_although_its_sender_has_left(path: Path) -> None:
+    """A client that sends its request and hangs up has asked for it all the same."""
+    async with open_ledger(path) as ledger:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await ledger.write_work(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+        assert ledger.read(count) == 1
+
+
+async def test_a_look_sees_what_was_written_last_wherever_the_connection_is(path: Path) -> None:
+    """Whether the writing connection is here or away with the thread, the last commit is seen and nothing else."""
+    gate = threading.Event()
+
+    def hold(db: sqlite3.Connection) -> None:
+        enqueue(db, JOB, now=NOW)
+        gate.wait(30)
+
+    async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
+        await ledger.write(enqueue, JOB, now=NOW)
+        assert ledger.look_up(count) == 1
+        nursery.start_soon(ledger.write, hold)
+        await trio.testing.wait_all_tasks_blocked()
+        assert ledger.look_up(count) == 1
+        gate.set()
+    assert count(connect_writer(path, "off")) == 2
 
 
 async def test_one_bad_request_fails_alone(path: Path) -> None:

@@ -556,7 +556,7 @@ class FullLedger:
     async def write(self, *_: Any, **__: Any) -> None:
         raise LedgerFull("/srv/ductile/state.db: no space left on device")
 
-    write_at_once = write
+    write_work = write
 
 
 async def test_what_cannot_be_stored_is_not_acknowledged(hooks: Hooks) -> None:
