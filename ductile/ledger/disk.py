@@ -21,7 +21,7 @@ from attrs import define, field
 from ductile.errors import LedgerError
 from ductile.ledger import location
 
-LEISURE_SECONDS = 0.005
+LEISURE_SECONDS = 0.02
 """How long a sync that nobody waits for may gather commits."""
 
 
