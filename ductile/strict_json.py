@@ -22,10 +22,11 @@ REPLACEMENT = "\ufffd"
 
 
 class Parsed(NamedTuple):
-    """A decoded value, and how many lone surrogates in it had to be replaced."""
+    """A decoded value, how many lone surrogates in it had to be replaced, and the text that it was written as."""
 
     value: Any
     replaced: int
+    text: str
 
 
 def loads(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_DEPTH) -> Any:
@@ -43,7 +44,7 @@ def parse(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_
         value = _DECODER.decode(text)
         if opened > max_depth and _is_deeper(value, max_depth):
             raise _TooDeep
-        return _storable(value) if _may_hold_surrogates(text) else Parsed(value, 0)
+        return Parsed(*_storable(value), text) if _may_hold_surrogates(text) else Parsed(value, 0, text)
     except json.JSONDecodeError as error:
         raise Unreadable(_syntax_reason(error), _mark(text, error.pos, source)) from error
     except (ValueError, RecursionError) as error:
@@ -66,7 +67,7 @@ def dumps(data: Any) -> str:
         raise ValueError("what is nested too deeply, or in itself, cannot be written as JSON") from error
     except ValueError as error:
         raise ValueError(f"a number that is infinite, NaN or over {MAX_DIGITS:,} digits is not JSON") from error
-    return text if text.isascii() or not _SURROGATE.search(text) else _ENCODER.encode(_storable(data).value)
+    return text if text.isascii() or not _SURROGATE.search(text) else _ENCODER.encode(_storable(data)[0])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -179,8 +180,8 @@ def _may_hold_surrogates(text: str) -> bool:
     return escaped or (not text.isascii() and _SURROGATE.search(text) is not None)
 
 
-def _storable(value: Any) -> Parsed:
-    """The same value with U+FFFD for each lone surrogate; ValueError when that makes two keys equal."""
+def _storable(value: Any) -> tuple[Any, int]:
+    """The value with U+FFFD for each lone surrogate, and their number; ValueError when that makes two keys equal."""
     replaced = 0
 
     def fixed(node: Any) -> Any:
@@ -193,7 +194,7 @@ def _storable(value: Any) -> Parsed:
             return _object([(fixed(key), fixed(member)) for key, member in node.items()])
         return [fixed(member) for member in node] if isinstance(node, list | tuple) else node
 
-    return Parsed(fixed(value), replaced)
+    return fixed(value), replaced
 
 
 # --- saying what is wrong ---------------------------------------------------------------------------------------------

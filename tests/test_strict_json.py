@@ -59,18 +59,19 @@ def test_a_lone_surrogate_becomes_the_replacement_character() -> None:
     """In values and keys, at any depth, with the number of places that were altered."""
     text = r'{"\ud800": ["a\udc00b\ud800", "\ud83d\ude00"], "k": {"x": "\uDBFF\u0041"}}'
     expected = {"\ufffd": ["a\ufffdb\ufffd", "\N{GRINNING FACE}"], "k": {"x": "\ufffdA"}}
-    assert parse(text.encode()) == Parsed(expected, replaced=4)
+    assert parse(text.encode()) == Parsed(expected, replaced=4, text=text)
     assert loads(text) == expected
 
 
 def test_an_escaped_backslash_is_not_a_surrogate() -> None:
     """`\\\\ud800` is a backslash and five letters."""
-    assert parse(rb'"\\ud800"') == Parsed("\\ud800", replaced=0)
+    assert parse(rb'"\\ud800"') == Parsed("\\ud800", replaced=0, text=r'"\\ud800"')
 
 
 def test_text_with_raw_surrogates_is_made_storable() -> None:
     """Text that came from a file name can hold what bytes cannot."""
-    assert parse('{"a\udcff": "\udcff"}') == Parsed({"a\ufffd": "\ufffd"}, replaced=2)
+    text = '{"a\udcff": "\udcff"}'
+    assert parse(text) == Parsed({"a\ufffd": "\ufffd"}, replaced=2, text=text)
 
 
 def test_a_replacement_that_makes_keys_equal_is_a_duplicate() -> None:

@@ -75,6 +75,7 @@ class Dispatcher:
         async with trio.open_nursery() as jobs:
             jobs.start_soon(self._drain_when, stopping)
             jobs.start_soon(self._look_again)
+            jobs.start_soon(self.around.spare_memory.run)
             task_status.started()
             try:
                 await self._take_turns(jobs)

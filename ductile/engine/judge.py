@@ -148,7 +148,7 @@ def evidence_of(run: Finished, response: Response | None, started_at: datetime, 
 
 def _answer_text(run: Finished, response: Response) -> str:
     """As the plugin wrote it; an answer that had to be corrected is written anew."""
-    return strict_json.dumps(strict_json.loads(run.stdout)) if response.notes else run.stdout.decode()
+    return strict_json.dumps(strict_json.loads(run.stdout)) if response.notes else response.text
 
 
 def _output_text(run: Finished, mask: Mask) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from ductile.engine.allocator import keep_little
 from ductile.values import frozen
 
 JOB_MARKER = "DUCTILE_JOB_ID"
@@ -24,8 +25,6 @@ HAS_CHILDREN_LIST = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  #
 
 _SURELY_ALL = 2048  # bytes: the kernel ends a list early only when a page of it is full
 _PR_SET_DUMPABLE = 4
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGE_BLOCK, _KEPT_AT_MOST = 1 << 20, 16 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -79,7 +78,7 @@ def harden_self() -> tuple[str, ...]:
         become_subreaper,
         _keep_standard_descriptors,
         _seal_descriptors,
-        _give_memory_back,
+        keep_little,
     ):
         try:
             step()
@@ -123,17 +122,6 @@ def _seal_descriptors() -> None:
         if int(name) > 2:
             with suppress(OSError):  # the listing's own descriptor is closed by now
                 os.set_inheritable(int(name), False)
-
-
-def _give_memory_back() -> None:
-    """Large blocks are mapped one by one and few threads share the heap, so that freed memory leaves the process."""
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc; other C libraries give it back by themselves
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_AT_MOST)
-        mallopt(_M_ARENA_MAX, 2)
 
 
 def _prctl(option: int, value: int) -> None:

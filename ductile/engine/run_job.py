@@ -18,6 +18,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
 from ductile.engine.judge import Policy, Verdict, backoff, judge
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
+from ductile.engine.spare_memory import SpareMemory
 from ductile.engine.spawn import Finished, SpawnFailed, Stop, Tail, run_plugin
 from ductile.failpoints import failpoint
 from ductile.logs import Log
@@ -47,6 +48,7 @@ class Surroundings:
     state_of: Callable[[str], str]
     """A plugin's state as JSON text."""
     memory: Memory = field(factory=Memory)
+    spare_memory: SpareMemory = field(factory=SpareMemory)
 
 
 @define(eq=False)
@@ -98,8 +100,10 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     failpoint("spawn.before")
     run = await spawn(attempt, ready)
     failpoint("plugin.exited")
-    verdict = await judge_run(job, run, ready.policy, started_at)
     much = _said(run) + len(job.payload or "") + len(job.context or "")
+    if much > LARGE:
+        around.spare_memory.need()
+    verdict = await judge_run(job, run, ready.policy, started_at)
     told = _told(attempt, ready, verdict)
     ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now(), told=told), much)
     if ending.outcome is not verdict.outcome:

@@ -34,6 +34,33 @@ class Caps:
 
 
 @define
+class Beginning:
+    """The first bytes of a stream, and how many there were in all."""
+
+    cap: int
+    total: int = 0
+    _pieces: list[bytes | bytearray] = Factory(list)
+    """Large ones as they came: to grow one block by each of them would copy all that is there again and again."""
+    _few: bytearray = Factory(bytearray)
+    """Small ones, one behind the other."""
+
+    def write(self, chunk: bytes) -> None:
+        room = self.cap - self.total
+        self.total += len(chunk)
+        if len(chunk) > room:
+            chunk = chunk[: max(0, room)]
+        if len(chunk) < CHUNK:
+            self._few += chunk
+        else:
+            self._pieces += (self._few, chunk) if self._few else (chunk,)
+            self._few = bytearray()
+
+    def read(self) -> bytes:
+        """What is kept now."""
+        return b"".join((*self._pieces, self._few)) if self._pieces else bytes(self._few)
+
+
+@define
 class Tail:
     """The last bytes of a stream, readable while it is still being written."""
 
@@ -105,9 +132,8 @@ class Running:
         self.exited = self.pipe_held = self.lost = False
         self.status: os.waitid_result | None = None
         self.swept = self.taken = 0
-        self.stdout = bytearray()
-        self.stdout_total = 0
-        self.outputs = {launched.stdout: self._keep_stdout, launched.stderr: tail.write}
+        self.stdout = Beginning(caps.stdout)
+        self.outputs: dict[int, Beginning | Tail] = {launched.stdout: self.stdout, launched.stderr: tail}
         self.chunk = CHUNK
         self.poll = launched.poll
         self.is_watched = False
@@ -118,7 +144,7 @@ class Running:
 
     @property
     def over_cap(self) -> bool:
-        return self.stdout_total > self.caps.stdout
+        return self.stdout.total > self.caps.stdout
 
     @property
     def is_over(self) -> bool:
@@ -187,8 +213,8 @@ class Running:
             signal=status.si_status if status is not None and not exited_by_itself else None,
             ending=self.ending,
             stopped=reason if self.ending is Ending.STOPPED else None,
-            stdout=bytes(self.stdout),
-            stdout_total=self.stdout_total,
+            stdout=self.stdout.read(),
+            stdout_total=self.stdout.total,
             stdout_over_cap=self.over_cap,
             stderr=self.tail.read(),
             stderr_total=self.tail.total,
@@ -219,7 +245,7 @@ class Running:
     def is_silent(self) -> bool:
         """Whether the process has said nothing so far; what it has said is taken."""
         self.read_what_is_there()
-        return not self.stdout_total and not self.tail.total and len(self.outputs) == 2
+        return not self.stdout.total and not self.tail.total and len(self.outputs) == 2
 
     def make_room(self) -> None:
         """What the process says can wait for a while without holding it up."""
@@ -243,15 +269,11 @@ class Running:
             del self.outputs[descriptor]
             self._unwatch(descriptor)
             return 0
-        self.outputs[descriptor](chunk)
+        self.outputs[descriptor].write(chunk)
         if len(chunk) == CHUNK:  # the pipe was full: a plugin with much to say
             self.chunk = WIDE_PIPE
             widen(descriptor, WIDE_PIPE)
         return len(chunk)
-
-    def _keep_stdout(self, chunk: bytes) -> None:
-        self.stdout_total += len(chunk)
-        self.stdout += chunk[: max(0, self.caps.stdout - len(self.stdout))]
 
     def _feed(self) -> None:
         try:

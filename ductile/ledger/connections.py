@@ -26,6 +26,9 @@ WAL_LIMIT_BYTES = 64 << 20
 # either: with one, a disk error is not an exception but the end of the process.
 WRITER_CACHE_KILOBYTES = 2000
 READER_CACHE_KILOBYTES = 500
+# What one transaction may change before it is written in pieces: a page that leaves the cache early costs more than one
+# that goes with its commit, and the memory is free again when that is done. Enough for two answers.
+UNWRITTEN_KILOBYTES = 24_000
 _SYNCHRONOUS = {"off": 0, "normal": 1, "full": 2}
 
 
@@ -51,6 +54,7 @@ def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -
     """The writer's pragmas hold; those that durability stands on are read back."""
     db.execute("PRAGMA foreign_keys = ON")
     db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KILOBYTES}")
+    db.execute(f"PRAGMA cache_spill = -{UNWRITTEN_KILOBYTES}")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints by itself, after it has answered

@@ -15,7 +15,7 @@ from attrs import field
 from ductile.clock import to_text
 from ductile.errors import Unreadable
 from ductile.plugin.manifest import PROTOCOL
-from ductile.strict_json import dumps, parse
+from ductile.strict_json import Parsed, dumps, parse
 from ductile.units import shown
 from ductile.values import frozen
 
@@ -89,6 +89,8 @@ class Response:
     """
 
     ok: bool
+    text: str = field(default="", repr=False, eq=False)
+    """The whole answer as it was written."""
     result: str = ""
     error: str = ""
     retry: bool = True
@@ -143,9 +145,7 @@ def encode_request(
 def decode_response(stdout: bytes, limits: Limits = DEFAULT_LIMITS) -> Response | Garbled:
     """What a plugin's whole output means."""
     try:
-        envelope, replaced = _envelope(stdout, limits)
-        note = f"lone surrogates in the answer were replaced by U+FFFD: {replaced}"
-        return _response(envelope, limits, notes=(note,) if replaced else ())
+        return _response(_envelope(stdout, limits), limits)
     except _Nonsense as nonsense:
         return nonsense.verdict
 
@@ -187,24 +187,27 @@ def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
     return f"{dumps(head)[:-1]}{texts}}}"
 
 
-def _envelope(stdout: bytes, limits: Limits) -> tuple[dict[str, Any], int]:
+def _envelope(stdout: bytes, limits: Limits) -> Parsed:
     if len(stdout) > limits.stdout_bytes:
         raise _Nonsense(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
     if not stdout or stdout.isspace():
         raise _Nonsense("plugin produced no output on stdout")
     try:
-        envelope, replaced = parse(stdout, source="stdout", max_depth=limits.depth)
+        parsed = parse(stdout, source="stdout", max_depth=limits.depth)
     except Unreadable as error:
         raise _Nonsense(f"stdout is not one JSON object: {error.reason} (line {error.mark.line})") from error
+    envelope = parsed.value
     if not isinstance(envelope, dict):
         raise _Nonsense(f"stdout must be one JSON object, not {_kind(envelope)}")
     for key in envelope:
         if key not in _KEYS and key.lower() in _KEYS and key.lower() not in envelope:
             raise _Nonsense(f"the key {shown(key)} must be written {key.lower()!r}")
-    return envelope, replaced
+    return parsed
 
 
-def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) -> Response:
+def _response(parsed: Parsed, limits: Limits) -> Response:
+    envelope: dict[str, Any] = parsed.value
+    note = f"lone surrogates in the answer were replaced by U+FFFD: {parsed.replaced}"
     status = envelope.get("status")
     if status not in ("ok", "error") or not isinstance(status, str):
         raise _Nonsense(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
@@ -220,6 +223,7 @@ def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) 
     state_updates, state_json = _state(envelope, limits)
     return Response(
         ok=ok,
+        text=parsed.text,
         result=result,
         error=error,
         retry=retry is not False,
@@ -228,7 +232,7 @@ def _response(envelope: dict[str, Any], limits: Limits, notes: tuple[str, ...]) 
         state_updates=state_updates,
         state_json=state_json,
         logs=_logs(envelope.get("logs"), limits),
-        notes=notes,
+        notes=(note,) if parsed.replaced else (),
     )
 
 

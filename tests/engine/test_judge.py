@@ -143,6 +143,14 @@ def test_a_valid_answer_is_kept_as_the_plugin_wrote_it() -> None:
     assert _evidence(a_run(text.encode())).result == text
 
 
+def test_a_valid_answer_is_in_memory_once() -> None:
+    """What is kept is the text that was checked, not another one: it may be megabytes."""
+    verdict = decide(a_run(OK))
+    assert isinstance(verdict.outcome, Succeeded)
+    assert verdict.response
+    assert verdict.outcome.evidence.result is verdict.response.text
+
+
 def test_an_answer_with_half_a_surrogate_pair_is_kept_corrected() -> None:
     """What is stored can be read by every JSON reader."""
     assert (

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,12 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ductile.engine.launch import CHUNK
 from ductile.engine.processes import identify, is_same
+from ductile.engine.running import Beginning
 from ductile.engine.spawn import Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
 from ductile.engine.sweep import BUSY_SECONDS, SLOW_SPAWN_SECONDS, house
 from tests.engine.conftest import MakePlugin, request_for
@@ -194,6 +199,32 @@ async def test_endless_output_is_cut_off(env: Env) -> None:
     finished = await run(animal("z36_endless_stdout"), env, caps=Caps(stdout=100_000))
     assert finished.ending is Ending.OUTPUT_LIMIT
     assert len(finished.stdout) == 100_000
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])), cap=st.integers(0, 5 * CHUNK)
+)
+def test_of_a_stream_the_beginning_is_kept_in_whatever_pieces_it_comes(sizes: list[int], cap: int) -> None:
+    """Up to the cap, byte for byte; what is beyond it is only counted."""
+    said = random.Random(0).randbytes(sum(sizes))
+    beginning, at = Beginning(cap), 0
+    for size in sizes:
+        beginning.write(said[at : at + size])
+        at += size
+        assert beginning.read() == said[:at][:cap]
+    assert beginning.total == len(said)
+
+
+def test_a_stream_in_tiny_pieces_takes_no_more_memory_than_it_has_bytes() -> None:
+    """A plugin that writes single bytes is not kept as a million objects."""
+    tracemalloc.start()
+    try:
+        beginning = Beginning(1 << 20)
+        for _ in range(1 << 18):
+            beginning.write(b"x")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_of_too_much_stderr_the_end_is_kept(env: Env) -> None:

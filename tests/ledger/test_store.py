@@ -400,6 +400,22 @@ def test_a_crash_while_creating_leaves_no_half_ledger(path: Path, monkeypatch: p
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_large_answer_is_written_once_and_much_more_than_that_does_not_stay_in_memory(tmp_path: Path) -> None:
+    """Pages that leave the cache before their commit cost more; but memory is not for what has no end."""
+    path = tmp_path / "ledger.db"
+    make_ledger(path)
+    with closing(connect_writer(path, "normal")) as db:
+        log = path.with_name(path.name + "-wal")
+        db.execute("CREATE TABLE answers (answer TEXT)")
+        before = log.stat().st_size
+        with transaction(db):
+            db.execute("INSERT INTO answers VALUES (?)", ("x" * (10 << 20),))
+            assert log.stat().st_size == before
+            for _ in range(4):
+                db.execute("INSERT INTO answers VALUES (?)", ("x" * (10 << 20),))
+            assert log.stat().st_size > before + (20 << 20)
+
+
 def test_reading_imports_no_trio() -> None:
     """The CLI reads a ledger at the price of sqlite3 alone."""
     asked = (
