@@ -81,8 +81,10 @@ class Lane:
         if inbox.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line after a body is forgiven
             del inbox[:2]
         end = head_end(inbox, 0, self.limits) if inbox else 0
+        if not end and not self.waiting.is_closing:
+            end = self._head_that_came()
         if end:
-            await trio.lowlevel.checkpoint()  # a client that sends many requests at once takes turns with the others
+            await trio.lowlevel.checkpoint()  # a client that sends one request after the other takes turns with others
         elif not self.waiting.is_closing:
             end = await self._wait_for_head()
         if not end:
@@ -90,6 +92,12 @@ class Lane:
         raw = bytes(memoryview(inbox)[:end])
         del inbox[:end]
         return raw
+
+    def _head_that_came(self) -> int:
+        """Where the head ends that has come meanwhile; 0 if it has not, or not all of it. A client that is as busy as
+        we are is never waited for, and so needs no deadline."""
+        scanned = len(self.wire.inbox)
+        return head_end(self.wire.inbox, scanned, self.limits) if self.wire.read_now() else 0
 
     async def _wait_for_head(self) -> int:
         """Where the head in the inbox ends; 0 if the client has to go: too long idle, in the way, or we are closing."""
