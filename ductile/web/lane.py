@@ -11,6 +11,7 @@ from typing import Protocol
 import trio
 
 from ductile.values import changed, frozen
+from ductile.web.hangups import Line
 from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
@@ -50,6 +51,7 @@ class Lane:
     host: Host
     limits: Limits
     waiting: Waiting
+    line: Line
 
     async def run(self) -> None:
         """Requests are served one after the other until either side has had enough."""
@@ -133,6 +135,7 @@ class Lane:
             route, request = self.site.admit(request, wants_websocket=head.wants_websocket)
             if isinstance(route, ChannelRoute):
                 reply.status = 101
+                self.line.close()  # from here on the host owns the socket
                 await self.host.websocket(route, request, raw, self.wire)
                 return False
             if head.has_body:
@@ -201,13 +204,13 @@ class Lane:
         if not route.hot:
             await self.host.http(route, request, head, self.wire, reply)
         elif route.waits:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            with trio.CancelScope() as scope:
+                self.line.keeps_open(scope)
                 response = await self.site.answer(route, request)
-                if response.until is not None:
-                    nursery.start_soon(self._break_off, response.until, reply, nursery.cancel_scope)
-                await self._send(route, response, reply)
-                nursery.cancel_scope.cancel()
+                if response.until is None:
+                    await self._send(route, response, reply)
+                else:
+                    await self._send_until(response.until, route, response, reply)
         else:
             await self._send(route, await self.site.answer(route, request), reply)
 
@@ -223,14 +226,18 @@ class Lane:
                 with suppress(ClientGone):
                     await reply.send(fault.status, fault.headers, fault.body)
 
-    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
-        await self.wire.hung_up()
-        scope.cancel()
+    async def _send_until(
+        self, until: Callable[[], Awaitable[None]], route: Route, response: Response, reply: Reply
+    ) -> None:
+        async def break_off() -> None:
+            await until()
+            reply.keeps_alive = False
+            sending.cancel_scope.cancel()
 
-    async def _break_off(self, until: Callable[[], Awaitable[None]], reply: Reply, scope: trio.CancelScope) -> None:
-        await until()
-        reply.keeps_alive = False
-        scope.cancel()
+        async with trio.open_nursery() as sending:
+            sending.start_soon(break_off)
+            await self._send(route, response, reply)
+            sending.cancel_scope.cancel()
 
     async def _refuse(self, reply: Reply, refusal: Refusal, request: Request | None = None) -> None:
         self.wire.unread = not reply.keeps_alive
