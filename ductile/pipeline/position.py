@@ -93,9 +93,17 @@ def hook_depth_of(job: Job) -> int:
     return depth
 
 
-def fits(job: Job, node: Node, at: Position) -> bool:
-    """False if the pipeline was changed so that the job cannot have come to this step of it."""
-    return (job.join_id is not None) == bool(node.joins) and len(at.indexes) == node.foreach_depth
+def lists_around(job: Job) -> int:
+    """In how many lists, one inside the other, the job stands for an item. Most contexts are not read for that."""
+    if job.context is None or INDEXES not in job.context:
+        return 0
+    control = strict_json.loads(job.context).get(CONTROL, {})
+    return len(control.get("indexes", ()))
+
+
+def fits(job: Job, node: Node, lists: int) -> bool:
+    """False if the pipeline was changed so that the job, inside so many lists, cannot have come to this step of it."""
+    return (job.join_id is not None) == bool(node.joins) and lists == node.foreach_depth
 
 
 def entered(at: Position, context: NewContext | None) -> Position:

@@ -215,7 +215,7 @@ def _place(job: Job, world: World, walk: Walk) -> _Place | None:
         walk.notes.append(_run_ended(job, "the configuration has no such step any more"))
         return None
     at = position_of(job, plan, node)
-    if not fits(job, node, at):
+    if not fits(job, node, len(at.indexes)):
         walk.notes.append(_run_ended(job, "the pipeline was changed around this step"))
         return None
     return _Place(node, at)

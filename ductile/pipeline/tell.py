@@ -13,7 +13,7 @@ from ductile.model import Job
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import HANDLE, Node, Plans
-from ductile.pipeline.position import fits, position_of
+from ductile.pipeline.position import fits, lists_around
 from ductile.pipeline.templates import remap
 from ductile.values import frozen
 
@@ -36,7 +36,7 @@ def step_of(plans: Plans, job: Job) -> Node | None:
     node = plan.nodes.get(job.step_id)
     if node is None:
         raise NotFound(f"pipeline {job.pipeline} has no step {job.step_id} any more")
-    if not fits(job, node, position_of(job, plan, node)):
+    if not fits(job, node, lists_around(job)):
         raise NotFound(f"pipeline {job.pipeline} was changed around step {job.step_id}: the run cannot go on in it")
     return node
 

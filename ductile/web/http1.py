@@ -109,28 +109,30 @@ def head_end(buffer: bytearray, scanned: int, limits: Limits) -> int:
 
 def parse_head(raw: bytes, limits: Limits) -> Head:
     """The head, if it can be read in one way only."""
-    first, *lines = raw[:-4].split(b"\r\n")
-    if len(lines) > limits.header_fields:
+    lines = raw.count(b"\r\n") - 2  # without the first, and the blank one
+    if lines > limits.header_fields:
         raise _refused(431, "too_many_headers", f"there are more than {limits.header_fields} header fields")
     if _is_ambiguous(raw):
         raise malformed("it has a control character, a bare CR or a folded header")
-    request_line = _REQUEST_LINE.fullmatch(first)
+    text = raw.decode("latin-1")
+    request_line = _REQUEST_LINE.match(text)
     if request_line is None:
         raise malformed("its first line is not METHOD /path HTTP/1.1")
+    method, target, version = request_line.groups()
+    fields = _FIELD.findall(text)
+    if len(fields) != lines:
+        raise malformed("a header is not NAME: VALUE")
     headers: dict[str, tuple[str, ...]] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        key = (_usual_key if len(name) <= LONGEST_USUAL_NAME else _key)(name) if colon else None
-        if key is None:
-            raise malformed("a header is not NAME: VALUE")
-        headers[key] = (*headers.get(key, ()), value.strip(b" \t").decode("latin-1"))
-    is_http_10 = request_line["version"] == b"1.0"
+    for name, value in fields:
+        key = name.lower()
+        headers[key] = (*headers.get(key, ()), value.rstrip(" \t"))
+    is_http_10 = version == "1.0"
     if len(headers.get("host", ())) != 1 and not (is_http_10 and "host" not in headers):
         raise malformed("it must have exactly one Host header")
     content_length, chunked = _framing(headers, is_http_10=is_http_10)
     return Head(
-        method=request_line["method"].decode("ascii"),
-        target=request_line["target"].decode("ascii"),
+        method=method,
+        target=target,
         headers=headers,
         is_http_10=is_http_10,
         content_length=content_length,
@@ -186,8 +188,8 @@ class Chunks:
 
 def response_head(status: int, headers: Headers, date: str) -> bytes:
     """The bytes before a body. `ValueError` for a header that would not stay one header on the wire."""
-    fields = "".join(starmap(_field_line, headers))
-    return f"HTTP/1.1 {status} {_reason(status)}\r\ndate: {date}\r\n{fields}\r\n".encode("latin-1")
+    reason, fields = _REASONS.get(status, ""), "".join(starmap(_field_line, headers))
+    return f"HTTP/1.1 {status} {reason}\r\ndate: {date}\r\n{fields}\r\n".encode("latin-1")
 
 
 @lru_cache(maxsize=512)  # most answers have the same few headers
@@ -217,14 +219,14 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_REQUEST_LINE = re.compile(
-    rb"(?P<method>[!#$%&'*+\-.^_`|~0-9A-Za-z]+) (?P<target>/[!\"$-~]*) HTTP/(?P<version>1\.[01])"
-)
+_REQUEST_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) (/[!\"$-~]*) HTTP/(1\.[01])\r\n")
+_FIELD = re.compile(r"\r\n([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r]*)")
 _CLEAR = bytes(code for code in range(256) if (code >= 0x20 and code != 0x7F) or code in b"\t\r\n")
 _CHUNK_SIZE, _PART_OF_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"), re.compile(rb"[0-9A-Fa-f]{1,16}\r?")
 _LINE_END, _PART_OF_LINE_END = re.compile(rb"\r\n"), re.compile(rb"\r")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 def _is_ambiguous(raw: bytes) -> bool:
@@ -238,15 +240,6 @@ def _is_ambiguous(raw: bytes) -> bool:
         or b"\n " in raw
         or b"\n\t" in raw
     )
-
-
-def _key(name: bytes) -> str | None:
-    """The name of a header as we know it; None if it is no name."""
-    return name.lower().decode("ascii") if _TOKEN.fullmatch(name) else None
-
-
-LONGEST_USUAL_NAME = 64
-_usual_key = lru_cache(maxsize=512)(_key)  # most requests have the same few headers; the long ones are nobody's
 
 
 def _framing(headers: Mapping[str, tuple[str, ...]], *, is_http_10: bool) -> tuple[int, bool]:
@@ -267,13 +260,6 @@ def _framing(headers: Mapping[str, tuple[str, ...]], *, is_http_10: bool) -> tup
     if len(lengths[0]) > 18:
         raise _refused(413, "body_too_large", "the body is larger than anything accepted here")
     return int(lengths[0]), False
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _refused(status: int, code: str, message: str, hint: str = "", headers: Headers = ()) -> Refusal:

@@ -11,6 +11,7 @@ from typing import Protocol
 import trio
 
 from ductile.values import changed, frozen
+from ductile.web.hangups import Line
 from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
@@ -50,6 +51,7 @@ class Lane:
     host: Host
     limits: Limits
     waiting: Waiting
+    line: Line
 
     async def run(self) -> None:
         """Requests are served one after the other until either side has had enough."""
@@ -81,8 +83,10 @@ class Lane:
         if inbox.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line after a body is forgiven
             del inbox[:2]
         end = head_end(inbox, 0, self.limits) if inbox else 0
+        if not end and not self.waiting.is_closing:
+            end = self._head_that_came()
         if end:
-            await trio.lowlevel.checkpoint()  # a client that sends many requests at once takes turns with the others
+            await trio.lowlevel.checkpoint()  # a client that sends one request after the other takes turns with others
         elif not self.waiting.is_closing:
             end = await self._wait_for_head()
         if not end:
@@ -90,6 +94,12 @@ class Lane:
         raw = bytes(memoryview(inbox)[:end])
         del inbox[:end]
         return raw
+
+    def _head_that_came(self) -> int:
+        """Where the head ends that has come meanwhile; 0 if it has not, or not all of it. A client that is as busy as
+        we are is never waited for, and so needs no deadline."""
+        scanned = len(self.wire.inbox)
+        return head_end(self.wire.inbox, scanned, self.limits) if self.wire.read_now() else 0
 
     async def _wait_for_head(self) -> int:
         """Where the head in the inbox ends; 0 if the client has to go: too long idle, in the way, or we are closing."""
@@ -125,6 +135,7 @@ class Lane:
             route, request = self.site.admit(request, wants_websocket=head.wants_websocket)
             if isinstance(route, ChannelRoute):
                 reply.status = 101
+                self.line.close()  # from here on the host owns the socket
                 await self.host.websocket(route, request, raw, self.wire)
                 return False
             if head.has_body:
@@ -193,13 +204,13 @@ class Lane:
         if not route.hot:
             await self.host.http(route, request, head, self.wire, reply)
         elif route.waits:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            with trio.CancelScope() as scope:
+                self.line.keeps_open(scope)
                 response = await self.site.answer(route, request)
-                if response.until is not None:
-                    nursery.start_soon(self._break_off, response.until, reply, nursery.cancel_scope)
-                await self._send(route, response, reply)
-                nursery.cancel_scope.cancel()
+                if response.until is None:
+                    await self._send(route, response, reply)
+                else:
+                    await self._send_until(response.until, route, response, reply)
         else:
             await self._send(route, await self.site.answer(route, request), reply)
 
@@ -215,14 +226,18 @@ class Lane:
                 with suppress(ClientGone):
                     await reply.send(fault.status, fault.headers, fault.body)
 
-    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
-        await self.wire.hung_up()
-        scope.cancel()
+    async def _send_until(
+        self, until: Callable[[], Awaitable[None]], route: Route, response: Response, reply: Reply
+    ) -> None:
+        async def break_off() -> None:
+            await until()
+            reply.keeps_alive = False
+            sending.cancel_scope.cancel()
 
-    async def _break_off(self, until: Callable[[], Awaitable[None]], reply: Reply, scope: trio.CancelScope) -> None:
-        await until()
-        reply.keeps_alive = False
-        scope.cancel()
+        async with trio.open_nursery() as sending:
+            sending.start_soon(break_off)
+            await self._send(route, response, reply)
+            sending.cancel_scope.cancel()
 
     async def _refuse(self, reply: Reply, refusal: Refusal, request: Request | None = None) -> None:
         self.wire.unread = not reply.keeps_alive

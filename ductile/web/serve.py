@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from ductile.values import frozen
+from ductile.web.hangups import Hangups
 from ductile.web.host import LateHost
 from ductile.web.http1 import Limits
 from ductile.web.lane import Lane
@@ -42,26 +43,40 @@ async def serve(
     progress have `grace_seconds`. Afterwards the doors are closed. Reports the addresses once it accepts.
     """
     limits = limits or Limits()
-    host = LateHost(site, limits)
+    room = _Room(site, LateHost(site, limits), limits, Hangups())
     entrances = [_Entrance(door, _Doorman(limits)) for door in doors]
     try:
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                for entrance in entrances:
-                    accepting.start_soon(_accept, entrance, site, host, limits, connections)
-                task_status.started(tuple(door.address for door in doors))
-                if site.table.needs_host:
-                    accepting.start_soon(_make_at_leisure, host, site)
-                await stopping.wait()
-                accepting.cancel_scope.cancel()
-            for entrance in entrances:
-                entrance.door.close()
-                entrance.doorman.close()
-            await host.stop()
-            connections.cancel_scope.deadline = trio.current_time() + grace_seconds
+        async with trio.open_nursery() as hearing:
+            hearing.start_soon(room.hangups.hear)
+            await _serve(room, entrances, stopping, grace_seconds, task_status)
+            hearing.cancel_scope.cancel()
     finally:
+        room.hangups.close()
         for door in doors:
             door.close()
+
+
+async def _serve(
+    room: "_Room",
+    entrances: Sequence["_Entrance"],
+    stopping: trio.Event,
+    grace_seconds: float,
+    task_status: trio.TaskStatus[tuple[str, ...]],
+) -> None:
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as accepting:
+            for entrance in entrances:
+                accepting.start_soon(_accept, entrance, room, connections)
+            task_status.started(tuple(entrance.door.address for entrance in entrances))
+            if room.site.table.needs_host:
+                accepting.start_soon(_make_at_leisure, room.host, room.site)
+            await stopping.wait()
+            accepting.cancel_scope.cancel()
+        for entrance in entrances:
+            entrance.door.close()
+            entrance.doorman.close()
+        await room.host.stop()
+        connections.cancel_scope.deadline = trio.current_time() + grace_seconds
 
 
 async def _make_at_leisure(host: LateHost, site: Site) -> None:
@@ -133,6 +148,16 @@ class _Doorman:
 
 
 @frozen
+class _Room:
+    """What all connections of a server share."""
+
+    site: Site
+    host: LateHost
+    limits: Limits
+    hangups: Hangups
+
+
+@frozen
 class _Entrance:
     door: Door
     doorman: _Doorman
@@ -156,7 +181,7 @@ class _Place:
         self.doorman.end_waiting(scope)
 
 
-async def _accept(entrance: _Entrance, site: Site, host: LateHost, limits: Limits, connections: trio.Nursery) -> None:
+async def _accept(entrance: _Entrance, room: _Room, connections: trio.Nursery) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(entrance.door.sock))
     while True:
         try:
@@ -164,28 +189,31 @@ async def _accept(entrance: _Entrance, site: Site, host: LateHost, limits: Limit
         except OSError as error:
             if error.errno not in OUT_OF_RESOURCES:
                 raise
-            site.on_fault(error, f"accepting at {entrance.door.address}")
+            room.site.on_fault(error, f"accepting at {entrance.door.address}")
             await trio.sleep(RETRY_ACCEPT_SECONDS)
         else:
-            connections.start_soon(_connection, stream, entrance, site, host, limits)
+            connections.start_soon(_connection, stream, entrance, room)
 
 
-async def _connection(
-    stream: trio.SocketStream, entrance: _Entrance, site: Site, host: LateHost, limits: Limits
-) -> None:
+async def _connection(stream: trio.SocketStream, entrance: _Entrance, room: _Room) -> None:
     """One connection from accepted to closed. Whatever goes wrong in it is reported and goes no further."""
     peer = _peer_of(stream, entrance.door)
     try:
-        with entrance.doorman.admit(peer) as admitted:
+        with entrance.doorman.admit(peer) as admitted, room.hangups.line(stream) as line:
             if admitted:
-                place = _Place(entrance.doorman, peer)
                 await Lane(
-                    wire=Wire(stream, limits), peer=peer, site=site, host=host, limits=limits, waiting=place
+                    wire=Wire(stream, room.limits),
+                    peer=peer,
+                    site=room.site,
+                    host=room.host,
+                    limits=room.limits,
+                    waiting=_Place(entrance.doorman, peer),
+                    line=line,
                 ).run()
             else:
-                await _turn_away(stream, limits)
+                await _turn_away(stream, room.limits)
     except* Exception as errors:  # Hypercorn and Quart run nurseries of their own, so errors come in groups
-        site.on_fault(errors, f"connection from {peer}")
+        room.site.on_fault(errors, f"connection from {peer}")
     finally:
         stream.socket.close()
 

@@ -9,6 +9,7 @@ import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from hashlib import sha256
 
 from attrs import field
 
@@ -103,7 +104,7 @@ class Verifier:
         found = None
         signed = claim.before + body
         for key in self.keys:
-            expected = hmac.digest(key, signed, "sha256")
+            expected = hmac.digest(key, signed, sha256)
             for signature in claim.signatures:
                 if hmac.compare_digest(expected, signature):
                     found = signature

@@ -32,16 +32,31 @@ class Wire:
         self.inbox = bytearray()
         self.unread = False  # whether the client may still be sending what nobody will read
 
-    async def read_more(self, at_most: int = READ_BYTES) -> int:
-        """At least one more byte is in the inbox; returns how many."""
+    def read_now(self, at_most: int = READ_BYTES) -> int:
+        """What has come by now is in the inbox; returns how many bytes that are, 0 if nothing has."""
         try:
-            data = await self.stream.receive_some(at_most)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            data = os.read(self.stream.socket.fileno(), at_most)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
             raise ClientGone from error
         if not data:
             raise ClientGone
         self.inbox += data
         return len(data)
+
+    async def read_more(self, at_most: int = READ_BYTES) -> int:
+        """At least one more byte is in the inbox; returns how many. Others had their turn meanwhile."""
+        read = 0
+        while not read:
+            if (descriptor := self.stream.socket.fileno()) < 0:  # it was closed under us
+                raise ClientGone
+            try:
+                await trio.lowlevel.wait_readable(descriptor)
+            except trio.ClosedResourceError as error:
+                raise ClientGone from error
+            read = self.read_now(at_most)
+        return read
 
     async def write(self, data: bytes) -> None:
         """All of `data` is with the kernel; the client was never still for longer than the limit."""

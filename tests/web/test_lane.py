@@ -13,7 +13,7 @@ from ductile.errors import NotFound
 from ductile.web.http1 import Limits
 from ductile.web.message import Refusal, Request, Response, json_response, refusal_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.wire import Reply, Wire
+from ductile.web.wire import ClientGone, Reply, Wire
 
 if TYPE_CHECKING:
     from tests.web.conftest import StartServer
@@ -206,6 +206,23 @@ async def test_many_requests_at_once_take_turns_with_the_requests_of_others(star
 
     assert (await other.post("/echo", b"me too")).body == b"me too"
     assert len(server.served) < 300
+
+
+async def test_what_has_come_is_read_without_waiting() -> None:
+    """Nothing yet is no reason to wait; the end is told as soon as all before it is read."""
+    ours, theirs = trio.socket.socketpair()
+    wire = Wire(trio.SocketStream(ours), Limits())
+
+    assert wire.read_now() == 0
+    await theirs.send(b"first")
+    theirs.close()
+    assert wire.read_now() == 5
+    assert wire.inbox == b"first"
+    with pytest.raises(ClientGone):
+        wire.read_now()
+    wire.stream.socket.close()
+    with pytest.raises(ClientGone):
+        await wire.read_more()
 
 
 async def test_nothing_after_an_invalid_request_is_answered(start_server: "StartServer") -> None:
