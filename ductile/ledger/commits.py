@@ -29,7 +29,7 @@ from ductile.ledger.jobs import newest_seq
 MOST_IN_ONE_COMMIT = 128
 CHECKPOINT_AFTER_ROWS = 500
 CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
-"""A row in a commit of its own costs about ten pages of log: this keeps the log below 64 MiB."""
+"""A small row in a commit of its own costs at most ten pages of log: this keeps the log below 64 MiB."""
 
 
 @define(eq=False)
@@ -152,7 +152,7 @@ class Writer:
         results = self._begin_and_do(batch, patience=connections.BUSY_SECONDS)
         assert results is not None, "only who has no patience goes without an answer"
         results = self._committed(batch, results)
-        is_due = self._checkpoint_is_due()
+        is_due = self._checkpoint_is_due() or self._log_is_long()
 
         def answer() -> None:
             self.disk.note_commit(self.newest_seq)
@@ -288,6 +288,13 @@ class Writer:
             return not self.waiting or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS
         except Exception as error:
             self._give_up([], error)
+            return False
+
+    def _log_is_long(self) -> bool:
+        """A few large rows, which only come here, can make it so."""
+        try:
+            return not self.failure and os.stat(f"{self.path}-wal").st_size > connections.WAL_LIMIT_BYTES
+        except OSError:  # whoever cannot see it will not be able to empty it either
             return False
 
     def _checkpoint(self) -> None:

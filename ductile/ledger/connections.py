@@ -21,7 +21,8 @@ Connection: TypeAlias = sqlite3.Connection
 T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 BUSY_SECONDS = 5.0
-WAL_LIMIT_BYTES = 64 << 20
+WAL_LIMIT_BYTES = 32 << 20
+"""A longer log is emptied as soon as it is seen to be; a commit or two may come before that."""
 # Small on purpose: pages the kernel has cached cost microseconds, and memory must not grow with history. No memory map
 # either: with one, a disk error is not an exception but the end of the process.
 WRITER_CACHE_KILOBYTES = 2000

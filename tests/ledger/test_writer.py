@@ -1,5 +1,6 @@
 """The async ledger: group commit, one failing alone, cancellation, and what breaks it for good."""
 
+import json
 import os
 import resource
 import sqlite3
@@ -356,6 +357,17 @@ async def test_everything_asked_for_before_the_end_is_written(path: Path) -> Non
             nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
     with open_reader(path) as db:
         assert count(db) == 300
+
+
+async def test_large_rows_do_not_let_the_log_grow_without_end(path: Path) -> None:
+    """However few they are: the log never needs more than 64 MiB of the disk, and is taken up again from its start."""
+    large = NewJob(plugin="echo", command="poll", submitted_by="test", payload=json.dumps({"filler": "x" * (6 << 20)}))
+    longest = 0
+    async with open_ledger(path, synchronous="off") as ledger:
+        for _ in range(16):
+            await ledger.write(enqueue, large, now=NOW)
+            longest = max(longest, path.with_name(f"{path.name}-wal").stat().st_size)
+    assert 6 << 20 < longest <= 64 << 20
 
 
 async def test_the_log_is_checkpointed_by_the_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
