@@ -6,7 +6,7 @@ The configuration makes definitions, the scheduler takes histories from the ledg
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
-from attrs import field
+import attrs
 
 from ductile.calendar.cron import Line
 from ductile.calendar.hours import Hours, Window
@@ -42,7 +42,7 @@ class After:
     delay: timedelta
 
 
-@frozen(kw_only=True)
+@attrs.frozen(kw_only=True)
 class Definition:
     """A schedule: when its slots lie, how they are spread, when they may fire and what becomes of missed ones.
 
@@ -58,7 +58,7 @@ class Definition:
     windows: tuple[Window, ...] = ()
     not_on: frozenset[int] = frozenset()
     catch_up: CatchUp = CatchUp.SKIP
-    hours: Hours = field(init=False, eq=False, repr=False)
+    hours: Hours = attrs.field(init=False, eq=False, repr=False)
 
     @hours.default
     def _hours(self) -> Hours:

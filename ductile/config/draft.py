@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile import files, strict_yaml
 from ductile.config import tree_edit
@@ -17,7 +17,7 @@ from ductile.config.tree_edit import same
 from ductile.config.ways import Way, spelled, value_at
 from ductile.errors import Complaint, ConfigInvalid, Mark, NotFound
 from ductile.strict_yaml import Node
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 
 @frozen

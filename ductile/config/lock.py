@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile import files, strict_yaml
 from ductile.clock import to_text
@@ -12,7 +12,7 @@ from ductile.config import seal
 from ductile.config.check import Examination, examine, sealed_plugins
 from ductile.config.load import Config, load
 from ductile.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 
 @frozen

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
 
-from attrs import Factory, define, field
-
 from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 ROOMY_PIPE = 256 << 10
 # After the leader's exit: how long its pipes may stay quiet, and how long they may go on at all.
@@ -39,7 +37,7 @@ class Tail:
 
     cap: int = Caps().stderr
     total: int = 0
-    _kept: bytearray = Factory(bytearray)
+    _kept: bytearray = field(factory=bytearray)
 
     def write(self, chunk: bytes) -> None:
         self._kept += chunk

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import evolve, field, fields
+from attrs import evolve, fields
 
 from ductile import strict_json
 from ductile.model import Job, NewContext
@@ -11,7 +11,7 @@ from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.events import Event
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import Node, Plan
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 INDEXES = '"indexes"'
 """Stands in the text of every context that has indexes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.model import (
@@ -51,7 +51,7 @@ from ductile.pipeline.walk import (
     TooMuch,
     Walk,
 )
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 __all__ = ["Event", "Routes", "Target", "TooMuch", "World", "after", "after_join", "begin", "event_id"]
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import attrs
-from attrs import Factory, define, evolve, field
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.model import Dead, Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
@@ -25,7 +25,7 @@ from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, after, after_join
 from ductile.pipeline.tell import step_of, tell
 from ductile.pipeline.walk import Walk
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 MOST_TOLD = 5
 
@@ -42,7 +42,7 @@ class Decision:
     indexes: tuple[int, ...]
 
 
-@define(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class _TellingWalk(Walk):
     """A walk that remembers its decisions."""
 
@@ -81,7 +81,7 @@ class Row:
     is_executed: bool = False
     why: str = ""
     payload: Any = None
-    led_to: list[str] = Factory(list)
+    led_to: list[str] = field(factory=list)
 
     @property
     def is_failed(self) -> bool:
@@ -103,12 +103,12 @@ class Stage:
     now: datetime
     most_jobs: int
     most_hops: int
-    rows: dict[str, Row] = Factory(dict)
-    waiting: deque[Row] = Factory(deque)
-    contexts: dict[str, str] = Factory(dict)
-    arrivals: dict[str, list[NewArrival]] = Factory(dict)
-    open_joins: dict[str, Row] = Factory(dict)
-    open_members: Counter[str] = Factory(Counter)
+    rows: dict[str, Row] = field(factory=dict)
+    waiting: deque[Row] = field(factory=deque)
+    contexts: dict[str, str] = field(factory=dict)
+    arrivals: dict[str, list[NewArrival]] = field(factory=dict)
+    open_joins: dict[str, Row] = field(factory=dict)
+    open_members: Counter[str] = field(factory=Counter)
     is_cut: bool = False
 
     @property

@@ -7,7 +7,7 @@ failed job with its reason, in the tree where everybody sees it. `route` decides
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import Factory, define, evolve
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
@@ -34,7 +34,7 @@ from ductile.pipeline.plan import (
     Open,
 )
 from ductile.pipeline.position import Position, dotted, entered, inside_each
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 FOREACH, START = "core.foreach", "core.start"
 MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES
@@ -87,16 +87,16 @@ class Walk:
     snapshot_id: str | None = None
     mask: Callable[[Any], Any] = lambda data: data
     """Hides what must not stand in the journal."""
-    contexts: list[NewContext] = Factory(list)
-    children: list[NewJob] = Factory(list)
-    arrivals: list[NewArrival] = Factory(list)
-    notes: list[Note] = Factory(list)
-    refusals: list[str] = Factory(list)
+    contexts: list[NewContext] = field(factory=list)
+    children: list[NewJob] = field(factory=list)
+    arrivals: list[NewArrival] = field(factory=list)
+    notes: list[Note] = field(factory=list)
+    refusals: list[str] = field(factory=list)
     """Why something could not be entered; each is also a failed job."""
-    _ahead: list[tuple[Entry | NewJob, Event, Position]] = Factory(list)
+    _ahead: list[tuple[Entry | NewJob, Event, Position]] = field(factory=list)
     _steps: int = 0
     _bytes: int = 0
-    _envelopes: dict[tuple[int, str], tuple[Event, str]] = Factory(dict)
+    _envelopes: dict[tuple[int, str], tuple[Event, str]] = field(factory=dict)
 
     def following(self) -> Following:
         return Following(
