@@ -107,6 +107,7 @@ def _made(cls: type, kind: Mapping[str, Any], *, kw_only: bool = False, eq: bool
     if not eq or "__eq__" in cls.__dict__:  # whoever writes __eq__ alone has __hash__ = None in its dictionary
         del body["__eq__"], body["__hash__"]
     body |= {name: what for name, what in cls.__dict__.items() if name not in own and name not in _OF_THE_FIRST}
+    body["__qualname__"] = cls.__qualname__
     body["__fields__"] = every
     body["__match_args__"] = tuple(each.name for each in every if each.init and not each.kw_only)
     body["__slots__"] = [name for name in own if name not in inherited]
@@ -135,6 +136,8 @@ def _require_plain(cls: type) -> None:
     """What attrs would do and is not done here is refused, so that nobody relies on it."""
     if issubclass(cls, BaseException):
         raise TypeError(f"{cls.__qualname__}: an exception is no value; use attrs.frozen")
+    if any("__attrs_attrs__" in base.__dict__ and "__fields__" not in base.__dict__ for base in cls.__mro__):
+        raise TypeError(f"{cls.__qualname__}: what extends a class of attrs is one; use attrs.frozen")
     for name, what in cls.__dict__.items():
         if name == "__attrs_post_init__" or (type(what) is FunctionType and "__class__" in what.__code__.co_freevars):
             raise TypeError(f"{cls.__qualname__}: a value has no super() and no __attrs_post_init__; use attrs.frozen")
