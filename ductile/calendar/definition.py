@@ -6,8 +6,6 @@ The configuration makes definitions, the scheduler takes histories from the ledg
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
-import attrs
-
 from ductile.calendar.cron import Line
 from ductile.calendar.hours import Hours, Window
 from ductile.values import frozen
@@ -42,7 +40,7 @@ class After:
     delay: timedelta
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Definition:
     """A schedule: when its slots lie, how they are spread, when they may fire and what becomes of missed ones.
 
@@ -58,10 +56,9 @@ class Definition:
     windows: tuple[Window, ...] = ()
     not_on: frozenset[int] = frozenset()
     catch_up: CatchUp = CatchUp.SKIP
-    hours: Hours = attrs.field(init=False, eq=False, repr=False)
 
-    @hours.default
-    def _hours(self) -> Hours:
+    @property
+    def hours(self) -> Hours:
         return Hours(zone=self.zone, windows=self.windows, not_on=self.not_on)
 
 
