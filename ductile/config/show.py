@@ -18,8 +18,8 @@ from ductile.values import fields, is_value
 from ductile.vocabulary import YAML_NAME
 
 _SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
-_REFERENCE = re.compile(r"\{(?:payload|context|item)(?:\.[^{}]*)?\}")
-_URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+_REFERENCE = r"\{(?:payload|context|item)(?:\.[^{}]*)?\}"
+_URL_PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 
 
 def looks_secret(name: str) -> bool:
@@ -30,7 +30,7 @@ def looks_secret(name: str) -> bool:
 
 def is_reference(value: Any) -> bool:
     """True for `{payload.x}`: it says where a value comes from, not what it is."""
-    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return isinstance(value, str) and re.fullmatch(_REFERENCE, value) is not None
 
 
 def redacted(settings: Settings, mask: Mask) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def without_secrets(data: Any, mask: Mask) -> Any:
         }
     if isinstance(data, list | tuple):
         return [without_secrets(item, mask) for item in data]
-    return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
+    return re.sub(_URL_PASSWORD, rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
 
 
 def _is_harmless(value: Any) -> bool:
