@@ -83,7 +83,7 @@ def resolve_types(cls: type) -> None:
 
 
 def changed(value: T, /, **those: Any) -> T:
-    """As `attrs.evolve`, in a fifth of the time: nothing is made once more."""
+    """As `attrs.evolve`, without asking attrs about the class: no default is made once more."""
     made: T = object.__new__(type(value))
     for name in _names(type(value)):
         object.__setattr__(made, name, those.pop(name) if name in those else getattr(value, name))
