@@ -1,7 +1,9 @@
 """Values compare, hash and print as those of attrs do, which are the oracle here."""
 
 import copy
+import importlib
 import pickle
+import pkgutil
 import re
 from typing import Any
 
@@ -9,7 +11,8 @@ import attrs
 import pytest
 from attrs import evolve
 
-from ductile.values import FEW, changed, define, field, frozen
+import ductile
+from ductile.values import FEW, Field, changed, define, field, frozen, is_value
 
 
 @frozen
@@ -248,6 +251,14 @@ def test_a_class_that_is_made_once_more_cannot_ask_for_its_bases() -> None:
 
     with pytest.raises(TypeError, match=r"Odd: a value has no super\(\)"):
         frozen(Odd)
+
+
+def test_no_class_of_attrs_takes_our_description_for_a_default() -> None:
+    """Who makes a class with attrs describes its fields with attrs: ours would be the value of every one of them."""
+    for room in pkgutil.walk_packages(ductile.__path__, "ductile."):
+        for each in vars(importlib.import_module(room.name)).values():
+            if isinstance(each, type) and attrs.has(each) and not is_value(each):
+                assert not [one.name for one in attrs.fields(each) if isinstance(one.default, Field)], each
 
 
 def test_an_exception_is_no_value() -> None:
