@@ -7,7 +7,7 @@ for the COUNT-th time. Otherwise every place is a call that does nothing.
 import os
 import signal
 
-from attrs import define
+from ductile.values import define
 
 NAMES = frozenset(
     {

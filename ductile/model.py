@@ -9,12 +9,10 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from attrs import field
-
 from ductile.statuses import AttemptStatus as AttemptStatus
 from ductile.statuses import BreakerState as BreakerState
 from ductile.statuses import JobStatus as JobStatus
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 
 @frozen(kw_only=True)

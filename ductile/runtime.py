@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, field
 
 from ductile import __version__
 from ductile.clock import Clock
@@ -52,6 +51,7 @@ from ductile.logs import Log
 from ductile.meters import Meters
 from ductile.notify import Notifier
 from ductile.signals import heard
+from ductile.values import define, field
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.desk import Desk
 from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix

@@ -67,17 +67,15 @@ def dumps(data: Any) -> str:
         raise ValueError("what is nested too deeply, or in itself, cannot be written as JSON") from error
     except ValueError as error:
         raise ValueError(f"a number that is infinite, NaN or over {MAX_DIGITS:,} digits is not JSON") from error
-    return text if text.isascii() or not _SURROGATE.search(text) else _ENCODER.encode(_storable(data)[0])
+    return text if text.isascii() or not re.search(_SURROGATE, text) else _ENCODER.encode(_storable(data)[0])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 _CONSTANTS = ("NaN", "Infinity", "-Infinity")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = "[\ud800-\udfff]"
+_SURROGATE_ESCAPE = r"\\u[dD][89a-fA-F]"
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
-# A string that is never closed ends with the text: trying again inside it would take time squared.
-_STRINGS = re.compile(_STRING + "?", re.DOTALL)
 
 
 def _decoded(content: bytes, source: str) -> str:
@@ -105,7 +103,8 @@ def _count(text: str, character: str) -> int:
 
 def _node_count(text: str) -> int:
     """How many values a text of JSON has at most: the first of each collection, and one after each comma."""
-    bare = _STRINGS.sub("", text)
+    # A string that is never closed ends with the text: trying again inside it would take time squared.
+    bare = re.sub(f"{_STRING}?", "", text, flags=re.DOTALL)
     return 1 + bare.count(",") + bare.count("[") + bare.count("{")
 
 
@@ -176,8 +175,8 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def _may_hold_surrogates(text: str) -> bool:
-    escaped = "\\" in text and "\\u" in text and _SURROGATE_ESCAPE.search(text) is not None
-    return escaped or (not text.isascii() and _SURROGATE.search(text) is not None)
+    escaped = "\\" in text and "\\u" in text and re.search(_SURROGATE_ESCAPE, text) is not None
+    return escaped or (not text.isascii() and re.search(_SURROGATE, text) is not None)
 
 
 def _storable(value: Any) -> tuple[Any, int]:
@@ -187,7 +186,7 @@ def _storable(value: Any) -> tuple[Any, int]:
     def fixed(node: Any) -> Any:
         nonlocal replaced
         if isinstance(node, str):
-            text, count = _SURROGATE.subn(REPLACEMENT, node)
+            text, count = re.subn(_SURROGATE, REPLACEMENT, node)
             replaced += count
             return text
         if isinstance(node, dict):
@@ -199,8 +198,8 @@ def _storable(value: Any) -> tuple[Any, int]:
 
 # --- saying what is wrong ---------------------------------------------------------------------------------------------
 
-_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[\]{{}}])', re.DOTALL)
-_KEY_OR_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING}(?!\s*+:))*+([\[\]{{}}]|{_STRING})', re.DOTALL)
+_BRACKET = rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[\]{{}}])'
+_KEY_OR_BRACKET = rf'(?:[^"\[\]{{}}]++|{_STRING}(?!\s*+:))*+([\[\]{{}}]|{_STRING})'
 _REASONS = {
     "Expecting property name enclosed in double quotes": "expected a key in double quotes here",
     "Expecting ':' delimiter": "expected ':' after this key",
@@ -289,18 +288,19 @@ def _repetition_of(key: str, text: str) -> int:
     return 0
 
 
-def _each(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+def _each(pattern: str, text: str) -> Iterator[re.Match[str]]:
     """Matches without a gap: after the first failure, trying every other place would take time squared."""
-    found = pattern.match(text)
+    compiled = re.compile(pattern, re.DOTALL)
+    found = compiled.match(text)
     while found:
         yield found
-        found = pattern.match(text, found.end())
+        found = compiled.match(text, found.end())
 
 
 def _name(string: str) -> str:
     if string.isascii() and "\\" not in string:
         return string[1:-1]
-    return _SURROGATE.sub(REPLACEMENT, json.loads(string))
+    return re.sub(_SURROGATE, REPLACEMENT, json.loads(string))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import yaml
 
 from ductile.errors import Mark, Unreadable
 from ductile.units import shown
-from ductile.yaml_complaints import NO_DIRECTIVES, explained
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -73,6 +72,8 @@ def load(content: bytes, *, source: str) -> Node:
     try:
         return _Composer(source).read(_PARSER(content))
     except yaml.MarkedYAMLError as error:
+        from ductile.yaml_complaints import explained
+
         raise explained(error, text, source) from error
     except yaml.YAMLError as error:
         raise Unreadable(f"not YAML: {error}", Mark(source, 1)) from error
@@ -87,7 +88,9 @@ _BYTE_ORDER_MARKS = {
     b"\x00\x00\xfe\xff": "is UTF-32; save it as UTF-8",
 }
 # What YAML does not print, and the three that its parsers take for line breaks and editors do not.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_CONTROLS, _SIGNS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f", "\u2028\u2029\ufffe\uffff"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+_FORBIDDEN = f"[{_CONTROLS}{_SIGNS}\ud800-\udfff]"
 # libyaml compares every %TAG with all before it, and is through with them before it reports anything.
 _DIRECTIVE = re.compile("^%(?:YAML|TAG)[ \t]", re.MULTILINE)
 
@@ -104,13 +107,21 @@ def _readable_text(content: bytes, source: str) -> str:
     except UnicodeDecodeError as error:
         mark = _mark_after(content[: error.start].decode(), source)
         raise Unreadable(f"byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8", mark) from error
-    if found := _FORBIDDEN.search(text):
+    if found := _forbidden_in(text):
         code = f"\\u{ord(found[0]):04x}"
         reason = f'the raw character {code} is not allowed; in double quotes it can be written as "{code}"'
         raise Unreadable(reason, _mark_after(text[: found.start()], source))
     if found := _DIRECTIVE.search(text.replace("\r", "\n")):
+        from ductile.yaml_complaints import NO_DIRECTIVES
+
         raise Unreadable(NO_DIRECTIVES, _mark_after(text[: found.start()], source))
     return text
+
+
+def _forbidden_in(text: str) -> re.Match[str] | None:
+    # What was bytes has no surrogates. Nearly no text has any of the others, and to compile all of them takes its time.
+    is_clean = not _CONTROL.search(text) and not any(sign in text for sign in _SIGNS)
+    return None if is_clean else re.search(_FORBIDDEN, text)
 
 
 def _mark_after(before: str, source: str) -> Mark:
@@ -313,7 +324,7 @@ _WORDS: dict[str, Scalar] = {
 }
 _INTEGER = re.compile("[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_NOT_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _BASES = {"0o": 8, "0x": 16}
 _TOO_LARGE = 10**MAX_DIGITS
 _CORE_TAG = "tag:yaml.org,2002:"
@@ -330,7 +341,7 @@ def _resolved(text: str, mark: Mark) -> Scalar:
         return _integer(text, mark)
     if _FLOAT.fullmatch(text):
         return _float(text, mark)
-    if _NOT_FINITE.fullmatch(text):
+    if re.fullmatch(_NOT_FINITE, text):
         raise Unreadable(f"{text} is not a number that can be stored; quote it if it is meant as text", mark)
     return text
 
@@ -372,9 +383,9 @@ def _unsupported(tag: str, mark: Mark) -> Unreadable:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 # Text that no YAML reader, old or new, takes for anything but text.
-_PLAIN = re.compile(r"(?:[^\W\d]|/)(?:[\w ./@%+,=~()$!*&;<>|-]|:(?=[\w/]))*(?<! )|(?:[0-9]+(?:ms|[smhdw]|[KMG]B))+")
+_PLAIN = r"(?:[^\W\d]|/)(?:[\w ./@%+,=~()$!*&;<>|-]|:(?=[\w/]))*(?<! )|(?:[0-9]+(?:ms|[smhdw]|[KMG]B))+"
 _OLD_BOOLEANS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = "[\ud800-\udfff]"
 _LONGEST_SIMPLE_KEY = 1000
 
 
@@ -400,7 +411,7 @@ def _is_block(value: Any) -> bool:
 def _member_lines(key: Any, member: Any, depth: int) -> list[str]:
     if not isinstance(key, str):
         raise TypeError(f"a key must be text, not {type(key).__name__}")
-    name = key if _PLAIN.fullmatch(key) and key not in _WORDS else _quoted(key)
+    name = key if re.fullmatch(_PLAIN, key) and key not in _WORDS else _quoted(key)
     head = f"{name}:" if len(name) < _LONGEST_SIMPLE_KEY else f"? {name}\n:"
     lines = _lines(member, depth + 1)
     if _is_block(member):
@@ -434,9 +445,9 @@ def _scalar_lines(value: Any) -> list[str]:
 
 def _text_lines(text: str) -> list[str]:
     """Text as it is when that is safe, line by line when it has several, otherwise in double quotes."""
-    if _PLAIN.fullmatch(text) and text.lower() not in _OLD_BOOLEANS:
+    if re.fullmatch(_PLAIN, text) and text.lower() not in _OLD_BOOLEANS:
         return [text]
-    if "\n" not in text or text[0].isspace() or "\r" in text or _FORBIDDEN.search(text):
+    if "\n" not in text or text[0].isspace() or "\r" in text or re.search(_FORBIDDEN, text):
         return [_quoted(text)]
     body = text.removesuffix("\n")
     header = "|-" if body == text else "|+" if body.endswith("\n") else "|"
@@ -444,5 +455,5 @@ def _text_lines(text: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    escaped = json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False)
-    return _FORBIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped)
+    escaped = json.dumps(re.sub(_SURROGATE, "\ufffd", text), ensure_ascii=False)
+    return re.sub(_FORBIDDEN, lambda found: f"\\u{ord(found[0]):04x}", escaped)

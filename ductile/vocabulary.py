@@ -10,9 +10,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Annotated, Any
 
-from attrs import NOTHING, Attribute, field, fields
-
-from ductile.values import frozen
+from ductile.values import NOTHING, Field, field, fields, frozen
 
 DOC = "doc"
 YAML_NAME = "yaml"
@@ -52,8 +50,8 @@ class Section:
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, key.name) for key in self._keys())
 
-    def _keys(self) -> "tuple[Attribute[Any], ...]":
-        return fields(type(self))  # type: ignore[arg-type, no-any-return]
+    def _keys(self) -> tuple[Field, ...]:
+        return fields(type(self))
 
 
 @frozen(eq=False)

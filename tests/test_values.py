@@ -1,14 +1,18 @@
 """Values compare, hash and print as those of attrs do, which are the oracle here."""
 
 import copy
+import importlib
 import pickle
+import pkgutil
+import re
 from typing import Any
 
 import attrs
 import pytest
-from attrs import evolve, field
+from attrs import evolve
 
-from ductile.values import changed, frozen
+import ductile
+from ductile.values import FEW, Field, changed, define, field, frozen, is_value
 
 
 @frozen
@@ -128,6 +132,87 @@ def test_a_changed_value_is_the_same_but_for_what_was_changed() -> None:
         changed(before, nose="d")
 
 
+@define
+class Count:
+    number: int
+    _seen: list[int] = field(factory=list)
+    limit: int = field(default=9, init=False)
+
+
+def test_what_is_defined_may_change_and_has_no_hash() -> None:
+    count = Count(1, seen=[2])
+    count.number += 1
+    assert count == Count(2, [2])
+    assert (count.limit, count._seen) == (9, [2])
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(count)
+    with pytest.raises(AttributeError):
+        count.other = 2  # type: ignore[attr-defined]
+
+
+def test_each_value_has_its_own_of_what_a_factory_makes() -> None:
+    assert Count(1)._seen is not Count(1)._seen
+
+
+@pytest.fixture(params=[0, FEW + 1], ids=["first", "later"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """A class that has no value yet, and one with so many that its constructor is compiled."""
+
+    @define
+    class Kind:
+        x: int
+        _y: int = 2
+        z: list[int] = field(factory=list)
+
+    for number in range(request.param):
+        Kind(number)
+    return Kind
+
+
+def test_the_first_values_are_made_like_those_that_follow(kind: Any) -> None:
+    assert repr(kind(1)) == "kind.<locals>.Kind(x=1, _y=2, z=[])"
+    assert kind(1, 3, [4]) == kind(z=[4], y=3, x=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "words"),
+    [
+        ((), {}, "missing 1 required positional argument: 'x'"),
+        ((1, 2, [], 4), {}, "takes from 2 to 4 positional arguments but 5 were given"),
+        ((1,), {"x": 1}, "got multiple values for argument 'x'"),
+        ((1,), {"nose": 1}, "got an unexpected keyword argument 'nose'"),
+        ((1,), {"_y": 1}, "got an unexpected keyword argument '_y'"),
+    ],
+)
+def test_what_no_value_can_be_made_of_is_told_in_the_words_of_python(
+    kind: Any, args: tuple[Any, ...], named: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"Kind.__init__() {words}")):
+        kind(*args, **named)
+
+
+def test_attrs_takes_a_value_for_its_own() -> None:
+    """Also cattrs, which goes by the same fields."""
+    theirs = attrs.fields(Noted)
+    assert [(each.name, each.type, each.kw_only) for each in theirs] == [
+        ("name", str, True),
+        ("note", str, True),
+        ("made", int, True),
+    ]
+    assert repr(theirs.name.default) == "NOTHING"
+    assert (theirs.note.default, theirs.note.repr, theirs.made.eq) == ("", False, False)
+    assert attrs.has(Point)
+    assert attrs.asdict(Further(1)) == {"x": 1, "y": 0, "z": 0}
+    assert attrs.fields(Count)._seen.alias == "seen"
+
+
+def test_a_class_of_attrs_may_extend_a_value_but_not_the_other_way_round() -> None:
+    theirs = attrs.frozen(type("Theirs", (Point,), {"__annotations__": {"z": int}, "z": 3}))
+    assert repr(theirs(1)) == "Theirs(x=1, y=0, z=3)"
+    with pytest.raises(TypeError, match="Odd: what extends a class of attrs is one"):
+        frozen(type("Odd", (theirs,), {"__annotations__": {"a": int}}))
+
+
 def test_cases_can_take_a_value_apart() -> None:
     match Point(1, 2):
         case Point(x, y):
@@ -136,19 +221,44 @@ def test_cases_can_take_a_value_apart() -> None:
             pytest.fail("it is a point")
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        {"x": field(repr=lambda _: "hidden")},
-        {"x": field(eq=str.lower)},
-        {"x": field(hash=False)},
-    ],
-    ids=["repr", "eq", "hash"],
-)
-def test_what_only_attrs_could_do_is_refused(made: dict[str, Any]) -> None:
+@pytest.mark.parametrize("said", [{"repr": lambda _: "hidden"}, {"eq": str.lower}], ids=["repr", "eq"])
+def test_a_field_is_shown_and_compared_as_it_is_or_not_at_all(said: dict[str, Any]) -> None:
     """A field that hides its value by a function of its own must not show it without a word."""
-    with pytest.raises(TypeError, match=r"Odd\.x: a field is shown and compared as it is, or not at all"):
-        frozen(type("Odd", (), {"__annotations__": {"x": str}, **made}))
+    with pytest.raises(TypeError, match="as it is, or not at all"):
+        field(**said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"hash": False}, {"validator": print}, {"converter": int}, {"on_setattr": print}],
+    ids=lambda said: str(*said),
+)
+def test_what_only_attrs_could_do_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        field(**said)
+
+
+def test_a_field_that_attrs_describes_is_refused() -> None:
+    """Its default would be the description."""
+    with pytest.raises(TypeError, match=r"Odd\.x: .*use ductile\.values\.field"):
+        frozen(type("Odd", (), {"__annotations__": {"x": str}, "x": attrs.field(default="")}))
+
+
+def test_a_class_that_is_made_once_more_cannot_ask_for_its_bases() -> None:
+    class Odd(Point):
+        def __repr__(self) -> str:
+            return super().__repr__()
+
+    with pytest.raises(TypeError, match=r"Odd: a value has no super\(\)"):
+        frozen(Odd)
+
+
+def test_no_class_of_attrs_takes_our_description_for_a_default() -> None:
+    """Who makes a class with attrs describes its fields with attrs: ours would be the value of every one of them."""
+    for room in pkgutil.walk_packages(ductile.__path__, "ductile."):
+        for each in vars(importlib.import_module(room.name)).values():
+            if isinstance(each, type) and attrs.has(each) and not is_value(each):
+                assert not [one.name for one in attrs.fields(each) if isinstance(one.default, Field)], each
 
 
 def test_an_exception_is_no_value() -> None:

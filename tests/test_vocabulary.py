@@ -1,9 +1,10 @@
 """Sections: values from YAML that compare and print as values do, and keep to themselves what is private."""
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ductile.config.sections import Retry, TokenEntry
 from ductile.secret import Secret
+from ductile.values import frozen
 from ductile.vocabulary import Section, option
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.authoring import disturb
@@ -21,7 +21,7 @@ from ductile.engine.launch import SpawnFailed
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.running import Finished
 from ductile.model import Ending, Job
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 Alter = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes another request of the one that the service would send."""

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from attrs import field
-
 from ductile import strict_json
 from ductile.authoring.attempt import Alter, LocalRun, conclude, prepare
 from ductile.config.snapshot import Snapshot
@@ -19,7 +17,7 @@ from ductile.engine.spawn import Stop
 from ductile.model import Job, JobStatus
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 INSTANCE = "local"
 """The mark on the processes of a local run: no service takes them for its own."""

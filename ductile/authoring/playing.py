@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile.authoring.attempt import Alter, LocalRun
 from ductile.authoring.bench import bench_of_folder
@@ -24,7 +24,7 @@ from ductile.authoring.tell import told
 from ductile.engine.spawn import Stop
 from ductile.files import FileRefused, entries_of
 from ductile.plugin.registry import Plugin
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 
 @frozen(kw_only=True)

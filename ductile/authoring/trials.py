@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile.authoring.alterations import (
     with_another_protocol,
@@ -38,7 +38,7 @@ from ductile.plugin.protocol import Garbled, Response, decode_response
 from ductile.plugin.registry import Plugin
 from ductile.secret import Mask
 from ductile.units import format_duration
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 CANARY = "dctl-canary-5c0f7e1b9d"
 SECRET_KEY = "canary_secret"

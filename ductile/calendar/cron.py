@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 
-from attrs import Factory, field
-
 from ductile.values import frozen
 
 MAX_LENGTH = 256
@@ -32,14 +30,18 @@ def _numbered(words: str, first: int) -> dict[str, int]:
 class Field:
     """One of the five: its name, the numbers that `*` stands for, and the words for them.
 
-    `highest` is the largest number that may be written; beyond `high` it counts from the beginning, as 7 is Sunday.
+    So many `more` numbers than `high` may be written; they count from the beginning, as 7 is Sunday.
     """
 
     name: str
     low: int
     high: int
     words: Mapping[str, int] = {}
-    highest: int = field(default=Factory(lambda self: self.high, takes_self=True))
+    more: int = 0
+
+    @property
+    def highest(self) -> int:
+        return self.high + self.more
 
     @property
     def allowed(self) -> str:
@@ -52,7 +54,7 @@ FIELDS = (
     Field("hour", 0, 23),
     Field("day", 1, 31),
     Field("month", 1, 12, _numbered("jan feb mar apr may jun jul aug sep oct nov dec", 1)),
-    Field("weekday", 0, 6, _numbered("sun mon tue wed thu fri sat", 0), highest=7),
+    Field("weekday", 0, 6, _numbered("sun mon tue wed thu fri sat", 0), more=1),
 )
 _ITEM = re.compile(r"(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,3}))?", re.ASCII)
 

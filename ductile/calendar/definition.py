@@ -6,8 +6,6 @@ The configuration makes definitions, the scheduler takes histories from the ledg
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
-from attrs import field
-
 from ductile.calendar.cron import Line
 from ductile.calendar.hours import Hours, Window
 from ductile.values import frozen
@@ -58,10 +56,9 @@ class Definition:
     windows: tuple[Window, ...] = ()
     not_on: frozenset[int] = frozenset()
     catch_up: CatchUp = CatchUp.SKIP
-    hours: Hours = field(init=False, eq=False, repr=False)
 
-    @hours.default
-    def _hours(self) -> Hours:
+    @property
+    def hours(self) -> Hours:
         return Hours(zone=self.zone, windows=self.windows, not_on=self.not_on)
 
 

@@ -10,12 +10,11 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from attrs import asdict, field
+from attrs import asdict, field, frozen
 from attrs.validators import deep_mapping, ge, in_, instance_of, matches_re, optional
 
 from ductile import files, strict_json
 from ductile.errors import Unreadable
-from ductile.values import frozen
 
 FILE_NAME = "MANIFEST.json"
 FORMAT = 1

@@ -42,7 +42,7 @@ SHORT_FORMS = {
 """Other names of actions; `queue` alone is `queue status`."""
 
 
-class Nouns(click.Group):
+class Nouns(manners.KnownByName):
     """Knows every noun's name and one line about it; imports a noun's file when it is asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -57,14 +57,6 @@ class Nouns(click.Group):
         if cmd_name in NOUNS or cmd_name in SINGLE:
             return _load(cmd_name)
         return super().get_command(ctx, cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows only of those that are imported
-            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def _short_form(self, ctx: click.Context, name: str) -> click.Command:
         """The action under its other name, also in its own words."""

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from attrs import field
-
 from ductile.cli import output
 from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 CONNECT_SECONDS = 5.0
 LONGEST_ANSWER_SECONDS = 330.0

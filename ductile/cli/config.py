@@ -7,23 +7,28 @@ from typing import Any
 
 import click
 
-from ductile.cli import (
-    config_archive,
-    config_edit,
-    config_plan,
-    config_scope,
-    config_token,
-    config_view,
-    options,
-    output,
-)
+from ductile.cli import options, output
 from ductile.cli.editing import complaint_data
+from ductile.cli.manners import WithRooms
 from ductile.errors import Complaint, ConfigInvalid, DuctileError
 
 DEFAULT_DIRECTORY = "~/.config/ductile"
+ROOMS = {
+    "backup": "config_archive.backup",
+    "get": "config_view.get",
+    "plan": "config_plan.plan",
+    "plugin": "config_edit.plugin",
+    "restore": "config_archive.restore",
+    "route": "config_edit.route",
+    "scope": "config_scope.scope",
+    "set": "config_edit.set_value",
+    "show": "config_view.show",
+    "token": "config_token.token",
+    "webhook": "config_edit.webhook",
+}
 
 
-@click.group("config")
+@click.group("config", cls=WithRooms, rooms=ROOMS)
 def group() -> None:
     """Make, check, change, seal and look at the configuration."""
 
@@ -199,19 +204,3 @@ def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
     if verbose:
         output.note(f"configuration: {found.path} ({found.origin})")
     return load(found.path)
-
-
-for _command in (
-    config_view.show,
-    config_view.get,
-    config_plan.plan,
-    config_archive.backup,
-    config_archive.restore,
-    config_edit.set_value,
-    config_edit.plugin,
-    config_edit.route,
-    config_edit.webhook,
-    config_token.token,
-    config_scope.scope,
-):
-    group.add_command(_command)

@@ -6,31 +6,29 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import job_acts, job_export, job_lists, job_why, options, output
+from ductile.cli import options, output
+from ductile.cli.manners import WithRooms
 from ductile.cli.terminal import state
 from ductile.errors import DuctileError
 
 LONGEST_RESULT = 500
+ROOMS = {
+    "cancel": "job_acts.cancel",
+    "diagnose": "job_why.diagnose",
+    "export": "job_export.export",
+    "list": "job_lists.list_jobs",
+    "logs": "job_lists.list_logs",
+    "replay": "job_acts.replay",
+    "retry": "job_acts.retry",
+    "tail": "job_acts.tail",
+    "wait": "job_acts.wait",
+    "why": "job_why.why",
+}
 
 
-@click.group("job")
+@click.group("job", cls=WithRooms, rooms=ROOMS)
 def group() -> None:
     """See what became of a job, and act on it."""
-
-
-for action in (
-    job_lists.list_jobs,
-    job_lists.list_logs,
-    job_acts.cancel,
-    job_acts.retry,
-    job_acts.replay,
-    job_acts.wait,
-    job_acts.tail,
-    job_why.why,
-    job_why.diagnose,
-    job_export.export,
-):
-    group.add_command(action)
 
 
 @group.command("inspect")

@@ -1,12 +1,13 @@
 """What every command has without saying so: `-v`, shared flags anywhere, and for every noun `help`.
 
-Given when a noun's file is imported, so that no command can lack it and none has to repeat it.
+Given when a command's file is imported, so that no command can lack it and none has to repeat it.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import click
@@ -23,6 +24,37 @@ VERBOSE = click.Option(
 SHARED = dict.fromkeys(("--json", "-v", "--verbose", "--dry-run"), 0)
 SHARED |= dict.fromkeys(("--config", "--config-dir", "--api-url", "--api-key"), 1)
 """Flags that mean the same wherever they are taken → how many values they have."""
+
+
+class KnownByName(click.Group):
+    """Its commands are imported when they are asked for; whoever mistypes one may mean any of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click knows only of those that are imported
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+
+
+class WithRooms(KnownByName):
+    """A noun whose actions have rooms of their own."""
+
+    def __init__(self, *args: Any, rooms: Mapping[str, str], **more: Any) -> None:
+        """`rooms`: action → where its command is, `room.name` in this folder."""
+        super().__init__(*args, **more)
+        self.rooms = rooms
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.rooms, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.rooms and cmd_name not in self.commands:
+            room, _, name = self.rooms[cmd_name].partition(".")
+            command = getattr(import_module(f"ductile.cli.{room}"), name)
+            self.add_command(give(command, self.name or ""), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
 
 class WithUsual(click.Group):

@@ -10,6 +10,7 @@ from ductile.errors import UsageInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_PATH = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 dry_run = click.option("--dry-run", is_flag=True, help="Check everything and show what would change; change nothing.")
 verbose = click.option("-v", "--verbose", is_flag=True, help="Say more on stderr.")
@@ -19,8 +20,8 @@ def config(command: Command) -> Command:
     """`--config FILE|DIR` (or `--config-dir DIR`): which configuration to use."""
     usual = "$DUCTILE_CONFIG_DIR, ~/.config/ductile, /etc/ductile"
     where = f"The configuration: its directory or its config.yaml. Default: the first of {usual}."
-    command = click.option("--config-dir", type=click.Path(path_type=Path), help="The same as --config.")(command)
-    return click.option("--config", "config_path", type=click.Path(path_type=Path), help=where)(command)
+    command = click.option("--config-dir", type=_PATH, help="The same as --config.")(command)
+    return click.option("--config", "config_path", type=_PATH, help=where)(command)
 
 
 def service(command: Command) -> Command:

@@ -7,16 +7,14 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import options, output, pipeline_test
+from ductile.cli import options, output
+from ductile.cli.manners import WithRooms
 from ductile.errors import NotFound, UsageInvalid
 
 
-@click.group("pipeline")
+@click.group("pipeline", cls=WithRooms, rooms={"test": "pipeline_test.test"})
 def group() -> None:
     """See which pipelines there are, draw, rehearse, test and run one."""
-
-
-group.add_command(pipeline_test.test)
 
 
 @group.command("list")

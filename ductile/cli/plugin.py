@@ -6,24 +6,23 @@ from typing import Any
 
 import click
 
-from ductile.cli import options, output, plugin_add, plugin_kit, plugin_lock, plugin_run
+from ductile.cli import options, output
+from ductile.cli.manners import WithRooms
 from ductile.errors import NotFound
 
+ROOMS = {
+    "add": "plugin_add.add",
+    "check": "plugin_kit.check",
+    "lock": "plugin_lock.lock",
+    "new": "plugin_kit.new",
+    "run": "plugin_run.run_plugin",
+    "test": "plugin_kit.test",
+}
 
-@click.group("plugin")
+
+@click.group("plugin", cls=WithRooms, rooms=ROOMS)
 def group() -> None:
     """See which plugins there are, make, check, test and run one, pause and resume one."""
-
-
-for action in (
-    plugin_run.run_plugin,
-    plugin_add.add,
-    plugin_kit.new,
-    plugin_kit.check,
-    plugin_kit.test,
-    plugin_lock.lock,
-):
-    group.add_command(action)
 
 
 @group.command("list")

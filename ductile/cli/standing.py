@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attrs import field
-
 from ductile import strict_yaml
 from ductile.cli.ago import told
 from ductile.cli.kept import kept_object
@@ -27,7 +25,7 @@ from ductile.ledger.reports import running_by_plugin
 from ductile.lock import LOCK_NAME, is_held
 from ductile.model import Breaker
 from ductile.pipeline.plan import RELAY
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 INIT = "init"
 

@@ -5,7 +5,7 @@ import click
 from ductile.errors import UsageInvalid
 
 
-def refusing(action: str) -> click.Command:
+def _refusing(action: str) -> click.Command:
     """`system ACTION`: a refusal that says who does it."""
 
     @click.command(action, hidden=True, context_settings={"ignore_unknown_options": True})
@@ -18,3 +18,6 @@ def refusing(action: str) -> click.Command:
         )
 
     return refuse
+
+
+stop, restart = _refusing("stop"), _refusing("restart")

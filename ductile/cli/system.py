@@ -7,47 +7,33 @@ from typing import Any
 
 import click
 
-from ductile.cli import (
-    describe,
-    doctor,
-    facts,
-    options,
-    output,
-    selfcheck,
-    skills,
-    status,
-    storage,
-    supervision,
-    system_backup,
-    watch,
-)
+from ductile.cli import options, output
+from ductile.cli.manners import WithRooms
 from ductile.cli.terminal import state
 
 USUAL_YOUNG = 700
 """New objects after which Python looks for garbage unless told otherwise; `ductile` itself thinks of short commands."""
 
+ROOMS = {
+    "backup": "system_backup.backup",
+    "describe": "describe.describe",
+    "doctor": "doctor.doctor",
+    "plugin-facts": "facts.plugin_facts",
+    "restart": "supervision.restart",
+    "restore": "system_backup.restore",
+    "scheduler": "facts.scheduler",
+    "selfcheck": "selfcheck.selfcheck",
+    "skills": "skills.skills",
+    "status": "status.status",
+    "stop": "supervision.stop",
+    "storage": "storage.storage",
+    "watch": "watch.watch",
+}
 
-@click.group("system")
+
+@click.group("system", cls=WithRooms, rooms=ROOMS)
 def group() -> None:
     """Run the service and see how it is."""
-
-
-group.add_command(describe.describe)
-for care in (
-    status.status,
-    system_backup.backup,
-    system_backup.restore,
-    selfcheck.selfcheck,
-    doctor.doctor,
-    storage.storage,
-    facts.plugin_facts,
-    facts.scheduler,
-):
-    group.add_command(care)
-group.add_command(skills.skills)
-group.add_command(watch.watch)
-for action in ("stop", "restart"):
-    group.add_command(supervision.refusing(action))
 
 
 @group.command("start")

@@ -42,7 +42,7 @@ INDENT = 4
 
 def cleaned(text: str) -> str:
     """The text with everything that is not for the eye written out: `\\x1b`."""
-    return re.sub(_UNSEEN, _written_out, text)
+    return text if text.isprintable() else re.sub(_UNSEEN, _written_out, text)
 
 
 def cleaned_json(text: str) -> str:
@@ -63,6 +63,8 @@ def state(word: str) -> str:
 
 def printed(line: str, *, coloured: bool) -> str:
     """The line as it goes out: clean, with colours or without."""
+    if line.isprintable():
+        return line
     before, begins, row = line.partition(ROW)
     parts = (before + row).split(BREAK)
     lines = cleaned(f"\n{' ' * len(before)}".join(parts) if begins else line)

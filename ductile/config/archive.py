@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from attrs import field
 from blake3 import blake3
 
 from ductile import files
@@ -22,7 +21,7 @@ from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
 from ductile.config.seal import SEAL_FILE, read_seal
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import Complaint, IntegrityBroken, Mark, UsageInvalid
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 MAX_ENTRIES, MAX_TOTAL, MAX_FILE = 2048, 50 << 20, 10 << 20
 SKIPPED = frozenset((".git", "node_modules", ".venv", "venv", "__pycache__", ".DS_Store"))

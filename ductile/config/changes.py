@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from attrs import field
-
 from ductile.clock import to_text
 from ductile.config.load import Config
 from ductile.config.show import plain
 from ductile.config.snapshot import Snapshot
 from ductile.secret import Secret
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 
 @frozen

@@ -67,7 +67,7 @@ def _api(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
         message = "has no token; add one with a scope, or set api.enabled: false"
         yield Breach("api.auth.tokens" if settings.api.auth.tokens else "api", message, "api")
     for index, origin in enumerate(settings.api.allowed_origins):
-        if not _ORIGIN.fullmatch(origin):
+        if not re.fullmatch(_ORIGIN, origin):
             message = "is no origin: write it as a browser does, like https://dash.example:8443"
             yield Breach(f"api.allowed_origins[{index}]", message, "api")
     names = _repeated(token.name for token in settings.api.auth.tokens if token.name)
@@ -164,22 +164,22 @@ def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) ->
     if endpoint.scheme != "standard-webhooks":
         return
     for token in settings.tokens:
-        if token.name in endpoint.secret_ref and not _BASE64_SECRET.fullmatch(token.key.reveal()):
+        if token.name in endpoint.secret_ref and not re.fullmatch(_BASE64_SECRET, token.key.reveal()):
             yield Breach(
                 path, f"{token.name}: scheme standard-webhooks needs a secret in base64, as it was given", "webhooks"
             )
 
 
-_BASE64_SECRET = re.compile(r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?")
+_BASE64_SECRET = r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?"
 CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie"})
 """Headers that no plugin gets to see."""
-_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
+_ORIGIN = r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?"
 _OWN_PATHS = frozenset({"plugin", "plugins", "pipeline", "job", "relay", "schedule", "breaker", "queue", "system"})
-_HEADER_PLACE = re.compile(r"\{header\.[A-Za-z0-9-]+\}")
+_HEADER_PLACE = r"\{header\.[A-Za-z0-9-]+\}"
 
 
 def _event_type(text: str, path: str) -> Iterator[Breach]:
-    if any(brace in _HEADER_PLACE.sub("", text) for brace in "{}"):
+    if any(brace in re.sub(_HEADER_PLACE, "", text) for brace in "{}"):
         yield Breach(path, f"{text!r}: braces are only for headers, such as {{header.X-GitHub-Event}}", "webhooks")
     if text.startswith("ductile."):
         yield Breach(path, f"{text!r}: types that begin with `ductile.` belong to the core", "webhooks")
@@ -198,7 +198,7 @@ def _relay(settings: Settings) -> Iterator[Breach]:
     ingress = settings.remote_ingress
     if ingress and ingress.listen_path.split("/")[1] in _OWN_PATHS:
         yield Breach("remote_ingress.listen_path", f"{ingress.listen_path} is a path of the API itself", "relay")
-    if ingress and not _PLAIN_PATH.fullmatch(ingress.listen_path):
+    if ingress and not re.fullmatch(_PLAIN_PATH, ingress.listen_path):
         message = "must be words joined by '/', without braces, %, `.`, `..` and a '/' at the end"
         yield Breach("remote_ingress.listen_path", message, "relay")
     repeated = _repeated(peer.name for peer in ingress.peers) if ingress else frozenset()
@@ -214,7 +214,7 @@ def _relay(settings: Settings) -> Iterator[Breach]:
             yield Breach(f"{path}.baggage.allow", f"`{CONTROL}` belongs to the core and cannot be taken over", "relay")
 
 
-_PLAIN_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^{}/%?#]+)+")
+_PLAIN_PATH = r"(?:/(?!\.{1,2}(?:/|$))[^{}/%?#]+)+"
 
 
 def _key_id(key_id: str | None, path: str) -> Iterator[Breach]:

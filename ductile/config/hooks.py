@@ -10,12 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import attrs
-
 from ductile.errors import did_you_mean
 from ductile.secret import Secret
 from ductile.strict_yaml import Node
 from ductile.units import DURATION_HELP, parse_duration, shown
+from ductile.values import fields
 from ductile.vocabulary import YAML_NAME, Lone, Reader, Rule
 
 _TRUE = {"true", "yes", "on", "y"}
@@ -41,7 +40,7 @@ class AtMember(ValueError):
 
 def yaml_names(cls: type) -> dict[str, str]:
     """Attribute name → the key as written in YAML."""
-    return {field.name: field.metadata.get(YAML_NAME, field.name) for field in attrs.fields(cls)}
+    return {field.name: field.metadata.get(YAML_NAME, field.name) for field in fields(cls)}
 
 
 def members_of(node: Node) -> dict[str, Node]:

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 import yaml
-from attrs import Factory, define
+
+from ductile.values import define, field
 
 _PARSER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
@@ -36,8 +37,8 @@ class Spot:
     column: int
     line: int
     flow: bool = False
-    members: "dict[str, Member]" = Factory(dict)
-    items: "list[Spot]" = Factory(list)
+    members: "dict[str, Member]" = field(factory=dict)
+    items: "list[Spot]" = field(factory=list)
     last: int | None = None
     """Where the last entry of a mapping ends, `<<` counted; None if it has none."""
 

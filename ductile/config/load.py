@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field
 from blake3 import blake3
 
 from ductile.config.consistency import breaches
@@ -44,7 +43,7 @@ from ductile.files import permission_findings
 from ductile.pipeline.dsl import Pipeline, textual
 from ductile.pipeline.plans import Plans
 from ductile.secret import Mask, Secret
-from ductile.values import frozen
+from ductile.values import changed, field, frozen
 
 
 @frozen(kw_only=True)
@@ -102,7 +101,7 @@ def load(
     settings = _structure(resolved, errors=(*sources.errors, *translated.errors))
     # A path that is written starts at its file; the default one has no file but the root.
     # Two names for one ledger are one ledger: the lock and the socket lie beside the file itself.
-    settings = evolve(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
+    settings = changed(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
     unset_errors, unset_warnings = _unset(settings, resolved.unset)
     grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks, replaced=replaced)
     places = {path: node.mark for path, node in resolved.root.walk() if path}
@@ -112,8 +111,8 @@ def load(
     drifts += [*drift_of_files(grants.files, seal), *drift_of_gone_files(files, seal)]
     if verify:
         admission, strict = settings.service.admission, settings.service.strict_mode
-        changed = strict or admission.verify_integrity_on_boot or admission.fail_on_drift
-        _refuse(refusals(drifts, changed=changed, unsealed=strict or admission.fail_on_drift, seal=seal))
+        verified = strict or admission.verify_integrity_on_boot or admission.fail_on_drift
+        _refuse(refusals(drifts, changed=verified, unsealed=strict or admission.fail_on_drift, seal=seal))
     return Config(
         settings=settings,
         root=root,

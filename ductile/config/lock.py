@@ -4,15 +4,13 @@ from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
-from attrs import evolve, field
-
 from ductile import files, strict_yaml
 from ductile.clock import to_text
 from ductile.config import seal
 from ductile.config.check import Examination, examine, sealed_plugins
 from ductile.config.load import Config, load
 from ductile.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
-from ductile.values import frozen
+from ductile.values import changed, field, frozen
 
 
 @frozen
@@ -45,7 +43,7 @@ def seal_plugins(root: Path, names: Collection[str] | None, *, now: datetime, dr
             known = f"configured and there: {', '.join(sorted(found)) or 'none'}"
             raise NotFound(f"there is no configured plugin {name!r}{did_you_mean(name, found)}", hint=known)
     chosen = {name: found[name] for name in (found if names is None else names)}
-    made = evolve(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
+    made = changed(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
     sealed = Sealed(config.seal_path, made, seal.changes(before, made), seal.render(made))
     if sealed.changes and not dry_run:
         files.write_private(sealed.path, sealed.content)

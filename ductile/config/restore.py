@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from attrs import evolve
-
 from ductile import files
 from ductile.config import archive
 from ductile.config.archive import Member
@@ -21,7 +19,7 @@ from ductile.config.pending import Replacement, only_editor, put_back, replace_t
 from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import ConfigInvalid
-from ductile.values import frozen
+from ductile.values import changed, frozen
 
 
 @frozen
@@ -57,7 +55,7 @@ def restore(source: Path, directory: Path, *, now: datetime, dry_run: bool = Fal
 
 
 def _replacement(path: Path, member: Member) -> Replacement:
-    return evolve(Replacement.of(path, member.content), mode=member.mode)
+    return changed(Replacement.of(path, member.content), mode=member.mode)
 
 
 def _try_out(members: Mapping[str, Member], directory: Path) -> None:

@@ -10,14 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, field
-
 from ductile import __version__, files, strict_yaml
 from ductile.clock import to_text
 from ductile.config.sources import SourceFile, Tier
 from ductile.errors import Complaint, Mark, Unreadable
 from ductile.plugin.registry import PluginFingerprint
-from ductile.values import frozen
+from ductile.values import changed, field, frozen
 
 SEAL_FILE = ".checksums"
 VERSION = 2
@@ -161,17 +159,17 @@ def moved(seal: Seal, old: Path, new: Path) -> Seal:
 
     def plugin(sealed: SealedPlugin) -> SealedPlugin:
         known = sealed.fingerprint
-        fingerprint = evolve(
+        fingerprint = changed(
             known,
             manifest_path=place(known.manifest_path),
             manifest_resolved_path=place(known.manifest_resolved_path),
             entrypoint_path=place(known.entrypoint_path),
             entrypoint_resolved_path=place(known.entrypoint_resolved_path),
         )
-        return evolve(sealed, fingerprint=fingerprint)
+        return changed(sealed, fingerprint=fingerprint)
 
     hashes = {str(place(Path(path))): digest for path, digest in seal.hashes.items()}
-    return evolve(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
+    return changed(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
 
 
 def changes(before: Seal | None, after: Seal) -> list[str]:

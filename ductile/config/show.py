@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import attrs
 from blake3 import blake3
 
 from ductile import strict_json
@@ -15,11 +14,12 @@ from ductile.config.sections import Settings
 from ductile.pipeline.dsl import Pipeline, written
 from ductile.secret import HIDDEN, Mask, Secret
 from ductile.units import format_duration
+from ductile.values import fields, is_value
 from ductile.vocabulary import YAML_NAME
 
 _SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
-_REFERENCE = re.compile(r"\{(?:payload|context|item)(?:\.[^{}]*)?\}")
-_URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+_REFERENCE = r"\{(?:payload|context|item)(?:\.[^{}]*)?\}"
+_URL_PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 
 
 def looks_secret(name: str) -> bool:
@@ -30,7 +30,7 @@ def looks_secret(name: str) -> bool:
 
 def is_reference(value: Any) -> bool:
     """True for `{payload.x}`: it says where a value comes from, not what it is."""
-    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return isinstance(value, str) and re.fullmatch(_REFERENCE, value) is not None
 
 
 def redacted(settings: Settings, mask: Mask) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def without_secrets(data: Any, mask: Mask) -> Any:
         }
     if isinstance(data, list | tuple):
         return [without_secrets(item, mask) for item in data]
-    return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
+    return re.sub(_URL_PASSWORD, rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
 
 
 def _is_harmless(value: Any) -> bool:
@@ -83,9 +83,9 @@ def plain(value: Any, *, hide: Callable[[Secret], str]) -> Any:
     """JSON-like data under the names YAML uses; durations, paths and moments as text."""
     if isinstance(value, Pipeline):
         return written(value)
-    if attrs.has(type(value)):
-        fields = attrs.fields(type(value))
-        return {f.metadata.get(YAML_NAME, f.name): plain(getattr(value, f.name), hide=hide) for f in fields}
+    if is_value(type(value)):
+        keys = fields(type(value))
+        return {key.metadata.get(YAML_NAME, key.name): plain(getattr(value, key.name), hide=hide) for key in keys}
     match value:
         case Secret():
             return hide(value)

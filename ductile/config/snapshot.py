@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from attrs import define, field
+import attrs
 
 from ductile import strict_json
 from ductile.config import relay
@@ -20,7 +20,7 @@ from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 INHERITED = (
     "PATH",
@@ -76,7 +76,7 @@ class CommandUnknown(DuctileError):
     code, exit_code, status = "command_unknown", 1, 400
 
 
-@define(slots=False, eq=False)
+@attrs.define(slots=False, eq=False)
 class Snapshot:
     """One immutable configuration with its lanes, routes and pipelines."""
 
@@ -87,7 +87,7 @@ class Snapshot:
     failed_to_load: frozenset[str]
     """Those of them that are wanted, but not usable as they are."""
     routes: Routes
-    id: str = field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
+    id: str = attrs.field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
     """What jobs call it that were asked for or started under it."""
 
     @property

@@ -7,11 +7,10 @@ Knows types and rules, not what the sections mean; rules that span sections are 
 from functools import cache
 from typing import Any
 
-import attrs
-
 from ductile.config.hooks import FACTORIES, SCALARS, Hook, members_of, yaml_names
 from ductile.config.sections import Settings
 from ductile.strict_yaml import Node
+from ductile.values import fields, is_value
 
 
 def structure(root: Node) -> Settings:
@@ -33,7 +32,7 @@ def read(node: Node, kind: Any) -> Any:
 @cache
 def hook_of(kind: Any) -> Hook:
     """How a value of this kind is read."""
-    if attrs.has(kind):
+    if is_value(kind):
         return _class_hook(kind)
     if kind in SCALARS:
         return SCALARS[kind]
@@ -44,7 +43,7 @@ def _class_hook(cls: Any) -> Hook:
     @cache
     def keys() -> dict[str, tuple[str, Any, Hook]]:  # made when needed: a step holds steps, and most texts few sections
         names = yaml_names(cls)
-        return {names[field.name]: (field.alias, field.type, hook_of(field.type)) for field in attrs.fields(cls)}
+        return {names[field.name]: (field.alias, field.type, hook_of(field.type)) for field in fields(cls)}
 
     def build(node: Node, _: Any) -> Any:
         known, values = keys(), {}

@@ -14,12 +14,9 @@ _WORDS = {
     "weekly": timedelta(weeks=1),
     "monthly": timedelta(days=30),
 }
-_WINDOW = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", re.ASCII)
-_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*", re.ASCII)
-_MOMENT = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
-    re.ASCII,
-)
+_WINDOW = "([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})"
+_ZONE = "[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*"
+_MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _DAY_SHORT = {"tues": 2, "thur": 4, "thurs": 4} | {day[:3]: number for number, day in enumerate(_DAYS)}
 
@@ -45,7 +42,7 @@ def parse_cron(text: str) -> str:
 
 def parse_at(text: str) -> datetime:
     """A moment with its offset, as RFC 3339 writes it."""
-    if not _MOMENT.fullmatch(text.strip()):
+    if not re.fullmatch(_MOMENT, text.strip()):
         raise ValueError(f"{shown(text)} is not an RFC 3339 time such as 2026-03-01T08:00:00+01:00")
     from ductile.clock import from_text
 
@@ -61,7 +58,7 @@ def parse_zone(text: str) -> str:
 
     name = text.strip()
     unknown = ValueError(f"{shown(text)} is not a time zone; use an IANA name such as Europe/Berlin or UTC")
-    if len(name) > 64 or not _ZONE.fullmatch(name):
+    if len(name) > 64 or not re.fullmatch(_ZONE, name):
         raise unknown
     try:
         ZoneInfo(name)
@@ -72,7 +69,7 @@ def parse_zone(text: str) -> str:
 
 def parse_window(text: str) -> str:
     """A part of the day, `HH:MM-HH:MM`; it may cross midnight."""
-    match = _WINDOW.fullmatch(text.strip())
+    match = re.fullmatch(_WINDOW, text.strip())
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or numbers[0] > 23 or numbers[2] > 23 or numbers[1] > 59 or numbers[3] > 59:
         raise ValueError(f"{shown(text)} is not a window such as 08:00-22:00")

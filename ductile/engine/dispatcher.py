@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import trio
-from attrs import define, field
 
 from ductile.config import relay
 from ductile.config.snapshot import Snapshot
@@ -33,6 +32,7 @@ from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
 from ductile.model import Ending, Failed, GateRule, Job, Retried
 from ductile.pipeline.plan import RELAY
+from ductile.values import define, field
 
 RECHECK_SECONDS, IDLE_RECHECK_SECONDS = 1.0, 30.0
 """How long a lost hint can cost: while something runs, and while nothing does."""

@@ -8,7 +8,6 @@ import uuid
 from datetime import datetime
 
 import trio
-from attrs import define, field
 from blake3 import blake3
 
 from ductile.config.snapshot import Lane, Snapshot
@@ -20,6 +19,7 @@ from ductile.hub import SCHEDULES, Hub
 from ductile.ledger.inits import Init, all_inits, put
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
+from ductile.values import define, field
 
 INIT = "init"
 LEDGER_RETRY_SECONDS = 1.0

@@ -7,7 +7,7 @@ rows; randomness comes in as a number.
 import signal
 from datetime import datetime, timedelta
 
-from attrs import evolve, field
+from attrs import evolve
 
 from ductile import strict_json
 from ductile.engine.launch import SpawnFailed
@@ -16,7 +16,7 @@ from ductile.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Ret
 from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, Limits, Response, decode_response
 from ductile.secret import Mask
 from ductile.units import format_duration
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 CONFIG_ERROR = 78
 """EX_CONFIG of sysexits: trying again would not help."""

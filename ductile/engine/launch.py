@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from attrs import Factory, define
-
 from ductile.engine.executable import explain_refusal, predict_refusal
 from ductile.engine.limits import Limits, limited
 from ductile.engine.posix_spawn import spawn, spawn_unlocked
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 Start: TypeAlias = Callable[[list[str], Mapping[str, str], tuple[int, int, int]], int]
 
@@ -46,7 +44,7 @@ class SpawnFailed:
 class Descriptors:
     """The open descriptors of one run. A number is in the set exactly while it is ours, so none is closed twice."""
 
-    _open: set[int] = Factory(set)
+    _open: set[int] = field(factory=set)
 
     def pipe(self) -> tuple[int, int]:
         ends = os.pipe2(os.O_CLOEXEC)

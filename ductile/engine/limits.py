@@ -7,10 +7,8 @@ never changes its own limits around a spawn: its other threads would feel them.
 import resource
 from collections.abc import Sequence
 
-from attrs import field
+from attrs import field, frozen
 from attrs.validators import ge, optional
-
-from ductile.values import frozen
 
 _SHELL = "/bin/sh"
 _FILE_SIZE_BLOCK = 512

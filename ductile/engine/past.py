@@ -7,12 +7,11 @@ it is right again. Both are held against the clock that only goes forward. `hous
 from collections import deque
 from datetime import datetime, timedelta
 
-from attrs import define, field
-
 from ductile.clock import Clock
 from ductile.ledger.journal import newest_moment
 from ductile.ledger.retention import Policy, Reach, positions
 from ductile.ledger.writer import Ledger
+from ductile.values import define, field
 
 CATCHES_UP = 24
 """How much faster than time itself the past is believed to go by, where the clock says that much of it has."""

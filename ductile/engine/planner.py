@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Generic, Protocol, TypeVar
 
-from attrs import define, field
-
 from ductile.calendar.definition import After, History
 from ductile.calendar.look import look
 from ductile.calendar.reasons import Reason
@@ -25,6 +23,7 @@ from ductile.ledger.alone import AnyLedger
 from ductile.ledger.connections import Connection, RowFault
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.logs import Log
+from ductile.values import define, field
 
 PORTION = 100
 """Schedules decided in one transaction."""

@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from attrs import define, field
-
 from ductile.config.sections import ProcessLimits
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.judge import Policy
@@ -25,7 +23,7 @@ from ductile.pipeline.tell import Told, step_of, tell
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
 from ductile.plugin.registry import Plugin
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 LOOK_IS_GOOD_FOR_SECONDS = 0.1
 

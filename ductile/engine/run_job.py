@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import trio
-from attrs import define, evolve, field
+from attrs import evolve
 
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
@@ -30,7 +30,7 @@ from ductile.model import (
     Retried,
     Succeeded,
 )
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 LARGE = 512 << 10
 REFUSED = {"preflight": "fail"}

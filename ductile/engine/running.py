@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
 
-from attrs import Factory, define, field
-
 from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 ROOMY_PIPE = 256 << 10
 # After the leader's exit: how long its pipes may stay quiet, and how long they may go on at all.
@@ -39,9 +37,9 @@ class Beginning:
 
     cap: int
     total: int = 0
-    _pieces: list[bytes | bytearray] = Factory(list)
+    _pieces: list[bytes | bytearray] = field(factory=list)
     """Large ones as they came: to grow one block by each of them would copy all that is there again and again."""
-    _few: bytearray = Factory(bytearray)
+    _few: bytearray = field(factory=bytearray)
     """Small ones, one behind the other."""
 
     def write(self, chunk: bytes) -> None:
@@ -66,7 +64,7 @@ class Tail:
 
     cap: int = Caps().stderr
     total: int = 0
-    _kept: bytearray = Factory(bytearray)
+    _kept: bytearray = field(factory=bytearray)
 
     def write(self, chunk: bytes) -> None:
         self._kept += chunk

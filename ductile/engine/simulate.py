@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import evolve
 
 from ductile.calendar.definition import Definition, History
 from ductile.calendar.firing import timetable
@@ -30,7 +30,7 @@ from ductile.ledger.record import record
 from ductile.ledger.rows import get_job
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Evidence, Interrupted, Job, Outcome, Succeeded
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 MOST_EVENTS = 200
 INSTANTLY = timedelta()

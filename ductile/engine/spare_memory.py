@@ -5,9 +5,9 @@ for its memory than it takes to be read, checked and written. `run_job` says wha
 """
 
 import trio
-from attrs import define, field
 
 from ductile.engine import allocator
+from ductile.values import define, field
 
 QUIET_SECONDS = 2.0
 """How long after the last large thing its memory is kept for another."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import trio
-from attrs import define
 
 from ductile.engine.launch import BUSY_FILE_SECONDS, BUSY_FILE_TRIES, Launched, SpawnFailed, launch
 from ductile.engine.limits import Limits
 from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.running import LOST_SECONDS, Caps, Ending, Finished, Running, Tail
 from ductile.engine.sweep import House, house
+from ductile.values import define
 
 BRIEF_SECONDS, SILENT_SECONDS = 0.005, 0.05
 """How long a process may run before what it says is read; longer if it has said nothing by then, as most have whose

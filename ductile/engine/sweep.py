@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Sequence
 
 import trio
-from attrs import Factory, define
 
 from ductile.engine.processes import (
     HAS_CHILDREN_LIST,
@@ -20,6 +19,7 @@ from ductile.engine.processes import (
     kill_children,
     reap,
 )
+from ductile.values import define, field
 
 SPAWN_THREADS = 4
 # Spawns that block the loop this long on average (of about the last five) send the next ones through threads.
@@ -34,17 +34,17 @@ class House:
 
     # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall. Who
     # comes a while after the last one need not wait for a turn.
-    door: trio.Lock = Factory(trio.Lock)
+    door: trio.Lock = field(factory=trio.Lock)
     last_spawn: float = 0.0
     # While the host is too busy for that, spawns go through these threads.
-    side_door: trio.CapacityLimiter = Factory(lambda: trio.CapacityLimiter(SPAWN_THREADS))
+    side_door: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SPAWN_THREADS))
     average_spawn: float = 0.0
     busy_until: float = 0.0
-    broom: trio.Lock = Factory(trio.Lock)
-    leaders: dict[int, str | None] = Factory(dict)
+    broom: trio.Lock = field(factory=trio.Lock)
+    leaders: dict[int, str | None] = field(factory=dict)
     # Strays that outlived SIGKILL (another user's, or stuck in the kernel): waited for once, not after every run.
-    unkillable: set[tuple[int, int]] = Factory(set)
-    adopts: bool = Factory(is_subreaper)
+    unkillable: set[tuple[int, int]] = field(factory=set)
+    adopts: bool = field(factory=is_subreaper)
 
     @property
     def is_busy(self) -> bool:

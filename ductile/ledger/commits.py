@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import outcome
 import trio
-from attrs import define, field
 
 from ductile.errors import LedgerError
 from ductile.failpoints import failpoint
@@ -25,6 +24,7 @@ from ductile.ledger import connections
 from ductile.ledger.disk import Disk
 from ductile.ledger.faults import breaks_the_ledger, is_busy, translated
 from ductile.ledger.jobs import newest_seq
+from ductile.values import define, field
 
 MOST_IN_ONE_COMMIT = 128
 CHECKPOINT_AFTER_ROWS = 500

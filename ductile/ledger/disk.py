@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from attrs import define, field
 
 from ductile.errors import LedgerError
 from ductile.ledger import location
+from ductile.values import define, field
 
 LEISURE_SECONDS = 0.02
 """How long a sync that nobody waits for may gather commits."""

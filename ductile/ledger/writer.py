@@ -13,7 +13,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import outcome
 import trio
-from attrs import define, field
 
 from ductile.errors import DuctileError, LedgerError
 from ductile.ledger.commits import Request, Writer
@@ -23,6 +22,7 @@ from ductile.ledger.faults import translating
 from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
 from ductile.meters import Histogram
+from ductile.values import define, field
 
 P = ParamSpec("P")
 T = TypeVar("T")

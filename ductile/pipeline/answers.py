@@ -6,11 +6,9 @@ Knows the few forms that are taken, not where the text came from. The command li
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from attrs import field
-
 from ductile.errors import UsageInvalid, did_you_mean
 from ductile.pipeline.paths import kind_of
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 FORMS = 'a list of events, {"fail": "why"}, or {"result": "text", "events": [ … ]}'
 

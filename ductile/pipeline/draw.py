@@ -7,15 +7,13 @@ line shows what comes out.
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from attrs import Factory, define
-
 from ductile import strict_json
 from ductile.model import Job, JobStatus
 from ductile.pipeline.conditions import AllOf, AnyOf, Condition, Not, Predicate
 from ductile.pipeline.graph import Edge, edges
 from ductile.pipeline.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Node, Plan
 from ductile.units import format_duration
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 
 LONGEST_LINE = 120
 UNREACHED = "unreached"
@@ -111,8 +109,8 @@ class _Frame:
     """What is written in one pipeline: its places, and the paths of the calls among them."""
 
     name: str
-    places: list[Node | Gate] = Factory(list)
-    calls: list[str] = Factory(list)
+    places: list[Node | Gate] = field(factory=list)
+    calls: list[str] = field(factory=list)
 
 
 def _frames(plan: Plan) -> dict[str, _Frame]:

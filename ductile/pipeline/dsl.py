@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import attrs
-
 from ductile.pipeline.operators import OPERATORS
 from ductile.units import format_duration
-from ductile.values import frozen
+from ductile.values import fields, frozen, resolve_types
 from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Section, Span, Text, option, pattern
 
 LABEL = pattern(
@@ -109,7 +107,7 @@ class Pipeline(Section):
     steps: Annotated[tuple[Step, ...], SOME] = option("what is done, in this order")
 
 
-attrs.resolve_types(Step)
+resolve_types(Step)
 
 
 def textual(steps: tuple[Step, ...], where: str) -> Iterator[tuple[str, Step]]:
@@ -124,7 +122,7 @@ def textual(steps: tuple[Step, ...], where: str) -> Iterator[tuple[str, Step]]:
 def written(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
     """`shape` as the plain data of its YAML, without what is left to defaults."""
     data = {}
-    for key in attrs.fields(type(shape)):
+    for key in fields(type(shape)):
         value = getattr(shape, key.name)
         if value != key.default:
             data[key.metadata.get(YAML_NAME, key.name)] = _plain(value)

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attrs import field
-
 from ductile.errors import NotFound, did_you_mean
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 if TYPE_CHECKING:
     from ductile.pipeline.plan import Plan

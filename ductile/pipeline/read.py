@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
-from attrs import Factory, define, field
-
 from ductile.errors import Complaint, did_you_mean
 from ductile.pipeline.baggage import Claims, parse_claims
 from ductile.pipeline.conditions import Condition, parse_condition, paths_of
@@ -18,7 +16,7 @@ from ductile.pipeline.paths import Malformed, Path, parse_path
 from ductile.pipeline.plan import CORE, HANDLE, Relay
 from ductile.pipeline.templates import Fixed, Template, parse_template, parse_with
 from ductile.units import shown
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 from ductile.vocabulary import COMMAND
 
 CATEGORY = "pipelines"
@@ -140,7 +138,7 @@ class _Reading:
 
     names: Collection[str]
     complaints: list[Complaint]
-    ids: dict[str, str] = Factory(dict)
+    ids: dict[str, str] = field(factory=dict)
     """Where a step is written → its id."""
 
     def say(self, where: str, message: str) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from attrs import evolve, field
-
 from ductile import strict_json
 from ductile.model import (
     Evidence,
@@ -51,7 +49,7 @@ from ductile.pipeline.walk import (
     TooMuch,
     Walk,
 )
-from ductile.values import frozen
+from ductile.values import changed, field, frozen
 
 __all__ = ["Event", "Routes", "Target", "TooMuch", "World", "after", "after_join", "begin", "event_id"]
 
@@ -179,7 +177,7 @@ def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome,
         walk.enter(place.node.successors, event, place.at)
     except TooMuch as error:
         return Failed(str(error), waited), Following()
-    return Succeeded(evolve(waited, result=_joined_text(results))), walk.following()
+    return Succeeded(changed(waited, result=_joined_text(results))), walk.following()
 
 
 def _joined_text(results: list[Any]) -> str:
@@ -384,5 +382,5 @@ def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: 
         settled=Settled(status=JobStatus.SUCCEEDED, result=strict_json.dumps({"jobs": len(roots)})),
     )
     top = at.parent_id
-    below = (evolve(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)
+    below = (changed(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)
     return [start, *below]

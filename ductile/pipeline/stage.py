@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any
 
 import attrs
-from attrs import Factory, define, evolve, field
 
 from ductile import strict_json
 from ductile.model import Dead, Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
@@ -25,7 +24,7 @@ from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, after, after_join
 from ductile.pipeline.tell import step_of, tell
 from ductile.pipeline.walk import Walk
-from ductile.values import frozen
+from ductile.values import changed, define, field, frozen
 
 MOST_TOLD = 5
 
@@ -42,7 +41,7 @@ class Decision:
     indexes: tuple[int, ...]
 
 
-@define(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class _TellingWalk(Walk):
     """A walk that remembers its decisions."""
 
@@ -81,7 +80,7 @@ class Row:
     is_executed: bool = False
     why: str = ""
     payload: Any = None
-    led_to: list[str] = Factory(list)
+    led_to: list[str] = field(factory=list)
 
     @property
     def is_failed(self) -> bool:
@@ -103,12 +102,12 @@ class Stage:
     now: datetime
     most_jobs: int
     most_hops: int
-    rows: dict[str, Row] = Factory(dict)
-    waiting: deque[Row] = Factory(deque)
-    contexts: dict[str, str] = Factory(dict)
-    arrivals: dict[str, list[NewArrival]] = Factory(dict)
-    open_joins: dict[str, Row] = Factory(dict)
-    open_members: Counter[str] = Factory(Counter)
+    rows: dict[str, Row] = field(factory=dict)
+    waiting: deque[Row] = field(factory=deque)
+    contexts: dict[str, str] = field(factory=dict)
+    arrivals: dict[str, list[NewArrival]] = field(factory=dict)
+    open_joins: dict[str, Row] = field(factory=dict)
+    open_members: Counter[str] = field(factory=Counter)
     is_cut: bool = False
 
     @property
@@ -168,7 +167,7 @@ class Stage:
             context=self.contexts.get(new.event_context_id or ""),
         )
         above = self.rows.get(new.parent_job_id or "")
-        job = evolve(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
+        job = changed(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
         row = self.rows[job.id] = Row(job, settled.result if settled else None)
         if not status.is_final:
             self.open_members[job.join_id or ""] += 1
@@ -235,7 +234,7 @@ class Stage:
 
     def _end(self, row: Row, status: JobStatus, error: str | None, following: Following) -> None:
         self.apply(following, row)
-        row.job = evolve(row.job, status=status, last_error=error)
+        row.job = changed(row.job, status=status, last_error=error)
         self.open_members[row.job.join_id or ""] -= 1
 
     def _ready_join(self) -> Row | None:

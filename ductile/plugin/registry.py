@@ -8,9 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import attrs
-from attrs import field
-
 from ductile.errors import Complaint, PluginRejected, did_you_mean
 from ductile.files import FileRefused, Finding, Level, entries_of, is_folder, read_regular, shown_path
 from ductile.plugin.fingerprint import (
@@ -23,7 +20,7 @@ from ductile.plugin.fingerprint import (
 from ductile.plugin.manifest import FILE_NAME, Manifest, parse_manifest
 from ductile.plugin.trust import TrustPolicy, Witness, place_findings, start_findings, trust_findings
 from ductile.strict_yaml import MAX_BYTES
-from ductile.values import frozen
+from ductile.values import changed, field, frozen
 
 __all__ = ["Discovery", "Named", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
 
@@ -132,8 +129,8 @@ def resolve_aliases(
         if problem := _alias_problem(alias, chain, plugins, uses, rejected):
             complaints.append(Complaint(problem, f"plugins.{alias}.uses", category="plugin_refs"))
         elif origin is not None:
-            fingerprint = attrs.evolve(origin.fingerprint, name=alias)
-            named[alias] = attrs.evolve(origin, name=alias, uses=base, fingerprint=fingerprint)
+            fingerprint = changed(origin.fingerprint, name=alias)
+            named[alias] = changed(origin, name=alias, uses=base, fingerprint=fingerprint)
     return Named(named, tuple(complaints))
 
 

@@ -11,7 +11,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl
 
-from attrs import field
 from blake3 import blake3
 
 from ductile import strict_json
@@ -22,7 +21,7 @@ from ductile.ledger.refusals import Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
 from ductile.secret import Secret
-from ductile.values import frozen
+from ductile.values import field, frozen
 from ductile.web.message import Request
 from ductile.web.signatures import Verdict, Verifier
 

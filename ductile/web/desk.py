@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import trio
-from attrs import define, field
 
 from ductile import strict_json
 from ductile.clock import Clock
@@ -22,7 +21,7 @@ from ductile.ledger.pauses import Pause
 from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
 from ductile.units import parse_duration
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 from ductile.web.auth import OPERATOR
 from ductile.web.message import Request, Response
 from ductile.web.routes import Handler

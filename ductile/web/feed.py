@@ -11,14 +11,13 @@ from typing import Any
 
 import orjson
 import trio
-from attrs import define, field
 
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.ledger import journal
 from ductile.ledger.connections import Connection
 from ductile.ledger.writer import Ledger
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 from ductile.web.event_names import NAMES, events_of
 
 PORTION, PORTION_BYTES = 200, 256 * 1024

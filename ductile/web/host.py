@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import trio
-from attrs import define, field
 
+from ductile.values import define, field
 from ductile.web.http1 import Head, Limits
 from ductile.web.message import Request
 from ductile.web.routes import ChannelRoute, Route

@@ -10,9 +10,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from itertools import starmap
 
-from attrs import define, field
-
-from ductile.values import frozen
+from ductile.values import define, field, frozen
 from ductile.web.message import Headers, Refusal, refusal_response
 from ductile.web.routes import MIB
 

@@ -8,11 +8,9 @@ import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from attrs import field
-
 from ductile import strict_json
 from ductile.errors import DuctileError, LedgerError
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 Headers = tuple[tuple[str, str], ...]
 

@@ -7,13 +7,13 @@ configuration. Does not know how events are sent; the stream does.
 from collections.abc import Callable
 
 import trio
-from attrs import define
 
 from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.errors import did_you_mean
 from ductile.hub import CONFIGURATION
 from ductile.ledger import journal
+from ductile.values import define
 from ductile.web.auth import EVENTS_WITH_PAYLOAD
 from ductile.web.desk import RECHECK_SECONDS, BadRequest, Desk
 from ductile.web.event_names import GAP, NAMES

@@ -9,10 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from attrs import field
-
 from ductile.errors import DuctileError
-from ductile.values import frozen
+from ductile.values import field, frozen
 from ductile.web.message import Channel, Refusal, Request, Response, refusal_response
 from ductile.web.schemas import Argument, Header, Schema
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 
-from attrs import field
-
 from ductile.secret import Secret
-from ductile.values import frozen
+from ductile.values import field, frozen
 
 TOLERANCE_SECONDS = 300
 """How far a signed moment may lie before or after ours."""

@@ -7,10 +7,8 @@ not know how requests arrive. The lane and the Quart-Trio host share it.
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from attrs import field
-
 from ductile.errors import DuctileError
-from ductile.values import changed, frozen
+from ductile.values import changed, field, frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
 from ductile.web.origins import preflight, readable
 from ductile.web.routes import AnyRoute, Route, Table

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import trio
-from attrs import define, field
 
 from ductile.clock import to_text
 from ductile.errors import DuctileError
 from ductile.hub import JOURNAL
+from ductile.values import define, field
 from ductile.web.auth import EVENTS
 from ductile.web.desk import Desk
 from ductile.web.event_names import OPENED

@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any
 
 import trio
-from attrs import define, field
 
 from ductile.clock import to_text
 from ductile.config.load import Config
 from ductile.errors import LedgerError
 from ductile.ledger import token_uses
 from ductile.ledger.writer import Ledger
+from ductile.values import define, field
 from ductile.web.desk import Desk
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route

@@ -10,8 +10,6 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from attrs import define
-
 from ductile import strict_json
 from ductile.config.load import Config
 from ductile.config.snapshot import Snapshot
@@ -26,7 +24,7 @@ from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
 from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.route import TooMuch
-from ductile.values import frozen
+from ductile.values import define, frozen
 from ductile.web.api import health
 from ductile.web.deliveries import (
     Delivery,

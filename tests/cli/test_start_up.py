@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,14 +24,18 @@ HEAVY = ("trio", "quart", "hypercorn", "quart_trio", "cattrs", "yaml", "sqlite3"
 
 
 def imported_by(*args: str, exit_code: int = 0) -> set[str]:
-    """The top-level modules that `ductile ARGS` imports, in a process of its own."""
+    """The modules that `ductile ARGS` imports, in a process of its own."""
     script = (
         "import sys; from ductile.cli import ductile, output; code = output.run(ductile, sys.argv[1:]);"
-        "print('\\n'.join({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+        "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=False)
     assert done.returncode == exit_code, done.stderr
     return set(done.stderr.split())
+
+
+def group_of(noun: str) -> Any:
+    return import_module(f"ductile.cli.{noun}").group
 
 
 @pytest.mark.parametrize(
@@ -43,6 +49,20 @@ def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
 def test_reading_the_configuration_needs_no_event_loop_and_no_server(demo: Path) -> None:
     """`config check` imports what it reads with, not what the service runs on."""
     assert imported_by("config", "check", "--config", str(demo)).isdisjoint(set(HEAVY) - {"yaml", "croniter"})
+
+
+def test_reading_the_configuration_makes_no_classes_with_attrs(demo: Path) -> None:
+    """What attrs takes to be imported and to write a hundred constructors is a quarter of `config check`."""
+    assert "attr" not in imported_by("config", "check", "--config", str(demo))
+
+
+@pytest.mark.parametrize("noun", [noun for noun in NOUNS if hasattr(group_of(noun), "rooms")])
+def test_an_action_does_not_pay_for_the_rooms_of_others(noun: str) -> None:
+    """A noun knows its actions by name, and imports the file of the one that is used."""
+    group = group_of(noun)
+    rooms = {f"ductile.cli.{where.partition('.')[0]}" for where in group.rooms.values()}
+    at_home = next(action for action in group.commands if action not in group.rooms)
+    assert imported_by(noun, at_home, "--help").isdisjoint(rooms)
 
 
 def test_complaints_are_paid_for_by_who_gives_a_reason(demo: Path) -> None:
