@@ -65,6 +65,8 @@ class Writer:
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     waiting: deque[Request] = field(factory=deque)
     is_away: bool = False
+    is_preparing: bool = False
+    """Whether the thread makes a checkpoint ready while the connection is still here."""
     errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
     rows_at_checkpoint: int = 0
     rows_at_commit: int = 0
@@ -94,7 +96,7 @@ class Writer:
 
     async def until_idle(self) -> None:
         """Nobody waits for anything."""
-        while self.is_away or self.waiting:
+        while self.is_away or self.is_preparing or self.waiting:
             self._idle = trio.Event()
             await self._idle.wait()
 
@@ -112,10 +114,19 @@ class Writer:
                 if self.has_written or self.failure:
                     self.disk.note_commit(self.newest_seq)
                 self._tell(batch, results)
-                if self._checkpoint_is_due():
-                    self._send(self._checkpoint_and_return)
+                if self._checkpoint_is_due() and not self.is_preparing:
+                    self.is_preparing = True
+                    self.errands.put(self._prepare_checkpoint)
         if self._idle is not None and not self.is_away:
             self._idle.set()
+
+    def _begin_checkpoint(self) -> None:
+        self.is_preparing = False
+        if self.failure:
+            self.disk.note_commit(self.newest_seq)
+        elif not self.is_away:
+            self._send(self._checkpoint_and_return)
+        self.go_on()
 
     def _send(self, errand: Callable[[], None]) -> None:
         self.is_away = True
@@ -163,6 +174,11 @@ class Writer:
         self._on_the_loop(answer)
         if is_due:
             self._checkpoint_and_return()
+
+    def _prepare_checkpoint(self) -> None:
+        """The log is synced, which is half of a checkpoint, and nobody has to wait for the connection meanwhile."""
+        self.disk.sync_log()
+        self._on_the_loop(self._begin_checkpoint)
 
     def _checkpoint_and_return(self) -> None:
         try:

@@ -161,6 +161,17 @@ class Disk:
         for task in parked:
             trio.lowlevel.reschedule(task)
 
+    def sync_log(self) -> None:
+        """The log as it is now is on the disk, or `failure` says why nothing can be believed. For any thread."""
+        try:
+            log = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(log)
+            finally:
+                os.close(log)
+        except OSError as error:
+            self._fail(error)
+
     # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sync_on_demand(self) -> None:

@@ -1,5 +1,6 @@
 """The async ledger: group commit, one failing alone, cancellation, and what breaks it for good."""
 
+import errno
 import json
 import os
 import resource
@@ -381,6 +382,52 @@ async def test_the_log_is_checkpointed_by_the_writer(path: Path, monkeypatch: py
             ledger.read(count)
             sizes.append(os.stat(f"{path}-wal").st_size)
     assert max(sizes) < 2_000_000
+
+
+async def test_nobody_waits_while_a_checkpoint_is_made_ready(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is synced beside the work, and the connection leaves only for what is left to do."""
+    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 4)
+    gate, begun = threading.Event(), threading.Event()
+
+    def sync(_: int) -> None:
+        begun.set()
+        gate.wait(30)
+
+    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
+    async with open_ledger(path, synchronous="normal") as ledger:
+        while not begun.is_set():
+            await ledger.write_work(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+            await trio.lowlevel.checkpoint()
+        before = ledger.look_up(count)
+        for _ in range(5):
+            await ledger.write_work(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+        assert ledger.look_up(count) == before + 5
+        gate.set()
+    with open_reader(path) as db:
+        assert count(db) == before + 5
+
+
+async def test_a_log_that_cannot_be_synced_before_a_checkpoint_breaks_the_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of lost pages once: whoever hears it may not let the next sync succeed without them."""
+    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 4)
+
+    def sync(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
+    async with open_ledger(path, synchronous="normal") as ledger:
+
+        async def write_on() -> None:
+            while True:
+                await ledger.write_work(lambda db: enqueue(db, JOB, now=NOW), is_quick=True)
+                await trio.lowlevel.checkpoint()
+
+        with trio.fail_after(30):
+            with pytest.raises(LedgerError, match="cannot be synced"):
+                await write_on()
+            await ledger.broken.wait()
 
 
 async def test_reads_do_not_wait_for_the_writer(path: Path) -> None:
