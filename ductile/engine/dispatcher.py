@@ -147,7 +147,8 @@ class Dispatcher:
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         # No await from here to the last start_soon: a claimed job always has an owner.
         for job in claimed.jobs:
-            attempt = self.attempts[job.id] = Attempt(job, snapshot, claimed.states[job.plugin])
+            state, is_shared = claimed.states[job.plugin], self.ledger.last_was_shared
+            attempt = self.attempts[job.id] = Attempt(job, snapshot, state, comes_second=is_shared)
             if self.drain_is_over:
                 attempt.stop.request(DRAIN)
             elif job.id in self.to_stop:
@@ -169,7 +170,7 @@ class Dispatcher:
         """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
         failpoint("claim.after_commit")
         job = attempt.job
-        if not await self._is_there_for_good(job):
+        if not await self._is_there_for_good(job, comes_second=attempt.comes_second):
             del self.attempts[job.id]
             return
         if job.attempt == 1 and job.started_at is not None:
@@ -198,18 +199,21 @@ class Dispatcher:
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
 
-    async def _is_there_for_good(self, job: Job) -> bool:
+    async def _is_there_for_good(self, job: Job, *, comes_second: bool = False) -> bool:
         """Waits until no power cut can take the job back; False if that cannot be: the next start recovers it.
 
         The claim may be taken back, then the job runs again. What was queued again a moment ago, or waited for its key,
-        stands in an old row: it waits for everything that is committed by now.
+        stands in an old row: it waits for everything that is committed by now. Whoever asked for the job, and was in
+        its commit or waits for the same sync, goes on first: a plugin can take the service down with it.
         """
-        if job.attempt == 1 and job.dedupe_key is None and self.ledger.disk.has(job.seq):
-            return True
-        try:
-            await self.ledger.disk.until_durable()
-        except LedgerError:
-            return False
+        if job.attempt > 1 or job.dedupe_key is not None or not self.ledger.disk.has(job.seq):
+            try:
+                await self.ledger.disk.until_durable()
+            except LedgerError:
+                return False
+            comes_second = True
+        if comes_second:
+            await trio.lowlevel.cancel_shielded_checkpoint()
         return True
 
     async def _attempted(self, attempt: Attempt) -> Ending | None:

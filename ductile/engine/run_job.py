@@ -59,6 +59,8 @@ class Attempt:
     snapshot: Snapshot
     state: str = "{}"
     """Its plugin's state when it was claimed, as JSON text."""
+    comes_second: bool = False
+    """Whether others were in the commit that claimed it: one of them may have asked for it."""
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None

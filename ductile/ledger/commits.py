@@ -42,6 +42,8 @@ class Request:
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
     result: outcome.Outcome[Any] | None = None
+    is_shared: bool = False
+    """Whether others were in its commit."""
     task: trio.lowlevel.Task | None = None
     """Who waits for the result."""
 
@@ -145,7 +147,7 @@ class Writer:
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
         for request, result in zip(batch, results, strict=True):
-            request.result = result
+            request.result, request.is_shared = result, len(batch) > 1
             if request.task is not None:
                 trio.lowlevel.reschedule(request.task)
 

@@ -44,6 +44,8 @@ class Ledger:
     _call_worker: Callable[[], bool]
     waited: Histogram = field(factory=Histogram)
     """From the wish to write something until its caller went on."""
+    last_was_shared: bool = False
+    """Whether others were in the commit of the last `write_last`, who may not have been answered yet."""
     _is_open: bool = True
 
     async def write(
@@ -76,8 +78,9 @@ class Ledger:
     async def write_last(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool = False) -> T:
         """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
         even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop."""
-        asked_at = time.monotonic()
-        result = await self._ask(Request(function, is_quick=is_quick, is_last=True))
+        asked_at, request = time.monotonic(), Request(function, is_quick=is_quick, is_last=True)
+        result = await self._ask(request)
+        self.last_was_shared = request.is_shared
         self.waited.observe(time.monotonic() - asked_at)
         written: T = result.unwrap()
         return written

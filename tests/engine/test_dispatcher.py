@@ -31,6 +31,7 @@ class Claims:
     """A ledger that gives one job, and lets somebody act between its commit and the dispatcher's next step."""
 
     meanwhile: Callable[[], None] = lambda: None
+    last_was_shared = False
 
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
         await trio.lowlevel.checkpoint()
@@ -219,6 +220,19 @@ async def test_a_job_that_comes_while_the_dispatcher_waits_is_claimed_in_the_com
         with hall.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
             await hints.receive()
         assert (hall.statuses(), len(hall.commits)) == (["succeeded"], 2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_asked_for_a_job_is_answered_before_it_starts(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """What a plugin does to the service in its first moment does not keep the sender from hearing that it is queued."""
+    async with open_hall(tmp_path) as hall:
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        for _ in range(20):  # Trio goes through the tasks that are ready now forwards, now backwards
+            await trio.testing.wait_all_tasks_blocked()
+            job_id = await hall.ledger.write_work(queue_one, is_quick=True)
+            assert hall.dispatcher.attempts[job_id].pid is None
+            with hall.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
+                await hints.receive()
         nursery.cancel_scope.cancel()
 
 
