@@ -17,7 +17,10 @@ CONFIGURATION = "configuration"
 
 
 class Hub:
-    """Who waits for what in this process. Announcing never blocks and never fails."""
+    """Who waits for what in this process. Announcing never blocks and never fails.
+
+    There is one worker. That it waits is no hint: whoever hears so may rely on its next turn.
+    """
 
     def __init__(self) -> None:
         self._work = trio.Event()
@@ -34,6 +37,7 @@ class Hub:
 
     async def work_waiting(self, *, at_most: float = math.inf) -> None:
         """Returns when work was announced since the last call, or after `at_most` seconds."""
+        assert not self._worker_is_waiting, "there is one worker"
         self._worker_is_waiting = True
         try:
             if self._work.is_set():

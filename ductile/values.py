@@ -6,7 +6,7 @@ take them for their own. What only attrs can do (validators, converters) is refu
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from inspect import get_annotations
 from operator import attrgetter
@@ -45,6 +45,8 @@ class Field:
     ) -> None:
         if {repr, eq} - {True, False}:
             raise TypeError("a field is shown and compared as it is, or not at all")
+        if factory is not None and default is not NOTHING:
+            raise TypeError("a field has a default or makes one, not both")
         self.name = self.alias = ""
         self.type: Any = None
         self.default, self.factory = default, factory
@@ -101,6 +103,7 @@ def _made(cls: type, kind: Mapping[str, Any], *, kw_only: bool = False, eq: bool
     own = {each.name: each for each in _own_fields(cls, kw_only=kw_only)}
     inherited = {each.name: each for base in reversed(cls.__mro__) for each in base.__dict__.get("__fields__", ())}
     every = (*(each for name, each in inherited.items() if name not in own), *own.values())
+    _require_order(cls, every)
     body: dict[str, Any] = dict(kind)
     if repr:
         body["__repr__"] = _repr
@@ -139,8 +142,25 @@ def _require_plain(cls: type) -> None:
     if any("__attrs_attrs__" in base.__dict__ and "__fields__" not in base.__dict__ for base in cls.__mro__):
         raise TypeError(f"{cls.__qualname__}: what extends a class of attrs is one; use attrs.frozen")
     for name, what in cls.__dict__.items():
-        if name == "__attrs_post_init__" or (type(what) is FunctionType and "__class__" in what.__code__.co_freevars):
+        if name == "__attrs_post_init__" or any("__class__" in each.__code__.co_freevars for each in _functions(what)):
             raise TypeError(f"{cls.__qualname__}: a value has no super() and no __attrs_post_init__; use attrs.frozen")
+
+
+def _functions(what: Any) -> Iterator[FunctionType]:
+    """The functions behind a method, whatever kind of method it is."""
+    inner = (what, *(getattr(what, name, None) for name in ("fget", "fset", "__func__")))
+    return (each for each in inner if type(each) is FunctionType)
+
+
+def _require_order(cls: type, every: Iterable[Field]) -> None:
+    """Refused at once, and not when a constructor is compiled."""
+    optional = ""
+    for each in every:
+        if each.init and not each.kw_only:
+            if each.factory is not None or each.default is not NOTHING:
+                optional = each.name
+            elif optional:
+                raise TypeError(f"{cls.__qualname__}.{each.name}: must be given, but stands behind {optional}")
 
 
 def _first_init(cls: Any) -> Callable[..., None]:

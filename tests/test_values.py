@@ -264,3 +264,31 @@ def test_no_class_of_attrs_takes_our_description_for_a_default() -> None:
 def test_an_exception_is_no_value() -> None:
     with pytest.raises(TypeError, match=r"use attrs\.frozen"):
         frozen(type("Odd", (Exception,), {"__annotations__": {"x": str}}))
+
+
+def test_a_field_that_must_be_given_cannot_stand_behind_one_that_need_not() -> None:
+    """Said when the class is made, and not by the first constructor that is compiled."""
+    with pytest.raises(TypeError, match="first"):
+
+        @frozen
+        class Backwards:
+            first: int = 1
+            second: int  # type: ignore[misc]
+
+
+def test_a_field_has_one_default() -> None:
+    with pytest.raises(TypeError, match="not both"):
+        field(default=1, factory=int)
+
+
+def test_no_kind_of_method_can_ask_for_its_bases() -> None:
+    """`super()` would ask a class that is no more: in a property as well as in a method."""
+    with pytest.raises(TypeError, match="super"):
+
+        @define
+        class Shown:
+            first: int = 0
+
+            @property
+            def shown(self) -> str:
+                return super().__repr__()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _HEAPS = 2
 _MAPPED_FROM, _KEPT = 1 << 20, 16 << 20
-_MAPPED_FROM_AT_MOST, _MUCH_KEPT = 32 << 20, 128 << 20
+_MAPPED_FROM_AT_MOST, _MUCH_KEPT = 32 << 20, 64 << 20
 """The first is as far as glibc goes; larger blocks are mapped one by one whatever it is told."""
 
 

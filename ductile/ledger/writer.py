@@ -1,6 +1,7 @@
 """The ledger for async code: one connection writes (`commits`), and many commits share one sync (`disk`).
 
-A caller goes on only after its commit is durable. Reading needs neither: read-only connections see the last commit.
+A caller goes on only after its commit is durable. Reading needs neither: whatever connection it uses sees the last
+commit.
 """
 
 import sqlite3

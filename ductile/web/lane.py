@@ -211,6 +211,8 @@ class Lane:
                     await self._send(route, response, reply)
                 else:
                     await self._send_until(response.until, route, response, reply)
+            if scope.cancelled_caught:  # what was asked for next must not be taken for the answer to this
+                reply.keeps_alive = False
         else:
             await self._send(route, await self.site.answer(route, request), reply)
 

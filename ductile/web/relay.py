@@ -17,7 +17,7 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, KeyReused, first_answer, once
 from ductile.ledger.trees import Budget
-from ductile.model import Following, Note
+from ductile.model import Following, Note, are_few
 from ductile.pipeline.ingress import arrive
 from ductile.relay_wire import KEY_ID, PEER, SIGNATURE, TIMESTAMP, EnvelopeInvalid
 from ductile.web.arrivals import Arrival, EventIdReused, RelayForbidden, TypeNotAllowed, read_arrival, verify
@@ -105,9 +105,9 @@ async def _store(desk: Desk, arrival: Arrival) -> Answer:
     budget = Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs)
     act = partial(start_all, arrival=arrival, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
     failpoint("enqueue.before_begin")
-    answer = await desk.ledger.write(once, arrival.ticket, act, now=arrival.event.at)
+    work = partial(once, ticket=arrival.ticket, act=act, now=arrival.event.at)
+    answer = await desk.ledger.write_work(work, is_quick=are_few(*runs))
     failpoint("enqueue.after_commit")
-    desk.hub.announce_work()
     return answer
 
 

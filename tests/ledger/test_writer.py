@@ -361,7 +361,7 @@ async def test_everything_asked_for_before_the_end_is_written(path: Path) -> Non
 
 
 async def test_large_rows_do_not_let_the_log_grow_without_end(path: Path) -> None:
-    """However few they are: the log never needs more than 64 MiB of the disk, and is taken up again from its start."""
+    """However few they are: a log of more than 32 MiB is taken up again from its start after the next commit or two."""
     large = NewJob(plugin="echo", command="poll", submitted_by="test", payload=json.dumps({"filler": "x" * (6 << 20)}))
     longest = 0
     async with open_ledger(path, synchronous="off") as ledger:

@@ -313,7 +313,7 @@ async def test_a_ledger_that_takes_nothing_has_the_sender_come_back(
     async def full(*_: Any, **__: Any) -> None:
         raise LedgerFull("full")
 
-    monkeypatch.setattr(Ledger, "write", full)
+    monkeypatch.setattr(Ledger, "write_work", full)
     status, answer = await door.send()
     assert (status, answer["error"], answer["code"]) == (503, "failed to enqueue relay event", "relay_unavailable")
 
