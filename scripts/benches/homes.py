@@ -215,8 +215,19 @@ def span(home: Home, after: int, count: int) -> tuple[datetime, datetime]:
         " WHERE seq > ? AND status = 'succeeded'",
         after,
     )
-    assert row["n"] == count, f"{row['n']} of {count} jobs succeeded"
+    if row["n"] != count:
+        raise SystemExit(f"{row['n']} of {count} jobs succeeded; {others(home, after)}")
     return from_text(row["first"]), from_text(row["last"])
+
+
+def others(home: Home, after: int) -> str:
+    """What the ledger says of the attempts that did not succeed, of three of them at most."""
+    rows = home.rows(
+        "SELECT job_id, status, exit_code, signal, last_error, stderr, duration_ms FROM job_log"
+        " WHERE seq > ? AND status <> 'succeeded' LIMIT 3",
+        after,
+    )
+    return "; ".join(str(dict(row)) for row in rows)
 
 
 def attempts(home: Home) -> int:
