@@ -178,7 +178,7 @@ class Running:
         """Nobody waits for the leader any longer: why it ends is decided. `reason` is why it was asked to stop."""
         if self.over_cap:
             self.ending = Ending.OUTPUT_LIMIT
-        elif self._has_exited():  # also in the moment of the deadline: what was finished counts
+        elif self.has_exited():  # also in the moment of the deadline: what was finished counts
             self.ending = Ending.EXITED
         else:
             self.ending = Ending.STOPPED if reason is not None else Ending.TIMED_OUT
@@ -188,12 +188,12 @@ class Running:
 
         Whoever goes through this takes what is ready each time, and waits for it until the given moment at the latest.
         """
-        if not self._has_exited() and not self.over_cap:
+        if not self.has_exited() and not self.over_cap:
             self._signal(signal.SIGTERM, signal.SIGCONT)
             until = self.now() + grace
             while not self.is_over and self.now() < until:
                 yield until
-        if not self._has_exited():
+        if not self.has_exited():
             self._signal(signal.SIGKILL)
             until = self.now() + LOST_SECONDS
             while not self.exited and self.now() < until:
@@ -293,7 +293,8 @@ class Running:
         self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
         self.lost = self.status is None
 
-    def _has_exited(self) -> bool:
+    def has_exited(self) -> bool:
+        """Whether the leader has exited, as the kernel says."""
         if not self.exited:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             self.exited = os.waitid(os.P_PIDFD, self.process.pidfd, options) is not None

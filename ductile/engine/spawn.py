@@ -142,8 +142,9 @@ class _Run(Running):
         """Most plugins are done in a moment, and what they say fits into a pipe: only their exit is waited for."""
         with trio.CancelScope(deadline=moment) as patience:
             stop.wakes(patience)
-            await trio.lowlevel.wait_readable(self.process.pidfd)
-            self.exited = True
+            # The kernel is asked, for what the loop hears may be of another process whose descriptor had this number.
+            while not self.has_exited():
+                await trio.lowlevel.wait_readable(self.process.pidfd)
 
     async def until_ended(self, grace: float) -> None:
         """Cannot be cancelled, and nearly never has to wait."""

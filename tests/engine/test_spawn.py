@@ -117,6 +117,46 @@ async def test_what_is_said_after_a_silent_start_is_read_whole(size: int, make_p
     assert finished.stdout == b"x" * size
 
 
+async def test_the_late_event_of_another_process_does_not_end_a_plugin(
+    make_script: MakeScript, env: Env, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a descriptor is used again at once, but the event loop can still hear of what had it before, for as
+    long as a process that is just being started has a copy of that. The plugin is not taken for dead and killed."""
+    number, open_pidfd = 500, os.pidfd_open
+    os.mkfifo(path := tmp_path / "gate")
+    gate = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def pidfd_with_that_number(pid: int) -> int:
+        descriptor = open_pidfd(pid)
+        os.dup2(descriptor, number, inheritable=False)
+        os.close(descriptor)
+        return number
+
+    earlier = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})  # noqa: ASYNC221
+    pidfd_with_that_number(earlier)
+    with trio.move_on_after(0):
+        await trio.lowlevel.wait_readable(number)
+    copy = os.dup(number)
+    os.close(number)
+    monkeypatch.setattr(os, "pidfd_open", pidfd_with_that_number)
+    monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", PATIENCE)
+    monkeypatch.setattr("ductile.engine.running.QUIET_SECONDS", 0.0)  # otherwise one that is soon done is spared
+
+    async def end_the_earlier() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(earlier, signal.SIGKILL)
+        os.waitid(os.P_PID, earlier, os.WEXITED)  # noqa: ASYNC222 (the loop must not look before it is reaped)
+        await trio.testing.wait_all_tasks_blocked()
+        os.write(gate, b"\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end_the_earlier)
+        finished = await run(make_script(f"read -r _ < {path}; echo '{ANSWER.decode()}'"), env)
+    for descriptor in (copy, gate):
+        os.close(descriptor)
+    assert (finished.exit_code, finished.signal, finished.stdout.strip()) == (0, None, ANSWER)
+
+
 async def test_a_silent_plugin_can_be_stopped_and_outlive_no_deadline(make_plugin: MakePlugin, env: Env) -> None:
     """Waiting for nothing but the exit is still waiting under a deadline, and for whoever asks it to stop."""
     stop, silent = Stop(), make_plugin("checkpoint(); signal.pause()")
