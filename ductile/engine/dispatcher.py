@@ -305,7 +305,9 @@ class Dispatcher:
                 join_rule=join_rule_of(snapshot),
                 gates=self._gates(snapshot),
             )
-            return await self.ledger.write_last(work, is_quick=is_quick)
+            return await self.ledger.write_last(
+                partial(work, carefully=False), is_quick=is_quick, with_care=work if endings else None
+            )
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
             return None

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from ductile.clock import to_text
 from ductile.model import AttemptStatus, Evidence, JobStatus, Settled
 
+# OR FAIL: one row that is refused leaves nothing behind to undo, so that SQLite need not prepare for it.
 LOG_ATTEMPT = """
-    INSERT INTO job_log (
+    INSERT OR FAIL INTO job_log (
         id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,

@@ -113,13 +113,14 @@ def record_and_claim(
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
     apart: Mapping[str, int] | None = None,
+    carefully: bool = True,
 ) -> tuple[list[Recorded | Stale], Claimed]:
     """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
 
     The joins that came to their end stand behind the endings. Lanes in `apart` need no worker: their slots are their
     only limit.
     """
-    recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget)
+    recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget, carefully=carefully)
     settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
     claimed = claim(
         db,

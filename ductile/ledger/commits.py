@@ -1,8 +1,9 @@
 """The one writing connection: whatever waits for it shares one commit.
 
 A few rows are written on the event loop, where no other thread disputes the interpreter; much is left to a thread.
-Requests that share a commit have a savepoint each, so one that fails does so alone. A failed write breaks the ledger
-for good: nobody may believe anything written after it. `writer` asks; when a commit is durable is for `disk`.
+Requests that share a commit fail alone: if one does, all are undone and done again with a savepoint each. A failed
+write breaks the ledger for good: nobody may believe anything written after it. `writer` asks; when a commit is durable
+is for `disk`.
 """
 
 import os
@@ -37,10 +38,13 @@ class Request:
     """Something to be written, and what came of it."""
 
     work: Callable[[sqlite3.Connection], Any]
+    """Depends on nothing but the ledger, for it may be undone and done again."""
     is_quick: bool
     """Whether it may be done on the event loop."""
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
+    with_care: Callable[[sqlite3.Connection], Any] | None = None
+    """What is done instead once `work` has failed, if there is a way to fail less."""
     result: outcome.Outcome[Any] | None = None
     is_shared: bool = False
     """Whether others were in its commit."""
@@ -209,11 +213,25 @@ class Writer:
         try:
             if not self._begin(patience):
                 return None
-            return [self._savepoint(request) for request in batch] if len(batch) > 1 else [self._result(batch[0])]
+            results = self._do_all(batch)
+            if results is not None:
+                return results
+            self.db.execute("ROLLBACK")
+            return [self._savepoint(request) for request in batch] if self._begin(patience) else None
         except sqlite3.Error as error:
             return self._nobody(batch, error)
         except Exception as error:
             return self._give_up(batch, error)
+
+    def _do_all(self, batch: _Batch) -> _Results | None:
+        """What each request came to, without a savepoint, which would keep a copy of every page; None if one failed
+        that others may not suffer from, or that can be done with more care."""
+        results: _Results = []
+        for request in batch:
+            results.append(self._result(request.work))
+            if isinstance(results[-1], outcome.Error) and (len(batch) > 1 or request.with_care is not None):
+                return None
+        return results
 
     def _begin(self, patience: float) -> bool:
         if patience:
@@ -270,15 +288,15 @@ class Writer:
     def _savepoint(self, request: Request) -> outcome.Outcome[Any]:
         """One request's result; or its error, and nothing that it has written."""
         self.db.execute("SAVEPOINT request")
-        result = self._result(request)
+        result = self._result(request.with_care or request.work)
         if isinstance(result, outcome.Error):
             self.db.execute("ROLLBACK TO request")
         self.db.execute("RELEASE request")
         return result
 
-    def _result(self, request: Request) -> outcome.Outcome[Any]:
-        """What the request came to; an error that takes the whole transaction with it is raised instead."""
-        got: outcome.Outcome[Any] = outcome.capture(request.work, self.db)
+    def _result(self, work: Callable[[sqlite3.Connection], Any]) -> outcome.Outcome[Any]:
+        """What the work came to; an error that takes the whole transaction with it is raised instead."""
+        got: outcome.Outcome[Any] = outcome.capture(work, self.db)
         if not isinstance(got, outcome.Error) or not isinstance(got.error, sqlite3.Error):
             return got
         if not self.db.in_transaction or breaks_the_ledger(got.error):

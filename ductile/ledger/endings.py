@@ -24,13 +24,24 @@ RecordOne = Callable[[Ending], Recorded | Stale]
 
 
 def record_all(
-    db: sqlite3.Connection, endings: Sequence[Ending], *, now: datetime, default_ttl: timedelta, budget: Budget
+    db: sqlite3.Connection,
+    endings: Sequence[Ending],
+    *,
+    now: datetime,
+    default_ttl: timedelta,
+    budget: Budget,
+    carefully: bool = True,
 ) -> list[Recorded | Stale]:
-    """Every attempt is over, in the order of `endings`; those that cannot be recorded as they are say why."""
+    """Every attempt is over, in the order of `endings`; those that cannot be recorded as they are say why.
+
+    Without care the first of those raises, and what was written before it is for the caller to undo.
+    """
 
     def record_one(ending: Ending) -> Recorded | Stale:
         return record(db, ending, now=now, default_ttl=default_ttl, budget=budget)
 
+    if not carefully:
+        return [record_one(ending) for ending in endings]
     if not endings:
         return []
     recorded = written_or_fault(db, lambda: [record_one(ending) for ending in endings])

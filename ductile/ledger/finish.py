@@ -40,9 +40,10 @@ class Row:
         return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
 
 
-# A root counts itself out in the same step: it is the only job of most trees.
+# A root counts itself out in the same step: it is the only job of most trees. OR FAIL: one row that is refused leaves
+# nothing behind to undo, and without it SQLite would keep a copy of every page it changes.
 END = f"""
-    UPDATE job_queue
+    UPDATE OR FAIL job_queue
        SET status = :status, completed_at = :now, last_error = :error, next_retry_at = NULL, lane = NULL,
            waits_for_key = 0, waits_for = 0, claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL,
            boot_id = NULL, blocked_reason = NULL, open_jobs = open_jobs - 1,

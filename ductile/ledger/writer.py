@@ -52,7 +52,8 @@ class Ledger:
     async def write(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """What `function(db, …)` returned inside a transaction that is now durable.
+        """What `function(db, …)` returned inside a transaction that is now durable; it may have been undone and called
+        again before, if another one of the same transaction failed.
 
         Cancelled before it is queued, it never starts; after that it is awaited to its end, so that "cancelled" always
         means "not written".
@@ -76,10 +77,20 @@ class Ledger:
         """What was left for a turn of the worker is written without one."""
         self._writer.go_on()
 
-    async def write_last(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool = False) -> T:
+    async def write_last(
+        self,
+        function: Callable[[sqlite3.Connection], T],
+        *,
+        is_quick: bool = False,
+        with_care: Callable[[sqlite3.Connection], T] | None = None,
+    ) -> T:
         """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
-        even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop."""
-        asked_at, request = time.monotonic(), Request(function, is_quick=is_quick, is_last=True)
+        even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop.
+
+        If `function` fails, nothing of it is written and `with_care` is done instead.
+        """
+        asked_at = time.monotonic()
+        request = Request(function, is_quick=is_quick, is_last=True, with_care=with_care)
         result = await self._ask(request)
         self.last_was_shared = request.is_shared
         self.waited.observe(time.monotonic() - asked_at)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ async def test_a_look_sees_what_was_written_last_wherever_the_connection_is(path
 
 
 async def test_one_bad_request_fails_alone(path: Path) -> None:
-    """Every request has its own savepoint; 250 of 500 fail and 250 are written."""
+    """What the others of its commit wrote is undone with it and done again: 250 of 500 fail and 250 are written."""
 
     def fails(db: sqlite3.Connection) -> None:
         enqueue(db, JOB, now=NOW)
@@ -184,6 +185,54 @@ async def test_one_bad_request_fails_alone(path: Path) -> None:
                 nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
         assert ledger.read(count) == 250
     assert len(failures) == 250
+
+
+async def test_what_fails_is_done_again_with_care(path: Path) -> None:
+    """Of the careless way nothing is left, whether others were in its commit or not."""
+
+    def fails(db: sqlite3.Connection) -> str:
+        enqueue(db, JOB, now=NOW)
+        raise RuntimeError("careless")
+
+    def succeeds(db: sqlite3.Connection) -> str:
+        enqueue(db, JOB, now=NOW)
+        return "with care"
+
+    async with open_ledger(path) as ledger:
+        assert await ledger.write_last(fails, with_care=succeeds) == "with care"
+        assert ledger.read(count) == 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
+            nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
+            assert await ledger.write_last(fails, with_care=succeeds) == "with care"
+        assert ledger.read(count) == 4
+
+
+async def test_who_fails_with_care_as_well_fails_alone(path: Path) -> None:
+    """It hears of its last failure, and nothing of it is written."""
+
+    def fails(db: sqlite3.Connection, how: str) -> None:
+        enqueue(db, JOB, now=NOW)
+        raise RuntimeError(how)
+
+    async with open_ledger(path) as ledger:
+        with pytest.raises(RuntimeError, match="with care"):
+            await ledger.write_last(partial(fails, how="careless"), with_care=partial(fails, how="with care"))
+        await ledger.write(enqueue, JOB, now=NOW)
+        assert ledger.read(count) == 1
+
+
+async def test_while_all_goes_well_no_page_is_copied_for_an_undo(path: Path) -> None:
+    """A savepoint costs a copy of every page that is changed; requests of one commit do without until one fails."""
+    asked: list[str] = []
+    async with open_ledger(path) as ledger:
+        await ledger.write(lambda db: db.set_trace_callback(asked.append))
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
+        await ledger.write(lambda db: db.set_trace_callback(None))
+    assert sum("INSERT INTO job_queue" in statement for statement in asked) == 5
+    assert not [statement for statement in asked if "SAVEPOINT" in statement]
 
 
 async def test_a_constraint_is_a_ledger_error_for_its_caller_only(path: Path) -> None:
