@@ -10,16 +10,9 @@ import signal
 from collections.abc import Mapping
 from functools import lru_cache
 
-# Python ignores the first two, a shell's `nohup` or `&` the rest: an ignored signal would be inherited.
-_RESET_SIGNALS = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-)
+# An ignored signal would be inherited: Python ignores SIGPIPE and SIGXFSZ, a shell's `nohup` or `&` others. All of them
+# are named, because the C library asks the kernel about each one that is not.
+_RESET_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 # <spawn.h> of Linux. The structures are opaque; these sizes are above those of every C library there.
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _ATTRIBUTES_BYTES, _FILE_ACTIONS_BYTES, _SIGNAL_SET_BYTES = 512, 128, 128

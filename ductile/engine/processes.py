@@ -245,6 +245,15 @@ async def _kill_and_wait(process: ProcessId) -> None:
 # --- children that are not ours by birth ------------------------------------------------------------------------------
 
 
+def has_no_children() -> bool:
+    """Whether this process has no child at all, neither born nor adopted, neither dead nor alive."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 def adopted_children(known: Collection[int]) -> list[Glance]:
     """Our children except the `known` ones and those of our own session: what plugins left to us, dead or alive."""
     unknown = [pid for pid in _children() if pid not in known]

@@ -14,6 +14,7 @@ from ductile.engine.processes import (
     Glance,
     adopted_children,
     glance,
+    has_no_children,
     is_subreaper,
     job_marker,
     kill_children,
@@ -68,7 +69,9 @@ class House:
     @property
     def may_have_strays(self) -> bool:
         """Cheap, and nearly always False."""
-        return self.adopts and bool(self._adopted())
+        if not self.adopts or (not self.leaders and has_no_children()):
+            return False
+        return bool(self._adopted())
 
     async def sweep(self, instance: str | None) -> int:
         """Every adopted process that belongs to no running leader is dead and reaped; returns how many were killed."""
