@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import yaml
-
 from ductile.errors import Mark, Unreadable
+from ductile.patterns import compiled_late
 from ductile.units import shown
+
+with compiled_late("yaml"):
+    import yaml
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
