@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+_PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 """In an address; whoever complains about the address does not repeat it."""
 
 
 def _without_password(text: str) -> str:
-    return _PASSWORD.sub(r"\1***@", text)
+    return re.sub(_PASSWORD, r"\1***@", text)
 
 
 class Mark(NamedTuple):

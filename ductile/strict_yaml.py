@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import yaml
-
 from ductile.errors import Mark, Unreadable
+from ductile.patterns import compiled_late
 from ductile.units import shown
+
+with compiled_late("yaml"):
+    import yaml
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -92,7 +94,7 @@ _CONTROLS, _SIGNS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f", "\u2028\u2029\ufffe\u
 _CONTROL = re.compile(f"[{_CONTROLS}]")
 _FORBIDDEN = f"[{_CONTROLS}{_SIGNS}\ud800-\udfff]"
 # libyaml compares every %TAG with all before it, and is through with them before it reports anything.
-_DIRECTIVE = re.compile("^%(?:YAML|TAG)[ \t]", re.MULTILINE)
+_DIRECTIVE = "^%(?:YAML|TAG)[ \t]"
 
 
 def _readable_text(content: bytes, source: str) -> str:
@@ -111,7 +113,7 @@ def _readable_text(content: bytes, source: str) -> str:
         code = f"\\u{ord(found[0]):04x}"
         reason = f'the raw character {code} is not allowed; in double quotes it can be written as "{code}"'
         raise Unreadable(reason, _mark_after(text[: found.start()], source))
-    if found := _DIRECTIVE.search(text.replace("\r", "\n")):
+    if "%" in text and (found := re.search(_DIRECTIVE, text.replace("\r", "\n"), re.MULTILINE)):
         from ductile.yaml_complaints import NO_DIRECTIVES
 
         raise Unreadable(NO_DIRECTIVES, _mark_after(text[: found.start()], source))

@@ -17,7 +17,7 @@ _NANOSECONDS = {
 }
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(ns|us|µs|μs|ms|s|m|h|d|w)", re.ASCII)
 _BYTES = {"": 1, "B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": 1 << 20, "MIB": 1 << 20, "GB": 1 << 30, "GIB": 1 << 30}
-_SIZE = re.compile(r"([0-9]{1,18})\s*([A-Za-z]*)", re.ASCII)
+_SIZE = r"([0-9]{1,18})\s*([A-Za-z]*)"
 LONGEST = timedelta(days=36500)
 LONGEST_TEXT = 100
 LARGEST = 1 << 50
@@ -64,7 +64,7 @@ def format_duration(value: timedelta) -> str:
 
 def parse_size(text: str) -> int:
     """`1MB` as a number of bytes (units are powers of 1024). Raises ValueError with what is allowed."""
-    match = _SIZE.fullmatch(text.strip()) if len(text) <= LONGEST_TEXT else None
+    match = re.fullmatch(_SIZE, text.strip(), re.ASCII) if len(text) <= LONGEST_TEXT else None
     factor = _BYTES.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{shown(text)} is not {SIZE_HELP}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from inspect import get_annotations
 from operator import attrgetter
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ NOTHING: Any = type("Nothing", (), {"__slots__": (), "__repr__": lambda _: "NOTH
 """Instead of a default: there is none."""
 FEW = 12
 """Values that are cheaper to fill than a constructor is to compile."""
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Field:
@@ -43,7 +46,7 @@ class Field:
         kw_only: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        if {repr, eq} - {True, False}:
+        if repr not in (True, False) or eq not in (True, False):
             raise TypeError("a field is shown and compared as it is, or not at all")
         if factory is not None and default is not NOTHING:
             raise TypeError("a field has a default or makes one, not both")
@@ -51,7 +54,7 @@ class Field:
         self.type: Any = None
         self.default, self.factory = default, factory
         self.init, self.repr, self.eq, self.kw_only = init, repr, eq, kw_only
-        self.metadata = metadata or {}
+        self.metadata = _NONE if metadata is None else metadata
 
 
 if not TYPE_CHECKING:
@@ -127,7 +130,7 @@ def _own_fields(cls: type, *, kw_only: bool) -> Iterator[Field]:
         if kind is ClassVar or getattr(kind, "__origin__", None) is ClassVar:
             continue
         default = cls.__dict__.get(name, NOTHING)
-        if type(default).__module__.partition(".")[0] == "attr":
+        if default is not NOTHING and type(default).__module__.partition(".")[0] == "attr":
             raise TypeError(f"{cls.__qualname__}.{name}: what attrs describes, attrs makes; use ductile.values.field")
         each = default if isinstance(default, Field) else Field(default=default)
         each.name, each.alias, each.type = name, name.lstrip("_"), kind
@@ -139,17 +142,21 @@ def _require_plain(cls: type) -> None:
     """What attrs would do and is not done here is refused, so that nobody relies on it."""
     if issubclass(cls, BaseException):
         raise TypeError(f"{cls.__qualname__}: an exception is no value; use attrs.frozen")
-    if any("__attrs_attrs__" in base.__dict__ and "__fields__" not in base.__dict__ for base in cls.__mro__):
-        raise TypeError(f"{cls.__qualname__}: what extends a class of attrs is one; use attrs.frozen")
+    for base in cls.__mro__:
+        if "__attrs_attrs__" in base.__dict__ and "__fields__" not in base.__dict__:
+            raise TypeError(f"{cls.__qualname__}: what extends a class of attrs is one; use attrs.frozen")
     for name, what in cls.__dict__.items():
-        if name == "__attrs_post_init__" or any("__class__" in each.__code__.co_freevars for each in _functions(what)):
+        if name == "__attrs_post_init__" or (isinstance(what, _METHODS) and _knows_its_class(what)):
             raise TypeError(f"{cls.__qualname__}: a value has no super() and no __attrs_post_init__; use attrs.frozen")
 
 
-def _functions(what: Any) -> Iterator[FunctionType]:
-    """The functions behind a method, whatever kind of method it is."""
-    inner = (what, *(getattr(what, name, None) for name in ("fget", "fset", "__func__")))
-    return (each for each in inner if type(each) is FunctionType)
+_METHODS = (FunctionType, property, classmethod, staticmethod)
+
+
+def _knows_its_class(method: Any) -> bool:
+    """Whether a function behind the method, whatever kind of method it is, names the class it was written in."""
+    inner = (method, *(getattr(method, name, None) for name in ("fget", "fset", "__func__")))
+    return any("__class__" in each.__code__.co_freevars for each in inner if type(each) is FunctionType)
 
 
 def _require_order(cls: type, every: Iterable[Field]) -> None:

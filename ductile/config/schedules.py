@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from zoneinfo import ZoneInfo
 
-from attrs import asdict
 from blake3 import blake3
 
 from ductile import strict_json
@@ -19,6 +18,7 @@ from ductile.calendar.hours import Window
 from ductile.clock import to_text
 from ductile.config.sections import Schedule
 from ductile.units import format_duration
+from ductile.values import fields
 
 
 class HostZone(tzinfo):
@@ -69,7 +69,11 @@ def definition_hash(schedule: Schedule) -> str:
         case After(delay):
             slots = ["after", format_duration(delay)]
         case Line() as line:
-            slots = ["cron", asdict(line, recurse=False), schedule.timezone or HOST_ZONE.tzname(None)]
+            slots = [
+                "cron",
+                {each.name: getattr(line, each.name) for each in fields(Line)},
+                schedule.timezone or HOST_ZONE.tzname(None),
+            ]
     return blake3(strict_json.dumps([schedule.command, *slots]).encode()).hexdigest()
 
 

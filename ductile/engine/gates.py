@@ -30,13 +30,14 @@ from ductile.ledger.record import Recorded
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Held, NewJob
-from ductile.values import frozen
+from ductile.values import changed, frozen
 
 RECHECK_AFTER_CANCEL = timedelta(seconds=1)
 RECHECK_HEALTH = timedelta(minutes=1)
 HOLDING = frozenset({Reason.PLUGIN_UNHEALTHY, Reason.CIRCUIT_OPEN, Reason.ALREADY_RUNNING})
 """What holds a slot here. One that was held runs when the gate opens, however late: nobody missed it."""
 CANCELLED = "another run of its schedule is due"
+WITHOUT_ENTRY = "every schedule that is looked at has its entry"
 
 Key = tuple[str, str]
 Hold = tuple[Reason, datetime]
@@ -69,9 +70,11 @@ class Planned:
 
 @frozen(eq=False)
 class Decision:
-    """What one look said about a schedule; `hold` is what the look before it found waiting, if this process saw it."""
+    """What one look said about a schedule as its entry was then; `hold` is what the look before it found waiting, if
+    this process saw it."""
 
     planned: Planned
+    entry: Entry
     look: Look
     hold: Hold | None = None
 
@@ -121,11 +124,14 @@ def _only_looks_ahead(decision: Decision) -> bool:
 
 def _look_ahead(db: Connection, decisions: list[Decision], now: Now) -> list[Applied]:
     """What `_applied` does for these, without asking first what is not to be decided."""
-    applied = []
-    for decision in decisions:
-        entry = schedules.set_next(db, *decision.planned.key, decision.look.next_at, now=now.at)
-        applied.append(Applied(entry=_there(entry), next_at=decision.look.next_at))
-    return applied
+    next_runs = [(*decision.planned.key, decision.look.next_at) for decision in decisions]
+    written = schedules.set_all_next(db, next_runs, now=now.at)
+    assert written == len(decisions), WITHOUT_ENTRY
+    # Not read again: whatever else is in an entry was no part of the look, and who changes it by hand announces that.
+    return [
+        Applied(entry=changed(decision.entry, next_run_at=decision.look.next_at), next_at=decision.look.next_at)
+        for decision in decisions
+    ]
 
 
 def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
@@ -314,9 +320,6 @@ def _tell_set_back(db: Connection, decision: Decision, now: Now) -> None:
 
 
 def _fresh(db: Connection, planned: Planned) -> Entry:
-    return _there(schedules.get(db, *planned.key))
-
-
-def _there(entry: Entry | None) -> Entry:
-    assert entry is not None, "every schedule that is looked at has its entry"
+    entry = schedules.get(db, *planned.key)
+    assert entry is not None, WITHOUT_ENTRY
     return entry

@@ -25,7 +25,10 @@ async def keep_house(ledger: Ledger, snapshot: Callable[[], Snapshot], log: Log,
             await settle_stranded(ledger, snapshot(), log, now=clock.now())
             policy = retention_policy(service)
             reach = past.reach(ledger, policy, clock)
-            while (await ledger.write(retention.prune, policy, now=past.now(clock), reach=reach)).total:
+            # Nearly always nothing is old: an idle service wakes neither the disk nor its own threads.
+            while ledger.look_up(retention.anything_old, policy, now=past.now(clock)):
+                if not (await ledger.write(retention.prune, policy, now=past.now(clock), reach=reach)).total:
+                    break
                 await trio.lowlevel.checkpoint()
         except DuctileError as error:
             log.warn("housekeeping", f"not everything is tidy: {error}")

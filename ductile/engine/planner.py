@@ -166,7 +166,7 @@ class Planner(Generic[LedgerT, HubT]):
             return None  # resuming it announces itself
         found = look(planned.definition_after(entry.held_reason), self.history(key, now), now)
         if found.due or found.held or found.decided_to or found.next_at != entry.next_run_at:
-            return Decision(planned, found, self.holds.get(key))
+            return Decision(planned, entry, found, self.holds.get(key))
         self._look_again(key, found.next_at)
         return None
 

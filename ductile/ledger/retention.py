@@ -67,6 +67,43 @@ def positions(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute(POSITIONS).fetchall())
 
 
+# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that.
+OLD_SNAPSHOTS = """
+    SELECT id FROM config_snapshots AS snapshot
+     WHERE (SELECT MIN(later.loaded_at) FROM config_snapshots AS later
+             WHERE later.loaded_at > snapshot.loaded_at)
+           < MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :now),
+                 COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :now))
+"""
+# What else may keep a row is left for `prune` to find out, so that this costs the same however many rows there are.
+ANYTHING_OLD = f"""
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE tree_completed_at < :job_queue)
+        OR EXISTS (SELECT 1 FROM job_log WHERE completed_at < :job_log)
+        OR EXISTS (SELECT 1 FROM (SELECT at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :journal)
+        OR EXISTS (SELECT 1 FROM event_context WHERE created_at < :contexts)
+        OR EXISTS (SELECT 1 FROM (SELECT created_at FROM plugin_facts ORDER BY id LIMIT :limit)
+                    WHERE created_at < :facts)
+        OR EXISTS ({OLD_SNAPSHOTS})
+        OR EXISTS (SELECT 1 FROM receipts WHERE expires_at < :now)
+        OR EXISTS (SELECT 1 FROM dedupe_receipts WHERE expires_at < :now)
+        OR EXISTS (SELECT 1 FROM circuit_breaker_transitions WHERE created_at < :breaker_transitions)
+"""
+
+
+def anything_old(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500) -> bool:
+    """Whether `prune` might find something; if not, there is no need to write."""
+    moments = {
+        "job_queue": _before(now, policy.job_queue),
+        "job_log": _before(now, policy.job_log),
+        "journal": _before(now, policy.journal),
+        "contexts": _before(now, _longer(policy.job_queue, policy.job_log)),
+        "facts": _before(now, policy.facts),
+        "breaker_transitions": _before(now, policy.breaker_transitions),
+        "now": to_text(now),
+    }
+    return bool(db.execute(ANYTHING_OLD, {**moments, "limit": limit}).fetchone()[0])
+
+
 def prune(
     db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500, reach: Reach = EVERYTHING
 ) -> Pruned:
@@ -79,7 +116,7 @@ def prune(
         journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit, reach.journal),
         contexts=_run(db, PRUNE_CONTEXTS, _before(now, _longer(policy.job_queue, policy.job_log)), limit),
         facts=_run(db, PRUNE_FACTS, _before(now, policy.facts), limit, reach.facts),
-        snapshots=_run(db, PRUNE_SNAPSHOTS, to_text(now), limit),
+        snapshots=db.execute(PRUNE_SNAPSHOTS, {"now": to_text(now), "limit": limit}).rowcount,
         receipts=_run(db, PRUNE_RECEIPTS, to_text(now), limit) + _run(db, PRUNE_WINDOWS, to_text(now), limit),
         breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _before(now, policy.breaker_transitions), limit),
     )
@@ -161,16 +198,7 @@ PRUNE_FACTS = """
         SELECT id FROM (SELECT id, created_at FROM plugin_facts ORDER BY id LIMIT :limit)
          WHERE created_at < :before AND id <= :last)
 """
-# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that.
-PRUNE_SNAPSHOTS = """
-    DELETE FROM config_snapshots WHERE id IN (
-        SELECT id FROM config_snapshots AS snapshot
-         WHERE (SELECT MIN(later.loaded_at) FROM config_snapshots AS later
-                 WHERE later.loaded_at > snapshot.loaded_at)
-               < MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :before),
-                     COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :before))
-         ORDER BY loaded_at LIMIT :limit)
-"""
+PRUNE_SNAPSHOTS = f"DELETE FROM config_snapshots WHERE id IN ({OLD_SNAPSHOTS} ORDER BY loaded_at LIMIT :limit)"
 PRUNE_RECEIPTS = """
     DELETE FROM receipts WHERE (scope, key) IN (
         SELECT scope, key FROM receipts WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)

@@ -171,19 +171,23 @@ def hold(
         journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)
 
 
-SET_NEXT = f"""
-    UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?
-    RETURNING {_COLUMNS}
-"""
+SET_NEXT = "UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?"
 
 
 def set_next(
     db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
-) -> Entry | None:
-    """The entry as it is now: it will next be looked at then. None if there is no such entry."""
-    values = (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id)
-    rows = db.execute(SET_NEXT, values).fetchall()
-    return _entry(rows[0]) if rows else None
+) -> None:
+    """The entry, if it exists, will next be looked at then."""
+    set_all_next(db, [(plugin, schedule_id, next_run_at)], now=now)
+
+
+def set_all_next(
+    db: sqlite3.Connection, next_runs: Iterable[tuple[str, str, datetime | None]], *, now: datetime
+) -> int:
+    """`set_next` for many: plugin, schedule and when. How many of them have an entry."""
+    at = to_text(now)
+    values = ((to_text(next_at) if next_at else None, at, *key) for *key, next_at in next_runs)
+    return db.executemany(SET_NEXT, values).rowcount
 
 
 SET_STATUS = """

@@ -17,7 +17,7 @@ from ductile.values import frozen
 MOST_BYTES = 1 << 20
 CONTROL = "ductile"
 """The core's own place in every context; nobody claims into it."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
 _BULK_KEYS = ("from", "namespace")
 
 
@@ -184,7 +184,7 @@ def _target(text: Any) -> tuple[str, ...]:
     if not isinstance(text, str):
         raise _refused(f"expected a durable path such as web.url, got {kind_of(text)}")
     names = tuple(text.split("."))
-    if not all(map(_NAME.fullmatch, names)):
+    if not all(re.fullmatch(_NAME, name) for name in names):
         rule = "names of letters, digits and _, joined by dots, none beginning with a digit"
         raise _refused(f"{shown(text)} is not a durable path: it must be {rule}")
     if names[0] == CONTROL:

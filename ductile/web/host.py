@@ -4,8 +4,9 @@ Importing Quart and Hypercorn takes longer than starting everything else, and th
 runs in a thread; requests that need it wait, everybody else goes on.
 """
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -18,6 +19,9 @@ from ductile.web.wire import Reply, Wire
 
 if TYPE_CHECKING:
     from ductile.web.app import QuartHost
+
+USUAL_TURN_SECONDS, SHORT_TURN_SECONDS = sys.getswitchinterval(), 0.0002
+"""How long a thread keeps the interpreter to itself while another one wants it."""
 
 
 @define(eq=False)
@@ -33,7 +37,7 @@ class LateHost:
         """The host; the first call makes it."""
         async with self._turn:
             if self._made is None:
-                module = await trio.to_thread.run_sync(import_module, "ductile.web.app", abandon_on_cancel=True)
+                module = await trio.to_thread.run_sync(_import_app, abandon_on_cancel=True)
                 self._made = module.QuartHost(self.site, self.limits)
             return self._made
 
@@ -46,3 +50,13 @@ class LateHost:
     async def stop(self) -> None:
         if self._made is not None:
             await self._made.stop()
+
+
+def _import_app() -> Any:
+    """The import computes for a third of a second, and every schedule and job that is due meanwhile asks several times
+    for its turn: with turns of the usual length each would be late by tens of milliseconds."""
+    sys.setswitchinterval(SHORT_TURN_SECONDS)
+    try:
+        return import_module("ductile.web.app")
+    finally:
+        sys.setswitchinterval(USUAL_TURN_SECONDS)

@@ -89,6 +89,21 @@ def test_the_hash_changes_when_the_slots_or_the_command_do(home: Home, one: str,
     assert len(first) == 64
 
 
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("every: 5m", "4c6c5e071b91aa7a6138ad1febd5676bd011f3d0a677137a2c006d63b1e6d5ff"),
+        (
+            "cron: '*/5 8-17 * * mon-fri', timezone: Europe/Berlin",
+            "4d53042437ff43ac3d25c454b83e79215d67ddd776570ff37cc861561a14837b",
+        ),
+    ],
+)
+def test_the_hash_is_the_one_that_ledgers_have(home: Home, line: str, known: str) -> None:
+    """A new version that hashed differently would start every schedule anew."""
+    assert definition_hash(written(home, line)) == known
+
+
 ASK = """
 import json, sys
 from datetime import UTC, datetime

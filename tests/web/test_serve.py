@@ -5,6 +5,8 @@ import importlib.abc
 import random
 import sys
 import threading
+import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -294,6 +296,26 @@ async def test_the_framework_is_loaded_when_there_is_nothing_better_to_do(
     await start_server()
     await made.wait()
     assert looks == 4
+
+
+@pytest.mark.parametrize("is_sound", [True, False], ids=["loaded", "not loaded"])
+async def test_the_import_of_the_framework_gives_way_to_whoever_has_something_to_do(
+    monkeypatch: pytest.MonkeyPatch, is_sound: bool
+) -> None:
+    """It takes short turns of the interpreter, and everybody has the usual ones afterwards, whatever came of it."""
+    usual, turns = sys.getswitchinterval(), []
+
+    def load(name: str) -> types.SimpleNamespace:
+        turns.append(sys.getswitchinterval())
+        if not is_sound:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return types.SimpleNamespace(QuartHost=lambda *_: name)
+
+    monkeypatch.setattr("ductile.web.host.import_module", load)
+    with nullcontext() if is_sound else pytest.raises(OSError, match="Too many"):
+        await LateHost(None, None).ready()  # type: ignore[arg-type]
+    assert len(turns) == 1
+    assert turns[0] <= 0.001 < usual == sys.getswitchinterval()
 
 
 async def test_a_framework_that_cannot_be_loaded_now_does_not_end_the_server(

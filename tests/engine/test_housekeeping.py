@@ -1,0 +1,58 @@
+"""What is done from time to time, and what it costs when there is nothing to do."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ductile.engine.housekeeping import keep_house
+from ductile.engine.past import Past
+from ductile.ledger.journal import newest_moment
+from ductile.ledger.writer import Ledger
+from tests.engine.stage import DAY, Counted, Stage, open_stage
+
+TICK_SECONDS = 60
+
+
+async def start(one: Stage, nursery: trio.Nursery) -> Counted:
+    """Housekeeping goes on behind a ledger that counts its writes."""
+    counted = Counted(one.ledger)
+    past, asked = Past.of(one.ledger, one.clock), cast("Any", counted)
+    nursery.start_soon(keep_house, asked, lambda: one.snapshot, one.log, one.clock, past)
+    await wait_all_tasks_blocked()
+    return counted
+
+
+async def tick(ledger: Ledger, mock_clock: MockClock) -> None:
+    """One round is over: what it has asked for is written, and this after it."""
+    mock_clock.jump(TICK_SECONDS)
+    await wait_all_tasks_blocked()
+    await ledger.write(newest_moment)
+    await wait_all_tasks_blocked()
+
+
+async def test_a_tidy_ledger_is_only_looked_at(tmp_path: Path, mock_clock: MockClock, nursery: trio.Nursery) -> None:
+    """An idle service wakes neither its threads nor the disk."""
+    async with open_stage(tmp_path, "  echo: {schedules: [{every: 5m}]}") as one:
+        await one.turn()
+        await one.work()
+        counted = await start(one, nursery)
+        for _ in range(3):
+            await tick(one.ledger, mock_clock)
+        assert (counted.writes, len(one.jobs())) == (0, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_old_goes_with_the_next_round(
+    tmp_path: Path, mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """A write for it, and none to find out that nothing is left."""
+    async with open_stage(tmp_path, "  echo: {schedules: [{every: 5m}]}") as one:
+        await one.turn()
+        await one.work()
+        counted = await start(one, nursery)
+        one.clock.pass_to(one.clock.now() + 2 * DAY)
+        await tick(one.ledger, mock_clock)
+        assert (counted.writes, one.jobs()) == (1, [])
+        nursery.cancel_scope.cancel()
