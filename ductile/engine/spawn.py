@@ -19,7 +19,7 @@ from ductile.values import define
 
 BRIEF_SECONDS, SILENT_SECONDS = 0.005, 0.05
 """How long a process may run before what it says is read; longer if it has said nothing by then, as most have whose
-interpreter is still loading."""
+interpreter is still loading. Whose last run was like that is not looked at so soon: it would only lose its core."""
 
 __all__ = ["Caps", "Ending", "Finished", "Limits", "SpawnFailed", "Stop", "Tail", "run_plugin"]
 
@@ -73,7 +73,7 @@ async def run_plugin(
     try:
         if on_started is not None:
             on_started(launched.pid)
-        await run.until_over(trio.current_time() + timeout, stop)
+        await run.until_over(trio.current_time() + timeout, stop, argv[0], home.slow_starters)
     finally:
         try:
             await run.until_ended(grace)
@@ -120,14 +120,10 @@ def _launch_here(home: House, start: Callable[..., Launched | SpawnFailed]) -> L
 class _Run(Running):
     """A process that a single task of the event loop watches."""
 
-    async def until_over(self, deadline: float, stop: Stop) -> None:
+    async def until_over(self, deadline: float, stop: Stop, entrypoint: str, slow_starters: set[str]) -> None:
         """Returns when the leader has exited, said too much, reached its deadline, or was asked to stop."""
         if not self.feeding:
-            began = trio.current_time()
-            await self._until_exit(min(deadline, began + BRIEF_SECONDS), stop)
-            if not self.exited and stop.reason is None and self.is_silent():
-                self.make_room()
-                await self._until_exit(min(deadline, began + SILENT_SECONDS), stop)
+            await self._leave_alone(deadline, stop, entrypoint, slow_starters)
         if self.exited:
             self.read_what_is_there()
         else:
@@ -137,6 +133,20 @@ class _Run(Running):
                 while not self.is_over:
                     await self._step()
         self.settle(stop.reason)
+
+    async def _leave_alone(self, deadline: float, stop: Stop, entrypoint: str, slow_starters: set[str]) -> None:
+        """The leader has exited, was asked to stop, or has had its time to start; how it started is remembered."""
+        began = trio.current_time()
+        if entrypoint not in slow_starters:
+            await self._until_exit(min(deadline, began + BRIEF_SECONDS), stop)
+            if self.exited or stop.reason is not None or not self.is_silent():
+                return
+            slow_starters.add(entrypoint)
+        self.make_room()
+        await self._until_exit(min(deadline, began + SILENT_SECONDS), stop)
+        is_quick = self.exited and trio.current_time() - began < BRIEF_SECONDS
+        if is_quick or not (self.exited or self.is_silent()):
+            slow_starters.discard(entrypoint)
 
     async def _until_exit(self, moment: float, stop: Stop) -> None:
         """Most plugins are done in a moment, and what they say fits into a pipe: only their exit is waited for."""

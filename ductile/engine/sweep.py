@@ -1,4 +1,5 @@
-"""What the runs of one event loop share: the turn to spawn, the leaders alive, and the sweep of what they left.
+"""What the runs of one event loop share: the turn to spawn, the leaders alive, how programs start, and the sweep of
+what they left.
 
 The service adopts every orphaned descendant of its plugins; here is decided which of them may still live. Knows
 nothing of pipes and outcomes. `spawn` is the only caller.
@@ -43,6 +44,8 @@ class House:
     busy_until: float = 0.0
     broom: trio.Lock = field(factory=trio.Lock)
     leaders: dict[int, str | None] = field(factory=dict)
+    # Entrypoints that had said nothing yet when they were first looked at.
+    slow_starters: set[str] = field(factory=set)
     # Strays that outlived SIGKILL (another user's, or stuck in the kernel): waited for once, not after every run.
     unkillable: set[tuple[int, int]] = field(factory=set)
     adopts: bool = field(factory=is_subreaper)

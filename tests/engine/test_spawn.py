@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from ductile.engine.launch import CHUNK
 from ductile.engine.processes import identify, is_same
-from ductile.engine.running import Beginning
-from ductile.engine.spawn import Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
+from ductile.engine.running import Beginning, Running
+from ductile.engine.spawn import SILENT_SECONDS, Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
 from ductile.engine.sweep import BUSY_SECONDS, SLOW_SPAWN_SECONDS, house
 from tests.engine.conftest import MakePlugin, request_for
 from tests.zoo.catalogue import ANIMALS, MIB, STDOUT_CAP, ZOO, Animal, Expected, break_entrypoint, copy_of
@@ -112,9 +112,58 @@ async def test_a_large_request_is_fed_while_the_answer_is_read(make_script: Make
 async def test_what_is_said_after_a_silent_start_is_read_whole(size: int, make_plugin: MakePlugin, env: Env) -> None:
     """While an interpreter loads nobody listens; what comes then waits in the pipe, or is read as ever."""
     plugin = make_plugin(f"sys.stdout.write('x' * {size}); sys.stderr.write('done')")
-    finished = await run(plugin.argv, env)
-    assert (finished.ending, finished.exit_code, finished.stderr) == (Ending.EXITED, 0, b"done")
-    assert finished.stdout == b"x" * size
+    for is_known in (False, True):
+        house().slow_starters = set(plugin.argv) if is_known else set()
+        finished = await run(plugin.argv, env)
+        assert (finished.ending, finished.exit_code, finished.stderr) == (Ending.EXITED, 0, b"done")
+        assert finished.stdout == b"x" * size
+
+
+async def test_who_starts_silently_is_looked_at_later_from_then_on_until_it_is_quick(
+    make_plugin: MakePlugin, env: Env, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A look takes the core from a program that has nothing to say yet; one that is soon done is not looked at."""
+    looked_at = tmp_path / "looked_at"
+    plugin = make_plugin(f"while not os.path.exists({str(looked_at)!r}): pass")
+
+    def is_silent(_: Running) -> bool:
+        looked_at.touch(exist_ok=False)
+        return True
+
+    monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr("ductile.engine.spawn.SILENT_SECONDS", PATIENCE)
+    monkeypatch.setattr(Running, "is_silent", is_silent)
+    for _ in range(2):  # a second look would fail
+        await run(plugin.argv, env)
+        assert house().slow_starters == set(plugin.argv)
+    monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", PATIENCE)
+    await run(plugin.argv, env)
+    assert house().slow_starters == set()
+
+
+async def test_who_has_spoken_to_nobody_is_heard_and_looked_at_sooner_the_next_time(
+    make_plugin: MakePlugin, env: Env, mock_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """What was true of the last run need not be true of this one."""
+    plugin = make_plugin("""
+        print("half way", file=sys.stderr, flush=True)
+        checkpoint()
+        signal.pause()
+    """)
+    house().slow_starters, tail, stop = set(plugin.argv), Tail(), Stop()
+
+    async def let_the_time_of_silence_pass() -> None:
+        await plugin.reached_checkpoint()
+        assert tail.total == 0
+        mock_clock.jump(SILENT_SECONDS)
+        while not tail.total:
+            await trio.lowlevel.checkpoint()
+        stop.request("heard")
+
+    nursery.start_soon(let_the_time_of_silence_pass)
+    finished = await run(plugin.argv, env, stop=stop, tail=tail)
+    assert (finished.stopped, finished.stderr) == ("heard", b"half way\n")
+    assert house().slow_starters == set()
 
 
 async def test_the_late_event_of_another_process_does_not_end_a_plugin(
