@@ -57,8 +57,6 @@ def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -
     db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KILOBYTES}")
     db.execute(f"PRAGMA cache_spill = -{UNWRITTEN_KILOBYTES}")
     db.execute("PRAGMA temp_store = MEMORY")
-    # Some builds of SQLite overwrite everything that is freed, also where that means to write pages just for it.
-    db.execute("PRAGMA secure_delete = FAST")
     db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
     db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints by itself, after it has answered
     db.execute(f"PRAGMA synchronous = {synchronous}")

@@ -127,12 +127,6 @@ def test_durability_is_what_was_asked_for(path: Path, synchronous: str, level: i
         assert db.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
 
 
-def test_no_page_is_written_only_to_overwrite_what_was_freed(path: Path) -> None:
-    """Also where SQLite was built to do that."""
-    with closing(open_writer(path)) as db:
-        assert db.execute("PRAGMA secure_delete").fetchone() == (2,)
-
-
 def test_opening_again_keeps_everything(path: Path) -> None:
     """Opening a ledger that is up to date changes nothing in it."""
     make_ledger(path, 3)
