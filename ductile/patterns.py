@@ -18,6 +18,8 @@ class LatePattern:
         self.pattern, self._flags = text, flags
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "pattern":  # of one that was not made by its constructor
+            raise AttributeError(name)
         found = getattr(re.compile(self.pattern, self._flags), name)
         setattr(self, name, found)  # the next who asks for it does not come here
         return found

@@ -1,5 +1,6 @@
 """Patterns that are compiled when they are first used."""
 
+import copy
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ def test_a_late_pattern_answers_as_a_pattern_does() -> None:
     for _ in range(2):
         assert late.findall("Abd c") == early.findall("Abd c")
     assert (late.pattern, late.flags, late.groupindex) == (early.pattern, early.flags, early.groupindex)
+    assert copy.copy(late).findall("Abd c") == early.findall("Abd c")
 
 
 def test_only_the_package_itself_gets_late_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

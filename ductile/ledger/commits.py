@@ -76,6 +76,8 @@ class Writer:
     errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
     rows_at_checkpoint: int = 0
     rows_at_commit: int = 0
+    redone: int = 0
+    """How often what shared a commit was undone and done again, because one request failed."""
     has_written: bool = False
     """Whether the last commit has anything in it that the disk could lose."""
     _idle: trio.Event | None = None
@@ -216,7 +218,9 @@ class Writer:
             results = self._do_all(batch)
             if results is not None:
                 return results
-            self.db.execute("ROLLBACK")
+            self.redone += 1
+            if self.db.in_transaction:  # for want of memory SQLite undoes everything by itself
+                self.db.execute("ROLLBACK")
             return [self._savepoint(request) for request in batch] if self._begin(patience) else None
         except sqlite3.Error as error:
             return self._nobody(batch, error)

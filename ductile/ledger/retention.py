@@ -67,13 +67,15 @@ def positions(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute(POSITIONS).fetchall())
 
 
-# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that.
-OLD_SNAPSHOTS = """
-    SELECT id FROM config_snapshots AS snapshot
-     WHERE (SELECT MIN(later.loaded_at) FROM config_snapshots AS later
-             WHERE later.loaded_at > snapshot.loaded_at)
-           < MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :now),
-                 COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :now))
+# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that. None is
+# old if the oldest is not.
+_OLDEST_JOB = """
+    MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :now),
+        COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :now))
+"""
+_OLDEST_SNAPSHOT_IS_OLD = f"""
+    (SELECT MIN(loaded_at) FROM config_snapshots WHERE loaded_at > (SELECT MIN(loaded_at) FROM config_snapshots))
+    < {_OLDEST_JOB}
 """
 # What else may keep a row is left for `prune` to find out, so that this costs the same however many rows there are.
 ANYTHING_OLD = f"""
@@ -83,7 +85,7 @@ ANYTHING_OLD = f"""
         OR EXISTS (SELECT 1 FROM event_context WHERE created_at < :contexts)
         OR EXISTS (SELECT 1 FROM (SELECT created_at FROM plugin_facts ORDER BY id LIMIT :limit)
                     WHERE created_at < :facts)
-        OR EXISTS ({OLD_SNAPSHOTS})
+        OR COALESCE({_OLDEST_SNAPSHOT_IS_OLD}, FALSE)
         OR EXISTS (SELECT 1 FROM receipts WHERE expires_at < :now)
         OR EXISTS (SELECT 1 FROM dedupe_receipts WHERE expires_at < :now)
         OR EXISTS (SELECT 1 FROM circuit_breaker_transitions WHERE created_at < :breaker_transitions)
@@ -198,7 +200,14 @@ PRUNE_FACTS = """
         SELECT id FROM (SELECT id, created_at FROM plugin_facts ORDER BY id LIMIT :limit)
          WHERE created_at < :before AND id <= :last)
 """
-PRUNE_SNAPSHOTS = f"DELETE FROM config_snapshots WHERE id IN ({OLD_SNAPSHOTS} ORDER BY loaded_at LIMIT :limit)"
+PRUNE_SNAPSHOTS = f"""
+    DELETE FROM config_snapshots WHERE id IN (
+        SELECT id FROM config_snapshots AS snapshot
+         WHERE (SELECT MIN(later.loaded_at) FROM config_snapshots AS later
+                 WHERE later.loaded_at > snapshot.loaded_at)
+               < {_OLDEST_JOB}
+         ORDER BY loaded_at LIMIT :limit)
+"""
 PRUNE_RECEIPTS = """
     DELETE FROM receipts WHERE (scope, key) IN (
         SELECT scope, key FROM receipts WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)

@@ -73,6 +73,11 @@ class Ledger:
         written: T = result.unwrap()
         return written
 
+    @property
+    def redone(self) -> int:
+        """How often what shared a commit was undone and done again, because one request failed."""
+        return self._writer.redone
+
     def write_what_waits(self) -> None:
         """What was left for a turn of the worker is written without one."""
         self._writer.go_on()

@@ -123,6 +123,8 @@ def _of_meters(meters: Meters) -> Iterator[str]:
 def _of_process(desk: Desk, lag: float) -> Iterator[str]:
     words = "From the wish to write to its commit."
     yield from histograms("ductile_ledger_write_seconds", words, [({}, desk.ledger.waited)])
+    words = "Commits that were made again because a part of them failed."
+    yield from family("ductile_ledger_redone_total", "counter", words, [({}, desk.ledger.redone)])
     yield from gauge("ductile_ledger_stuck_seconds", "For how long a writer has waited.", desk.stuck_seconds())
     yield from gauge("ductile_loop_lag_seconds", "How late a ready task came to its turn just now.", lag)
     yield from gauge("ductile_uptime_seconds", "Since the start.", trio.current_time() - desk.started)

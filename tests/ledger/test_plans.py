@@ -128,6 +128,12 @@ def test_each_question_has_its_index(db: sqlite3.Connection, statement: str, ind
     assert any(index in step for step in plan(db, statement)), plan(db, statement)
 
 
+def test_the_look_before_tidying_up_reads_no_table_as_a_whole(db: sqlite3.Connection) -> None:
+    """It is made on the event loop, and also a service that was started ten thousand times has snapshots."""
+    steps = plan(db, retention.ANYTHING_OLD)
+    assert not [step for step in steps if "CORRELATED" in step or step.startswith("SCAN config_snapshots")], steps
+
+
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [

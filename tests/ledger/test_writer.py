@@ -200,12 +200,29 @@ async def test_what_fails_is_done_again_with_care(path: Path) -> None:
 
     async with open_ledger(path) as ledger:
         assert await ledger.write_last(fails, with_care=succeeds) == "with care"
-        assert ledger.read(count) == 1
+        assert (ledger.read(count), ledger.redone) == (1, 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
             nursery.start_soon(lambda: ledger.write(enqueue, JOB, now=NOW))
             assert await ledger.write_last(fails, with_care=succeeds) == "with care"
         assert ledger.read(count) == 4
+
+
+async def test_what_sqlite_has_undone_by_itself_is_done_again_too(path: Path) -> None:
+    """Where memory is short it gives up the whole transaction, and Python raises what is no error of SQLite."""
+
+    def fails(db: sqlite3.Connection) -> str:
+        enqueue(db, JOB, now=NOW)
+        db.execute("ROLLBACK")
+        raise MemoryError
+
+    def succeeds(db: sqlite3.Connection) -> str:
+        enqueue(db, JOB, now=NOW)
+        return "with care"
+
+    async with open_ledger(path) as ledger:
+        assert await ledger.write_last(fails, with_care=succeeds) == "with care"
+        assert ledger.read(count) == 1
 
 
 async def test_who_fails_with_care_as_well_fails_alone(path: Path) -> None:
