@@ -206,7 +206,7 @@ class Dispatcher:
         stands in an old row: it waits for everything that is committed by now. Whoever asked for the job, and was in
         its commit or waits for the same sync, goes on first: a plugin can take the service down with it.
         """
-        if job.attempt > 1 or job.dedupe_key is not None or not self.ledger.disk.has(job.seq):
+        if self._waits_for_the_disk(job):
             try:
                 await self.ledger.disk.until_durable()
             except LedgerError:
@@ -215,6 +215,9 @@ class Dispatcher:
         if comes_second:
             await trio.lowlevel.cancel_shielded_checkpoint()
         return True
+
+    def _waits_for_the_disk(self, job: Job) -> bool:
+        return job.attempt > 1 or job.dedupe_key is not None or not self.ledger.disk.has(job.seq)
 
     async def _attempted(self, attempt: Attempt) -> Ending | None:
         """What the attempt came to; None if its job was put back and waits."""
@@ -306,7 +309,10 @@ class Dispatcher:
                 gates=self._gates(snapshot),
             )
             return await self.ledger.write_last(
-                partial(work, carefully=False), is_quick=is_quick, with_care=work if endings else None
+                partial(work, carefully=False),
+                is_quick=is_quick,
+                is_awaited=self._anybody_waits,
+                with_care=work if endings else None,
             )
         except (LedgerFull, LedgerBusy) as error:
             self.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
@@ -338,6 +344,13 @@ class Dispatcher:
             relays = snapshot.config.settings.instances or self.ledger.look_up(outbox.waiting, RELAY).count
             self._apart = (snapshot, {RELAY: relay.SLOTS} if relays else {})
         return self._apart[1]
+
+    def _anybody_waits(self, written: tuple[list[Recorded | Stale], Claimed]) -> bool:
+        """Whether a caller, or a job that is to start, waits for what was written to be durable."""
+        recorded, claimed = written
+        return any(map(self._waits_for_the_disk, claimed.jobs)) or any(
+            map(self._is_awaited, (*recorded, *claimed.skipped))
+        )
 
     def _is_awaited(self, result: Recorded | Stale) -> bool:
         if isinstance(result, Stale):

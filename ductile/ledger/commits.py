@@ -43,6 +43,8 @@ class Request:
     """Whether it may be done on the event loop."""
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
+    is_awaited: Callable[[Any], bool] | None = None
+    """Whether anybody waits until its result is durable; without it, whoever asks does."""
     with_care: Callable[[sqlite3.Connection], Any] | None = None
     """What is done instead once `work` has failed, if there is a way to fail less."""
     result: outcome.Outcome[Any] | None = None
@@ -120,7 +122,7 @@ class Writer:
             else:
                 results = self._committed(batch, results)
                 if self.has_written or self.failure:
-                    self.disk.note_commit(self.newest_seq)
+                    self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
                 self._tell(batch, results)
                 if self._checkpoint_is_due() and not self.is_preparing:
                     self.is_preparing = True
@@ -174,7 +176,7 @@ class Writer:
         is_due = self._checkpoint_is_due() or self._log_is_long()
 
         def answer() -> None:
-            self.disk.note_commit(self.newest_seq)
+            self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
             self._tell(batch, results)
             if not is_due:
                 self._come_back()
@@ -384,6 +386,13 @@ class Writer:
 
 def _is_last(request: Request) -> bool:
     return request.is_last
+
+
+def _anybody_waits(batch: _Batch, results: _Results) -> bool:
+    return any(
+        request.is_awaited is None or (isinstance(result, outcome.Value) and request.is_awaited(result.value))
+        for request, result in zip(batch, results, strict=True)
+    )
 
 
 def _caused(error: LedgerError, cause: BaseException) -> LedgerError:

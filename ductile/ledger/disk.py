@@ -78,9 +78,14 @@ class Disk:
         """A commit is on its way that `note_commit` will tell of, whatever becomes of it."""
         self._coming = 1
 
-    def note_commit(self, job_seq: int) -> None:
-        """Something was committed, and the newest job has this place; or nothing can be committed any more."""
+    def note_commit(self, job_seq: int, *, is_awaited: bool = False) -> None:
+        """Something was committed, and the newest job has this place; or nothing can be committed any more.
+
+        `is_awaited`: somebody is about to wait until it is durable. Told now, it spares the thread a call for nothing.
+        """
         self._written, self._coming = Extent(self._written.commits + 1, job_seq), 0
+        if is_awaited:
+            self._hurry()
         if self.failure is not None:
             self._let_go()
         elif self._thread is None:

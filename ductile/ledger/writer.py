@@ -87,15 +87,17 @@ class Ledger:
         function: Callable[[sqlite3.Connection], T],
         *,
         is_quick: bool = False,
+        is_awaited: Callable[[T], bool] = lambda _: False,
         with_care: Callable[[sqlite3.Connection], T] | None = None,
     ) -> T:
         """Behind everything else of the same commit, and returns before that is durable: `disk` tells when it is. Not
         even a cancelled caller goes without: what a plugin did is not forgotten because the service is told to stop.
 
-        If `function` fails, nothing of it is written and `with_care` is done instead.
+        `is_awaited` says whether somebody will ask the disk for that at once; it must be quick and must not fail. If
+        `function` fails, nothing of it is written and `with_care` is done instead.
         """
         asked_at = time.monotonic()
-        request = Request(function, is_quick=is_quick, is_last=True, with_care=with_care)
+        request = Request(function, is_quick=is_quick, is_last=True, is_awaited=is_awaited, with_care=with_care)
         result = await self._ask(request)
         self.last_was_shared = request.is_shared
         self.waited.observe(time.monotonic() - asked_at)

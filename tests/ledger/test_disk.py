@@ -14,6 +14,7 @@ from attrs import define, field
 
 from ductile.errors import LedgerError
 from ductile.ledger.connections import connect_writer, transaction
+from ductile.ledger.disk import Disk, Extent, _Wish
 from ductile.ledger.jobs import enqueue, newest_seq
 from ductile.ledger.store import open_reader
 from ductile.ledger.writer import Ledger, open_ledger
@@ -154,6 +155,28 @@ async def test_what_nobody_waits_for_is_synced_all_the_same(path: Path, slow: Sl
         with trio.fail_after(30):
             await durable.wait()
     assert slow.syncs == 1
+
+
+async def test_a_commit_that_is_waited_for_calls_the_thread_once(path: Path, nursery: trio.Nursery) -> None:
+    """Not first to take its time and then to hurry: whoever writes on the loop competes with every call."""
+    disk = Disk(path, trio.Event(), lambda: None)
+    disk._thread = threading.Thread()  # the test stands in for it
+    disk.note_commit(1, is_awaited=True)
+    disk.when_durable(lambda: None, is_awaited=True)
+    nursery.start_soon(disk.until_durable)
+    await trio.testing.wait_all_tasks_blocked()
+    assert disk._wishes.get() is _Wish.AT_ONCE
+    assert disk._wishes.empty()
+    disk.note_commit(2)
+    disk.note_commit(3, is_awaited=True)
+    disk._note_sync(Extent(1, 1))
+    assert disk._wishes.get() is _Wish.AT_ONCE, "the one that nobody waits for goes with the next"
+    disk._note_sync(Extent(3, 3))
+    disk.note_commit(4)
+    assert disk._wishes.get() is _Wish.AT_LEISURE
+    disk.note_commit(5, is_awaited=True)
+    assert disk._wishes.get() is _Wish.AT_ONCE, "one that takes its time is hurried"
+    assert disk._wishes.empty()
 
 
 async def test_a_transaction_that_writes_nothing_asks_nothing_of_the_disk(path: Path, slow: SlowDisk) -> None:
