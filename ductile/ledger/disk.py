@@ -1,18 +1,19 @@
 """The wait for the disk: which commits would outlive a power cut, and who waits to hear that.
 
 SQLite writes a commit into the log; one sync of the log makes all commits before it durable. While one is on its way
-others gather for the next, and while nobody waits for it, it takes its time. A failed sync is final: what the disk has
-kept can no longer be known.
+others gather for the next, and while nobody waits for it, it takes its time. A thread does that; but while the disk is
+quick, a sync that somebody waits for is made on the spot. A failed sync is final: what the disk has kept can no longer
+be known.
 """
 
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import trio
@@ -23,6 +24,10 @@ from ductile.values import define, field
 
 LEISURE_SECONDS = 0.02
 """How long a sync that nobody waits for may gather commits."""
+QUICK_SECONDS = 0.001
+"""A sync that takes no longer holds up the event loop for less than two changes of the thread would."""
+SHARE_OF_SLOW_SYNCS = 0.01
+"""How much of its time the event loop may lose to syncs that turn out to take longer."""
 
 
 class Extent(NamedTuple):
@@ -52,6 +57,12 @@ class Disk:
     """The last commit that somebody waits for."""
     _has_leisure: bool = False
     _syncing_since: float | None = None
+    _is_quick: bool = False
+    """Whether the last sync was, wherever it was made. Until the thread has shown it, nobody believes it."""
+    _slow_until: float = 0.0
+    """Until then the event loop makes no sync, because the last one it made took long."""
+    _log: int | None = None
+    """The log as the event loop syncs it: of lost pages the kernel tells each who has opened it."""
     _then: list[tuple[int, Callable[[], None]]] = field(factory=list)
     _parked: list[trio.lowlevel.Task] = field(factory=list)
     _wishes: "queue.SimpleQueue[_Wish]" = field(factory=queue.SimpleQueue)
@@ -69,6 +80,9 @@ class Disk:
         if self._thread is not None:
             self._wishes.put(_Wish.END)
             await trio.to_thread.run_sync(self._thread.join)
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
 
     @property
     def is_waited_for(self) -> bool:
@@ -84,15 +98,15 @@ class Disk:
         `is_awaited`: somebody is about to wait until it is durable. Told now, it spares the thread a call for nothing.
         """
         self._written, self._coming = Extent(self._written.commits + 1, job_seq), 0
-        if is_awaited:
-            self._hurry()
         if self.failure is not None:
             self._let_go()
         elif self._thread is None:
             self._durable = self._written
             self._go_on()
+        elif is_awaited:
+            self._hurry()
         elif self._syncing_since is None:
-            self._ask_for_sync()
+            self._ask_for_sync(_Wish.AT_LEISURE)
 
     def has(self, job_seq: int) -> bool:
         """Whether the job of that place would outlive a power cut."""
@@ -112,14 +126,15 @@ class Disk:
         wanted = self._visible
         while self._durable.commits < wanted and self.failure is None:
             self._hurry()
-            self._parked.append(trio.lowlevel.current_task())
-            await trio.lowlevel.wait_task_rescheduled(to_its_end)
+            if self._durable.commits < wanted and self.failure is None:
+                self._parked.append(trio.lowlevel.current_task())
+                await trio.lowlevel.wait_task_rescheduled(to_its_end)
         if self._durable.commits < wanted and self.failure is not None:
             raise LedgerError(str(self.failure)) from self.failure
 
     def stuck_seconds(self) -> float:
         """How long the disk has kept us waiting."""
-        return 0.0 if self._syncing_since is None else time.monotonic() - self._syncing_since
+        return 0.0 if self._syncing_since is None else monotonic() - self._syncing_since
 
     @property
     def _visible(self) -> int:
@@ -127,23 +142,47 @@ class Disk:
         return self._written.commits + self._coming
 
     def _hurry(self) -> None:
+        """What is committed is durable, or will be as soon as the thread has synced it."""
         self._awaited = self._visible
-        if self._has_leisure:
-            self._has_leisure = False
-            self._wishes.put(_Wish.AT_ONCE)
+        if self._durable.commits == self._written.commits or self.failure is not None:
+            return
+        if self._is_quick and monotonic() >= self._slow_until:
+            self._sync_here()
+        elif self._syncing_since is None or self._has_leisure:
+            self._ask_for_sync(_Wish.AT_ONCE)
 
-    def _ask_for_sync(self) -> None:
-        self._syncing_since = time.monotonic()
-        self._has_leisure = self._awaited <= self._durable.commits
-        self._wishes.put(_Wish.AT_LEISURE if self._has_leisure else _Wish.AT_ONCE)
+    def _sync_here(self) -> None:
+        """What is committed is durable, or never will be."""
+        began = monotonic()
+        try:
+            self._log = self._open_log() if self._log is None else self._log
+            os.fdatasync(self._log)
+        except OSError as error:
+            self._fail(error)
+        took = monotonic() - began
+        self._is_quick = took <= QUICK_SECONDS
+        if not self._is_quick:
+            self._slow_until = began + took / SHARE_OF_SLOW_SYNCS
+        if self.failure is not None:  # also of a sync in the thread meanwhile
+            self._let_go()
+        else:
+            self._durable = self._written
+            self._go_on()
 
-    def _note_sync(self, extent: Extent) -> None:
-        self._syncing_since, self._has_leisure, self._durable = None, False, extent
+    def _ask_for_sync(self, wish: "_Wish") -> None:
+        if self._syncing_since is None:
+            self._syncing_since = monotonic()
+        self._has_leisure = wish is _Wish.AT_LEISURE
+        self._wishes.put(wish)
+
+    def _note_sync(self, extent: Extent, took: float) -> None:
+        self._syncing_since, self._has_leisure, self._is_quick = None, False, took <= QUICK_SECONDS
         if self.failure is not None:
             self._let_go()
             return
-        if extent.commits < self._written.commits:
-            self._ask_for_sync()
+        self._durable = max(extent, self._durable)  # the loop may have been faster
+        if self._durable.commits < self._written.commits:
+            self._ask_for_sync(_Wish.AT_ONCE if self._durable.commits < self._awaited else _Wish.AT_LEISURE)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -188,13 +227,15 @@ class Disk:
                 extent = self._written
                 try:
                     log = self._open_log() if log is None else log
+                    began = monotonic()
                     os.fdatasync(log)
+                    took = monotonic() - began
                 except OSError as error:
                     # The kernel tells of lost pages once; the next sync would succeed without them.
                     self._fail(error)
                     self._token.run_sync_soon(self._let_go)
                     break
-                self._token.run_sync_soon(self._note_sync, extent)
+                self._token.run_sync_soon(self._note_sync, extent, took)
                 if wish is _Wish.END:
                     break
         if log is not None:

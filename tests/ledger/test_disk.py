@@ -169,9 +169,9 @@ async def test_a_commit_that_is_waited_for_calls_the_thread_once(path: Path, nur
     assert disk._wishes.empty()
     disk.note_commit(2)
     disk.note_commit(3, is_awaited=True)
-    disk._note_sync(Extent(1, 1))
+    disk._note_sync(Extent(1, 1), 1.0)
     assert disk._wishes.get() is _Wish.AT_ONCE, "the one that nobody waits for goes with the next"
-    disk._note_sync(Extent(3, 3))
+    disk._note_sync(Extent(3, 3), 1.0)
     disk.note_commit(4)
     assert disk._wishes.get() is _Wish.AT_LEISURE
     disk.note_commit(5, is_awaited=True)
@@ -289,16 +289,85 @@ async def test_a_commit_made_in_the_thread_can_be_waited_for_as_soon_as_it_can_b
     assert told.is_set()
 
 
-async def test_the_event_loop_never_syncs_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: set[int] = set()
+@define
+class Watched:
+    """A disk that tells which syncs the event loop made; each takes as long as it is told, on the disk's own clock."""
 
-    def sync(descriptor: int) -> None:
-        threads.add(threading.get_ident())
+    by_loop: list[bool] = field(factory=list)
+    seconds: float = 0.0
+    error: OSError | None = None
+    now: float = 0.0
+    _loop: int = field(factory=threading.get_ident)
+
+    def sync(self, descriptor: int) -> None:
+        self.by_loop.append(threading.get_ident() == self._loop)
+        self.now += self.seconds
+        if self.error is not None:
+            raise self.error
         os.fsync(descriptor)
 
-    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    one = Watched()
+    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", one.sync)
+    monkeypatch.setattr("ductile.ledger.disk.monotonic", lambda: one.now)
+    return one
+
+
+async def test_a_quick_disk_is_synced_on_the_event_loop_once_the_thread_has_seen_that_it_is(
+    path: Path, watched: Watched
+) -> None:
+    """Nobody knows how long the first sync will take, so it holds up nobody."""
     async with open_ledger(path) as ledger:
-        for _ in range(10):
+        for _ in range(3):
             await write_one(ledger)
-    assert threads
-    assert threading.get_ident() not in threads
+        assert watched.by_loop == [False, True, True]
+        assert ledger.disk.has(ledger.read(newest_seq))
+
+
+async def test_a_slow_disk_is_left_to_the_thread(path: Path, watched: Watched) -> None:
+    """The event loop may lose a hundredth of its time to syncs that take longer than it expected."""
+    async with open_ledger(path) as ledger:
+        await write_one(ledger)
+        watched.seconds = 0.5
+        await write_one(ledger)  # nobody could know
+        assert watched.by_loop == [False, True]
+        await write_one(ledger)
+        assert watched.by_loop == [False, True, False]
+        watched.seconds = 0.0
+        for _ in range(3):
+            await write_one(ledger)
+        assert not any(watched.by_loop[2:]), "it may have become quick, but not for long"
+        watched.now += 100 * 0.5
+        await write_one(ledger)
+        assert watched.by_loop[-1]
+
+
+async def test_a_sync_that_fails_on_the_event_loop_acknowledges_nobody(path: Path, watched: Watched) -> None:
+    """As in the thread: whoever waits is told so, later writes are refused, and nothing is announced."""
+    announced: list[str] = []
+    async with open_ledger(path) as ledger:
+        await write_one(ledger)
+        watched.error = OSError(5, "Input/output error")
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="cannot be synced: Input/output error"):
+                await write_one(ledger)
+        ledger.disk.when_durable(lambda: announced.append("told"), is_awaited=True)
+        assert ledger.broken.is_set()
+        assert watched.by_loop == [False, True]
+    assert announced == []
+
+
+async def test_a_sync_of_the_thread_takes_nothing_back_that_the_event_loop_has_synced(
+    path: Path, watched: Watched
+) -> None:
+    """One that takes its time may have begun before a commit that somebody was in a hurry about."""
+    async with open_ledger(path) as ledger:
+        await write_one(ledger)
+        before = ledger.disk._durable
+        await write_one(ledger)
+        newest = ledger.read(newest_seq)
+        assert ledger.disk.has(newest)
+        ledger.disk._note_sync(before, 0.0)
+        assert ledger.disk.has(newest)
