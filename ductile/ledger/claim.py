@@ -19,7 +19,7 @@ from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, Stale, end_queued
-from ductile.ledger.rows import JOB_COLUMNS, Start, job_from_row, moment
+from ductile.ledger.rows import DEDUPE_KEY, JOB_COLUMNS, SEQ, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
@@ -188,11 +188,9 @@ def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
 
 
 class Head(NamedTuple):
-    """The oldest job of a lane: its place in the queue, the moment it was asked for, and its row."""
+    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for."""
 
     seq: int
-    is_keyed: int
-    asked_at: str
     lane: str
     row: tuple[Any, ...]
 
@@ -200,15 +198,22 @@ class Head(NamedTuple):
     def job(self) -> Job:
         return job_from_row(self.row)
 
+    @property
+    def asked_at(self) -> str:
+        asked_at: str = self.row[-1]
+        return asked_at
 
-LANE_HEAD = f"""
-    SELECT seq, dedupe_key IS NOT NULL, asked_at, lane, {JOB_COLUMNS} FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1
-"""
+    @property
+    def is_keyed(self) -> bool:
+        return self.row[DEDUPE_KEY] is not None
+
+
+LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
 def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     row = db.execute(LANE_HEAD, (lane,)).fetchone()
-    return None if row is None else Head(row[0], row[1], row[2], row[3], row[4:])
+    return None if row is None else Head(row[SEQ], lane, row)
 
 
 def _set_aside(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
@@ -240,13 +245,13 @@ START = """
     UPDATE job_queue
        SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,
            blocked_reason = NULL
-     WHERE id = ? AND status = 'queued' AND attempt = ?
+     WHERE seq = ? AND status = 'queued' AND attempt = ?
 """
 
 
 def _start(db: sqlite3.Connection, head: Head, start: Start, *, run_id: str) -> Job:
     job, moment = job_from_row(head.row, start), to_text(start.at)
-    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.id, job.attempt)).rowcount
+    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.seq, job.attempt)).rowcount
     assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
     data = {
         "from": "queued",
