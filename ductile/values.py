@@ -204,7 +204,7 @@ def _filled(self: object, every: tuple[Field, ...], args: tuple[Any, ...], named
     return at == len(args) and by_name == len(named)
 
 
-def _constructor(cls: type) -> Callable[..., None]:
+def _constructor(cls: Any) -> Callable[..., None]:
     """`__init__` as one would write it by hand, for many values."""
     given, named, body = ["self"], ["*"], ["pass"]
     scope: dict[str, Any] = {"NOTHING": NOTHING}

@@ -7,21 +7,19 @@ Called by `record` only.
 import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
 from ductile.model import NOTHING_TOLD, Outcome, Skipped
-from ductile.values import frozen
 
 ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 
 
-@frozen
-class Row:
-    """What a guarded update tells about the job it changed: the columns of ROW."""
+class Row(NamedTuple):
+    """What is to be known of a job that has ended or is queued again: the columns of ROW."""
 
     id: str
     plugin: str
@@ -91,7 +89,7 @@ def end(
     if evidence:
         data["duration_ms"] = evidence.duration // attempts.MILLISECOND
     kind = attempts.kind_of(status, timed_out=evidence is not None and evidence.timed_out)
-    journal.append(db, kind, now=now, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
+    journal.append(db, kind, now=moment, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
     return row
 
 
