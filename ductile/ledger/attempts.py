@@ -35,21 +35,22 @@ def log_attempt(
     attempt: int,
     status: AttemptStatus,
     *,
-    now: datetime,
+    now: datetime | str,
     error: str | None = None,
     evidence: Evidence | None = None,
     started_at: str | None = None,
     result: str | None = None,
 ) -> None:
     """The attempt has its row. `started_at` stands in where there is no evidence of a run that did start."""
+    ended_at = now if isinstance(now, str) else to_text(now)
     if evidence is None:
-        values = _values(job_id, attempt, status, to_text(now), error, result=result, started_at=started_at)
+        values = _values(job_id, attempt, status, ended_at, error, result=result, started_at=started_at)
     else:
         values = _values(
             job_id,
             attempt,
             status,
-            to_text(now),
+            ended_at,
             error,
             result=evidence.result,
             stderr=evidence.stderr,

@@ -75,7 +75,7 @@ def end(
         job_id,
         attempt,
         attempt_status(outcome, ran=was == "running"),
-        now=now,
+        now=moment,
         error=error,
         evidence=evidence,
         started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
