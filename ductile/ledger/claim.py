@@ -58,14 +58,15 @@ def claim(
     default_ttl: timedelta = DEFAULT_TTL,
     snapshot_id: str | None = None,
     gates: Mapping[str, GateRule] | None = None,
+    may_wake: bool = True,
 ) -> Claimed:
     """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
 
     A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
-    plugin that `gates` names starts only if the breaker of its command lets it.
+    plugin that `gates` names starts only if the breaker of its command lets it. Whoever knows that no job is delayed
+    says so with `may_wake`.
     """
-    delayed = next_due(db)
-    if delayed is not None:
+    if may_wake:
         wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
     heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
@@ -95,8 +96,15 @@ def claim(
         states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
-        next_due=next_due(db) if has_room and (delayed is not None or held_any) else None,
+        next_due=next_due(db) if has_room and (may_wake or held_any) else None,
     )
+
+
+# One look for two questions that nearly always are answered no.
+WAITING = """
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.join' AND is_join = 1),
+           EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL)
+"""
 
 
 def record_and_claim(
@@ -121,7 +129,10 @@ def record_and_claim(
     only limit.
     """
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget, carefully=carefully)
-    settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
+    join_is_ready, anyone_delayed = db.execute(WAITING).fetchone()
+    settled: list[Recorded] = []
+    if join_rule and join_is_ready:
+        settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
     claimed = claim(
         db,
         now=now,
@@ -131,6 +142,7 @@ def record_and_claim(
         default_ttl=default_ttl,
         snapshot_id=snapshot_id,
         gates=gates,
+        may_wake=bool(anyone_delayed or settled),
     )
     if apart:
         more = claim(
