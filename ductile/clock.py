@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 _WRITTEN = r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)?)?"
-_STORED = "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ"
-"""Filled in half the time that `isoformat` takes."""
+_SECOND, _STORED = "%04d-%02d-%02dT%02d:%02d:%02d", "%s.%06dZ"
 _STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")
 
 
@@ -29,13 +28,14 @@ def to_text(moment: datetime) -> str:
     """`2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no time zone: nobody can say when that was")
-    return _utc_text(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
+    utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    # Takes half the time of `isoformat`: most moments are of the same second as the last.
+    return _STORED % (_second(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second), utc.microsecond)
 
 
-@lru_cache(maxsize=16)  # one transaction writes the same moment into many rows
-def _utc_text(moment: datetime) -> str:
-    of_day = (moment.hour, moment.minute, moment.second, moment.microsecond)
-    return _STORED % (moment.year, moment.month, moment.day, *of_day)
+@lru_cache(maxsize=16)
+def _second(*of_calendar: int) -> str:
+    return _SECOND % of_calendar
 
 
 def from_text(text: str) -> datetime:

@@ -204,10 +204,11 @@ def _filled(self: object, every: tuple[Field, ...], args: tuple[Any, ...], named
     return at == len(args) and by_name == len(named)
 
 
-def _constructor(cls: type) -> Callable[..., None]:
+def _constructor(cls: Any) -> Callable[..., None]:
     """`__init__` as one would write it by hand, for many values."""
     given, named, body = ["self"], ["*"], ["pass"]
     scope: dict[str, Any] = {"NOTHING": NOTHING}
+    takes_changes = cls.__setattr__ is object.__setattr__
     for number, each in enumerate(fields(cls)):
         scope[f"_set{number}"] = getattr(cls, each.name).__set__
         value = each.alias if each.init else f"_default{number}"
@@ -218,7 +219,7 @@ def _constructor(cls: type) -> Callable[..., None]:
             scope[f"_default{number}"] = each.default
         elif not each.init:
             continue
-        body.append(f"_set{number}(self, {value})")
+        body.append(f"self.{each.name} = {value}" if takes_changes else f"_set{number}(self, {value})")
         if each.init:
             default = f"=_default{number}" if f"_default{number}" in scope else ""
             (named if each.kw_only else given).append(f"{each.alias}{default}")

@@ -6,9 +6,12 @@ inspected for as long as the log is kept. Called by `jobs`, `record` and `quaran
 
 import sqlite3
 from datetime import datetime, timedelta
+from typing import Any
 
 from ductile.clock import to_text
 from ductile.model import AttemptStatus, Evidence, JobStatus, Settled
+
+MILLISECOND = timedelta(milliseconds=1)
 
 # OR FAIL: one row that is refused leaves nothing behind to undo, so that SQLite need not prepare for it.
 LOG_ATTEMPT = """
@@ -17,12 +20,12 @@ LOG_ATTEMPT = """
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
         max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated)
-    SELECT id || '-' || :attempt, id, plugin, command, :status, :result, :attempt, submitted_by, created_at, :now,
-           :error, :stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
-           started_config_snapshot_id, root_job_id, status, :started_at, :duration_ms, :exit_code, :signal,
+    SELECT id || '-' || ?, id, plugin, command, ?, ?, ?, submitted_by, created_at, ?,
+           ?, ?, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
+           started_config_snapshot_id, root_job_id, status, ?, ?, ?, ?,
            max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated
       FROM job_queue
-     WHERE id = :id
+     WHERE id = ?
 """
 
 
@@ -32,29 +35,50 @@ def log_attempt(
     attempt: int,
     status: AttemptStatus,
     *,
-    now: datetime,
+    now: datetime | str,
     error: str | None = None,
     evidence: Evidence | None = None,
     started_at: str | None = None,
     result: str | None = None,
 ) -> None:
     """The attempt has its row. `started_at` stands in where there is no evidence of a run that did start."""
-    db.execute(
-        LOG_ATTEMPT,
-        {
-            "id": job_id,
-            "attempt": attempt,
-            "status": status,
-            "now": to_text(now),
-            "error": error,
-            "result": evidence.result if evidence else result,
-            "stderr": evidence.stderr if evidence else None,
-            "started_at": to_text(evidence.started_at) if evidence else started_at,
-            "duration_ms": evidence.duration // timedelta(milliseconds=1) if evidence else None,
-            "exit_code": evidence.exit_code if evidence else None,
-            "signal": evidence.signal if evidence else None,
-        },
-    )
+    ended_at = now if isinstance(now, str) else to_text(now)
+    if evidence is None:
+        values = _values(job_id, attempt, status, ended_at, error, result=result, started_at=started_at)
+    else:
+        values = _values(
+            job_id,
+            attempt,
+            status,
+            ended_at,
+            error,
+            result=evidence.result,
+            stderr=evidence.stderr,
+            started_at=to_text(evidence.started_at),
+            duration_ms=evidence.duration // MILLISECOND,
+            exit_code=evidence.exit_code,
+            signal=evidence.signal,
+        )
+    db.execute(LOG_ATTEMPT, values)
+
+
+def _values(
+    job_id: str,
+    attempt: int,
+    status: AttemptStatus,
+    ended_at: str,
+    error: str | None,
+    *,
+    result: str | None = None,
+    stderr: str | None = None,
+    started_at: str | None = None,
+    duration_ms: int | None = None,
+    exit_code: int | None = None,
+    signal: int | None = None,
+) -> tuple[Any, ...]:
+    """What LOG_ATTEMPT asks for, in its order; by place, because names cost a seventh of the insert."""
+    ended = (attempt, status, result, attempt, ended_at, error, stderr)
+    return (*ended, started_at, duration_ms, exit_code, signal, job_id)
 
 
 # An attempt that has its row already keeps its evidence.
@@ -63,9 +87,7 @@ LOG_LAST = f"{LOG_ATTEMPT} ON CONFLICT (id) DO UPDATE SET job_status = excluded.
 
 def log_last(db: sqlite3.Connection, job_id: str, attempt: int, *, now: datetime, error: str) -> None:
     """The attempt a job was set apart in has a row, whatever the log had before."""
-    empty = dict.fromkeys(("result", "stderr", "started_at", "duration_ms", "exit_code", "signal"))
-    values = {"id": job_id, "attempt": attempt, "status": AttemptStatus.FAILED, "now": to_text(now), "error": error}
-    db.execute(LOG_LAST, empty | values)
+    db.execute(LOG_LAST, _values(job_id, attempt, AttemptStatus.FAILED, to_text(now), error))
 
 
 def log_settled(db: sqlite3.Connection, job_id: str, settled: Settled, *, now: datetime) -> None:

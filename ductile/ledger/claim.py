@@ -19,7 +19,7 @@ from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, Stale, end_queued
-from ductile.ledger.rows import JOB_COLUMNS, Start, job_from_row, moment
+from ductile.ledger.rows import DEDUPE_KEY, JOB_COLUMNS, SEQ, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
@@ -58,14 +58,15 @@ def claim(
     default_ttl: timedelta = DEFAULT_TTL,
     snapshot_id: str | None = None,
     gates: Mapping[str, GateRule] | None = None,
+    may_wake: bool = True,
 ) -> Claimed:
     """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
 
     A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
-    plugin that `gates` names starts only if the breaker of its command lets it.
+    plugin that `gates` names starts only if the breaker of its command lets it. Whoever knows that no job is delayed
+    says so with `may_wake`.
     """
-    delayed = next_due(db)
-    if delayed is not None:
+    if may_wake:
         wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
     heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
@@ -95,8 +96,15 @@ def claim(
         states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
-        next_due=next_due(db) if has_room and (delayed is not None or held_any) else None,
+        next_due=next_due(db) if has_room and (may_wake or held_any) else None,
     )
+
+
+# One look for two questions that nearly always are answered no.
+WAITING = """
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.join' AND is_join = 1),
+           EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL)
+"""
 
 
 def record_and_claim(
@@ -121,7 +129,10 @@ def record_and_claim(
     only limit.
     """
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget, carefully=carefully)
-    settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget) if join_rule else []
+    join_is_ready, anyone_delayed = db.execute(WAITING).fetchone()
+    settled: list[Recorded] = []
+    if join_rule and join_is_ready:
+        settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
     claimed = claim(
         db,
         now=now,
@@ -131,6 +142,7 @@ def record_and_claim(
         default_ttl=default_ttl,
         snapshot_id=snapshot_id,
         gates=gates,
+        may_wake=bool(anyone_delayed or settled),
     )
     if apart:
         more = claim(
@@ -188,11 +200,9 @@ def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
 
 
 class Head(NamedTuple):
-    """The oldest job of a lane: its place in the queue, the moment it was asked for, and its row."""
+    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for."""
 
     seq: int
-    is_keyed: int
-    asked_at: str
     lane: str
     row: tuple[Any, ...]
 
@@ -200,15 +210,22 @@ class Head(NamedTuple):
     def job(self) -> Job:
         return job_from_row(self.row)
 
+    @property
+    def asked_at(self) -> str:
+        asked_at: str = self.row[-1]
+        return asked_at
 
-LANE_HEAD = f"""
-    SELECT seq, dedupe_key IS NOT NULL, asked_at, lane, {JOB_COLUMNS} FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1
-"""
+    @property
+    def is_keyed(self) -> bool:
+        return self.row[DEDUPE_KEY] is not None
+
+
+LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
 def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     row = db.execute(LANE_HEAD, (lane,)).fetchone()
-    return None if row is None else Head(row[0], row[1], row[2], row[3], row[4:])
+    return None if row is None else Head(row[SEQ], lane, row)
 
 
 def _set_aside(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
@@ -240,13 +257,13 @@ START = """
     UPDATE job_queue
        SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,
            blocked_reason = NULL
-     WHERE id = ? AND status = 'queued' AND attempt = ?
+     WHERE seq = ? AND status = 'queued' AND attempt = ?
 """
 
 
 def _start(db: sqlite3.Connection, head: Head, start: Start, *, run_id: str) -> Job:
     job, moment = job_from_row(head.row, start), to_text(start.at)
-    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.id, job.attempt)).rowcount
+    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.seq, job.attempt)).rowcount
     assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
     data = {
         "from": "queued",

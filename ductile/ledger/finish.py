@@ -6,22 +6,20 @@ Called by `record` only.
 
 import sqlite3
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
 from ductile.model import NOTHING_TOLD, Outcome, Skipped
-from ductile.values import frozen
 
 ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 
 
-@frozen
-class Row:
-    """What a guarded update tells about the job it changed: the columns of ROW."""
+class Row(NamedTuple):
+    """What is to be known of a job that has ended or is queued again: the columns of ROW."""
 
     id: str
     plugin: str
@@ -40,16 +38,16 @@ class Row:
         return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
 
 
-# A root counts itself out in the same step: it is the only job of most trees. OR FAIL: one row that is refused leaves
-# nothing behind to undo, and without it SQLite would keep a copy of every page it changes.
-END = f"""
-    UPDATE OR FAIL job_queue
-       SET status = :status, completed_at = :now, last_error = :error, next_retry_at = NULL, lane = NULL,
+# Read first: an update that returns what it changed makes a table for that, which costs more than the look.
+FIND = f"SELECT {ROW}, open_jobs - 1, seq, started_at FROM job_queue WHERE id = ? AND status = ? AND attempt = ?"
+# A root counts itself out in the same step: it is the only job of most trees.
+END = """
+    UPDATE job_queue
+       SET status = ?, completed_at = ?, last_error = ?, next_retry_at = NULL, lane = NULL,
            waits_for_key = 0, waits_for = 0, claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL,
            boot_id = NULL, blocked_reason = NULL, open_jobs = open_jobs - 1,
-           tree_completed_at = CASE WHEN open_jobs = 1 THEN :now END
-     WHERE id = :id AND status = :was AND attempt = :attempt
-    RETURNING {ROW}, open_jobs, started_at
+           tree_completed_at = CASE WHEN open_jobs = 1 THEN ? END
+     WHERE seq = ? AND status = ? AND attempt = ?
 """
 
 
@@ -65,25 +63,19 @@ def end(
 ) -> Row | None:
     """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more."""
     status, error, evidence = job_status(outcome), error_of(outcome), evidence_of(outcome)
-    values = {
-        "id": job_id,
-        "attempt": attempt,
-        "was": was,
-        "status": status,
-        "now": to_text(now),
-        "error": error,
-    }
-    rows = db.execute(END, values).fetchall()
-    if not rows:
+    found = db.execute(FIND, (job_id, was, attempt)).fetchone()
+    if found is None:
         return None
-    *columns, started_at = rows[0]
-    row = Row(*columns)
+    *columns, seq, started_at = found
+    row, moment = Row(*columns), to_text(now)
+    changed = db.execute(END, (status, moment, error, moment, seq, was, attempt)).rowcount
+    assert changed == 1, "this transaction, which has just found the row, is the only writer"
     attempts.log_attempt(
         db,
         job_id,
         attempt,
         attempt_status(outcome, ran=was == "running"),
-        now=now,
+        now=moment,
         error=error,
         evidence=evidence,
         started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
@@ -95,9 +87,9 @@ def end(
     if error is not None:
         data["reason"] = data["error"] = error
     if evidence:
-        data["duration_ms"] = evidence.duration // timedelta(milliseconds=1)
+        data["duration_ms"] = evidence.duration // attempts.MILLISECOND
     kind = attempts.kind_of(status, timed_out=evidence is not None and evidence.timed_out)
-    journal.append(db, kind, now=now, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
+    journal.append(db, kind, now=moment, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
     return row
 
 

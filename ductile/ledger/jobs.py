@@ -9,7 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 from attrs import evolve
@@ -18,6 +18,7 @@ from ductile.clock import to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.portions import in_portions, insert_all
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import JobStatus, NewJob, Settled
 from ductile.values import frozen
@@ -170,7 +171,8 @@ _COLUMNS = """
         open_jobs, tree_jobs, tree_completed_at, hops, child_key, pipeline, step_id, schedule_id, slot_at, asked_at,
         dedupe_ttl_seconds, notify, replay_of, lane, join_id, is_join, waits_for, tolerated"""
 _ROW = f"({', '.join('?' * len(_COLUMNS.split(',')))})"
-INSERT_JOB = f"INSERT INTO job_queue ({_COLUMNS}) VALUES {_ROW} ON CONFLICT DO NOTHING"
+INSERT_JOBS = in_portions(f"INSERT INTO job_queue ({_COLUMNS})", _ROW, "ON CONFLICT DO NOTHING")
+INSERT_JOB = INSERT_JOBS[1]
 
 
 def _insert(
@@ -227,28 +229,14 @@ def _values(
     )
 
 
-# SQLite prepares every statement for its own failure, which costs as much as writing a row. These sizes, so that any
-# number of rows is made of few statements, all of which stay compiled.
-INSERT_MANY = {
-    count: f"INSERT INTO job_queue ({_COLUMNS}) VALUES {', '.join([_ROW] * count)} ON CONFLICT DO NOTHING"
-    for count in (25, 5)
-}
-
-
 def _insert_siblings(
     db: sqlite3.Connection, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime
 ) -> list[bool]:
     """For each whether its row is new; False if the same child is there already. The ids are fresh."""
     moment = to_text(now)
     rows = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
-    written = done = 0
-    for count, statement in (*INSERT_MANY.items(), (1, INSERT_JOB)):
-        while len(rows) - done >= count:
-            portion = rows[done : done + count]
-            written += db.execute(statement, tuple(chain.from_iterable(portion))).rowcount
-            done += count
-    if written == len(rows):
-        return [True] * written
+    if insert_all(db, INSERT_JOBS, rows) == len(rows):
+        return [True] * len(rows)
     return [db.execute(SAME_ID, (job_id,)).fetchone() is not None for job_id in ids]
 
 

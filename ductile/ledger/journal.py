@@ -13,6 +13,7 @@ import orjson
 
 from ductile import strict_json
 from ductile.clock import from_text, to_text
+from ductile.ledger.portions import in_portions, insert_all
 from ductile.values import frozen
 
 
@@ -29,7 +30,8 @@ class Entry:
     data: dict[str, Any]
 
 
-APPEND = "INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data) VALUES (?, ?, ?, ?, ?, ?)"
+APPEND_ALL = in_portions("INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data)", "(?, ?, ?, ?, ?, ?)")
+APPEND = APPEND_ALL[1]
 
 
 def append(
@@ -56,8 +58,8 @@ def append_all(
 ) -> None:
     """The journal ends with a row of this kind for each plugin, job, root and what is told of it, in this order."""
     moment = to_text(now)
-    rows = ((moment, kind, plugin, job_id, root_job_id, _dumps(data)) for plugin, job_id, root_job_id, data in told)
-    db.executemany(APPEND, rows)
+    rows = [(moment, kind, plugin, job_id, root_job_id, _dumps(data)) for plugin, job_id, root_job_id, data in told]
+    insert_all(db, APPEND_ALL, rows)
 
 
 READ_SINCE = "SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"

@@ -11,6 +11,8 @@ from ductile.clock import from_text, to_text
 from ductile.ledger.pages import EVERYTHING, NEWEST, Listing, Page, Terms, Wanted, asking, of_one, page, seq_at
 
 UNUSUAL = ("failed", "dead", "skipped")
+IS_UNUSUAL = f"status IN {UNUSUAL} AND status NOT IN ('queued', 'running') AND status <> 'succeeded'"
+"""In the words of the index, which are the first half in older ledgers: SQLite concludes neither from the other."""
 _NAMES = ("plugin", "command", "status", "attempt", "max_attempts", "submitted_by", "parent_job_id", "root_job_id")
 _PLACES = ("pipeline", "step_id", "schedule_id")
 _MOMENTS = ("slot_at", "created_at", "started_at", "completed_at", "next_retry_at")
@@ -55,7 +57,7 @@ def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
     if wanted.root or wanted.job_id:
         return asking(db, JOBS, wanted, of_one(JOBS, wanted))
     if plugin and status in UNUSUAL:
-        only = f"plugin = ? AND status = ? AND status IN {UNUSUAL}"
+        only = f"plugin = ? AND status = ? AND {IS_UNUSUAL}"
         known = Terms(indexed=only, using="job_queue_unusual", values=(plugin, status))
     elif status and (not plugin or status != "succeeded"):
         known = Terms(indexed="status = ?", using="job_queue_by_status", values=(status,))
@@ -72,7 +74,7 @@ def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
 # No index has the successes of a plugin, but indexes have everything else: the rows themselves stay unread.
 ALL_OF_PLUGIN = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_plugin WHERE plugin = ? AND seq > ?"
 UNUSUAL_OF_PLUGIN = f"""
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_unusual WHERE plugin = ? AND status IN {UNUSUAL} AND seq > ?
+    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_unusual WHERE plugin = ? AND {IS_UNUSUAL} AND seq > ?
 """
 OPEN_OF_PLUGIN = """
     SELECT COUNT(*), COALESCE(SUM(plugin = ?), 0)

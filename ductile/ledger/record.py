@@ -261,7 +261,8 @@ def _instead_of_requeue(
 
 def _keep_success(db: sqlite3.Connection, row: Row, ending: Ending, *, now: datetime, default_ttl: timedelta) -> None:
     """What a success leaves behind: facts, state, the dedupe receipt, the schedule's last success."""
-    facts.keep(db, row.plugin, row.command, row.id, ending.facts, ending.state_updates, now=now)
+    if ending.facts or ending.state_updates is not None:
+        facts.keep(db, row.plugin, row.command, row.id, ending.facts, ending.state_updates, now=now)
     if row.scope:
         own = row.dedupe_ttl_seconds
         ttl = default_ttl if own is None else max(timedelta(seconds=own), default_ttl)

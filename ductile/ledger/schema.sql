@@ -1,12 +1,15 @@
 -- The truth for a new database. Older ones get here through migrations/.
 -- Moments are UTC text of fixed width, so text order is time order; `seq` is the order of arrival.
+-- Where every change of a job asks for it, no list has more than two members: for a longer one SQLite makes a table of
+-- its own each time, which costs as much as the change.
 
 CREATE TABLE job_queue (
     id TEXT NOT NULL UNIQUE,
     plugin TEXT NOT NULL,
     command TEXT NOT NULL,
     payload TEXT,
-    status TEXT NOT NULL CHECK (status IN ('queued', 'running', 'succeeded', 'failed', 'dead', 'skipped')),
+    status TEXT NOT NULL
+        CHECK (status IN ('queued', 'running') OR status IN ('succeeded', 'failed') OR status IN ('dead', 'skipped')),
     attempt INTEGER NOT NULL DEFAULT 1 CHECK (attempt >= 1),
     max_attempts INTEGER NOT NULL DEFAULT 4 CHECK (max_attempts >= 1),
     submitted_by TEXT NOT NULL,
@@ -78,7 +81,8 @@ CREATE INDEX job_queue_running ON job_queue (claimed_by, plugin) WHERE claimed_b
 CREATE INDEX job_queue_by_status ON job_queue (status, seq);
 CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
 -- Only what did not succeed: finding the few costs nothing while all goes well.
-CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq) WHERE status IN ('failed', 'dead', 'skipped');
+CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq)
+    WHERE status NOT IN ('queued', 'running') AND status <> 'succeeded';
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
 CREATE INDEX job_queue_by_root ON job_queue (root_job_id, seq) WHERE root_job_id <> id;
 CREATE INDEX job_queue_by_join ON job_queue (join_id, seq) WHERE join_id IS NOT NULL;
@@ -96,7 +100,8 @@ CREATE TABLE job_log (
     plugin TEXT NOT NULL,
     command TEXT NOT NULL,
     status TEXT NOT NULL
-        CHECK (status IN ('succeeded', 'failed', 'timed_out', 'interrupted', 'skipped', 'dead')),
+        CHECK (status IN ('succeeded', 'failed') OR status IN ('timed_out', 'interrupted')
+               OR status IN ('skipped', 'dead')),
     result TEXT,
     attempt INTEGER NOT NULL,
     submitted_by TEXT NOT NULL,

@@ -41,29 +41,29 @@ def root_of(db: sqlite3.Connection, job_id: str) -> Root | None:
 
 GROW = """
     UPDATE job_queue
-       SET open_jobs = open_jobs + :opened, tree_jobs = tree_jobs + :jobs,
-           tree_completed_at = CASE WHEN open_jobs + :opened = 0 THEN tree_completed_at END
-     WHERE id = :root
+       SET open_jobs = open_jobs + ?, tree_jobs = tree_jobs + ?,
+           tree_completed_at = CASE WHEN open_jobs + ? = 0 THEN tree_completed_at END
+     WHERE id = ?
 """
 
 
 def grow(db: sqlite3.Connection, root_id: str, *, jobs: int = 1, opened: int) -> None:
     """So many more jobs are in the tree, and so many of them are open."""
-    db.execute(GROW, {"root": root_id, "jobs": jobs, "opened": opened})
+    db.execute(GROW, (opened, jobs, opened, root_id))
 
 
 CLOSE_ONE = """
-    UPDATE job_queue
-       SET open_jobs = open_jobs - 1, tree_completed_at = CASE WHEN open_jobs = 1 THEN :now END
-     WHERE id = :root
-    RETURNING open_jobs
+    UPDATE job_queue SET open_jobs = open_jobs - 1, tree_completed_at = CASE WHEN open_jobs = 1 THEN ? END WHERE id = ?
 """
+# Asked afterwards: an update that returns what it changed makes a table for that, which costs more than the look.
+IS_DONE = "SELECT open_jobs = 0 FROM job_queue WHERE id = ?"
 
 
 def close_one(db: sqlite3.Connection, root_id: str, *, now: str) -> bool:
     """One job of the tree is final; True if it was the last open one."""
-    rows = db.execute(CLOSE_ONE, {"root": root_id, "now": now}).fetchall()
-    return bool(rows) and rows[0][0] == 0
+    db.execute(CLOSE_ONE, (now, root_id))
+    row = db.execute(IS_DONE, (root_id,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 REOPEN_ONE = "UPDATE job_queue SET open_jobs = open_jobs + 1, tree_completed_at = NULL WHERE id = ?"

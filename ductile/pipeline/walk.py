@@ -386,7 +386,8 @@ def _refused_event(failed: NewJob, reason: str, event: Event) -> Event:
 def _require_readable(text: str, payload: Mapping[str, Any]) -> None:
     """What is written for the next job can be read by it: not too deep, not too many values."""
     deepest = strict_json.MAX_DEPTH - ENVELOPE_LEVELS
-    if text.count("{") + text.count("[") > deepest and height(payload) > deepest:
+    opened = text.count("{") + text.count("[")
+    if opened > deepest and height(payload) > deepest:
         raise Unfit(f"the payload would be nested deeper than {deepest}")
-    if text.count(",") + text.count("{") + text.count("[") > strict_json.MAX_NODES - ENVELOPE_NODES:
+    if text.count(",") + opened > strict_json.MAX_NODES - ENVELOPE_NODES:
         raise Unfit(f"the payload would have more than {strict_json.MAX_NODES:,} values")

@@ -161,6 +161,24 @@ def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Conn
     assert sum("COVERING INDEX" in step for steps in counts for step in steps) >= 2, counts
 
 
+@pytest.mark.parametrize("status", ["dead", "succeeded"])
+def test_an_index_of_an_older_ledger_is_used_as_well(db: sqlite3.Connection, status: str) -> None:
+    """It has the same rows and says so in other words."""
+    db.executescript("""
+        DROP INDEX job_queue_unusual;
+        CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq) WHERE status IN ('failed', 'dead', 'skipped');
+    """)
+    steps = plans_of(db, lambda: listed.jobs(db, Wanted(status=status, plugin="echo")))
+    assert any("job_queue_unusual (plugin=? AND status=?" in step for plan in steps for step in plan), steps
+
+
+def test_no_change_of_a_job_makes_a_table_for_a_list(db: sqlite3.Connection) -> None:
+    """SQLite does so each time for a list of more than two, also in checks and in conditions of indexes."""
+    for statement in (jobs.INSERT_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
+        program = db.execute(f"EXPLAIN {statement}", (1,) * statement.count("?"))
+        assert "OpenEphemeral" not in [row[1] for row in program], statement
+
+
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
