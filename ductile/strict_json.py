@@ -41,7 +41,7 @@ def parse(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_
     if len(text) >= MAX_NODES and opened + _count(text, ",") >= MAX_NODES and _node_count(text) > MAX_NODES:
         raise Unreadable(f"more than {MAX_NODES:,} values", Mark(source, 1))
     try:
-        value = _DECODER.decode(text)
+        value = _value_of(text)
         if opened > max_depth and _is_deeper(value, max_depth):
             raise _TooDeep
         return Parsed(*_storable(value), text) if _may_hold_surrogates(text) else Parsed(value, 0, text)
@@ -75,6 +75,8 @@ def dumps(data: Any) -> str:
 _CONSTANTS = ("NaN", "Infinity", "-Infinity")
 _SURROGATE = "[\ud800-\udfff]"
 _SURROGATE_ESCAPE = r"\\u[dD][89a-fA-F]"
+_OPENINGS = ("{", "[")
+_BLANKS = " \t\n\r"
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 
 
@@ -158,6 +160,17 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant)
+
+
+def _value_of(text: str) -> Any:
+    """What `decode` returns or raises, without its search for blanks around a value that has none."""
+    if not text.startswith(_OPENINGS):
+        return _DECODER.decode(text)
+    value, end = _DECODER.raw_decode(text)
+    rest = text[end:].lstrip(_BLANKS)
+    if rest:
+        raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
+    return value
 
 
 def _is_deeper(value: Any, most: int) -> bool:

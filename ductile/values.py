@@ -90,8 +90,8 @@ def resolve_types(cls: type) -> None:
 def changed(value: T, /, **those: Any) -> T:
     """As `attrs.evolve`, without asking attrs about the class: no default is made once more."""
     made: T = object.__new__(type(value))
-    for name in _names(type(value)):
-        object.__setattr__(made, name, those.pop(name) if name in those else getattr(value, name))
+    for name, fill in _places(type(value)):
+        fill(made, those.pop(name) if name in those else getattr(value, name))
     if those:
         raise TypeError(f"{type(value).__qualname__} has no {', '.join(those)}")
     return made
@@ -293,6 +293,12 @@ def _take_state(self: object, state: Mapping[str, Any]) -> None:
 @cache
 def _names(cls: type) -> tuple[str, ...]:
     return tuple(each.name for each in fields(cls))
+
+
+@cache
+def _places(cls: type) -> tuple[tuple[str, Callable[[object, Any], None]], ...]:
+    """Every field with what fills it, also in a value that is frozen."""
+    return tuple((name, getattr(cls, name).__set__) for name in _names(cls))
 
 
 @cache

@@ -4,7 +4,6 @@ A body is read only after its signature was found good, and only as what the end
 and can never pose as an event. Does not know what a delivery leads to; `webhooks` does.
 """
 
-import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
@@ -17,6 +16,7 @@ from ductile import strict_json
 from ductile.config.consistency import CREDENTIALS
 from ductile.config.sections import WebhookEndpoint
 from ductile.errors import DuctileError, Unreadable
+from ductile.ids import random_id
 from ductile.ledger.refusals import Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
@@ -81,6 +81,9 @@ class Endpoint:
     """One address, with everything that is decided before a delivery comes."""
 
     settings: WebhookEndpoint
+    path: str
+    source: str
+    """Who its jobs and events come from."""
     verifier: Verifier
     event_type: EventType
     id_header: str | None
@@ -95,20 +98,13 @@ class Endpoint:
         names = (name.lower() for name in settings.forward_headers)
         return cls(
             settings=settings,
+            path=settings.path,
+            source=f"webhook:{settings.path}",
             verifier=verifier,
             event_type=EventType.of(settings.event or _default_type(settings)),
             id_header=id_header.lower() if id_header else None,
             forwarded=tuple(name for name in dict.fromkeys(names) if name not in private),
         )
-
-    @property
-    def path(self) -> str:
-        return self.settings.path
-
-    @property
-    def source(self) -> str:
-        """Who its jobs and events come from."""
-        return f"webhook:{self.settings.path}"
 
 
 @frozen(kw_only=True)
@@ -127,19 +123,22 @@ def payload_of_body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
     encoding = (request.header("content-encoding") or "identity").lower()
     if encoding != "identity":
         raise WrongMediaType(f"the body is compressed ({encoding[:40]})", hint="send it as it is")
-    declared = (request.header("content-type") or "").partition(";")[0].strip().lower()
     if endpoint.settings.body == "form":
-        if declared == JSON:
+        if _declared(request) == JSON:
             raise WrongMediaType("the body is JSON, this endpoint takes forms", hint=f"send {FORM}")
         return _form(request.body)
     try:
         content = strict_json.loads(request.body, source="body", max_depth=DEEPEST)
     except Unreadable as error:
         # The declared type never chooses how a body is read: many senders of JSON declare a form.
-        if declared == FORM:
+        if _declared(request) == FORM:
             raise WrongMediaType("the body is a form, this endpoint takes JSON", hint=f"send {JSON}") from error
         raise DeliveryRefused(f"the body is not JSON: {error.reason}") from error
     return content if isinstance(content, dict) else {"body": content}
+
+
+def _declared(request: Request) -> str:
+    return (request.header("content-type") or "").partition(";")[0].strip().lower()
 
 
 def read_delivery(
@@ -153,7 +152,7 @@ def read_delivery(
     headers = {name: value for name in endpoint.forwarded if (value := request.header(name)) is not None}
     key, is_whole = _key(endpoint, request, verdict, payload)
     return Delivery(
-        event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
+        event=Event(random_id(), kind, payload, endpoint.source, now, headers=headers or None),
         key=key,
         body_hash=blake3(request.body).hexdigest() if key is not None and not is_whole else None,
     )

@@ -5,8 +5,7 @@ the handlers in the rooms beside this one sit at it.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import trio
@@ -48,19 +47,20 @@ class Callers:
 
     waiting: int = 0
 
-    @contextmanager
-    def one_more(self, most: int) -> Iterator[None]:
-        """Counts one caller for as long as the block lasts; TooManyCallers if `most` are waiting."""
+    def one_more(self, most: int) -> "Callers":
+        """Counts one caller for as long as the block behind it lasts; TooManyCallers if `most` are waiting."""
         if self.waiting >= most:
             raise TooManyCallers(
                 f"{self.waiting} callers wait for a run already (api.max_concurrent_sync)",
                 hint="try again later, or send ?async=true and ask for the tree of the job; nothing was started",
             )
+        return self
+
+    def __enter__(self) -> None:
         self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.waiting -= 1
 
 
 class Pausing(Protocol):

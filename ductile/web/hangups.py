@@ -59,13 +59,17 @@ class Line:
         self._is_watched = self._is_down = False
 
     def keeps_open(self, scope: trio.CancelScope) -> None:
-        """From now on a hang-up cancels this scope and no other; an earlier one does at once."""
+        """Until it is let go, a hang-up cancels this scope and no other; an earlier one does at once."""
         self._kept_open = scope
         if self._is_down:
             scope.cancel()
         elif not self._is_watched:  # most connections never wait for anything
             self._hangups.watch(self, self._descriptor)
             self._is_watched = True
+
+    def lets_go(self) -> None:
+        """From now on a hang-up cancels nothing."""
+        self._kept_open = None
 
     def hang_up(self) -> None:
         self._is_down = True

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from ductile.values import changed, frozen
+from ductile.values import changed, field, frozen
 from ductile.web.hangups import Line
 from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
 from ductile.web.message import Refusal, Request, Response
@@ -52,16 +52,16 @@ class Lane:
     limits: Limits
     waiting: Waiting
     line: Line
+    waited_for: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    """Cancelled when the client hangs up while a handler waits for something: then there is nobody to serve."""
 
     async def run(self) -> None:
         """Requests are served one after the other until either side has had enough."""
-        try:
+        with self.waited_for, suppress(ClientGone):
             while await self._serve_next():
                 pass
             if self.wire.unread:
                 await self.wire.linger()
-        except ClientGone:
-            pass
 
     async def _serve_next(self) -> bool:
         """One request is answered; whether the connection can carry another."""
@@ -204,15 +204,15 @@ class Lane:
         if not route.hot:
             await self.host.http(route, request, head, self.wire, reply)
         elif route.waits:
-            with trio.CancelScope() as scope:
-                self.line.keeps_open(scope)
+            self.line.keeps_open(self.waited_for)
+            try:
                 response = await self.site.answer(route, request)
                 if response.until is None:
                     await self._send(route, response, reply)
                 else:
                     await self._send_until(response.until, route, response, reply)
-            if scope.cancelled_caught:  # what was asked for next must not be taken for the answer to this
-                reply.keeps_alive = False
+            finally:
+                self.line.lets_go()
         else:
             await self._send(route, await self.site.answer(route, request), reply)
 

@@ -64,22 +64,20 @@ class Site:
 
     async def answer(self, route: Route, request: Request) -> Response:
         """What the handler returns; what it raises instead, as an answer that says no more than it should."""
-        return self.dressed(request, await self._answer(route, request))
+        try:
+            _require_json(route, request)
+            response = await route.handler(request)
+        except Refusal as refusal:
+            response = refusal.response
+        except DuctileError as error:
+            response = error_response(error)
+        except Exception as error:
+            response = self.fault(error, route)
+        return self.dressed(request, response)
 
     def dressed(self, request: Request | None, response: Response) -> Response:
         """The answer as the page in a browser needs it."""
         return readable(request, response, self.origins())
-
-    async def _answer(self, route: Route, request: Request) -> Response:
-        try:
-            _require_json(route, request)
-            return await route.handler(request)
-        except Refusal as refusal:
-            return refusal.response
-        except DuctileError as error:
-            return error_response(error)
-        except Exception as error:
-            return self.fault(error, route)
 
     def fault(self, error: Exception, route: AnyRoute) -> Response:
         """Our own mistake is reported to the operator in full and to the client not at all."""
@@ -91,7 +89,7 @@ def _require_json(route: Route, request: Request) -> None:
     """A body that calls itself something else is refused, where JSON is taken; one without a type, or with the type
     that simple clients give everything, is read as JSON."""
     declared = request.header("content-type") if route.takes is not None and request.body else None
-    if declared is None:
+    if declared is None or declared in TAKEN_AS_JSON:
         return
     media = declared.partition(";")[0].strip().lower()
     if media not in TAKEN_AS_JSON and not media.endswith("+json"):

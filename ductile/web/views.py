@@ -21,6 +21,8 @@ LONGEST_OUTPUT = 64 << 10
 RESULT_SCOPE = "jobs:result:ro"
 """Without it jobs are shown without what their plugins said: result, output, error, stderr."""
 
+_MILLISECOND = timedelta(milliseconds=1)
+
 EndsRun = Callable[[Job], bool]
 
 
@@ -100,7 +102,7 @@ def attempt_text(attempt: Attempt, result: tuple[str | None, bool] | None, *, sh
         "created_at": to_text(attempt.created_at),
         "started_at": _moment(attempt.started_at),
         "completed_at": to_text(attempt.completed_at),
-        "duration_ms": None if attempt.duration is None else attempt.duration // timedelta(milliseconds=1),
+        "duration_ms": None if attempt.duration is None else attempt.duration // _MILLISECOND,
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "last_error": attempt.last_error if shows_result else None,
@@ -119,11 +121,10 @@ def run_text(nodes: Sequence[Node], pipeline: str, ends: EndsRun) -> str:
     """A finished run of `pipeline`: what it came to, its result, and its tree."""
     root = nodes[0].job
     ended_at = max((node.job.completed_at for node in nodes if node.job.completed_at), default=root.created_at)
-    head = (
-        f'"job_id":{strict_json.dumps(root.id)},"status":"{run_status(nodes)}","duration_ms":{_millis(root, ended_at)}'
-    )
+    duration = _millis(root.created_at, ended_at)
+    head = strict_json.dumps({"job_id": root.id, "status": run_status(nodes), "duration_ms": duration})
     result = _result_of(nodes, pipeline, ends)
-    return f'{{{head},"result":{result or "null"},"tree":{tree_text(nodes, ends)}}}'
+    return f'{head[:-1]},"result":{result or "null"},"tree":{tree_text(nodes, ends)}}}'
 
 
 def run_status(nodes: Iterable[Node]) -> JobStatus:
@@ -196,11 +197,12 @@ def _is_failure(job: Job) -> bool:
 def _duration(job: Job) -> int | None:
     if job.started_at is None or job.completed_at is None:
         return None
-    return max(job.completed_at - job.started_at, timedelta()) // timedelta(milliseconds=1)
+    return _millis(job.started_at, job.completed_at)
 
 
-def _millis(root: Job, ended_at: datetime) -> int:
-    return max(ended_at - root.created_at, timedelta()) // timedelta(milliseconds=1)
+def _millis(since: datetime, until: datetime) -> int:
+    """From one moment to the other; 0 if the clock was set back between."""
+    return (until - since) // _MILLISECOND if until > since else 0
 
 
 def _moment(moment: datetime | None) -> str | None:

@@ -60,17 +60,21 @@ class Wire:
 
     async def write(self, data: bytes) -> None:
         """All of `data` is with the kernel; the client was never still for longer than the limit."""
-        view = memoryview(data)
-        for start in range(self._write_now(view), len(view), WRITE_BYTES):
+        written = self._write_now(data)
+        if written < len(data):
+            await self._write_rest(memoryview(data)[written:])
+
+    async def _write_rest(self, data: memoryview) -> None:
+        for start in range(0, len(data), WRITE_BYTES):
             with trio.move_on_after(self.limits.write_stall_seconds) as patience:
                 try:
-                    await self.stream.send_all(view[start : start + WRITE_BYTES])
+                    await self.stream.send_all(data[start : start + WRITE_BYTES])
                 except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                     raise ClientGone from error
             if patience.cancelled_caught:
                 raise ClientGone
 
-    def _write_now(self, data: memoryview) -> int:
+    def _write_now(self, data: bytes) -> int:
         """How much the kernel takes at once: nearly always all of it, without a deadline and a turn of the loop."""
         try:
             return os.write(self.stream.socket.fileno(), data)
@@ -160,11 +164,13 @@ class Reply:
         if isinstance(body, bytes):
             self.begin(status, headers, len(body))
             await self.piece(body)
+            if self._pending:  # nothing of a body went with it
+                await self.flush()
         else:
             self.begin(status, headers, None)
             await self.flush()  # a reader of a quiet stream should see that it is connected
             await self._send_pieces(body)
-        await self.end()
+            await self.end()
 
     async def _send_pieces(self, body: AsyncIterable[bytes]) -> None:
         if self._bodiless:
