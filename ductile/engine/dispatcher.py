@@ -4,9 +4,10 @@ One loop does all the writing: endings that arrive during a commit share the nex
 slots that are free by then, so there is never more than one claim at a time. Knows nothing of HTTP or schedules.
 """
 
+import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,8 +19,10 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
-from ductile.engine.run_job import Attempt, Surroundings, run_job
+from ductile.engine.run_job import LARGE, Attempt, Begun, Surroundings, begin, end_at_once, run_job, see_through
 from ductile.engine.stranded import settle_stranded
+from ductile.engine.sweep import house
+from ductile.engine.young import Young
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.hub import Hub, job_topic, tree_topic
@@ -55,6 +58,8 @@ class Dispatcher:
     meters: Meters = field(factory=Meters)
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
+    young: Young | None = None
+    """Those of them whose process has only just started; while the dispatcher runs."""
     endings: list[Ending] = field(factory=list)
     may_join: bool = False
     """Whether what is written next may bring joins to their end."""
@@ -72,9 +77,12 @@ class Dispatcher:
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
+        self.young = Young()
         async with trio.open_nursery() as jobs:
             jobs.start_soon(self._drain_when, stopping)
             jobs.start_soon(self._look_again)
+            jobs.start_soon(self._end_the_young, self.young, jobs)
+            jobs.start_soon(self._let_the_young_go, self.young, jobs)
             jobs.start_soon(self.around.spare_memory.run)
             task_status.started()
             try:
@@ -145,19 +153,16 @@ class Dispatcher:
             if not self.ledger.look_up(any_ready):
                 return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
-        # No await from here to the last start_soon: a claimed job always has an owner.
-        for job in claimed.jobs:
-            state, is_shared = claimed.states[job.plugin], self.ledger.last_was_shared
-            attempt = self.attempts[job.id] = Attempt(job, snapshot, state, comes_second=is_shared)
-            if self.drain_is_over:
-                attempt.stop.request(DRAIN)
-            elif job.id in self.to_stop:
-                attempt.stop.request(self.to_stop[job.id])
-            jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
+        # No await from here to the last start: a claimed job always has an owner.
+        started = [self._attempt(job, snapshot, claimed.states[job.plugin]) for job in claimed.jobs]
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
         is_awaited = any(map(self._is_awaited, ended))
         self.ledger.disk.when_durable(partial(self._announce, ended), is_awaited=is_awaited)
+        for attempt in started:
+            # Whoever waits for what has ended does not wait for a spawn as well.
+            if is_awaited or self._comes_later(attempt) or not self._start_at_once(attempt):
+                jobs.start_soon(self._run_in_slot, attempt, name=f"job {attempt.job.id}")
         if endings and self.is_outdated:
             self.is_outdated = False
             jobs.start_soon(self._settle_stranded)
@@ -166,29 +171,106 @@ class Dispatcher:
             self.hub.announce_work()
         return self._until(claimed.next_due)
 
+    def _attempt(self, job: Job, snapshot: Snapshot, state: str) -> Attempt:
+        """The attempt of a job that was claimed just now, as others see it from now on."""
+        attempt = Attempt(job, snapshot, state, comes_second=self.ledger.last_was_shared)
+        self.attempts[job.id] = attempt
+        if self.drain_is_over:
+            attempt.stop.request(DRAIN)
+        elif job.id in self.to_stop:
+            attempt.stop.request(self.to_stop[job.id])
+        return attempt
+
     async def _run_in_slot(self, attempt: Attempt) -> None:
-        """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
-        failpoint("claim.after_commit")
+        """A claimed job has run, or runs among the young."""
         job = attempt.job
         if not await self._is_there_for_good(job, comes_second=attempt.comes_second):
             del self.attempts[job.id]
             return
-        if job.attempt == 1 and job.started_at is not None:
-            self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
+        if not self._start_at_once(attempt):
+            self._count_wait(job)
+            await self._end(attempt, self._attempted(attempt))
+
+    def _start_at_once(self, attempt: Attempt) -> bool:
+        """True if the attempt has started and is among the young, or has ended; False if it needs a task to wait in."""
+        failpoint("claim.after_commit")
+        if self.young is None or not self._may_start_at_once(attempt):
+            return False
         try:
-            ending = await self._attempted(attempt)
+            begun = begin(self.around, attempt)
+        except Exception as error:
+            begun = self._fault(attempt, error)
+        if begun is None:
+            return False
+        self._count_wait(attempt.job)
+        if isinstance(begun, Begun):
+            self.young.take_in(begun)
+        else:
+            self._put_down(attempt, begun)
+        return True
+
+    def _may_start_at_once(self, attempt: Attempt) -> bool:
+        if attempt.job.plugin == RELAY or attempt.size > LARGE or attempt.stop.reason is not None:
+            return False
+        return house().is_at_leisure and trio.current_effective_deadline() > -math.inf
+
+    async def _end_the_young(self, young: Young, jobs: trio.Nursery) -> None:
+        """Who exits among the young is put down; who leaves something to wait for gets a task for that."""
+        try:
+            while True:
+                for begun in await young.exited():
+                    if not self._end_at_once(begun):
+                        jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+        finally:
+            self.young = None
+            for begun in young.leave():
+                jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+
+    async def _let_the_young_go(self, young: Young, jobs: trio.Nursery) -> None:
+        """Who is young no longer gets a task of its own."""
+        while True:
+            for begun in await young.outgrown():
+                jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+
+    def _end_at_once(self, begun: Begun) -> bool:
+        attempt = begun.attempt
+        try:
+            ending = end_at_once(self.around, begun)
+        except Exception as error:
+            ending = self._fault(attempt, error)
+        if ending is None:
+            return False
+        self._put_down(attempt, ending)
+        return True
+
+    async def _see_through(self, begun: Begun) -> None:
+        await self._end(begun.attempt, see_through(self.around, begun))
+
+    async def _end(self, attempt: Attempt, work: Awaitable[Ending | None]) -> None:
+        """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
+        try:
+            ending = await work
         except* Exception as errors:
-            fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
-            self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
-            # What a plugin has done is not done again because of a fault of ours.
-            outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
-            ending = Ending(
-                job_id=job.id,
-                attempt=job.attempt,
-                outcome=outcome,
-                rule=rule_of(attempt.snapshot),
-                is_intolerable=attempt.has_run,
-            )
+            ending = self._fault(attempt, errors.exceptions[0])
+        self._put_down(attempt, ending)
+
+    def _fault(self, attempt: Attempt, error: Exception) -> Ending:
+        job = attempt.job
+        fault = attempt.snapshot.config.mask(f"internal error: {error!r}")
+        self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
+        # What a plugin has done is not done again because of a fault of ours.
+        outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
+        return Ending(
+            job_id=job.id,
+            attempt=job.attempt,
+            outcome=outcome,
+            rule=rule_of(attempt.snapshot),
+            is_intolerable=attempt.has_run,
+        )
+
+    def _put_down(self, attempt: Attempt, ending: Ending | None) -> None:
+        """The attempt is over; its ending, if its job was not put back, is in the next turn."""
+        job = attempt.job
         # A job that was put back can run again already, woken in the same commit.
         if self.attempts.get(job.id) is attempt:
             del self.attempts[job.id]
@@ -198,6 +280,13 @@ class Dispatcher:
             self.may_join |= job.join_id is not None
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
+
+    def _count_wait(self, job: Job) -> None:
+        if job.attempt == 1 and job.started_at is not None:
+            self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
+
+    def _comes_later(self, attempt: Attempt) -> bool:
+        return attempt.comes_second or self._waits_for_the_disk(attempt.job)
 
     async def _is_there_for_good(self, job: Job, *, comes_second: bool = False) -> bool:
         """Waits until no power cut can take the job back; False if that cannot be: the next start recovers it.

@@ -127,7 +127,7 @@ class Running:
     def __init__(self, launched: Launched, caps: Caps, tail: Tail, now: Callable[[], float]) -> None:
         self.process, self.caps, self.tail, self.now = launched, caps, tail, now
         self.ending = Ending.STOPPED
-        self.exited = self.pipe_held = self.lost = False
+        self.exited = self.pipe_held = self.lost = self.is_buried = False
         self.status: os.waitid_result | None = None
         self.swept = self.taken = 0
         self.stdout = Beginning(caps.stdout)
@@ -188,6 +188,8 @@ class Running:
 
         Whoever goes through this takes what is ready each time, and waits for it until the given moment at the latest.
         """
+        if self.is_buried:
+            return
         if not self.has_exited() and not self.over_cap:
             self._signal(signal.SIGTERM, signal.SIGCONT)
             until = self.now() + grace
@@ -200,8 +202,14 @@ class Running:
                 yield until
         self._stop_feeding()
         yield from self._drain()
+        self.bury()
+
+    def bury(self) -> None:
+        """The leader is reaped, and its group is dead."""
         self._signal(signal.SIGKILL)  # while the leader is unreaped, its group number cannot mean another group
-        self._reap()
+        self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
+        self.lost = self.status is None
+        self.is_buried = True
 
     def finished(self, reason: str | None) -> Finished:
         status = self.status
@@ -288,10 +296,6 @@ class Running:
             self.feeding = False
             self._unwatch(self.process.stdin)
             self.process.descriptors.close(self.process.stdin)
-
-    def _reap(self) -> None:
-        self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
-        self.lost = self.status is None
 
     def has_exited(self) -> bool:
         """Whether the leader has exited, as the kernel says."""
