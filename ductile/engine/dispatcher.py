@@ -4,7 +4,6 @@ One loop does all the writing: endings that arrive during a commit share the nex
 slots that are free by then, so there is never more than one claim at a time. Knows nothing of HTTP or schedules.
 """
 
-import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -25,7 +24,7 @@ from ductile.engine.sweep import house
 from ductile.engine.young import Young
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
-from ductile.hub import Hub, job_topic, tree_topic
+from ductile.hub import Hub
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
@@ -98,7 +97,9 @@ class Dispatcher:
             if self.is_draining and not self.attempts and not self.endings:
                 break
             # An earlier moment stays: a look too many costs less than to set the alarm with every job.
-            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + pause)
+            until = trio.current_time() + pause
+            if until < self._alarm.deadline:
+                self._alarm.deadline = until
             await self.hub.work_waiting()
 
     async def _look_again(self) -> None:
@@ -144,7 +145,8 @@ class Dispatcher:
         self.may_join = False
         snapshot = self.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
-        await self._note_processes()
+        for attempt in self._unnoted():
+            await self._note_process(attempt)
         free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
         limit = snapshot.max_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
@@ -194,7 +196,7 @@ class Dispatcher:
     def _start_at_once(self, attempt: Attempt) -> bool:
         """True if the attempt has started and is among the young, or has ended; False if it needs a task to wait in."""
         failpoint("claim.after_commit")
-        if self.young is None or not self._may_start_at_once(attempt):
+        if self.young is None or not _may_start_at_once(attempt):
             return False
         try:
             begun = begin(self.around, attempt)
@@ -208,11 +210,6 @@ class Dispatcher:
         else:
             self._put_down(attempt, begun)
         return True
-
-    def _may_start_at_once(self, attempt: Attempt) -> bool:
-        if attempt.job.plugin == RELAY or attempt.size > LARGE or attempt.stop.reason is not None:
-            return False
-        return house().is_at_leisure and trio.current_effective_deadline() > -math.inf
 
     async def _end_the_young(self, young: Young, jobs: trio.Nursery) -> None:
         """Who exits among the young is put down; who leaves something to wait for gets a task for that."""
@@ -324,28 +321,31 @@ class Dispatcher:
             self.around.log.warn("dispatcher", f"jobs of plugins that are gone were not ended: {error}")
         self.hub.announce_everyone()
 
-    async def _note_processes(self) -> None:
-        """Attempts that run for a while are written down with their process, so that a recovery can find and end it."""
+    def _unnoted(self) -> list[Attempt]:
+        """Attempts that have run for a while."""
         started_before = trio.current_time() - NOTED_AFTER_SECONDS
-        for attempt in [one for one in self.attempts.values() if not one.is_noted and one.since < started_before]:
-            process = identify(attempt.pid) if attempt.pid is not None else None
-            if process is None:
-                continue
-            attempt.is_noted = True
-            try:
-                await self.ledger.write(
-                    note_process,
-                    attempt.job.id,
-                    attempt.job.attempt,
-                    now=self.around.clock.now(),
-                    pid=process.pid,
-                    start_ticks=process.start_ticks,
-                    boot_id=process.boot_id,
-                )
-                failpoint("process.after_commit")
-            except LedgerError as error:
-                # The mark in its environment finds it too.
-                self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
+        return [one for one in self.attempts.values() if one.since < started_before and not one.is_noted]
+
+    async def _note_process(self, attempt: Attempt) -> None:
+        """The attempt is written down with its process, so that a recovery can find and end that."""
+        process = identify(attempt.pid) if attempt.pid is not None else None
+        if process is None:
+            return
+        attempt.is_noted = True
+        try:
+            await self.ledger.write(
+                note_process,
+                attempt.job.id,
+                attempt.job.attempt,
+                now=self.around.clock.now(),
+                pid=process.pid,
+                start_ticks=process.start_ticks,
+                boot_id=process.boot_id,
+            )
+            failpoint("process.after_commit")
+        except LedgerError as error:
+            # The mark in its environment finds it too.
+            self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
 
     async def _write(
         self,
@@ -412,6 +412,8 @@ class Dispatcher:
             raise
 
     def _free(self, slots_of: Mapping[str, int]) -> dict[str, int]:
+        if not slots_of:
+            return {}
         held = self.held()
         if EVERYTHING in held:
             return {}
@@ -442,9 +444,7 @@ class Dispatcher:
         )
 
     def _is_awaited(self, result: Recorded | Stale) -> bool:
-        if isinstance(result, Stale):
-            return False
-        return self.hub.is_watched(job_topic(result.job_id)) or self.hub.is_watched(tree_topic(result.root_job_id))
+        return not isinstance(result, Stale) and self.hub.is_awaited(result.job_id, result.root_job_id)
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:
@@ -474,3 +474,10 @@ class Dispatcher:
         self.drain_is_over = True
         for attempt in self.attempts.values():
             attempt.stop.request(DRAIN)
+
+
+def _may_start_at_once(attempt: Attempt) -> bool:
+    """Whether nobody has to wait longer than for one spawn if the attempt starts here."""
+    if attempt.job.plugin == RELAY or attempt.size > LARGE or attempt.stop.reason is not None:
+        return False
+    return house().is_at_leisure

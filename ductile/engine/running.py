@@ -21,6 +21,7 @@ QUIET_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
 # Nothing survives SIGKILL this long, unless the kernel itself is stuck on its behalf.
 LOST_SECONDS = 5.0
+_IF_IT_IS_THERE = suppress(ProcessLookupError, PermissionError)
 
 
 @frozen
@@ -312,5 +313,5 @@ class Running:
 
     def _signal(self, *signals: signal.Signals) -> None:
         for each in signals:
-            with suppress(ProcessLookupError, PermissionError):
+            with _IF_IT_IS_THERE:
                 os.killpg(self.process.pid, each)
