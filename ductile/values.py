@@ -208,8 +208,10 @@ def _constructor(cls: type) -> Callable[..., None]:
     """`__init__` as one would write it by hand, for many values."""
     given, named, body = ["self"], ["*"], ["pass"]
     scope: dict[str, Any] = {"NOTHING": NOTHING}
+    is_open = cls.__setattr__ is object.__setattr__  # type: ignore[comparison-overlap]
     for number, each in enumerate(fields(cls)):
-        scope[f"_set{number}"] = getattr(cls, each.name).__set__
+        if not is_open:
+            scope[f"_set{number}"] = getattr(cls, each.name).__set__
         value = each.alias if each.init else f"_default{number}"
         if each.factory is not None:
             scope[f"_make{number}"], scope[f"_default{number}"] = each.factory, NOTHING
@@ -218,7 +220,7 @@ def _constructor(cls: type) -> Callable[..., None]:
             scope[f"_default{number}"] = each.default
         elif not each.init:
             continue
-        body.append(f"_set{number}(self, {value})")
+        body.append(f"self.{each.name} = {value}" if is_open else f"_set{number}(self, {value})")
         if each.init:
             default = f"=_default{number}" if f"_default{number}" in scope else ""
             (named if each.kw_only else given).append(f"{each.alias}{default}")

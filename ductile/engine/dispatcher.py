@@ -32,7 +32,7 @@ from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
 from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
-from ductile.model import Ending, Failed, GateRule, Job, Retried
+from ductile.model import Ending, Failed, Job, Retried
 from ductile.pipeline.plan import RELAY
 from ductile.values import define, field
 
@@ -72,7 +72,7 @@ class Dispatcher:
     _alarm: trio.CancelScope = field(factory=trio.CancelScope)
     """When the ledger is looked at without a hint."""
     _apart: tuple[Snapshot, Mapping[str, int]] | None = None
-    _gated: tuple[Snapshot, Mapping[str, GateRule]] | None = None
+    _work: tuple[Snapshot, Callable[..., tuple[list[Recorded | Stale], Claimed]]] | None = None
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
@@ -145,7 +145,7 @@ class Dispatcher:
         self.may_join = False
         snapshot = self.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
-        for attempt in self._unnoted():
+        for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
             await self._note_process(attempt)
         free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
         limit = snapshot.max_workers - workers if free else 0
@@ -162,6 +162,7 @@ class Dispatcher:
         is_awaited = any(map(self._is_awaited, ended))
         self.ledger.disk.when_durable(partial(self._announce, ended), is_awaited=is_awaited)
         for attempt in started:
+            failpoint("claim.after_commit")
             # Whoever waits for what has ended does not wait for a spawn as well.
             if is_awaited or self._comes_later(attempt) or not self._start_at_once(attempt):
                 jobs.start_soon(self._run_in_slot, attempt, name=f"job {attempt.job.id}")
@@ -195,7 +196,6 @@ class Dispatcher:
 
     def _start_at_once(self, attempt: Attempt) -> bool:
         """True if the attempt has started and is among the young, or has ended; False if it needs a task to wait in."""
-        failpoint("claim.after_commit")
         if self.young is None or not _may_start_at_once(attempt):
             return False
         try:
@@ -321,10 +321,9 @@ class Dispatcher:
             self.around.log.warn("dispatcher", f"jobs of plugins that are gone were not ended: {error}")
         self.hub.announce_everyone()
 
-    def _unnoted(self) -> list[Attempt]:
-        """Attempts that have run for a while."""
-        started_before = trio.current_time() - NOTED_AFTER_SECONDS
-        return [one for one in self.attempts.values() if one.since < started_before and not one.is_noted]
+    def _started_before(self, moment: float) -> list[Attempt]:
+        """Attempts whose process is to be noted by now."""
+        return [one for one in self.attempts.values() if one.since < moment and not one.is_noted]
 
     async def _note_process(self, attempt: Attempt) -> None:
         """The attempt is written down with its process, so that a recovery can find and end that."""
@@ -384,18 +383,12 @@ class Dispatcher:
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         try:
             work = partial(
-                record_and_claim,
+                self._work_under(snapshot),
                 endings=endings,
                 now=self.around.clock.now(),
-                run_id=self.run_id,
                 free=free,
                 apart=relays,
                 limit=limit,
-                default_ttl=snapshot.config.settings.service.dedupe_ttl,
-                budget=budget_of(snapshot),
-                snapshot_id=snapshot.id,
-                join_rule=join_rule_of(snapshot),
-                gates=self._gates(snapshot),
             )
             return await self.ledger.write_last(
                 partial(work, carefully=False),
@@ -424,10 +417,20 @@ class Dispatcher:
                 free[plugin] -= 1
         return {name: slots for name, slots in free.items() if slots > 0 and name not in held}
 
-    def _gates(self, snapshot: Snapshot) -> Mapping[str, GateRule]:
-        if self._gated is None or self._gated[0] is not snapshot:
-            self._gated = (snapshot, gates_of(snapshot))
-        return self._gated[1]
+    def _work_under(self, snapshot: Snapshot) -> Callable[..., tuple[list[Recorded | Stale], Claimed]]:
+        """What every transaction under this configuration has in common."""
+        if self._work is None or self._work[0] is not snapshot:
+            work = partial(
+                record_and_claim,
+                run_id=self.run_id,
+                default_ttl=snapshot.config.settings.service.dedupe_ttl,
+                budget=budget_of(snapshot),
+                snapshot_id=snapshot.id,
+                join_rule=join_rule_of(snapshot),
+                gates=gates_of(snapshot),
+            )
+            self._work = (snapshot, work)
+        return self._work[1]
 
     def _lanes_apart(self, snapshot: Snapshot) -> Mapping[str, int]:
         """Relays need no worker. Without instances there are none, but for those that a configuration left behind."""

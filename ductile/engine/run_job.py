@@ -280,10 +280,10 @@ def _log(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdic
         fields["duration_ms"] = round(run.duration * 1000, 1)
     match verdict.outcome:
         case Succeeded():
-            log.info("dispatcher", "job succeeded", **fields)
+            log.write("info", "dispatcher", "job succeeded", fields)
         case Retried(error, delay):
             log.warn("dispatcher", f"attempt failed: {error}", **fields, retry_in_seconds=delay.total_seconds())
         case Failed(error) | Dead(error):
-            log.error("dispatcher", f"job failed: {error}", **fields)
+            log.write("error", "dispatcher", f"job failed: {error}", fields)
         case _:
-            log.info("dispatcher", "attempt interrupted", **fields)
+            log.write("info", "dispatcher", "attempt interrupted", fields)
