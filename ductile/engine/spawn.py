@@ -210,7 +210,8 @@ class Run(Running):
 
     async def _leave_alone(self) -> None:
         """The leader has exited, was asked to stop, or has had its time to start; how it started is remembered."""
-        await self._until_exit(self.is_left_alone_until)
+        if self.now() < self.is_left_alone_until:
+            await self._until_exit(self.is_left_alone_until)
         if not self.is_slow_starter:
             if self.exited or self.stop.reason is not None or not self.is_silent():
                 return

@@ -11,6 +11,8 @@ import trio
 from ductile.engine.run_job import Begun
 from ductile.values import define, field
 
+SOON_SECONDS = 0.002
+
 
 @define(eq=False)
 class Young:
@@ -21,21 +23,23 @@ class Young:
     _exits: select.epoll = field(factory=select.epoll)
     """Watches these descriptors, but for some that the kernel would not watch."""
     _unwatched: set[int] = field(factory=set)
-    _next_look: float = math.inf
-    _call: trio.Event = field(factory=trio.Event)
+    _patience: trio.CancelScope = field(factory=trio.CancelScope)
+    """Ends when one of them may have had its time."""
 
     def take_in(self, begun: Begun) -> None:
         """From now on `exited` or `outgrown` will tell of it."""
         pidfd = begun.run.process.pidfd
         self._all[pidfd] = begun
+        begun.attempt.stop.wakes(self._look_now)
         try:
             self._exits.register(pidfd, select.EPOLLIN)
         except OSError:
             self._unwatched.add(pidfd)
             self._look_now()
-        if begun.run.is_left_alone_until < self._next_look:
-            self._look_now()
-        begun.attempt.stop.wakes(self._look_now)
+        # To look for somebody who is gone costs more than to put it off; and that is not done for everybody.
+        look_at = self._patience.deadline
+        if begun.run.is_left_alone_until < look_at or look_at < begun.run.began + SOON_SECONDS:
+            self._patience.deadline = self._next_look()
 
     async def exited(self) -> list[Begun]:
         """Waits until some have exited."""
@@ -49,10 +53,9 @@ class Young:
             found = [pidfd for pidfd, begun in self._all.items() if self._needs_a_task(pidfd, begun, now)]
             if found:
                 return [self._let_go(pidfd) for pidfd in found]
-            self._call = trio.Event()
-            self._next_look = min((begun.run.is_left_alone_until for begun in self._all.values()), default=math.inf)
-            with trio.CancelScope(deadline=self._next_look):
-                await self._call.wait()
+            self._patience = trio.CancelScope(deadline=self._next_look())
+            with self._patience:
+                await trio.sleep_forever()
 
     def leave(self) -> list[Begun]:
         """All of them; there will be no others."""
@@ -60,8 +63,11 @@ class Young:
         self._exits.close()
         return left
 
+    def _next_look(self) -> float:
+        return min((begun.run.is_left_alone_until for begun in self._all.values()), default=math.inf)
+
     def _look_now(self) -> None:
-        self._call.set()
+        self._patience.cancel()
 
     def _needs_a_task(self, pidfd: int, begun: Begun, now: float) -> bool:
         is_stopped = begun.attempt.stop.reason is not None
