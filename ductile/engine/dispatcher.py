@@ -18,9 +18,18 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
-from ductile.engine.run_job import LARGE, Attempt, Begun, Surroundings, begin, end_at_once, run_job, see_through
+from ductile.engine.run_job import (
+    LARGE,
+    Attempt,
+    Begun,
+    Surroundings,
+    end_at_once,
+    see_through,
+    start_at_once,
+    start_job,
+)
+from ductile.engine.spawn import may_launch_at_once
 from ductile.engine.stranded import settle_stranded
-from ductile.engine.sweep import house
 from ductile.engine.young import Young
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
@@ -199,16 +208,13 @@ class Dispatcher:
         if self.young is None or not _may_start_at_once(attempt):
             return False
         try:
-            begun = begin(self.around, attempt)
+            begun = start_at_once(self.around, attempt)
         except Exception as error:
             begun = self._fault(attempt, error)
         if begun is None:
             return False
         self._count_wait(attempt.job)
-        if isinstance(begun, Begun):
-            self.young.take_in(begun)
-        else:
-            self._put_down(attempt, begun)
+        self._go_on(attempt, begun)
         return True
 
     async def _end_the_young(self, young: Young, jobs: trio.Nursery) -> None:
@@ -243,13 +249,21 @@ class Dispatcher:
     async def _see_through(self, begun: Begun) -> None:
         await self._end(begun.attempt, see_through(self.around, begun))
 
-    async def _end(self, attempt: Attempt, work: Awaitable[Ending | None]) -> None:
+    async def _end(self, attempt: Attempt, work: Awaitable[Ending | Begun | None]) -> None:
         """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
         try:
-            ending = await work
+            reached = await work
         except* Exception as errors:
-            ending = self._fault(attempt, errors.exceptions[0])
-        self._put_down(attempt, ending)
+            reached = self._fault(attempt, errors.exceptions[0])
+        self._go_on(attempt, reached)
+
+    def _go_on(self, attempt: Attempt, reached: Ending | Begun | None) -> None:
+        """The attempt is over, or among the young."""
+        if isinstance(reached, Begun):
+            assert self.young is not None, "somebody watches it"
+            self.young.take_in(reached)
+        else:
+            self._put_down(attempt, reached)
 
     def _fault(self, attempt: Attempt, error: Exception) -> Ending:
         job = attempt.job
@@ -305,13 +319,16 @@ class Dispatcher:
     def _waits_for_the_disk(self, job: Job) -> bool:
         return job.attempt > 1 or job.dedupe_key is not None or not self.ledger.disk.has(job.seq)
 
-    async def _attempted(self, attempt: Attempt) -> Ending | None:
-        """What the attempt came to; None if its job was put back and waits."""
+    async def _attempted(self, attempt: Attempt) -> Ending | Begun | None:
+        """What the attempt came to, or its process; None if its job was put back and waits."""
         if attempt.job.plugin == RELAY:
             from ductile.engine.relay import send_job  # with its HTTP client: only who relays pays for loading it
 
             return await send_job(self.around, attempt, self.ledger)
-        return await run_job(self.around, attempt)
+        begun = await start_job(self.around, attempt)
+        if isinstance(begun, Begun) and self.young is None:
+            return await see_through(self.around, begun)
+        return begun
 
     async def _settle_stranded(self) -> None:
         """What an outdated job has led to is held against the configuration of the moment."""
@@ -483,4 +500,4 @@ def _may_start_at_once(attempt: Attempt) -> bool:
     """Whether nobody has to wait longer than for one spawn if the attempt starts here."""
     if attempt.job.plugin == RELAY or attempt.size > LARGE or attempt.stop.reason is not None:
         return False
-    return house().is_at_leisure
+    return may_launch_at_once()

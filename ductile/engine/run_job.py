@@ -1,7 +1,7 @@
 """One attempt of one job on one page: preflight, spawn, judge, and the ending that `record` will write.
 
-Called by the dispatcher, which hands the ending to the ledger: `run_job` in a task of its own, or `begin` and
-`end_at_once` where nothing has to be waited for but the exit of a process.
+Called by the dispatcher, which hands the ending to the ledger. What is `at_once` needs no task, and says so where it
+would have to wait after all.
 """
 
 import errno
@@ -18,9 +18,20 @@ from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
 from ductile.engine.judge import Policy, Verdict, backoff, judge
+from ductile.engine.launch import Launched, launch
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spare_memory import SpareMemory
-from ductile.engine.spawn import Finished, Run, SpawnFailed, Stop, Tail, run_plugin, start_plugin
+from ductile.engine.spawn import (
+    Finished,
+    Run,
+    SpawnFailed,
+    Start,
+    Stop,
+    Tail,
+    launch_at_once,
+    launch_in_turn,
+    run_plugin,
+)
 from ductile.failpoints import failpoint
 from ductile.logs import Log
 from ductile.model import (
@@ -99,39 +110,37 @@ class Begun:
 
 async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     """Run one attempt; what it came to and everything that follows from it."""
+    begun = await start_job(around, attempt)
+    return begun if isinstance(begun, Ending) else await see_through(around, begun)
+
+
+async def start_job(around: Surroundings, attempt: Attempt) -> Begun | Ending:
+    """The attempt with its process, which the caller owns; or what it came to without one."""
     started_at = around.clock.now()
     ready = await _aside(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
     if not isinstance(ready, Ready):
         return _without_process(around, attempt, ready, started_at)
     _warn(around, attempt, ready)
     failpoint("spawn.before")
-    return await _ended(around, attempt, ready, await spawn(attempt, ready), started_at)
+    launched = await launch_in_turn(_start(ready))
+    if isinstance(launched, SpawnFailed):
+        return await _ended(around, attempt, ready, launched, started_at)
+    return _begun(attempt, ready, launched, started_at)
 
 
-def begin(around: Surroundings, attempt: Attempt) -> Begun | Ending | None:
-    """`run_job` as far as its process, or to its end if there is none; None if one would have to wait for it."""
+def start_at_once(around: Surroundings, attempt: Attempt) -> Begun | Ending | None:
+    """`start_job` for who has asked whether it may be at once; None if there is something to wait for after all."""
     started_at = around.clock.now()
     ready = _ready(around, attempt, started_at)
     if not isinstance(ready, Ready):
         return _without_process(around, attempt, ready, started_at)
     failpoint("spawn.before")
-    attempt.tail.cap = ready.caps.stderr
-    run = start_plugin(
-        ready.argv,
-        ready.request,
-        timeout=ready.policy.timeout.total_seconds(),
-        env=ready.environment,
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        limits=ready.limits,
-        stop=attempt.stop,
-        tail=attempt.tail,
-    )
-    if isinstance(run, SpawnFailed):
+    launched = launch_at_once(_start(ready))
+    if isinstance(launched, SpawnFailed):
         return None
-    attempt.note_start(run.process.pid)
+    begun = _begun(attempt, ready, launched, started_at)
     _warn(around, attempt, ready)
-    return Begun(attempt, ready, started_at, run)
+    return begun
 
 
 def end_at_once(around: Surroundings, begun: Begun) -> Ending | None:
@@ -180,6 +189,26 @@ def _ready(around: Surroundings, attempt: Attempt, started_at: datetime) -> Read
         now=started_at,
         memory=around.memory,
     )
+
+
+def _start(ready: Ready) -> Start:
+    return partial(launch, ready.argv, ready.request, ready.environment, ready.limits)
+
+
+def _begun(attempt: Attempt, ready: Ready, launched: Launched, started_at: datetime) -> Begun:
+    attempt.tail.cap = ready.caps.stderr
+    run = Run(
+        launched,
+        ready.argv[0],
+        ready.environment,
+        timeout=ready.policy.timeout.total_seconds(),
+        grace=ready.grace.total_seconds(),
+        caps=ready.caps,
+        stop=attempt.stop,
+        tail=attempt.tail,
+    )
+    attempt.note_start(launched.pid)
+    return Begun(attempt, ready, started_at, run)
 
 
 def _warn(around: Surroundings, attempt: Attempt, ready: Ready) -> None:

@@ -1,12 +1,13 @@
 """One plugin process from spawn to reaped, watched by the event loop: deadline, stop, sweep.
 
 Whatever a plugin does is a value (`Finished`, `SpawnFailed`), never an exception; what it means is for `judge`.
-Knows nothing of jobs, retries or JSON. `run_job` runs or starts a plugin; `dispatcher` holds the `Stop` of each run.
+Knows nothing of jobs, retries or JSON. `run_job` launches and owns runs; `dispatcher` holds the `Stop` of each.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import trio
 
@@ -21,7 +22,24 @@ BRIEF_SECONDS, SILENT_SECONDS = 0.005, 0.05
 """How long a process may run before what it says is read; longer if it has said nothing by then, as most have whose
 interpreter is still loading. Whose last run was like that is not looked at so soon: it would only lose its core."""
 
-__all__ = ["Caps", "Ending", "Finished", "Limits", "Run", "SpawnFailed", "Stop", "Tail", "run_plugin", "start_plugin"]
+Start: TypeAlias = Callable[..., Launched | SpawnFailed]
+"""`launch` with everything but whether it is alone."""
+
+__all__ = [
+    "Caps",
+    "Ending",
+    "Finished",
+    "Limits",
+    "Run",
+    "SpawnFailed",
+    "Start",
+    "Stop",
+    "Tail",
+    "launch_at_once",
+    "launch_in_turn",
+    "may_launch_at_once",
+    "run_plugin",
+]
 
 
 @define
@@ -63,37 +81,29 @@ async def run_plugin(
     `argv[0]` is a path; the working directory is ours. Cancellation ends the process as a deadline does, and then
     goes on. `on_started` gets the pid, which is this process and no other until the run is over.
     """
-    caps, stop, home = caps or Caps(), stop or Stop(), house()
-    launched = await _launch_in_turn(home, partial(launch, argv, request, env, limits))
+    caps, stop = caps or Caps(), stop or Stop()
+    launched = await launch_in_turn(partial(launch, argv, request, env, limits))
     if isinstance(launched, SpawnFailed):
         return launched
     # No checkpoint from the launch to the `try` of the run: the process always has an owner.
     tail = tail or Tail(caps.stderr)
-    run = Run(launched, home, argv[0], env, timeout=timeout, grace=grace, caps=caps, stop=stop, tail=tail)
+    run = Run(launched, argv[0], env, timeout=timeout, grace=grace, caps=caps, stop=stop, tail=tail)
     return await run.to_its_end(on_started)
 
 
-def start_plugin(
-    argv: Sequence[str],
-    request: bytes,
-    *,
-    timeout: float,
-    env: Mapping[str, str],
-    grace: float,
-    caps: Caps,
-    limits: Limits | None,
-    stop: Stop,
-    tail: Tail,
-) -> "Run | SpawnFailed":
-    """`run_plugin` as far as its process, which the caller owns from then on. For who has asked whether it is time."""
+def may_launch_at_once() -> bool:
+    """Whether a launch in the loop is nothing that others would notice."""
+    return house().is_at_leisure
+
+
+def launch_at_once(start: Start) -> Launched | SpawnFailed:
+    """For who has asked whether it may. Whoever gets a process owns it: no checkpoint until it has a `Run`."""
+    return _launch_here(house(), start)
+
+
+async def launch_in_turn(start: Start) -> Launched | SpawnFailed:
+    """The same, whenever it can be; a file that is being written may be ready a moment later."""
     home = house()
-    launched = _launch_here(home, partial(launch, argv, request, env, limits))
-    if isinstance(launched, SpawnFailed):
-        return launched
-    return Run(launched, home, argv[0], env, timeout=timeout, grace=grace, caps=caps, stop=stop, tail=tail)
-
-
-async def _launch_in_turn(home: House, start: Callable[..., Launched | SpawnFailed]) -> Launched | SpawnFailed:
     for _ in range(BUSY_FILE_TRIES):
         launched = await _launch_here_or_in_a_thread(home, start)
         if not (isinstance(launched, SpawnFailed) and launched.is_busy_file):
@@ -102,9 +112,7 @@ async def _launch_in_turn(home: House, start: Callable[..., Launched | SpawnFail
     return launched
 
 
-async def _launch_here_or_in_a_thread(
-    home: House, start: Callable[..., Launched | SpawnFailed]
-) -> Launched | SpawnFailed:
+async def _launch_here_or_in_a_thread(home: House, start: Start) -> Launched | SpawnFailed:
     """Here costs half as much; but where every core is busy a spawn waits for its turn, and the loop with it."""
     if home.is_at_leisure:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -117,7 +125,7 @@ async def _launch_here_or_in_a_thread(
     return await trio.to_thread.run_sync(start, limiter=home.side_door)
 
 
-def _launch_here(home: House, start: Callable[..., Launched | SpawnFailed]) -> Launched | SpawnFailed:
+def _launch_here(home: House, start: Start) -> Launched | SpawnFailed:
     began = time.monotonic()
     launched = start(is_alone=True)
     home.note_spawn(began)
@@ -130,7 +138,6 @@ class Run(Running):
     def __init__(
         self,
         launched: Launched,
-        home: House,
         entrypoint: str,
         env: Mapping[str, str],
         *,
@@ -141,7 +148,8 @@ class Run(Running):
         tail: Tail,
     ) -> None:
         super().__init__(launched, caps, tail, trio.current_time)
-        self.home, self.entrypoint, self.stop, self.grace = home, entrypoint, stop, grace
+        self.home = home = house()
+        self.entrypoint, self.stop, self.grace = entrypoint, stop, grace
         self.instance = env.get(INSTANCE_MARKER)
         self.began = trio.current_time()
         self.deadline = self.began + timeout

@@ -301,7 +301,6 @@ def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("it needs no task")
 
-    monkeypatch.setattr("ductile.engine.run_job.run_plugin", refuse)
     monkeypatch.setattr("ductile.engine.spawn.Run.to_its_end", refuse)
 
 
