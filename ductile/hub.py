@@ -54,8 +54,10 @@ class Hub:
         """Hears whenever `topic` is announced. Watch first, then read the ledger."""
         return Watch(self._watchers, topic)
 
-    def is_watched(self, topic: str) -> bool:
-        return topic in self._watchers
+    def is_awaited(self, job_id: str, root_job_id: str) -> bool:
+        """Whether anybody waits for the end of the job, or of its tree."""
+        watched = self._watchers
+        return bool(watched) and (job_topic(job_id) in watched or tree_topic(root_job_id) in watched)
 
     def announce(self, topic: str) -> None:
         for watcher in self._watchers.get(topic, ()):
@@ -63,6 +65,8 @@ class Hub:
 
     def announce_end(self, job_id: str, *, tree: str | None) -> None:
         """The job has ended, and `tree`, if it is given, is done with it."""
+        if not self._watchers:
+            return
         self.announce(job_topic(job_id))
         if tree is not None:
             self.announce(tree_topic(tree))

@@ -71,11 +71,10 @@ class Log:
         for name in ("plugin", "job_id"):
             if fields.get(name) is not None:
                 line[name] = fields[name]
-        # Masked before it is cut: half a secret would no longer be recognised.
-        line["message"] = _cut(self.mask(message))
+        line["message"] = self._shown(message)
         for name, value in fields.items():
             if name not in line and value is not None:
-                line[name] = _cut(self.mask(value)) if isinstance(value, str) else value
+                line[name] = self._shown(value) if isinstance(value, str) else value
         rendered = self._render(line)
         if self._fits_now(rendered):
             self._put(rendered)
@@ -84,6 +83,11 @@ class Log:
             self._lines.put(rendered)
         else:
             self._lost += 1
+
+    def _shown(self, text: str) -> str:
+        # Masked before it is cut: half a secret would no longer be recognised.
+        masked = self.mask(text)
+        return masked if len(masked) <= LONGEST_VALUE else _cut(masked)
 
     def _fits_now(self, line: bytes) -> bool:
         """True if nothing waits and the pipe has room: then the line goes out here, without waking the other thread."""
@@ -147,8 +151,7 @@ def _poll_if_pipe(descriptor: int) -> "select.poll | None":
 
 
 def _cut(text: str) -> str:
-    more = len(text) - LONGEST_VALUE
-    return f"{text[:LONGEST_VALUE]}… [{more} more characters]" if more > 0 else text
+    return f"{text[:LONGEST_VALUE]}… [{len(text) - LONGEST_VALUE} more characters]"
 
 
 def _as_json(line: dict[str, Any]) -> bytes:

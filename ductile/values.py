@@ -210,7 +210,8 @@ def _constructor(cls: Any) -> Callable[..., None]:
     scope: dict[str, Any] = {"NOTHING": NOTHING}
     takes_changes = cls.__setattr__ is object.__setattr__
     for number, each in enumerate(fields(cls)):
-        scope[f"_set{number}"] = getattr(cls, each.name).__set__
+        if not takes_changes:
+            scope[f"_set{number}"] = getattr(cls, each.name).__set__
         value = each.alias if each.init else f"_default{number}"
         if each.factory is not None:
             scope[f"_make{number}"], scope[f"_default{number}"] = each.factory, NOTHING

@@ -6,7 +6,7 @@ slots that are free by then, so there is never more than one claim at a time. Kn
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,11 +18,22 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import budget_of, gates_of, join_rule_of, rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
-from ductile.engine.run_job import Attempt, Surroundings, run_job
+from ductile.engine.run_job import (
+    LARGE,
+    Attempt,
+    Begun,
+    Surroundings,
+    end_at_once,
+    see_through,
+    start_at_once,
+    start_job,
+)
+from ductile.engine.spawn import may_launch_at_once
 from ductile.engine.stranded import settle_stranded
+from ductile.engine.young import Young
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
-from ductile.hub import Hub, job_topic, tree_topic
+from ductile.hub import Hub
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, note_process, record_and_claim
 from ductile.ledger.joins import any_ready
@@ -30,7 +41,7 @@ from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
 from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
-from ductile.model import Ending, Failed, GateRule, Job, Retried
+from ductile.model import Ending, Failed, Job, Retried
 from ductile.pipeline.plan import RELAY
 from ductile.values import define, field
 
@@ -55,6 +66,8 @@ class Dispatcher:
     meters: Meters = field(factory=Meters)
     attempts: dict[str, Attempt] = field(factory=dict)
     """Job id → its running attempt."""
+    young: Young | None = None
+    """Those of them whose process has only just started; while the dispatcher runs."""
     endings: list[Ending] = field(factory=list)
     may_join: bool = False
     """Whether what is written next may bring joins to their end."""
@@ -68,13 +81,16 @@ class Dispatcher:
     _alarm: trio.CancelScope = field(factory=trio.CancelScope)
     """When the ledger is looked at without a hint."""
     _apart: tuple[Snapshot, Mapping[str, int]] | None = None
-    _gated: tuple[Snapshot, Mapping[str, GateRule]] | None = None
+    _work: tuple[Snapshot, Callable[..., tuple[list[Recorded | Stale], Claimed]]] | None = None
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Claim and run jobs until `stopping`, then let them finish, or end them when the drain's time is over."""
+        self.young = Young()
         async with trio.open_nursery() as jobs:
             jobs.start_soon(self._drain_when, stopping)
             jobs.start_soon(self._look_again)
+            jobs.start_soon(self._end_the_young, self.young, jobs)
+            jobs.start_soon(self._let_the_young_go, self.young, jobs)
             jobs.start_soon(self.around.spare_memory.run)
             task_status.started()
             try:
@@ -90,7 +106,9 @@ class Dispatcher:
             if self.is_draining and not self.attempts and not self.endings:
                 break
             # An earlier moment stays: a look too many costs less than to set the alarm with every job.
-            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + pause)
+            until = trio.current_time() + pause
+            if until < self._alarm.deadline:
+                self._alarm.deadline = until
             await self.hub.work_waiting()
 
     async def _look_again(self) -> None:
@@ -136,7 +154,8 @@ class Dispatcher:
         self.may_join = False
         snapshot = self.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.attempts.values())
-        await self._note_processes()
+        for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
+            await self._note_process(attempt)
         free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
         limit = snapshot.max_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
@@ -145,19 +164,17 @@ class Dispatcher:
             if not self.ledger.look_up(any_ready):
                 return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
-        # No await from here to the last start_soon: a claimed job always has an owner.
-        for job in claimed.jobs:
-            state, is_shared = claimed.states[job.plugin], self.ledger.last_was_shared
-            attempt = self.attempts[job.id] = Attempt(job, snapshot, state, comes_second=is_shared)
-            if self.drain_is_over:
-                attempt.stop.request(DRAIN)
-            elif job.id in self.to_stop:
-                attempt.stop.request(self.to_stop[job.id])
-            jobs.start_soon(self._run_in_slot, attempt, name=f"job {job.id}")
+        # No await from here to the last start: a claimed job always has an owner.
+        started = [self._attempt(job, snapshot, claimed.states[job.plugin]) for job in claimed.jobs]
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
         is_awaited = any(map(self._is_awaited, ended))
         self.ledger.disk.when_durable(partial(self._announce, ended), is_awaited=is_awaited)
+        for attempt in started:
+            failpoint("claim.after_commit")
+            # Whoever waits for what has ended does not wait for a spawn as well.
+            if is_awaited or self._comes_later(attempt) or not self._start_at_once(attempt):
+                jobs.start_soon(self._run_in_slot, attempt, name=f"job {attempt.job.id}")
         if endings and self.is_outdated:
             self.is_outdated = False
             jobs.start_soon(self._settle_stranded)
@@ -166,29 +183,105 @@ class Dispatcher:
             self.hub.announce_work()
         return self._until(claimed.next_due)
 
+    def _attempt(self, job: Job, snapshot: Snapshot, state: str) -> Attempt:
+        """The attempt of a job that was claimed just now, as others see it from now on."""
+        attempt = Attempt(job, snapshot, state, comes_second=self.ledger.last_was_shared)
+        self.attempts[job.id] = attempt
+        if self.drain_is_over:
+            attempt.stop.request(DRAIN)
+        elif job.id in self.to_stop:
+            attempt.stop.request(self.to_stop[job.id])
+        return attempt
+
     async def _run_in_slot(self, attempt: Attempt) -> None:
-        """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
-        failpoint("claim.after_commit")
+        """A claimed job has run, or runs among the young."""
         job = attempt.job
         if not await self._is_there_for_good(job, comes_second=attempt.comes_second):
             del self.attempts[job.id]
             return
-        if job.attempt == 1 and job.started_at is not None:
-            self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
+        if not self._start_at_once(attempt):
+            self._count_wait(job)
+            await self._end(attempt, self._attempted(attempt))
+
+    def _start_at_once(self, attempt: Attempt) -> bool:
+        """True if the attempt has started and is among the young, or has ended; False if it needs a task to wait in."""
+        if self.young is None or not _may_start_at_once(attempt):
+            return False
         try:
-            ending = await self._attempted(attempt)
+            begun = start_at_once(self.around, attempt)
+        except Exception as error:
+            begun = self._fault(attempt, error)
+        if begun is None:
+            return False
+        self._count_wait(attempt.job)
+        self._go_on(attempt, begun)
+        return True
+
+    async def _end_the_young(self, young: Young, jobs: trio.Nursery) -> None:
+        """Who exits among the young is put down; who leaves something to wait for gets a task for that."""
+        try:
+            while True:
+                for begun in await young.exited():
+                    if not self._end_at_once(begun):
+                        jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+        finally:
+            self.young = None
+            for begun in young.leave():
+                jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+
+    async def _let_the_young_go(self, young: Young, jobs: trio.Nursery) -> None:
+        """Who is young no longer gets a task of its own."""
+        while True:
+            for begun in await young.outgrown():
+                jobs.start_soon(self._see_through, begun, name=f"job {begun.attempt.job.id}")
+
+    def _end_at_once(self, begun: Begun) -> bool:
+        attempt = begun.attempt
+        try:
+            ending = end_at_once(self.around, begun)
+        except Exception as error:
+            ending = self._fault(attempt, error)
+        if ending is None:
+            return False
+        self._put_down(attempt, ending)
+        return True
+
+    async def _see_through(self, begun: Begun) -> None:
+        await self._end(begun.attempt, see_through(self.around, begun))
+
+    async def _end(self, attempt: Attempt, work: Awaitable[Ending | Begun | None]) -> None:
+        """The edge of a job: whatever goes wrong in here is this attempt's failure and nobody else's."""
+        try:
+            reached = await work
         except* Exception as errors:
-            fault = attempt.snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}")
-            self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
-            # What a plugin has done is not done again because of a fault of ours.
-            outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
-            ending = Ending(
-                job_id=job.id,
-                attempt=job.attempt,
-                outcome=outcome,
-                rule=rule_of(attempt.snapshot),
-                is_intolerable=attempt.has_run,
-            )
+            reached = self._fault(attempt, errors.exceptions[0])
+        self._go_on(attempt, reached)
+
+    def _go_on(self, attempt: Attempt, reached: Ending | Begun | None) -> None:
+        """The attempt is over, or among the young."""
+        if isinstance(reached, Begun):
+            assert self.young is not None, "somebody watches it"
+            self.young.take_in(reached)
+        else:
+            self._put_down(attempt, reached)
+
+    def _fault(self, attempt: Attempt, error: Exception) -> Ending:
+        job = attempt.job
+        fault = attempt.snapshot.config.mask(f"internal error: {error!r}")
+        self.around.log.error("dispatcher", fault, plugin=job.plugin, job_id=job.id)
+        # What a plugin has done is not done again because of a fault of ours.
+        outcome = Failed(fault) if attempt.has_run else Retried(fault, AFTER_OUR_OWN_FAULT)
+        return Ending(
+            job_id=job.id,
+            attempt=job.attempt,
+            outcome=outcome,
+            rule=rule_of(attempt.snapshot),
+            is_intolerable=attempt.has_run,
+        )
+
+    def _put_down(self, attempt: Attempt, ending: Ending | None) -> None:
+        """The attempt is over; its ending, if its job was not put back, is in the next turn."""
+        job = attempt.job
         # A job that was put back can run again already, woken in the same commit.
         if self.attempts.get(job.id) is attempt:
             del self.attempts[job.id]
@@ -198,6 +291,13 @@ class Dispatcher:
             self.may_join |= job.join_id is not None
         self.is_outdated |= attempt.snapshot is not self.snapshot()
         self.hub.announce_work()
+
+    def _count_wait(self, job: Job) -> None:
+        if job.attempt == 1 and job.started_at is not None:
+            self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
+
+    def _comes_later(self, attempt: Attempt) -> bool:
+        return attempt.comes_second or self._waits_for_the_disk(attempt.job)
 
     async def _is_there_for_good(self, job: Job, *, comes_second: bool = False) -> bool:
         """Waits until no power cut can take the job back; False if that cannot be: the next start recovers it.
@@ -219,13 +319,16 @@ class Dispatcher:
     def _waits_for_the_disk(self, job: Job) -> bool:
         return job.attempt > 1 or job.dedupe_key is not None or not self.ledger.disk.has(job.seq)
 
-    async def _attempted(self, attempt: Attempt) -> Ending | None:
-        """What the attempt came to; None if its job was put back and waits."""
+    async def _attempted(self, attempt: Attempt) -> Ending | Begun | None:
+        """What the attempt came to, or its process; None if its job was put back and waits."""
         if attempt.job.plugin == RELAY:
             from ductile.engine.relay import send_job  # with its HTTP client: only who relays pays for loading it
 
             return await send_job(self.around, attempt, self.ledger)
-        return await run_job(self.around, attempt)
+        begun = await start_job(self.around, attempt)
+        if isinstance(begun, Begun) and self.young is None:
+            return await see_through(self.around, begun)
+        return begun
 
     async def _settle_stranded(self) -> None:
         """What an outdated job has led to is held against the configuration of the moment."""
@@ -235,28 +338,30 @@ class Dispatcher:
             self.around.log.warn("dispatcher", f"jobs of plugins that are gone were not ended: {error}")
         self.hub.announce_everyone()
 
-    async def _note_processes(self) -> None:
-        """Attempts that run for a while are written down with their process, so that a recovery can find and end it."""
-        started_before = trio.current_time() - NOTED_AFTER_SECONDS
-        for attempt in [one for one in self.attempts.values() if not one.is_noted and one.since < started_before]:
-            process = identify(attempt.pid) if attempt.pid is not None else None
-            if process is None:
-                continue
-            attempt.is_noted = True
-            try:
-                await self.ledger.write(
-                    note_process,
-                    attempt.job.id,
-                    attempt.job.attempt,
-                    now=self.around.clock.now(),
-                    pid=process.pid,
-                    start_ticks=process.start_ticks,
-                    boot_id=process.boot_id,
-                )
-                failpoint("process.after_commit")
-            except LedgerError as error:
-                # The mark in its environment finds it too.
-                self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
+    def _started_before(self, moment: float) -> list[Attempt]:
+        """Attempts whose process is to be noted by now."""
+        return [one for one in self.attempts.values() if one.since < moment and not one.is_noted]
+
+    async def _note_process(self, attempt: Attempt) -> None:
+        """The attempt is written down with its process, so that a recovery can find and end that."""
+        process = identify(attempt.pid) if attempt.pid is not None else None
+        if process is None:
+            return
+        attempt.is_noted = True
+        try:
+            await self.ledger.write(
+                note_process,
+                attempt.job.id,
+                attempt.job.attempt,
+                now=self.around.clock.now(),
+                pid=process.pid,
+                start_ticks=process.start_ticks,
+                boot_id=process.boot_id,
+            )
+            failpoint("process.after_commit")
+        except LedgerError as error:
+            # The mark in its environment finds it too.
+            self.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
 
     async def _write(
         self,
@@ -295,18 +400,12 @@ class Dispatcher:
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         try:
             work = partial(
-                record_and_claim,
+                self._work_under(snapshot),
                 endings=endings,
                 now=self.around.clock.now(),
-                run_id=self.run_id,
                 free=free,
                 apart=relays,
                 limit=limit,
-                default_ttl=snapshot.config.settings.service.dedupe_ttl,
-                budget=budget_of(snapshot),
-                snapshot_id=snapshot.id,
-                join_rule=join_rule_of(snapshot),
-                gates=self._gates(snapshot),
             )
             return await self.ledger.write_last(
                 partial(work, carefully=False),
@@ -323,6 +422,8 @@ class Dispatcher:
             raise
 
     def _free(self, slots_of: Mapping[str, int]) -> dict[str, int]:
+        if not slots_of:
+            return {}
         held = self.held()
         if EVERYTHING in held:
             return {}
@@ -333,10 +434,20 @@ class Dispatcher:
                 free[plugin] -= 1
         return {name: slots for name, slots in free.items() if slots > 0 and name not in held}
 
-    def _gates(self, snapshot: Snapshot) -> Mapping[str, GateRule]:
-        if self._gated is None or self._gated[0] is not snapshot:
-            self._gated = (snapshot, gates_of(snapshot))
-        return self._gated[1]
+    def _work_under(self, snapshot: Snapshot) -> Callable[..., tuple[list[Recorded | Stale], Claimed]]:
+        """What every transaction under this configuration has in common."""
+        if self._work is None or self._work[0] is not snapshot:
+            work = partial(
+                record_and_claim,
+                run_id=self.run_id,
+                default_ttl=snapshot.config.settings.service.dedupe_ttl,
+                budget=budget_of(snapshot),
+                snapshot_id=snapshot.id,
+                join_rule=join_rule_of(snapshot),
+                gates=gates_of(snapshot),
+            )
+            self._work = (snapshot, work)
+        return self._work[1]
 
     def _lanes_apart(self, snapshot: Snapshot) -> Mapping[str, int]:
         """Relays need no worker. Without instances there are none, but for those that a configuration left behind."""
@@ -353,9 +464,7 @@ class Dispatcher:
         )
 
     def _is_awaited(self, result: Recorded | Stale) -> bool:
-        if isinstance(result, Stale):
-            return False
-        return self.hub.is_watched(job_topic(result.job_id)) or self.hub.is_watched(tree_topic(result.root_job_id))
+        return not isinstance(result, Stale) and self.hub.is_awaited(result.job_id, result.root_job_id)
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:
@@ -385,3 +494,10 @@ class Dispatcher:
         self.drain_is_over = True
         for attempt in self.attempts.values():
             attempt.stop.request(DRAIN)
+
+
+def _may_start_at_once(attempt: Attempt) -> bool:
+    """Whether nobody has to wait longer than for one spawn if the attempt starts here."""
+    if attempt.job.plugin == RELAY or attempt.size > LARGE or attempt.stop.reason is not None:
+        return False
+    return may_launch_at_once()

@@ -123,7 +123,7 @@ def facts_of(job: Job, ready: Ready, response: Response) -> tuple[tuple[NewFact,
 def _events(job: Job, verdict: Verdict, now: datetime) -> tuple[Event, ...]:
     """The events that count: none if the plugin says ok but did not end well."""
     response = verdict.response
-    if response is None or (response.ok and not isinstance(verdict.outcome, Succeeded)):
+    if response is None or not response.events or (response.ok and not isinstance(verdict.outcome, Succeeded)):
         return ()
     return tuple(
         Event(

@@ -122,8 +122,7 @@ def preflight(
         return Refuse(Dead(str(error)))
     lane, policy = terms.lane, terms.policy
     findings = memory.findings(lane.plugin)
-    refusals = [str(finding) for finding in findings if finding.is_refusal]
-    if refusals:
+    if refusals := [str(finding) for finding in findings if finding.is_refusal]:
         return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
     try:
         told = tell(job, node)
@@ -138,7 +137,7 @@ def preflight(
         caps=terms.caps,
         limits=terms.limits,
         grace=terms.grace,
-        warnings=tuple(str(finding) for finding in findings),
+        warnings=tuple(map(str, findings)),
     )
 
 

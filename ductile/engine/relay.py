@@ -60,7 +60,7 @@ async def _send(attempt: Attempt, parcel: Parcel, *, now: datetime) -> Sent:
     own = attempt.snapshot.config.settings.service.name
     headers = signed_headers(own, instance.key_id, parcel.secret, path_of(url), parcel.body, now=now)
     with trio.CancelScope() as stopping:
-        attempt.stop.wakes(stopping)
+        attempt.stop.wakes(stopping.cancel)
         with trio.move_on_after(instance.timeout.total_seconds()):
             try:
                 return Sent(answer=await post(url, headers, parcel.body))

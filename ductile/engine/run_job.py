@@ -1,6 +1,7 @@
 """One attempt of one job on one page: preflight, spawn, judge, and the ending that `record` will write.
 
-Called by the dispatcher, which owns the task and hands the ending to the ledger.
+Called by the dispatcher, which hands the ending to the ledger. What is `at_once` needs no task, and says so where it
+would have to wait after all.
 """
 
 import errno
@@ -17,9 +18,20 @@ from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
 from ductile.engine.judge import Policy, Verdict, backoff, judge
+from ductile.engine.launch import Launched, launch
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spare_memory import SpareMemory
-from ductile.engine.spawn import Finished, SpawnFailed, Stop, Tail, run_plugin
+from ductile.engine.spawn import (
+    Finished,
+    Run,
+    SpawnFailed,
+    Start,
+    Stop,
+    Tail,
+    launch_at_once,
+    launch_in_turn,
+    run_plugin,
+)
 from ductile.failpoints import failpoint
 from ductile.logs import Log
 from ductile.model import (
@@ -71,56 +83,86 @@ class Attempt:
     since: float = field(factory=trio.current_time)
     is_noted: bool = False
 
+    @property
+    def size(self) -> int:
+        """How much there is to read before anything is said."""
+        job = self.job
+        return len(job.payload or "") + len(job.context or "")
+
+    def note_start(self, pid: int) -> None:
+        self.pid = self.told_pid = pid
+        failpoint("spawn.after")
+
+    def note_end(self, run: Finished | SpawnFailed) -> None:
+        self.pid = None  # from now on it can mean another process
+        self.has_run = isinstance(run, Finished)
+
+
+@frozen(eq=False)
+class Begun:
+    """An attempt whose process has started."""
+
+    attempt: Attempt
+    ready: Ready
+    started_at: datetime
+    run: Run
+
 
 async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
     """Run one attempt; what it came to and everything that follows from it."""
-    job, snapshot = attempt.job, attempt.snapshot
+    begun = await start_job(around, attempt)
+    return begun if isinstance(begun, Ending) else await see_through(around, begun)
+
+
+async def start_job(around: Surroundings, attempt: Attempt) -> Begun | Ending:
+    """The attempt with its process, which the caller owns; or what it came to without one."""
     started_at = around.clock.now()
-    ready = await _aside(
-        partial(
-            preflight,
-            snapshot,
-            job,
-            state_json=attempt.state,
-            instance=around.instance,
-            now=started_at,
-            memory=around.memory,
-        ),
-        len(job.payload or ""),
-    )
-    match ready:
-        case Refuse(outcome):
-            _tell(around.log, job, None, Verdict(outcome))
-            return evolve(without_run(job, outcome, snapshot, now=started_at), told=REFUSED)
-        case Postpone(error, policy):
-            run: Finished | SpawnFailed = SpawnFailed(error, errno.EACCES)
-            verdict = await judge_run(job, run, policy, started_at)
-            _tell(around.log, job, run, verdict)
-            return evolve(without_run(job, verdict.outcome, snapshot, now=started_at), told=REFUSED)
-    for warning in ready.warnings:
-        around.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
+    ready = await _aside(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
+    if not isinstance(ready, Ready):
+        return _without_process(around, attempt, ready, started_at)
+    _warn(around, attempt, ready)
     failpoint("spawn.before")
-    run = await spawn(attempt, ready)
+    launched = await launch_in_turn(_start(ready))
+    if isinstance(launched, SpawnFailed):
+        return await _ended(around, attempt, ready, launched, started_at)
+    return _begun(attempt, ready, launched, started_at)
+
+
+def start_at_once(around: Surroundings, attempt: Attempt) -> Begun | Ending | None:
+    """`start_job` for who has asked whether it may be at once; None if there is something to wait for after all."""
+    started_at = around.clock.now()
+    ready = _ready(around, attempt, started_at)
+    if not isinstance(ready, Ready):
+        return _without_process(around, attempt, ready, started_at)
+    failpoint("spawn.before")
+    launched = launch_at_once(_start(ready))
+    if isinstance(launched, SpawnFailed):
+        return None
+    begun = _begun(attempt, ready, launched, started_at)
+    _warn(around, attempt, ready)
+    return begun
+
+
+def end_at_once(around: Surroundings, begun: Begun) -> Ending | None:
+    """What the attempt came to, if its process has exited and nothing else is to be waited for."""
+    attempt = begun.attempt
+    run = begun.run.finish_at_once(LARGE - attempt.size)
+    if run is None:
+        return None
+    attempt.note_end(run)
     failpoint("plugin.exited")
-    much = _said(run) + len(job.payload or "") + len(job.context or "")
-    if much > LARGE:
-        around.spare_memory.need()
-    verdict = await judge_run(job, run, ready.policy, started_at)
-    told = _told(attempt, ready, verdict)
-    ending = await _aside(partial(ending_of, job, ready, verdict, snapshot, now=around.clock.now(), told=told), much)
-    if ending.outcome is not verdict.outcome:
-        verdict = evolve(verdict, outcome=ending.outcome)
-    _tell(around.log, job, run, verdict)
-    return ending
+    return _tell(around, attempt, run, *_decide(around, attempt, begun.ready, run, begun.started_at))
+
+
+async def see_through(around: Surroundings, begun: Begun) -> Ending:
+    """What the attempt came to, however long that takes."""
+    run = await begun.run.to_its_end()
+    begun.attempt.note_end(run)
+    return await _ended(around, begun.attempt, begun.ready, run, begun.started_at)
 
 
 async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
     """The plugin has run to its end, and the attempt knew its process while it lived."""
-
-    def note_pid(pid: int) -> None:
-        attempt.pid = attempt.told_pid = pid
-        failpoint("spawn.after")
-
     attempt.tail.cap = ready.caps.stderr
     run = await run_plugin(
         ready.argv,
@@ -132,11 +174,85 @@ async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
         limits=ready.limits,
         stop=attempt.stop,
         tail=attempt.tail,
-        on_started=note_pid,
+        on_started=attempt.note_start,
     )
-    attempt.pid = None  # from now on it can mean another process
-    attempt.has_run = isinstance(run, Finished)
+    attempt.note_end(run)
     return run
+
+
+def _ready(around: Surroundings, attempt: Attempt, started_at: datetime) -> Ready | Refuse | Postpone:
+    return preflight(
+        attempt.snapshot,
+        attempt.job,
+        state_json=attempt.state,
+        instance=around.instance,
+        now=started_at,
+        memory=around.memory,
+    )
+
+
+def _start(ready: Ready) -> Start:
+    return partial(launch, ready.argv, ready.request, ready.environment, ready.limits)
+
+
+def _begun(attempt: Attempt, ready: Ready, launched: Launched, started_at: datetime) -> Begun:
+    attempt.tail.cap = ready.caps.stderr
+    run = Run(
+        launched,
+        ready.argv[0],
+        ready.environment,
+        timeout=ready.policy.timeout.total_seconds(),
+        grace=ready.grace.total_seconds(),
+        caps=ready.caps,
+        stop=attempt.stop,
+        tail=attempt.tail,
+    )
+    attempt.note_start(launched.pid)
+    return Begun(attempt, ready, started_at, run)
+
+
+def _warn(around: Surroundings, attempt: Attempt, ready: Ready) -> None:
+    for warning in ready.warnings:
+        around.log.warn("preflight", warning, plugin=attempt.job.plugin, job_id=attempt.job.id)
+
+
+def _without_process(
+    around: Surroundings, attempt: Attempt, refusal: Refuse | Postpone, started_at: datetime
+) -> Ending:
+    """The ending of an attempt that may not start."""
+    job, run = attempt.job, None
+    if isinstance(refusal, Refuse):
+        verdict = Verdict(refusal.outcome)
+    else:
+        run = SpawnFailed(refusal.error, errno.EACCES)
+        verdict = judge(job, run, refusal.policy, started_at=started_at, chance=random.random())
+    ending = without_run(job, verdict.outcome, attempt.snapshot, now=started_at)
+    return _tell(around, attempt, run, verdict, evolve(ending, told=REFUSED))
+
+
+async def _ended(
+    around: Surroundings, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
+) -> Ending:
+    """What follows from the run."""
+    failpoint("plugin.exited")
+    much = attempt.size + _said(run)
+    if much > LARGE:
+        around.spare_memory.need()
+    verdict, ending = await _aside(partial(_decide, around, attempt, ready, run, started_at), much)
+    return _tell(around, attempt, run, verdict, ending)
+
+
+def _decide(
+    around: Surroundings, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
+) -> tuple[Verdict, Ending]:
+    """What the run means, and the ending it leads to."""
+    job = attempt.job
+    verdict = judge(job, run, ready.policy, started_at=started_at, chance=random.random())
+    told = _told(attempt, ready, verdict)
+    ending = ending_of(job, ready, verdict, attempt.snapshot, now=around.clock.now(), told=told)
+    if ending.outcome is not verdict.outcome:
+        verdict = evolve(verdict, outcome=ending.outcome)
+    return verdict, ending
 
 
 async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
@@ -166,7 +282,15 @@ def _told(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
     return told
 
 
-def _tell(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:
+def _tell(
+    around: Surroundings, attempt: Attempt, run: Finished | SpawnFailed | None, verdict: Verdict, ending: Ending
+) -> Ending:
+    """The ending, of which the log has been told."""
+    _log(around.log, attempt.job, run, verdict)
+    return ending
+
+
+def _log(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:
     """The log lines of one attempt: the plugin's own, its stderr, and how it ended."""
     about = {"plugin": job.plugin, "job_id": job.id}
     if verdict.response:
@@ -185,10 +309,10 @@ def _tell(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdi
         fields["duration_ms"] = round(run.duration * 1000, 1)
     match verdict.outcome:
         case Succeeded():
-            log.info("dispatcher", "job succeeded", **fields)
+            log.write("info", "dispatcher", "job succeeded", fields)
         case Retried(error, delay):
             log.warn("dispatcher", f"attempt failed: {error}", **fields, retry_in_seconds=delay.total_seconds())
         case Failed(error) | Dead(error):
-            log.error("dispatcher", f"job failed: {error}", **fields)
+            log.write("error", "dispatcher", f"job failed: {error}", fields)
         case _:
-            log.info("dispatcher", "attempt interrupted", **fields)
+            log.write("info", "dispatcher", "attempt interrupted", fields)

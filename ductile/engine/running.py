@@ -21,6 +21,7 @@ QUIET_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
 # Nothing survives SIGKILL this long, unless the kernel itself is stuck on its behalf.
 LOST_SECONDS = 5.0
+_IF_IT_IS_THERE = suppress(ProcessLookupError, PermissionError)
 
 
 @frozen
@@ -127,7 +128,7 @@ class Running:
     def __init__(self, launched: Launched, caps: Caps, tail: Tail, now: Callable[[], float]) -> None:
         self.process, self.caps, self.tail, self.now = launched, caps, tail, now
         self.ending = Ending.STOPPED
-        self.exited = self.pipe_held = self.lost = False
+        self.exited = self.pipe_held = self.lost = self.is_buried = False
         self.status: os.waitid_result | None = None
         self.swept = self.taken = 0
         self.stdout = Beginning(caps.stdout)
@@ -188,6 +189,8 @@ class Running:
 
         Whoever goes through this takes what is ready each time, and waits for it until the given moment at the latest.
         """
+        if self.is_buried:
+            return
         if not self.has_exited() and not self.over_cap:
             self._signal(signal.SIGTERM, signal.SIGCONT)
             until = self.now() + grace
@@ -200,8 +203,14 @@ class Running:
                 yield until
         self._stop_feeding()
         yield from self._drain()
+        self.bury()
+
+    def bury(self) -> None:
+        """The leader is reaped, and its group is dead."""
         self._signal(signal.SIGKILL)  # while the leader is unreaped, its group number cannot mean another group
-        self._reap()
+        self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
+        self.lost = self.status is None
+        self.is_buried = True
 
     def finished(self, reason: str | None) -> Finished:
         status = self.status
@@ -289,10 +298,6 @@ class Running:
             self._unwatch(self.process.stdin)
             self.process.descriptors.close(self.process.stdin)
 
-    def _reap(self) -> None:
-        self.status = os.waitid(os.P_PIDFD, self.process.pidfd, os.WEXITED | os.WNOHANG)
-        self.lost = self.status is None
-
     def has_exited(self) -> bool:
         """Whether the leader has exited, as the kernel says."""
         if not self.exited:
@@ -308,5 +313,5 @@ class Running:
 
     def _signal(self, *signals: signal.Signals) -> None:
         for each in signals:
-            with suppress(ProcessLookupError, PermissionError):
+            with _IF_IT_IS_THERE:
                 os.killpg(self.process.pid, each)

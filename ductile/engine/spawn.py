@@ -1,12 +1,13 @@
-"""One plugin process from spawn to reaped, watched by one task of the event loop: deadline, stop, sweep.
+"""One plugin process from spawn to reaped, watched by the event loop: deadline, stop, sweep.
 
 Whatever a plugin does is a value (`Finished`, `SpawnFailed`), never an exception; what it means is for `judge`.
-Knows nothing of jobs, retries or JSON. `run_job` calls `run_plugin`; `dispatcher` holds the `Stop` of each run.
+Knows nothing of jobs, retries or JSON. `run_job` launches and owns runs; `dispatcher` holds the `Stop` of each.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import trio
 
@@ -21,7 +22,24 @@ BRIEF_SECONDS, SILENT_SECONDS = 0.005, 0.05
 """How long a process may run before what it says is read; longer if it has said nothing by then, as most have whose
 interpreter is still loading. Whose last run was like that is not looked at so soon: it would only lose its core."""
 
-__all__ = ["Caps", "Ending", "Finished", "Limits", "SpawnFailed", "Stop", "Tail", "run_plugin"]
+Start: TypeAlias = Callable[..., Launched | SpawnFailed]
+"""`launch` with everything but whether it is alone."""
+
+__all__ = [
+    "Caps",
+    "Ending",
+    "Finished",
+    "Limits",
+    "Run",
+    "SpawnFailed",
+    "Start",
+    "Stop",
+    "Tail",
+    "launch_at_once",
+    "launch_in_turn",
+    "may_launch_at_once",
+    "run_plugin",
+]
 
 
 @define
@@ -29,20 +47,20 @@ class Stop:
     """A way to end one run from outside: the drain or an operator asks, the run obeys, the first reason counts."""
 
     reason: str | None = None
-    _wake: trio.CancelScope | None = None
+    _wake: Callable[[], None] | None = None
 
     def request(self, reason: str) -> None:
         """The run gets SIGTERM, its grace, then SIGKILL, and says so in `Finished.stopped`."""
         if self.reason is None:
             self.reason = reason
             if self._wake is not None:
-                self._wake.cancel()
+                self._wake()
 
-    def wakes(self, scope: trio.CancelScope) -> None:
-        """From now on a request cancels this scope; an earlier one does at once."""
-        self._wake = scope
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """From now on a request calls this; an earlier one does at once."""
+        self._wake = wake
         if self.reason is not None:
-            scope.cancel()
+            wake()
 
 
 async def run_plugin(
@@ -63,41 +81,38 @@ async def run_plugin(
     `argv[0]` is a path; the working directory is ours. Cancellation ends the process as a deadline does, and then
     goes on. `on_started` gets the pid, which is this process and no other until the run is over.
     """
-    caps, stop, home = caps or Caps(), stop or Stop(), house()
-    launched = await _launch_in_turn(home, argv, request, env, limits)
+    caps, stop = caps or Caps(), stop or Stop()
+    launched = await launch_in_turn(partial(launch, argv, request, env, limits))
     if isinstance(launched, SpawnFailed):
         return launched
-    # No checkpoint from the launch to the `try`: the process always has an owner.
-    run = _Run(launched, caps, tail or Tail(caps.stderr), trio.current_time)
-    home.leaders[launched.pid] = env.get(JOB_MARKER)
-    try:
-        if on_started is not None:
-            on_started(launched.pid)
-        await run.until_over(trio.current_time() + timeout, stop, argv[0], home.slow_starters)
-    finally:
-        try:
-            await run.until_ended(grace)
-            del home.leaders[launched.pid]
-            await run.sweep(home, env.get(INSTANCE_MARKER))
-        finally:
-            run.close()
-    return run.finished(stop.reason)
+    # No checkpoint from the launch to the `try` of the run: the process always has an owner.
+    tail = tail or Tail(caps.stderr)
+    run = Run(launched, argv[0], env, timeout=timeout, grace=grace, caps=caps, stop=stop, tail=tail)
+    return await run.to_its_end(on_started)
 
 
-async def _launch_in_turn(
-    home: House, argv: Sequence[str], request: bytes, env: Mapping[str, str], limits: Limits | None
-) -> Launched | SpawnFailed:
+def may_launch_at_once() -> bool:
+    """Whether a launch in the loop is nothing that others would notice."""
+    return house().is_at_leisure
+
+
+def launch_at_once(start: Start) -> Launched | SpawnFailed:
+    """For who has asked whether it may. Whoever gets a process owns it: no checkpoint until it has a `Run`."""
+    return _launch_here(house(), start)
+
+
+async def launch_in_turn(start: Start) -> Launched | SpawnFailed:
+    """The same, whenever it can be; a file that is being written may be ready a moment later."""
+    home = house()
     for _ in range(BUSY_FILE_TRIES):
-        launched = await _launch_here_or_in_a_thread(home, partial(launch, argv, request, env, limits))
+        launched = await _launch_here_or_in_a_thread(home, start)
         if not (isinstance(launched, SpawnFailed) and launched.is_busy_file):
             break
         await trio.sleep(BUSY_FILE_SECONDS)
     return launched
 
 
-async def _launch_here_or_in_a_thread(
-    home: House, start: Callable[..., Launched | SpawnFailed]
-) -> Launched | SpawnFailed:
+async def _launch_here_or_in_a_thread(home: House, start: Start) -> Launched | SpawnFailed:
     """Here costs half as much; but where every core is busy a spawn waits for its turn, and the loop with it."""
     if home.is_at_leisure:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -110,63 +125,139 @@ async def _launch_here_or_in_a_thread(
     return await trio.to_thread.run_sync(start, limiter=home.side_door)
 
 
-def _launch_here(home: House, start: Callable[..., Launched | SpawnFailed]) -> Launched | SpawnFailed:
+def _launch_here(home: House, start: Start) -> Launched | SpawnFailed:
     began = time.monotonic()
     launched = start(is_alone=True)
     home.note_spawn(began)
     return launched
 
 
-class _Run(Running):
-    """A process that a single task of the event loop watches."""
+class Run(Running):
+    """A process on the event loop, from its launch until nothing of it is left."""
 
-    async def until_over(self, deadline: float, stop: Stop, entrypoint: str, slow_starters: set[str]) -> None:
+    def __init__(
+        self,
+        launched: Launched,
+        entrypoint: str,
+        env: Mapping[str, str],
+        *,
+        timeout: float,
+        grace: float,
+        caps: Caps,
+        stop: Stop,
+        tail: Tail,
+    ) -> None:
+        super().__init__(launched, caps, tail, trio.current_time)
+        self.home = home = house()
+        self.entrypoint, self.stop, self.grace = entrypoint, stop, grace
+        self.instance = env.get(INSTANCE_MARKER)
+        self.began = trio.current_time()
+        self.deadline = self.began + timeout
+        self.is_slow_starter = entrypoint in home.slow_starters
+        home.leaders[launched.pid] = env.get(JOB_MARKER)
+        if self.is_slow_starter:
+            self.make_room()
+
+    @property
+    def is_left_alone_until(self) -> float:
+        """Until then only its exit and its stop are waited for."""
+        if self.feeding:
+            return self.began
+        return min(self.deadline, self.began + (SILENT_SECONDS if self.is_slow_starter else BRIEF_SECONDS))
+
+    def finish_at_once(self, most: int) -> Finished | None:
+        """What it came to if it has exited, said no more than `most` bytes and left nothing behind.
+
+        Otherwise there is something to wait for, and `to_its_end` does that.
+        """
+        try:
+            if not self.has_exited():
+                return None
+            self.read_what_is_there()
+            if self.outputs or self.over_cap or self.stdout.total > most:
+                return None
+            self._remember_start()
+            self.settle(self.stop.reason)
+            self.bury()
+            if self.home.may_have_strays:
+                return None
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        return self.finished(self.stop.reason)
+
+    async def to_its_end(self, on_started: Callable[[int], None] | None = None) -> Finished:
+        """What it came to, from wherever it is now. Cancellation ends it as a deadline does, and then goes on."""
+        try:
+            if on_started is not None:
+                on_started(self.process.pid)
+            if not self.is_buried:
+                await self._until_over()
+        finally:
+            try:
+                await self._until_ended()
+                await self._sweep()
+            finally:
+                self.close()
+        return self.finished(self.stop.reason)
+
+    async def _until_over(self) -> None:
         """Returns when the leader has exited, said too much, reached its deadline, or was asked to stop."""
         if not self.feeding:
-            await self._leave_alone(deadline, stop, entrypoint, slow_starters)
+            await self._leave_alone()
         if self.exited:
             self.read_what_is_there()
         else:
             async with trio.open_nursery() as own:
-                own.cancel_scope.deadline = deadline
-                stop.wakes(own.cancel_scope)
+                own.cancel_scope.deadline = self.deadline
+                self.stop.wakes(own.cancel_scope.cancel)
                 while not self.is_over:
                     await self._step()
-        self.settle(stop.reason)
+        self.settle(self.stop.reason)
 
-    async def _leave_alone(self, deadline: float, stop: Stop, entrypoint: str, slow_starters: set[str]) -> None:
+    async def _leave_alone(self) -> None:
         """The leader has exited, was asked to stop, or has had its time to start; how it started is remembered."""
-        began = trio.current_time()
-        if entrypoint not in slow_starters:
-            await self._until_exit(min(deadline, began + BRIEF_SECONDS), stop)
-            if self.exited or stop.reason is not None or not self.is_silent():
+        if self.now() < self.is_left_alone_until:
+            await self._until_exit(self.is_left_alone_until)
+        if not self.is_slow_starter:
+            if self.exited or self.stop.reason is not None or not self.is_silent():
                 return
-            slow_starters.add(entrypoint)
-        self.make_room()
-        await self._until_exit(min(deadline, began + SILENT_SECONDS), stop)
-        is_quick = self.exited and trio.current_time() - began < BRIEF_SECONDS
-        if is_quick or not (self.exited or self.is_silent()):
-            slow_starters.discard(entrypoint)
+            self.is_slow_starter = True
+            self.home.slow_starters.add(self.entrypoint)
+            self.make_room()
+            await self._until_exit(self.is_left_alone_until)
+        self._remember_start()
 
-    async def _until_exit(self, moment: float, stop: Stop) -> None:
+    def _remember_start(self) -> None:
+        if self.is_slow_starter:
+            is_quick = self.exited and self.now() - self.began < BRIEF_SECONDS
+            if is_quick or not (self.exited or self.is_silent()):
+                self.home.slow_starters.discard(self.entrypoint)
+
+    async def _until_exit(self, moment: float) -> None:
         """Most plugins are done in a moment, and what they say fits into a pipe: only their exit is waited for."""
         with trio.CancelScope(deadline=moment) as patience:
-            stop.wakes(patience)
+            self.stop.wakes(patience.cancel)
             # The kernel is asked, for what the loop hears may be of another process whose descriptor had this number.
             while not self.has_exited():
                 await trio.lowlevel.wait_readable(self.process.pidfd)
 
-    async def until_ended(self, grace: float) -> None:
+    async def _until_ended(self) -> None:
         """Cannot be cancelled, and nearly never has to wait."""
-        for until in self.end(grace):
+        for until in self.end(self.grace):
             with trio.CancelScope(deadline=until, shield=True):
                 await self._step()
 
-    async def sweep(self, home: House, instance: str | None) -> None:
+    def bury(self) -> None:
+        super().bury()
+        del self.home.leaders[self.process.pid]
+
+    async def _sweep(self) -> None:
         """No descendant of this run is left, not even one that left its session and forgot its environment."""
-        if home.may_have_strays:
+        if self.home.may_have_strays:
             with trio.move_on_after(LOST_SECONDS, shield=True) as patience:
-                self.swept = await home.sweep(instance)
+                self.swept = await self.home.sweep(self.instance)
             self.lost |= patience.cancelled_caught
 
     async def _step(self) -> None:

@@ -43,6 +43,15 @@ class FileIdentity:
     def of(cls, status: os.stat_result) -> "FileIdentity":
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
+    def is_of(self, status: os.stat_result) -> bool:
+        """Whether that is the same file, as it was."""
+        return (
+            self.inode == status.st_ino
+            and self.modified_ns == status.st_mtime_ns
+            and self.size == status.st_size
+            and self.device == status.st_dev
+        )
+
 
 @frozen(kw_only=True)
 class PluginFingerprint:

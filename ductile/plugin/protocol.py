@@ -20,6 +20,7 @@ from ductile.values import field, frozen
 JsonObject = Mapping[str, Any] | str
 """An object, or its JSON text, which is passed on without being read."""
 
+REPLACED = "lone surrogates in the answer were replaced by U+FFFD"
 _KEYS = ("status", "result", "error", "retry", "retry_after", "events", "state_updates", "logs")
 
 
@@ -181,7 +182,7 @@ def _event_text(event: RequestEvent) -> str:
 
 def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
     """One object of the values in `head` and of the texts in `members`."""
-    texts = "".join(f',"{key}":{text}' for key, text in members.items())
+    texts = "".join([f',"{key}":{text}' for key, text in members.items()])
     return f"{dumps(head)[:-1]}{texts}}}"
 
 
@@ -205,7 +206,6 @@ def _envelope(stdout: bytes, limits: Limits) -> Parsed:
 
 def _response(parsed: Parsed, limits: Limits) -> Response:
     envelope: dict[str, Any] = parsed.value
-    note = f"lone surrogates in the answer were replaced by U+FFFD: {parsed.replaced}"
     status = envelope.get("status")
     if status not in ("ok", "error") or not isinstance(status, str):
         raise _Nonsense(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
@@ -230,7 +230,7 @@ def _response(parsed: Parsed, limits: Limits) -> Response:
         state_updates=state_updates,
         state_json=state_json,
         logs=_logs(envelope.get("logs"), limits),
-        notes=(note,) if parsed.replaced else (),
+        notes=(f"{REPLACED}: {parsed.replaced}",) if parsed.replaced else (),
     )
 
 

@@ -61,13 +61,13 @@ class Plugin:
     def is_as_loaded(self) -> bool:
         """True if the entrypoint is the very file that was loaded. One look, the least there can be before a start."""
         try:
-            return FileIdentity.of(os.stat(self.entrypoint)) == self.identity
+            return self.identity.is_of(os.stat(self.entrypoint))
         except OSError:
             return False
 
     def _change_findings(self) -> list[Finding]:
         try:
-            unchanged = FileIdentity.of(os.stat(self.entrypoint)) == self.identity
+            unchanged = self.identity.is_of(os.stat(self.entrypoint))
         except OSError as error:
             return [Finding(Level.REFUSED, self.entrypoint, f"entrypoint is gone: {error.strerror}")]
         message = "entrypoint was changed after it was loaded; reload to accept it"

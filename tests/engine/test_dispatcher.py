@@ -1,5 +1,6 @@
 """The dispatcher on its own: what happens between a claim and its task, and what others leave for its next turn."""
 
+import select
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ from attrs import define, field
 
 from ductile.clock import Clock
 from ductile.engine.dispatcher import Dispatcher
+from ductile.engine.processes import identify, is_same
 from ductile.engine.run_job import Attempt, Surroundings
+from ductile.engine.young import Young
 from ductile.errors import LedgerError
 from ductile.hub import Hub, job_topic
 from ductile.ledger.claim import Claimed
@@ -165,6 +168,7 @@ async def test_a_job_that_never_comes_to_the_disk_does_not_run() -> None:
 # ── what others leave for its next turn ─────────────────────────────────────────────────────────────────────────────
 
 JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
+ANSWER = """echo '{"status": "ok", "result": "done"}'"""
 
 
 def queue_one(db: sqlite3.Connection) -> str:
@@ -181,6 +185,23 @@ class Hall:
     commits: list[None]
     held: set[str] = field(factory=set)
 
+    async def run_one(self, nursery: trio.Nursery) -> str:
+        """A job that waits when the dispatcher starts, and is claimed in its first turn."""
+        job_id = await self.ledger.write(queue_one)
+        await nursery.start(self.dispatcher.run, trio.Event())
+        return job_id
+
+    async def until_ended(self, job_id: str) -> None:
+        with self.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
+            while self.statuses() in (["queued"], ["running"]):
+                await hints.receive()
+
+    async def pid_of(self, job_id: str) -> int:
+        with trio.fail_after(30):
+            while (attempt := self.dispatcher.attempts.get(job_id)) is None or attempt.pid is None:
+                await trio.lowlevel.checkpoint()
+        return attempt.pid
+
     def statuses(self) -> list[str]:
         def ask(db: sqlite3.Connection) -> list[str]:
             return [row[0] for row in db.execute("SELECT status FROM job_queue ORDER BY seq")]
@@ -189,9 +210,9 @@ class Hall:
 
 
 @asynccontextmanager
-async def open_hall(path: Path) -> AsyncIterator[Hall]:
+async def open_hall(path: Path, script: str = ANSWER) -> AsyncIterator[Hall]:
     home = Home.make(path / "ductile")
-    home.plugin("echo", '#!/bin/sh\necho \'{"status": "ok", "result": "done"}\'\n', commands="poll: {}")
+    home.plugin("echo", f"#!/bin/sh\n{script}\n", commands="poll: {}")
     home.add("plugins: {echo: {}}\n")
     snapshot, hub, held = snapshot_of(home), Hub(), set[str]()
     commits: list[None] = []
@@ -260,3 +281,112 @@ async def test_what_was_left_for_a_turn_that_never_comes_is_written(tmp_path: Pa
             assert hall.hub.call_worker(), "it has not heard yet that it is cancelled"
             await hall.ledger.write_work(queue_one, is_quick=True)
         assert hall.statuses() == ["queued"]
+
+
+# ── the first moments of a process ──────────────────────────────────────────────────────────────────────────────────
+
+FOREVER = "exec sleep 600"
+
+
+@pytest.fixture
+def always_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody grows out of the first moments."""
+    monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", 600.0)
+
+
+@pytest.fixture
+def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is watched by a task of its own."""
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it needs no task")
+
+    monkeypatch.setattr("ductile.engine.spawn.Run.to_its_end", refuse)
+
+
+@pytest.mark.usefixtures("always_young", "no_tasks")
+@pytest.mark.parametrize("is_there", [True, False], ids=["is_there", "comes"])
+async def test_a_plugin_that_is_soon_done_is_watched_with_others(
+    is_there: bool, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Whether its job is claimed alone or in the commit of somebody else."""
+    async with open_hall(tmp_path) as hall:
+        if is_there:
+            job_id = await hall.run_one(nursery)
+        else:
+            await nursery.start(hall.dispatcher.run, trio.Event())
+            await trio.testing.wait_all_tasks_blocked()
+            job_id = await hall.ledger.write_work(queue_one, is_quick=True)
+        await hall.until_ended(job_id)
+        assert (hall.statuses(), hall.dispatcher.attempts) == (["succeeded"], {})
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("always_young")
+async def test_a_young_plugin_can_be_stopped(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """As any other: it gets SIGTERM, and its job says why it ended."""
+    async with open_hall(tmp_path, FOREVER) as hall:
+        job_id = await hall.run_one(nursery)
+        process = identify(await hall.pid_of(job_id))
+        hall.dispatcher.stop_job(job_id, "not needed")
+        await hall.until_ended(job_id)
+        assert process is not None
+        assert (hall.statuses(), is_same(process)) == (["dead"], False)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("always_young")
+async def test_cancellation_ends_the_young_before_it_goes_on(tmp_path: Path) -> None:
+    """What was running is recovered by the next start; its process is gone by then."""
+    async with open_hall(tmp_path, FOREVER) as hall:
+        async with trio.open_nursery() as nursery:
+            process = identify(await hall.pid_of(await hall.run_one(nursery)))
+            nursery.cancel_scope.cancel()
+        assert process is not None
+        assert (hall.statuses(), is_same(process), hall.dispatcher.young) == (["running"], False, None)
+
+
+async def test_who_is_young_no_longer_is_watched_alone(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """What it says from then on is heard while it runs."""
+    async with open_hall(tmp_path, f"echo here >&2; {FOREVER}") as hall:
+        job_id = await hall.run_one(nursery)
+        with trio.fail_after(30):
+            while hall.dispatcher.live_stderr(job_id) != "here\n":
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("always_young")
+@pytest.mark.parametrize(
+    "script",
+    [f"(setsid sleep 600 </dev/null >/dev/null 2>&1 &)\n{ANSWER}", f"{ANSWER}\nsleep 600 &"],
+    ids=["stray", "holds_pipes"],
+)
+async def test_what_a_young_plugin_leaves_behind_is_ended(script: str, tmp_path: Path, nursery: trio.Nursery) -> None:
+    async with open_hall(tmp_path, script) as hall:
+        await hall.until_ended(await hall.run_one(nursery))
+        assert hall.statuses() == ["succeeded"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_process_that_cannot_be_watched_with_others_is_watched_alone(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have no room for one more."""
+
+    class Full:
+        """An epoll that takes nothing in."""
+
+        def __init__(self) -> None:
+            self._real = select.epoll()
+            self.fileno, self.poll, self.close = self._real.fileno, self._real.poll, self._real.close
+
+        def register(self, *_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", 600.0)
+    async with open_hall(tmp_path) as hall:
+        monkeypatch.setattr("ductile.engine.dispatcher.Young", lambda: Young(exits=cast(Any, Full())))
+        await hall.until_ended(await hall.run_one(nursery))
+        assert hall.statuses() == ["succeeded"]
+        nursery.cancel_scope.cancel()
