@@ -4,6 +4,7 @@ Whoever waits looks into the ledger after every hint, and again after a while wi
 """
 
 import math
+from contextlib import suppress
 
 import trio
 
@@ -24,7 +25,7 @@ class Hub:
     def __init__(self) -> None:
         self._work = trio.Event()
         self._worker_is_waiting = False
-        self._watchers: dict[str, set[Watch]] = {}
+        self._watchers: dict[str, set[trio.MemorySendChannel[None]]] = {}
 
     def announce_work(self) -> None:
         self._work.set()
@@ -51,7 +52,7 @@ class Hub:
         self._work = trio.Event()
 
     def watch(self, topic: str) -> "Watch":
-        """Hears whenever `topic` is announced. Watch first, then read the ledger."""
+        """A channel that gets something whenever `topic` is announced. Watch first, then read the ledger."""
         return Watch(self._watchers, topic)
 
     def is_awaited(self, job_id: str, root_job_id: str) -> bool:
@@ -60,8 +61,9 @@ class Hub:
         return bool(watched) and (job_topic(job_id) in watched or tree_topic(root_job_id) in watched)
 
     def announce(self, topic: str) -> None:
-        for watcher in self._watchers.get(topic, ()):
-            watcher.tell()
+        for watcher in tuple(self._watchers.get(topic, ())):
+            with suppress(trio.WouldBlock):  # it has not read the last hint yet; one is enough
+                watcher.send_nowait(None)
 
     def announce_end(self, job_id: str, *, tree: str | None) -> None:
         """The job has ended, and `tree`, if it is given, is done with it."""
@@ -79,37 +81,26 @@ class Hub:
 
 
 class Watch:
-    """Inside, hints about the topic are heard, by one task. One hint waits until it is; more would say no more."""
+    """Inside, the channel hears of the topic."""
 
     # A class and no generator: every waiting caller has one, and it is a few calls less.
-    __slots__ = ("_told", "_topic", "_watchers")
+    __slots__ = ("_receive", "_send", "_topic", "_watchers")
 
-    def __init__(self, watchers: dict[str, set["Watch"]], topic: str) -> None:
-        self._watchers, self._topic, self._told = watchers, topic, trio.Event()
+    def __init__(self, watchers: dict[str, set[trio.MemorySendChannel[None]]], topic: str) -> None:
+        self._watchers, self._topic = watchers, topic
 
-    def __enter__(self) -> "Watch":
-        self._watchers.setdefault(self._topic, set()).add(self)
-        return self
+    def __enter__(self) -> trio.MemoryReceiveChannel[None]:
+        self._send, self._receive = trio.open_memory_channel[None](1)
+        self._watchers.setdefault(self._topic, set()).add(self._send)
+        return self._receive
 
     def __exit__(self, *_: object) -> None:
         watchers = self._watchers[self._topic]
-        watchers.discard(self)
+        watchers.discard(self._send)
         if not watchers:
             del self._watchers[self._topic]
-
-    def tell(self) -> None:
-        self._told.set()
-
-    async def receive(self) -> None:
-        """Returns when there was a hint since the last one was received."""
-        await self._told.wait()
-        self._told = trio.Event()
-
-    def receive_nowait(self) -> None:
-        """The hint that waits is received; WouldBlock if there is none."""
-        if not self._told.is_set():
-            raise trio.WouldBlock
-        self._told = trio.Event()
+        self._send.close()
+        self._receive.close()
 
 
 def job_topic(job_id: str) -> str:

@@ -11,7 +11,7 @@ import trio
 from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.errors import did_you_mean
-from ductile.hub import CONFIGURATION, Watch
+from ductile.hub import CONFIGURATION
 from ductile.ledger import journal
 from ductile.values import define
 from ductile.web.auth import EVENTS_WITH_PAYLOAD
@@ -59,7 +59,7 @@ class Reader:
         """Whether the client may see payloads."""
         return bool(self.admitted.principal.may(EVENTS_WITH_PAYLOAD))
 
-    async def next(self, hints: Watch) -> list[Frame]:
+    async def next(self, hints: trio.MemoryReceiveChannel[None]) -> list[Frame]:
         """What comes next; empty if nothing did for a while. Raises Over when the stream has to end."""
         patient_until = trio.current_time() + KEEP_ALIVE_SECONDS
         while True:
