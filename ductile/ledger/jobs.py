@@ -121,7 +121,7 @@ def _enqueue_siblings(
     db: sqlite3.Connection, siblings: list[NewJob], root: trees.Root, *, now: datetime
 ) -> list[Enqueued]:
     """What `enqueue` does for each of these, done once for all of them where it is the same."""
-    ids = [new_id(now) for _ in siblings]
+    ids = new_ids(now, len(siblings))
     are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
     new_ones = [(new, job_id) for new, job_id, is_new in zip(siblings, ids, are_new, strict=True) if is_new]
     for _ in new_ones:  # each counts, so that a test can name the same one whether or not it came with others
@@ -144,13 +144,26 @@ def _enqueue_siblings(
 
 def new_id(now: datetime) -> str:
     """A UUID (version 7) that sorts by time, so that the rows of jobs that run together lie together on the disk."""
-    micros = (now - _EPOCH) // _MICROSECOND
-    millis, fraction = divmod(micros, 1000)
-    chance = int.from_bytes(os.urandom(8))
-    # 48 bits of milliseconds, then the version, twelve bits of what is left of the time, the variant, 62 random bits.
-    bits = (millis & (1 << 48) - 1) << 80 | 7 << 76 | (fraction * 4096 // 1000) << 64 | 2 << 62 | chance >> 2
-    text = f"{bits:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return _by_chance(_by_time(now), os.urandom(8))
+
+
+def new_ids(now: datetime, count: int) -> list[str]:
+    """As many of these for the same moment."""
+    time, chance = _by_time(now), os.urandom(8 * count)
+    return [_by_chance(time, chance[at : at + 8]) for at in range(0, len(chance), 8)]
+
+
+def _by_time(now: datetime) -> str:
+    """The first half of an id: 48 bits of milliseconds, the version, twelve bits of what is left of the time."""
+    millis, fraction = divmod((now - _EPOCH) // _MICROSECOND, 1000)
+    text = f"{millis & (1 << 48) - 1:012x}"
+    return f"{text[:8]}-{text[8:]}-7{fraction * 4096 // 1000:03x}"
+
+
+def _by_chance(first_half: str, chance: bytes) -> str:
+    """With the second half: the variant, 62 random bits."""
+    text = f"{2 << 62 | int.from_bytes(chance) >> 2:016x}"
+    return f"{first_half}-{text[:4]}-{text[4:]}"
 
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
