@@ -78,6 +78,7 @@ class Dispatcher:
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
+    _woken: int = 0
     _alarm: trio.CancelScope = field(factory=trio.CancelScope)
     """When the ledger is looked at without a hint."""
     _apart: tuple[Snapshot, Mapping[str, int]] | None = None
@@ -165,7 +166,10 @@ class Dispatcher:
                 return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         # No await from here to the last start: a claimed job always has an owner.
-        started = [self._attempt(job, snapshot, claimed.states[job.plugin]) for job in claimed.jobs]
+        comes_second = self._somebody_goes_first()
+        started = [
+            self._attempt(job, snapshot, claimed.states[job.plugin], comes_second=comes_second) for job in claimed.jobs
+        ]
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
         is_awaited = any(map(self._is_awaited, ended))
@@ -183,9 +187,15 @@ class Dispatcher:
             self.hub.announce_work()
         return self._until(claimed.next_due)
 
-    def _attempt(self, job: Job, snapshot: Snapshot, state: str) -> Attempt:
+    def _somebody_goes_first(self) -> bool:
+        """Whether somebody was in the commit that was just made, or was woken since the last, who has not gone on yet
+        and may have asked for what is claimed now."""
+        woken, self._woken = self._woken, self.ledger.disk.woken
+        return self.ledger.last_was_shared or woken != self._woken
+
+    def _attempt(self, job: Job, snapshot: Snapshot, state: str, *, comes_second: bool) -> Attempt:
         """The attempt of a job that was claimed just now, as others see it from now on."""
-        attempt = Attempt(job, snapshot, state, comes_second=self.ledger.last_was_shared)
+        attempt = Attempt(job, snapshot, state, comes_second=comes_second)
         self.attempts[job.id] = attempt
         if self.drain_is_over:
             attempt.stop.request(DRAIN)

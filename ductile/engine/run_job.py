@@ -72,7 +72,7 @@ class Attempt:
     state: str = "{}"
     """Its plugin's state when it was claimed, as JSON text."""
     comes_second: bool = False
-    """Whether others were in the commit that claimed it: one of them may have asked for it."""
+    """Whether others go on first: one of them may have asked for it, and a plugin can take the service down with it."""
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None

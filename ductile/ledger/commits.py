@@ -50,6 +50,8 @@ class Request:
     result: outcome.Outcome[Any] | None = None
     is_shared: bool = False
     """Whether others were in its commit."""
+    commit: int = 0
+    """The last commit that it can have seen: its own, if it has written anything."""
     task: trio.lowlevel.Task | None = None
     """Who waits for the result."""
 
@@ -155,8 +157,9 @@ class Writer:
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
         for request, result in zip(batch, results, strict=True):
-            request.result, request.is_shared = result, len(batch) > 1
+            request.result, request.is_shared, request.commit = result, len(batch) > 1, self.disk.last_commit
             if request.task is not None:
+                self.disk.woken += not request.is_last
                 trio.lowlevel.reschedule(request.task)
 
     # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────

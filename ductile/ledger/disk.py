@@ -49,6 +49,8 @@ class Disk:
     on_durable: Callable[[], None]
     failure: LedgerError | None = None
     """Why nothing can be believed any more."""
+    woken: int = 0
+    """How many have been told to go on: the last of them may not have done so yet."""
     _written: Extent = NOTHING
     _coming: int = 0
     """One if a commit is being made elsewhere: whoever sees it must be able to wait for it already."""
@@ -88,6 +90,11 @@ class Disk:
     def is_waited_for(self) -> bool:
         return self._thread is not None
 
+    @property
+    def last_commit(self) -> int:
+        """The number of the last commit that was noted."""
+        return self._written.commits
+
     def expect_commit(self) -> None:
         """A commit is on its way that `note_commit` will tell of, whatever becomes of it."""
         self._coming = 1
@@ -121,9 +128,10 @@ class Disk:
         if is_awaited:
             self._hurry()
 
-    async def until_durable(self) -> None:
-        """All that is committed now is durable; raises if it cannot be. Cannot be cancelled, and is soon over."""
-        wanted = self._visible
+    async def until_durable(self, commit: int | None = None) -> None:
+        """That commit and all before it are durable, or all that anybody may have seen by now; raises if they cannot
+        be. Cannot be cancelled, and is soon over."""
+        wanted = self._visible if commit is None else commit
         while self._durable.commits < wanted and self.failure is None:
             self._hurry()
             if self._durable.commits < wanted and self.failure is None:
@@ -202,6 +210,7 @@ class Disk:
 
     def _wake(self) -> None:
         parked, self._parked = self._parked, []
+        self.woken += len(parked)
         for task in parked:
             trio.lowlevel.reschedule(task)
 

@@ -107,7 +107,7 @@ class Ledger:
     async def _write_durably(self, request: Request, *, makes_work: bool = False) -> outcome.Outcome[Any]:
         asked_at = time.monotonic()
         result = await self._ask(request, makes_work=makes_work)
-        await self.disk.until_durable()
+        await self.disk.until_durable(request.commit)
         self.waited.observe(time.monotonic() - asked_at)
         return result
 

@@ -13,6 +13,7 @@ import trio.testing
 from attrs import define, field
 
 from ductile.errors import LedgerError
+from ductile.ledger.commits import Request
 from ductile.ledger.connections import connect_writer, transaction
 from ductile.ledger.disk import Disk, Extent, _Wish
 from ductile.ledger.jobs import enqueue, newest_seq
@@ -371,3 +372,30 @@ async def test_a_sync_of_the_thread_takes_nothing_back_that_the_event_loop_has_s
         assert ledger.disk.has(newest)
         ledger.disk._note_sync(before, 0.0)
         assert ledger.disk.has(newest)
+
+
+async def test_nobody_waits_for_a_commit_that_is_made_after_its_own(path: Path, watched: Watched) -> None:
+    """A sender that is told of its commit answers, though another one is on its way by then: its job may start now."""
+    answered, may_end = trio.Event(), threading.Event()
+
+    async with open_ledger(path, call_worker=lambda: True) as ledger, trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            await ledger.write_work(queue_one, is_quick=True)
+            answered.set()
+
+        def hold(db: sqlite3.Connection) -> None:
+            enqueue(db, JOB, now=NOW)
+            assert may_end.wait(30)
+
+        await ledger.write(enqueue, JOB, now=NOW)  # the disk is known to be quick
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        ledger.write_what_waits()
+        ledger._writer.ask(Request(hold, is_quick=False))
+        assert ledger._writer.is_away
+        try:
+            with trio.fail_after(10):
+                await answered.wait()
+        finally:
+            may_end.set()
