@@ -134,13 +134,14 @@ def start_at_once(around: Surroundings, attempt: Attempt) -> Begun | Ending | No
     ready = _ready(around, attempt, started_at)
     if not isinstance(ready, Ready):
         return _without_process(around, attempt, ready, started_at)
+    _warn(around, attempt, ready)
     failpoint("spawn.before")
     launched = launch_at_once(_start(ready))
-    if isinstance(launched, SpawnFailed):
+    if not isinstance(launched, SpawnFailed):
+        return _begun(attempt, ready, launched, started_at)
+    if launched.is_busy_file:
         return None
-    begun = _begun(attempt, ready, launched, started_at)
-    _warn(around, attempt, ready)
-    return begun
+    return _tell(around, attempt, launched, *_decide(around, attempt, ready, launched, started_at))
 
 
 def end_at_once(around: Surroundings, begun: Begun) -> Ending | None:

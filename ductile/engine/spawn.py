@@ -171,21 +171,23 @@ class Run(Running):
         Otherwise there is something to wait for, and `to_its_end` does that.
         """
         try:
-            if not self.has_exited():
-                return None
-            self.read_what_is_there()
-            if self.outputs or self.over_cap or self.stdout.total > most:
-                return None
-            self._remember_start()
-            self.settle(self.stop.reason)
-            self.bury()
-            if self.home.may_have_strays:
-                return None
-        except BaseException:
-            self.close()
-            raise
+            is_over = self.has_exited() and self._is_over_at_once(most)
+        except Exception:  # met again by `to_its_end`, which leaves no process behind whatever happens
+            return None
+        if not is_over:
+            return None
         self.close()
         return self.finished(self.stop.reason)
+
+    def _is_over_at_once(self, most: int) -> bool:
+        """Whether nothing is left of a process that has exited."""
+        self.read_what_is_there()
+        if self.outputs or self.over_cap or self.stdout.total > most:
+            return False
+        self._remember_start()
+        self.settle(self.stop.reason)
+        self.bury()
+        return not self.home.may_have_strays
 
     async def to_its_end(self, on_started: Callable[[int], None] | None = None) -> Finished:
         """What it came to, from wherever it is now. Cancellation ends it as a deadline does, and then goes on."""

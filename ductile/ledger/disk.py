@@ -64,7 +64,7 @@ class Disk:
     _slow_until: float = 0.0
     """Until then the event loop makes no sync, because the last one it made took long."""
     _log: int | None = None
-    """The log as the event loop syncs it: of lost pages the kernel tells each who has opened it."""
+    """The log as the event loop syncs it, if it can: of lost pages the kernel tells each who has opened it before."""
     _then: list[tuple[int, Callable[[], None]]] = field(factory=list)
     _parked: list[trio.lowlevel.Task] = field(factory=list)
     _wishes: "queue.SimpleQueue[_Wish]" = field(factory=queue.SimpleQueue)
@@ -110,7 +110,7 @@ class Disk:
         elif self._thread is None:
             self._durable = self._written
             self._go_on()
-        elif is_awaited:
+        elif is_awaited or self._durable.commits < self._awaited:
             self._hurry()
         elif self._syncing_since is None:
             self._ask_for_sync(_Wish.AT_LEISURE)
@@ -154,17 +154,16 @@ class Disk:
         self._awaited = self._visible
         if self._durable.commits == self._written.commits or self.failure is not None:
             return
-        if self._is_quick and monotonic() >= self._slow_until:
-            self._sync_here()
+        if self._log is not None and self._is_quick and monotonic() >= self._slow_until:
+            self._sync_here(self._log)
         elif self._syncing_since is None or self._has_leisure:
             self._ask_for_sync(_Wish.AT_ONCE)
 
-    def _sync_here(self) -> None:
+    def _sync_here(self, log: int) -> None:
         """What is committed is durable, or never will be."""
         began = monotonic()
         try:
-            self._log = self._open_log() if self._log is None else self._log
-            os.fdatasync(self._log)
+            os.fdatasync(log)
         except OSError as error:
             self._fail(error)
         took = monotonic() - began
@@ -235,7 +234,10 @@ class Disk:
                     wish = self._next_wish_within(LEISURE_SECONDS)
                 extent = self._written
                 try:
-                    log = self._open_log() if log is None else log
+                    if log is None:
+                        log = self._open_log()
+                        with suppress(OSError):  # without it all syncs are made here
+                            self._log = self._open_log()
                     began = monotonic()
                     os.fdatasync(log)
                     took = monotonic() - began

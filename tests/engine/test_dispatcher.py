@@ -1,8 +1,9 @@
 """The dispatcher on its own: what happens between a claim and its task, and what others leave for its next turn."""
 
+import errno
 import select
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +15,11 @@ from attrs import define, field
 
 from ductile.clock import Clock
 from ductile.engine.dispatcher import Dispatcher
+from ductile.engine.launch import SpawnFailed
 from ductile.engine.processes import identify, is_same
 from ductile.engine.run_job import Attempt, Surroundings
+from ductile.engine.running import Running
+from ductile.engine.sweep import house
 from ductile.engine.young import Young
 from ductile.errors import LedgerError
 from ductile.hub import Hub, job_topic
@@ -35,6 +39,7 @@ class Claims:
 
     meanwhile: Callable[[], None] = lambda: None
     last_was_shared = False
+    woken: int = 0
 
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
         await trio.lowlevel.checkpoint()
@@ -283,6 +288,21 @@ async def test_what_was_left_for_a_turn_that_never_comes_is_written(tmp_path: Pa
         assert hall.statuses() == ["queued"]
 
 
+@pytest.mark.parametrize("woken", [0, 1])
+async def test_a_job_starts_after_whoever_was_woken_with_its_claim(woken: int) -> None:
+    """It may have asked for the job, and a plugin can take the service down before it is answered."""
+    claims, tasks = Claims(), Tasks()
+    dispatcher = dispatcher_of(claims)
+
+    def wake() -> None:
+        claims.woken += woken
+
+    claims.meanwhile = wake
+    await dispatcher._turn(cast(Any, tasks))
+    (attempt,) = tasks.attempts
+    assert attempt.comes_second is bool(woken)
+
+
 # ── the first moments of a process ──────────────────────────────────────────────────────────────────────────────────
 
 FOREVER = "exec sleep 600"
@@ -366,6 +386,45 @@ async def test_what_a_young_plugin_leaves_behind_is_ended(script: str, tmp_path:
     async with open_hall(tmp_path, script) as hall:
         await hall.until_ended(await hall.run_one(nursery))
         assert hall.statuses() == ["succeeded"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("always_young")
+async def test_a_fault_at_the_end_of_a_young_plugin_leaves_no_process_behind(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong with reading what it said, it is reaped and its group is ended."""
+    read, faults = Running.read_what_is_there, [MemoryError("no room")]
+
+    def read_or_fail(self: Running) -> None:
+        if faults and self.exited:
+            raise faults.pop()
+        read(self)
+
+    monkeypatch.setattr(Running, "read_what_is_there", read_or_fail)
+    async with open_hall(tmp_path, f"sleep 600 </dev/null >/dev/null 2>&1 &\n{ANSWER}") as hall:
+        await hall.until_ended(await hall.run_one(nursery))
+        assert (faults, hall.statuses(), house().leaders) == ([], ["succeeded"], {})
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_plugin_that_cannot_start_is_tried_once(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a file that somebody is still writing is worth a second look in the same attempt."""
+    tries: list[str] = []
+
+    def refuse(argv: Sequence[str], *_: Any, **__: Any) -> SpawnFailed:
+        tries.append(argv[0])
+        return SpawnFailed("no such interpreter", errno.ENOENT)
+
+    monkeypatch.setattr("ductile.engine.run_job.launch", refuse)
+    async with open_hall(tmp_path) as hall:
+        job_id = await hall.run_one(nursery)
+        with trio.fail_after(30):
+            while not tries or job_id in hall.dispatcher.attempts:
+                await trio.lowlevel.checkpoint()
+        assert len(tries) == 1
         nursery.cancel_scope.cancel()
 
 

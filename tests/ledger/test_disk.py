@@ -399,3 +399,36 @@ async def test_nobody_waits_for_a_commit_that_is_made_after_its_own(path: Path, 
                 await answered.wait()
         finally:
             may_end.set()
+
+
+async def test_a_log_that_the_event_loop_cannot_open_is_synced_by_the_thread(
+    path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment without descriptors is no fault of the disk: nothing was lost."""
+    opened = Disk._open_log
+    answers = [True, False]
+
+    def open_log(disk: Disk) -> int:
+        if answers.pop(0):
+            return opened(disk)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Disk, "_open_log", open_log)
+    async with open_ledger(path) as ledger:
+        for _ in range(3):
+            await write_one(ledger)
+        assert watched.by_loop == [False, False, False]
+        assert not ledger.broken.is_set()
+
+
+async def test_who_waits_for_a_commit_that_is_on_its_way_is_not_kept_waiting(path: Path, nursery: trio.Nursery) -> None:
+    """Its maker may have all the time in the world."""
+    disk = Disk(path, trio.Event(), lambda: None)
+    disk._thread = threading.Thread()  # the test stands in for it
+    disk.expect_commit()
+    nursery.start_soon(disk.until_durable)
+    await trio.testing.wait_all_tasks_blocked()
+    assert disk._wishes.empty(), "there is nothing to sync yet"
+    disk.note_commit(1)
+    assert disk._wishes.get() is _Wish.AT_ONCE
+    disk._note_sync(Extent(1, 1), 1.0)
