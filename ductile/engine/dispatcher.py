@@ -292,7 +292,7 @@ class Dispatcher:
         )
 
     def _is_awaited(self, result: Recorded | Stale) -> bool:
-        return not isinstance(result, Stale) and self.slots.hub.is_awaited(result.job_id, result.root_job_id)
+        return not isinstance(result, Stale) and self.slots.hub.is_awaited(result.job_id, tree=_done_tree(result))
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:
@@ -304,7 +304,7 @@ class Dispatcher:
                     self.slots.meters.jobs[result.plugin, result.command, result.status] += 1
                 else:
                     self.slots.meters.retries[result.plugin] += 1
-                self.slots.hub.announce_end(result.job_id, tree=result.root_job_id if result.tree_is_done else None)
+                self.slots.hub.announce_end(result.job_id, tree=_done_tree(result))
 
     def _until(self, due: datetime | None) -> float:
         """How long nothing can be missed: until a delayed job is due, or as long as a lost hint may cost."""
@@ -322,3 +322,8 @@ class Dispatcher:
         self.drain_is_over = True
         for attempt in self.slots.attempts.values():
             attempt.stop.request(DRAIN)
+
+
+def _done_tree(result: Recorded) -> str | None:
+    """The tree that is done with this end."""
+    return result.root_job_id if result.tree_is_done else None
