@@ -55,10 +55,10 @@ class Hub:
         """A channel that gets something whenever `topic` is announced. Watch first, then read the ledger."""
         return Watch(self._watchers, topic)
 
-    def is_awaited(self, job_id: str, root_job_id: str) -> bool:
-        """Whether anybody waits for the end of the job, or of its tree."""
+    def is_awaited(self, job_id: str, *, tree: str | None) -> bool:
+        """Whether anybody waits for what `announce_end` would tell."""
         watched = self._watchers
-        return bool(watched) and (job_topic(job_id) in watched or tree_topic(root_job_id) in watched)
+        return bool(watched) and (job_topic(job_id) in watched or (tree is not None and tree_topic(tree) in watched))
 
     def announce(self, topic: str) -> None:
         for watcher in tuple(self._watchers.get(topic, ())):

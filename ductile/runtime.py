@@ -35,6 +35,7 @@ from ductile.engine.recover import recover
 from ductile.engine.remember import remember
 from ductile.engine.run_job import Surroundings
 from ductile.engine.scheduler import Scheduler
+from ductile.engine.slots import Slots
 from ductile.engine.stranded import settle_stranded, would_end
 from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
@@ -189,16 +190,9 @@ async def _work(
         log=rt.log, clock=rt.clock, instance=instance, state_of=lambda plugin: ledger.look_up(facts.state, plugin)
     )
     pausing = Pausing(ledger, rt.hub, rt.clock)
-    dispatcher = Dispatcher(
-        around,
-        ledger,
-        rt.hub,
-        lambda: rt.snapshot,
-        rt.run_id,
-        lambda: rt.health.held().union(pausing.paused),
-        rt.meters,
-    )
-    rt.kill_all = dispatcher.kill_all
+    slots = Slots(around, ledger, rt.hub, lambda: rt.snapshot, rt.meters)
+    dispatcher = Dispatcher(slots, rt.run_id, lambda: rt.health.held().union(pausing.paused))
+    rt.kill_all = slots.kill_all
     async with trio.open_nursery() as root:
         root.start_soon(_watch_ledger, ledger, dispatcher)
         root.start_soon(_reload_when_asked, rt, ledger, around)
@@ -232,7 +226,7 @@ def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing)
         hub=rt.hub,
         clock=rt.clock,
         snapshot=lambda: rt.snapshot,
-        live_stderr=dispatcher.live_stderr,
+        live_stderr=dispatcher.slots.live_stderr,
         stuck_seconds=lambda: max(dispatcher.stuck_seconds(), rt.scheduler_late()),
         is_stopping=rt.stopping.is_set,
         unhealthy=lambda: rt.health.unhealthy,
@@ -383,7 +377,7 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
 async def _watch_ledger(ledger: Ledger, dispatcher: Dispatcher) -> None:
     """A ledger that failed to write is not to be believed any more: end at once, let the next start recover."""
     await ledger.broken.wait()
-    dispatcher.kill_all()
+    dispatcher.slots.kill_all()
     raise LedgerLost(f"{ledger.path}: writing failed; ending, so that a new start can recover")
 
 

@@ -19,6 +19,7 @@ from ductile.engine.launch import SpawnFailed
 from ductile.engine.processes import identify, is_same
 from ductile.engine.run_job import Attempt, Surroundings
 from ductile.engine.running import Running
+from ductile.engine.slots import Slots
 from ductile.engine.sweep import house
 from ductile.engine.young import Young
 from ductile.errors import LedgerError
@@ -101,7 +102,8 @@ def _anything() -> Any:
 
 def dispatcher_of(ledger: Any) -> Dispatcher:
     snapshot = Configured()
-    return Dispatcher(_anything(), ledger, Hub(), lambda: cast(Any, snapshot), "run", held=lambda: frozenset())
+    slots = Slots(_anything(), ledger, Hub(), lambda: cast(Any, snapshot))
+    return Dispatcher(slots, "run", held=lambda: frozenset())
 
 
 async def test_a_job_that_is_cancelled_in_the_moment_of_its_claim_is_stopped() -> None:
@@ -140,7 +142,7 @@ NEW, AGAIN, KEYED = a_job(seq=5), a_job(seq=5, attempt=2), a_job(seq=5, dedupe_k
 
 
 async def test_a_new_job_that_the_disk_has_runs_at_once() -> None:
-    assert await dispatcher_of(Disk(newest=5))._is_there_for_good(NEW)
+    assert await dispatcher_of(Disk(newest=5)).slots._is_there_for_good(NEW)
 
 
 @pytest.mark.parametrize(("job", "newest"), [(NEW, 4), (AGAIN, 9), (KEYED, 9)], ids=["new", "again", "keyed"])
@@ -150,7 +152,7 @@ async def test_a_job_that_a_power_cut_could_take_back_waits_for_the_disk(job: An
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            ran.append(await dispatcher_of(disk)._is_there_for_good(job))
+            ran.append(await dispatcher_of(disk).slots._is_there_for_good(job))
 
         nursery.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()
@@ -165,9 +167,9 @@ async def test_a_job_that_never_comes_to_the_disk_does_not_run() -> None:
     disk.gate.set()
     dispatcher = dispatcher_of(disk)
     attempt = Attempt(NEW, cast(Any, Configured()), "{}")
-    dispatcher.attempts[NEW.id] = attempt
-    await dispatcher._run_in_slot(attempt)
-    assert (dispatcher.attempts, dispatcher.endings, attempt.has_run) == ({}, [], False)
+    dispatcher.slots.attempts[NEW.id] = attempt
+    await dispatcher.slots.run(attempt)
+    assert (dispatcher.slots.attempts, dispatcher.slots.endings, attempt.has_run) == ({}, [], False)
 
 
 # ── what others leave for its next turn ─────────────────────────────────────────────────────────────────────────────
@@ -203,7 +205,7 @@ class Hall:
 
     async def pid_of(self, job_id: str) -> int:
         with trio.fail_after(30):
-            while (attempt := self.dispatcher.attempts.get(job_id)) is None or attempt.pid is None:
+            while (attempt := self.dispatcher.slots.attempts.get(job_id)) is None or attempt.pid is None:
                 await trio.lowlevel.checkpoint()
         return attempt.pid
 
@@ -229,7 +231,8 @@ async def open_hall(path: Path, script: str = ANSWER) -> AsyncIterator[Hall]:
             call_worker=hub.call_worker,
         ) as ledger:
             around = Surroundings(log=log, clock=Clock(), instance="test", state_of=lambda _: "{}")
-            dispatcher = Dispatcher(around, ledger, hub, lambda: snapshot, "run", held=lambda: frozenset(held))
+            slots = Slots(around, ledger, hub, lambda: snapshot)
+            dispatcher = Dispatcher(slots, "run", held=lambda: frozenset(held))
             yield Hall(ledger, hub, dispatcher, commits, held)
 
 
@@ -256,7 +259,7 @@ async def test_whoever_asked_for_a_job_is_answered_before_it_starts(tmp_path: Pa
         for _ in range(20):  # Trio goes through the tasks that are ready now forwards, now backwards
             await trio.testing.wait_all_tasks_blocked()
             job_id = await hall.ledger.write_work(queue_one, is_quick=True)
-            assert hall.dispatcher.attempts[job_id].pid is None
+            assert hall.dispatcher.slots.attempts[job_id].pid is None
             with hall.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
                 await hints.receive()
         nursery.cancel_scope.cancel()
@@ -338,7 +341,7 @@ async def test_a_plugin_that_is_soon_done_is_watched_with_others(
             await trio.testing.wait_all_tasks_blocked()
             job_id = await hall.ledger.write_work(queue_one, is_quick=True)
         await hall.until_ended(job_id)
-        assert (hall.statuses(), hall.dispatcher.attempts) == (["succeeded"], {})
+        assert (hall.statuses(), hall.dispatcher.slots.attempts) == (["succeeded"], {})
         nursery.cancel_scope.cancel()
 
 
@@ -363,7 +366,7 @@ async def test_cancellation_ends_the_young_before_it_goes_on(tmp_path: Path) -> 
             process = identify(await hall.pid_of(await hall.run_one(nursery)))
             nursery.cancel_scope.cancel()
         assert process is not None
-        assert (hall.statuses(), is_same(process), hall.dispatcher.young) == (["running"], False, None)
+        assert (hall.statuses(), is_same(process), hall.dispatcher.slots.young) == (["running"], False, None)
 
 
 async def test_who_is_young_no_longer_is_watched_alone(tmp_path: Path, nursery: trio.Nursery) -> None:
@@ -371,7 +374,7 @@ async def test_who_is_young_no_longer_is_watched_alone(tmp_path: Path, nursery: 
     async with open_hall(tmp_path, f"echo here >&2; {FOREVER}") as hall:
         job_id = await hall.run_one(nursery)
         with trio.fail_after(30):
-            while hall.dispatcher.live_stderr(job_id) != "here\n":
+            while hall.dispatcher.slots.live_stderr(job_id) != "here\n":
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 
@@ -445,7 +448,7 @@ async def test_a_process_that_cannot_be_watched_with_others_is_watched_alone(
 
     monkeypatch.setattr("ductile.engine.spawn.BRIEF_SECONDS", 600.0)
     async with open_hall(tmp_path) as hall:
-        monkeypatch.setattr("ductile.engine.dispatcher.Young", lambda: Young(exits=cast(Any, Full())))
+        monkeypatch.setattr("ductile.engine.slots.Young", lambda: Young(exits=cast(Any, Full())))
         await hall.until_ended(await hall.run_one(nursery))
         assert hall.statuses() == ["succeeded"]
         nursery.cancel_scope.cancel()
