@@ -3,6 +3,7 @@
 Knows nothing of sockets or of how jobs run: it talks to the ledger and the hub. The runtime builds the table.
 """
 
+import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,7 +13,6 @@ import trio
 from ductile import __version__, strict_json
 from ductile.failpoints import failpoint
 from ductile.hub import job_topic
-from ductile.ids import random_id
 from ductile.ledger import reports
 from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.connections import Connection
@@ -191,7 +191,7 @@ async def trigger(desk: Desk, request: Request) -> Response:
     now = desk.clock.now()
     payload = payload_of(request)
     if command == "handle":
-        event = Event(random_id(), "api.trigger", payload or {}, "api", now)
+        event = Event(str(uuid.uuid4()), "api.trigger", payload or {}, "api", now)
         text: str | None = event.envelope()
     else:
         text = strict_json.dumps(payload) if payload is not None else None

@@ -4,6 +4,7 @@ The checks are made in the order of `verify`, then of `read_arrival`; the first 
 what an event leads to; `relay` does.
 """
 
+import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,6 @@ from blake3 import blake3
 from ductile.config.relay import peer_named, secret_named
 from ductile.config.sections import Peer, RemoteIngress, Settings
 from ductile.errors import DuctileError
-from ductile.ids import random_id
 from ductile.ledger.receipts import Ticket
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.events import Event
@@ -119,7 +119,7 @@ def read_arrival(settings: Settings, peer: Peer, request: Request, *, now: datet
     skew = settings.remote_ingress.allowed_clock_skew if settings.remote_ingress else timedelta()
     return Arrival(
         peer=peer.name,
-        event=Event(random_id(), envelope.type, envelope.payload, source, now, _dedupe_key(peer, envelope)),
+        event=Event(str(uuid.uuid4()), envelope.type, envelope.payload, source, now, _dedupe_key(peer, envelope)),
         baggage={name: value for name, value in envelope.baggage.items() if name in allowed},
         dropped=tuple(name for name in envelope.baggage if name not in allowed),
         ticket=Ticket(

@@ -4,6 +4,7 @@ A body is read only after its signature was found good, and only as what the end
 and can never pose as an event. Does not know what a delivery leads to; `webhooks` does.
 """
 
+import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
@@ -16,7 +17,6 @@ from ductile import strict_json
 from ductile.config.consistency import CREDENTIALS
 from ductile.config.sections import WebhookEndpoint
 from ductile.errors import DuctileError, Unreadable
-from ductile.ids import random_id
 from ductile.ledger.refusals import Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
@@ -152,7 +152,7 @@ def read_delivery(
     headers = {name: value for name in endpoint.forwarded if (value := request.header(name)) is not None}
     key, is_whole = _key(endpoint, request, verdict, payload)
     return Delivery(
-        event=Event(random_id(), kind, payload, endpoint.source, now, headers=headers or None),
+        event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
         key=key,
         body_hash=blake3(request.body).hexdigest() if key is not None and not is_whole else None,
     )
