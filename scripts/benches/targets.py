@@ -219,6 +219,12 @@ MORE = (
     Target("run", "floor_cpu_ms", "the same: processor time for a job, without the plugin", "ms"),
     Target("run", "enqueue_to_spawn_ms", "one job at a time: median of enqueue to spawn", "ms", at_most(1.5)),
     Target("run", "enqueue_to_done_ms", "one job at a time: median of enqueue to recorded result", "ms"),
+    Target(
+        "http",
+        "floor_over_limit",
+        "delivery, rows and process of a job in a plain loop and nothing else, over bare runs",
+    ),
+    Target("http", "floor_cpu_ms", "the same: processor time for a delivery with its job, without the plugin", "ms"),
     Target("ledger", "group_commit", "durable enqueues by 64 callers, over one commit each", "×", at_least(3)),
     Target("ledger", "claim_and_record", f"claim and record with {HISTORY}", "×", at_most(1.5)),
     Target("ledger", "memory", f"memory of the ledger with {HISTORY}", "×", at_most(1.2)),
