@@ -141,10 +141,10 @@ class Dispatcher:
         return self._until(claimed.next_due)
 
     def _somebody_goes_first(self) -> bool:
-        """Whether somebody was in the commit that was just made, or was woken since the last, who has not gone on yet
-        and may have asked for what is claimed now."""
+        """Whether somebody who answers a sender was in the commit that was just made, or was woken since the last, and
+        has not gone on yet: what is claimed now may be what was asked for."""
         woken, self._woken = self._woken, self.slots.ledger.disk.woken
-        return self.slots.ledger.last_was_shared or woken != self._woken
+        return self.slots.ledger.last_comes_second or woken != self._woken
 
     def _attempt(self, job: Job, snapshot: Snapshot, state: str, *, comes_second: bool) -> Attempt:
         """The attempt of a job that was claimed just now, as others see it from now on."""

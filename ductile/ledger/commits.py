@@ -43,13 +43,15 @@ class Request:
     """Whether it may be done on the event loop."""
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
+    answers_at_once: bool = False
+    """Whether somebody is told of it as soon as it is written."""
     is_awaited: Callable[[Any], bool] | None = None
     """Whether anybody waits until its result is durable; without it, whoever asks does."""
     with_care: Callable[[sqlite3.Connection], Any] | None = None
     """What is done instead once `work` has failed, if there is a way to fail less."""
     result: outcome.Outcome[Any] | None = None
-    is_shared: bool = False
-    """Whether others were in its commit."""
+    comes_second: bool = False
+    """Whether others were in its commit who answer somebody."""
     commit: int = 0
     """The last commit that it can have seen: its own, if it has written anything."""
     task: trio.lowlevel.Task | None = None
@@ -156,10 +158,12 @@ class Writer:
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
+        answers = sum(request.answers_at_once for request in batch)
         for request, result in zip(batch, results, strict=True):
-            request.result, request.is_shared, request.commit = result, len(batch) > 1, self.disk.last_commit
+            request.result, request.commit = result, self.disk.last_commit
+            request.comes_second = answers > request.answers_at_once
             if request.task is not None:
-                self.disk.woken += not request.is_last
+                self.disk.woken += request.answers_at_once
                 trio.lowlevel.reschedule(request.task)
 
     # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -68,12 +68,12 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         _beginning(desk, snapshot, plan, payload_of(request) or {}, submitter_of(request), desk.clock.now())
         return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
     if leaves or plan.execution_mode != "synchronous":
-        answer = await _started(desk, request, snapshot, plan)
+        answer = await _started(desk, request, snapshot, plan, answers_at_once=True)
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
     api = snapshot.config.settings.api
     with desk.callers.one_more(api.max_concurrent_sync):
         # A caller that comes again under its key waits for the run that it began.
-        answer = await _started(desk, request, snapshot, plan)
+        answer = await _started(desk, request, snapshot, plan, answers_at_once=False)
         root_id = answer.job_id or ""
         run = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
     if answer.is_repeat and run is None:
@@ -85,12 +85,16 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
     return json_response(still, 202, headers_of(answer))
 
 
-async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan) -> Answer:
+async def _started(
+    desk: Desk, request: Request, snapshot: Snapshot, plan: Plan, *, answers_at_once: bool
+) -> Answer:
     """The run that the request began, now or when it first came under its key."""
     ticket = ticket_of(request)
     payload = payload_of(request) or {}
     known = await known_answer(desk, ticket)
-    return known or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
+    return known or await _start(
+        desk, snapshot, plan, payload, submitter_of(request), ticket, answers_at_once=answers_at_once
+    )
 
 
 def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
@@ -120,6 +124,8 @@ async def _start(
     payload: Mapping[str, Any],
     submitted_by: str,
     ticket: Ticket | None,
+    *,
+    answers_at_once: bool,
 ) -> Answer:
     """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
     now = desk.clock.now()
@@ -134,7 +140,8 @@ async def _start(
         default_ttl=service.dedupe_ttl,
         budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
     )
-    answer = await done_once(desk, ticket, run, is_quick=are_few(beginning.following))
+    is_quick = are_few(beginning.following)
+    answer = await done_once(desk, ticket, run, is_quick=is_quick, answers_at_once=answers_at_once)
     failpoint("enqueue.after_commit")
     return answer
 

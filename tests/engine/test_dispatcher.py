@@ -39,7 +39,7 @@ class Claims:
     """A ledger that gives one job, and lets somebody act between its commit and the dispatcher's next step."""
 
     meanwhile: Callable[[], None] = lambda: None
-    last_was_shared = False
+    last_comes_second = False
     woken: int = 0
 
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
