@@ -16,11 +16,11 @@ from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError
 from ductile.failpoints import failpoint
 from ductile.hub import tree_topic
-from ductile.ledger import reports, trees
+from ductile.ledger import reports, runs, trees
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
-from ductile.ledger.reports import Standing
+from ductile.ledger.runs import Standing
 from ductile.ledger.trees import Budget
 from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
@@ -80,14 +80,12 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
     if run is None or run.is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, view, headers_of(answer), root=_if_small(root_id, run))
+        return await _shown(desk, root_id, view, headers_of(answer), nodes=_if_small(desk, root_id, run))
     still = _still_running(root_id, is_stopping=desk.is_stopping())
     return json_response(still, 202, headers_of(answer))
 
 
-async def _started(
-    desk: Desk, request: Request, snapshot: Snapshot, plan: Plan, *, answers_at_once: bool
-) -> Answer:
+async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan, *, answers_at_once: bool) -> Answer:
     """The run that the request began, now or when it first came under its key."""
     ticket = ticket_of(request)
     payload = payload_of(request) or {}
@@ -114,7 +112,7 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     if root is None:
         return await _shown(desk, job_id, view)
     tree = await _until_over(desk, root.id, patience) if patience else root
-    return await _shown(desk, job_id, view, root=_if_small(root.id, tree))
+    return await _shown(desk, job_id, view, nodes=_if_small(desk, root.id, tree))
 
 
 async def _start(
@@ -197,21 +195,26 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing | N
     now = trio.current_time()
     deadline = now + patience
     with desk.hub.watch(tree_topic(root_id)) as hints:
-        while (tree := desk.ledger.look_up(reports.standing, root_id)) is not None and not tree.is_over:
+        tree = desk.ledger.look_up(runs.standing, root_id)
+        while tree is not None and not tree.is_over:
             if now >= deadline or desk.is_stopping():
                 return tree
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.CancelScope(deadline=min(deadline, now + RECHECK_SECONDS)):
                 await hints.receive()
             now = trio.current_time()
+            tree = desk.ledger.look_up(runs.ended, root_id, most=SMALL_TREE)
     # Nobody is told of an end that a power cut could take back.
     await desk.ledger.disk.until_durable()
     return tree
 
 
-def _if_small(root_id: str, tree: Standing | trees.Root | None) -> str | None:
-    """The root of a tree that is quickly read."""
-    return root_id if tree is not None and tree.tree_jobs <= SMALL_TREE else None
+def _if_small(desk: Desk, root_id: str, tree: Standing | trees.Root | None) -> Sequence[reports.Node]:
+    """The jobs of a tree that is quickly read, or was already; none of another."""
+    if tree is None or tree.tree_jobs > SMALL_TREE:
+        return ()
+    known = tree.nodes if isinstance(tree, Standing) else ()
+    return known or desk.ledger.look_up(reports.tree_under, root_id)
 
 
 async def _shown(
@@ -220,10 +223,10 @@ async def _shown(
     view: Callable[[Sequence[reports.Node]], str],
     headers: Headers = (),
     *,
-    root: str | None = None,
+    nodes: Sequence[reports.Node] = (),
 ) -> Response:
-    """The tree of the job as `view` shows it. `root` is its root, if it is known and the tree is small."""
-    if root is not None and (nodes := desk.ledger.look_up(reports.tree_under, root)):
+    """The tree of the job as `view` shows it. `nodes` are the jobs in it, if they are known already."""
+    if nodes:
         return encoded_json_response(view(nodes).encode(), headers=headers)
     text = await desk.ledger.read_slowly(lambda db: view(reports.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)
