@@ -281,7 +281,7 @@ async def test_a_job_whose_end_is_waited_for_starts_in_the_turn_that_claims_it(
             senders.start_soon(lambda: hall.ledger.write_work(queue_one, is_quick=True, answers_at_once=False))
             await trio.lowlevel.checkpoint()  # both ask in the same pass of the event loop
             await hall.ledger.write_work(queue_one, is_quick=True)
-            assert [attempt.pid for attempt in hall.dispatcher.slots.attempts.values()] == [None]
+            assert [attempt.pid for attempt in hall.dispatcher.slots.attempts.values()] == [None, None]
         nursery.cancel_scope.cancel()
 
 
