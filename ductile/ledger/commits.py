@@ -126,7 +126,7 @@ class Writer:
             else:
                 results = self._committed(batch, results)
                 if self.has_written or self.failure:
-                    self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
+                    self._note_commit(batch, results)
                 self._tell(batch, results)
                 if self._checkpoint_is_due() and not self.is_preparing:
                     self.is_preparing = True
@@ -156,6 +156,10 @@ class Writer:
         batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
         return batch
 
+    def _note_commit(self, batch: _Batch, results: _Results) -> None:
+        is_awaited = self.disk.is_waited_for and _anybody_waits(batch, results)
+        self.disk.note_commit(self.newest_seq, is_awaited=is_awaited)
+
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
         answers = sum(request.answers_at_once for request in batch)
@@ -183,7 +187,7 @@ class Writer:
         is_due = self._checkpoint_is_due() or self._log_is_long()
 
         def answer() -> None:
-            self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
+            self._note_commit(batch, results)
             self._tell(batch, results)
             if not is_due:
                 self._come_back()
@@ -241,8 +245,9 @@ class Writer:
         that others may not suffer from, or that can be done with more care."""
         results: _Results = []
         for request in batch:
-            results.append(self._result(request.work))
-            if isinstance(results[-1], outcome.Error) and (len(batch) > 1 or request.with_care is not None):
+            result = self._result(request.work)
+            results.append(result)
+            if type(result) is outcome.Error and (len(batch) > 1 or request.with_care is not None):
                 return None
         return results
 
@@ -272,7 +277,7 @@ class Writer:
             if self.failure:  # also of a sync that was on its way meanwhile
                 self.db.execute("ROLLBACK")
                 return self._refused(batch, self.failure)
-            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
+            if len(batch) == 1 and type(results[0]) is outcome.Error:  # nobody else has written anything
                 self.db.execute("ROLLBACK")
                 return results
             newest = newest_seq(self.db) if self.disk.is_waited_for else 0
@@ -310,7 +315,8 @@ class Writer:
     def _result(self, work: Callable[[sqlite3.Connection], Any]) -> outcome.Outcome[Any]:
         """What the work came to; an error that takes the whole transaction with it is raised instead."""
         got: outcome.Outcome[Any] = outcome.capture(work, self.db)
-        if not isinstance(got, outcome.Error) or not isinstance(got.error, sqlite3.Error):
+        # By type: `isinstance` asks these classes, which are abstract, in Python.
+        if type(got) is not outcome.Error or not isinstance(got.error, sqlite3.Error):
             return got
         if not self.db.in_transaction or breaks_the_ledger(got.error):
             raise got.error
