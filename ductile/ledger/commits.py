@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -57,6 +58,8 @@ class Request:
     task: trio.lowlevel.Task | None = None
     """Who waits for the result."""
 
+
+_IS_QUICK, _IS_LAST, _ANSWERS_AT_ONCE = map(attrgetter, ("is_quick", "is_last", "answers_at_once"))
 
 _Batch: TypeAlias = list[Request]
 _Results: TypeAlias = list[outcome.Outcome[Any]]
@@ -119,7 +122,7 @@ class Writer:
         """Nobody waits any longer, or the connection is on its way for them."""
         while self.waiting and not self.is_away:
             batch = self._take()
-            results = self._begin_and_do(batch, patience=0.0) if all(one.is_quick for one in batch) else None
+            results = self._begin_and_do(batch, patience=0.0) if all(map(_IS_QUICK, batch)) else None
             if results is None:  # it is much, or somebody else is writing: that is done elsewhere
                 self.disk.expect_commit()
                 self._send(partial(self._serve, batch))
@@ -153,7 +156,7 @@ class Writer:
     def _take(self) -> _Batch:
         """Everything that waits, up to a limit."""
         batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_IN_ONE_COMMIT))]
-        batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
+        batch.sort(key=_IS_LAST)  # stable: otherwise in the order they were asked for
         return batch
 
     def _note_commit(self, batch: _Batch, results: _Results) -> None:
@@ -162,7 +165,7 @@ class Writer:
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
-        answers = sum(request.answers_at_once for request in batch)
+        answers = sum(map(_ANSWERS_AT_ONCE, batch))
         for request, result in zip(batch, results, strict=True):
             request.result, request.commit = result, self.disk.last_commit
             request.comes_second = answers > request.answers_at_once
@@ -395,10 +398,6 @@ class Writer:
                 connection.close()
             except sqlite3.Error as error:
                 os.write(2, f"{self.path}: {error}\n".encode())
-
-
-def _is_last(request: Request) -> bool:
-    return request.is_last
 
 
 def _anybody_waits(batch: _Batch, results: _Results) -> bool:

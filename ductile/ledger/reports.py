@@ -153,12 +153,12 @@ class Node:
 
 
 TREE_COLUMNS = """seq, open_jobs, tree_jobs, id, parent_job_id, plugin, command, status, attempt, max_attempts,
-    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
-    (SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"""
+    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error"""
+_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
 TREE = f"""
-    SELECT {TREE_COLUMNS} FROM job_queue WHERE id = :root
+    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE id = :root
     UNION ALL
-    SELECT {TREE_COLUMNS} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
      ORDER BY 1 LIMIT :limit
 """
 TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
@@ -179,7 +179,7 @@ def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001)
 
 
 def node_from_row(row: tuple[Any, ...]) -> Node:
-    """The node in a row of TREE_COLUMNS."""
+    """The node in a row of TREE."""
     job = Job(
         seq=row[0],
         id=row[3],

@@ -19,7 +19,7 @@ from ductile.errors import DuctileError, LedgerError
 from ductile.ledger.commits import Request, Writer
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.disk import Disk, to_its_end
-from ductile.ledger.faults import translating
+from ductile.ledger.faults import translated, translating
 from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
 from ductile.meters import Histogram
@@ -143,8 +143,10 @@ class Ledger:
         """`read` for a function that runs a single statement, which sees one moment by itself."""
         # The writing connection has the pages in its cache; a reader forgets them with every commit.
         db = self._reader if self._writer.is_away else self._writer.db
-        with translating(self.path):
+        try:
             return function(db, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
 
     async def read_slowly(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
