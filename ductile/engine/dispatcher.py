@@ -112,8 +112,9 @@ class Dispatcher:
         if self.slots.attempts:
             for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
                 await self._note_process(attempt)
-        free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
-        limit = snapshot.max_workers - workers if free else 0
+        most_workers = snapshot.max_workers
+        free = {} if self.is_draining or workers >= most_workers else self._free(snapshot.slots)
+        limit = most_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
         if not endings and not limit and not relays:
             self.slots.ledger.write_what_waits()
