@@ -295,11 +295,15 @@ FEW_ROWS, LITTLE_TEXT = 10, 256 << 10
 
 def are_few(*parts: "Following | Ending") -> bool:
     """Whether all of this together is a few rows with little text."""
-    rows = [(*part.contexts, *part.children, *part.arrivals, *part.notes) for part in parts]
-    if sum(map(len, rows)) > FEW_ROWS:
-        return False
-    texts = sum(len(child.payload or "") for part in parts for child in part.children)
-    texts += sum(len(context.accumulated_json) for part in parts for context in part.contexts)
+    rows = texts = 0
+    for part in parts:
+        rows += len(part.contexts) + len(part.children) + len(part.arrivals) + len(part.notes)
+        if rows > FEW_ROWS:
+            return False
+        for child in part.children:
+            texts += len(child.payload or "")
+        for context in part.contexts:
+            texts += len(context.accumulated_json)
     return texts <= LITTLE_TEXT
 
 

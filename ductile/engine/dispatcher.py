@@ -4,7 +4,7 @@ One loop does all the writing: endings that arrive during a commit share the nex
 slots that are free by then, so there is never more than one claim at a time. Knows nothing of HTTP or schedules.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -109,10 +109,12 @@ class Dispatcher:
         self.slots.may_join = False
         snapshot = self.slots.snapshot()
         workers = sum(attempt.job.plugin != RELAY for attempt in self.slots.attempts.values())
-        for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
-            await self._note_process(attempt)
-        free = {} if self.is_draining or workers >= snapshot.max_workers else self._free(snapshot.slots)
-        limit = snapshot.max_workers - workers if free else 0
+        if self.slots.attempts:
+            for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
+                await self._note_process(attempt)
+        most_workers = snapshot.max_workers
+        free = {} if self.is_draining or workers >= most_workers else self._free(snapshot.slots)
+        limit = most_workers - workers if free else 0
         relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
         if not endings and not limit and not relays:
             self.slots.ledger.write_what_waits()
@@ -126,12 +128,15 @@ class Dispatcher:
         ]
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
+        # Whoever waits for what has ended does not wait for a spawn as well; if nobody does, the spawn comes first.
         is_awaited = any(map(self._is_awaited, ended))
-        self.slots.ledger.disk.when_durable(partial(self._announce, ended), is_awaited=is_awaited)
+        if is_awaited:
+            self._announce_when_durable(ended, is_awaited=True)
         for attempt in started:
             failpoint("claim.after_commit")
-            # Whoever waits for what has ended does not wait for a spawn as well.
             self.slots.start(attempt, jobs, aside=is_awaited)
+        if ended and not is_awaited:
+            self._announce_when_durable(ended, is_awaited=False)
         if endings and self.slots.is_outdated:
             self.slots.is_outdated = False
             jobs.start_soon(self._settle_stranded)
@@ -141,10 +146,10 @@ class Dispatcher:
         return self._until(claimed.next_due)
 
     def _somebody_goes_first(self) -> bool:
-        """Whether somebody was in the commit that was just made, or was woken since the last, who has not gone on yet
-        and may have asked for what is claimed now."""
+        """Whether somebody who answers a sender was in the commit that was just made, or was woken since the last, and
+        has not gone on yet: what is claimed now may be what was asked for."""
         woken, self._woken = self._woken, self.slots.ledger.disk.woken
-        return self.slots.ledger.last_was_shared or woken != self._woken
+        return self.slots.ledger.last_comes_second or woken != self._woken
 
     def _attempt(self, job: Job, snapshot: Snapshot, state: str, *, comes_second: bool) -> Attempt:
         """The attempt of a job that was claimed just now, as others see it from now on."""
@@ -293,6 +298,9 @@ class Dispatcher:
 
     def _is_awaited(self, result: Recorded | Stale) -> bool:
         return not isinstance(result, Stale) and self.slots.hub.is_awaited(result.job_id, tree=_done_tree(result))
+
+    def _announce_when_durable(self, results: Sequence[Recorded | Stale], *, is_awaited: bool) -> None:
+        self.slots.ledger.disk.when_durable(partial(self._announce, results), is_awaited=is_awaited)
 
     def _announce(self, results: Iterable[Recorded | Stale]) -> None:
         for result in results:

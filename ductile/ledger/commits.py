@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,18 +44,22 @@ class Request:
     """Whether it may be done on the event loop."""
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
+    answers_at_once: bool = False
+    """Whether somebody is told of it as soon as it is written."""
     is_awaited: Callable[[Any], bool] | None = None
     """Whether anybody waits until its result is durable; without it, whoever asks does."""
     with_care: Callable[[sqlite3.Connection], Any] | None = None
     """What is done instead once `work` has failed, if there is a way to fail less."""
     result: outcome.Outcome[Any] | None = None
-    is_shared: bool = False
-    """Whether others were in its commit."""
+    comes_second: bool = False
+    """Whether others were in its commit who answer somebody."""
     commit: int = 0
     """The last commit that it can have seen: its own, if it has written anything."""
     task: trio.lowlevel.Task | None = None
     """Who waits for the result."""
 
+
+_IS_QUICK, _IS_LAST, _ANSWERS_AT_ONCE = map(attrgetter, ("is_quick", "is_last", "answers_at_once"))
 
 _Batch: TypeAlias = list[Request]
 _Results: TypeAlias = list[outcome.Outcome[Any]]
@@ -117,14 +122,14 @@ class Writer:
         """Nobody waits any longer, or the connection is on its way for them."""
         while self.waiting and not self.is_away:
             batch = self._take()
-            results = self._begin_and_do(batch, patience=0.0) if all(one.is_quick for one in batch) else None
+            results = self._begin_and_do(batch, patience=0.0) if all(map(_IS_QUICK, batch)) else None
             if results is None:  # it is much, or somebody else is writing: that is done elsewhere
                 self.disk.expect_commit()
                 self._send(partial(self._serve, batch))
             else:
                 results = self._committed(batch, results)
                 if self.has_written or self.failure:
-                    self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
+                    self._note_commit(batch, results)
                 self._tell(batch, results)
                 if self._checkpoint_is_due() and not self.is_preparing:
                     self.is_preparing = True
@@ -151,15 +156,21 @@ class Writer:
     def _take(self) -> _Batch:
         """Everything that waits, up to a limit."""
         batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_IN_ONE_COMMIT))]
-        batch.sort(key=_is_last)  # stable: otherwise in the order they were asked for
+        batch.sort(key=_IS_LAST)  # stable: otherwise in the order they were asked for
         return batch
+
+    def _note_commit(self, batch: _Batch, results: _Results) -> None:
+        is_awaited = self.disk.is_waited_for and _anybody_waits(batch, results)
+        self.disk.note_commit(self.newest_seq, is_awaited=is_awaited)
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
+        answers = sum(map(_ANSWERS_AT_ONCE, batch))
         for request, result in zip(batch, results, strict=True):
-            request.result, request.is_shared, request.commit = result, len(batch) > 1, self.disk.last_commit
+            request.result, request.commit = result, self.disk.last_commit
+            request.comes_second = answers > request.answers_at_once
             if request.task is not None:
-                self.disk.woken += not request.is_last
+                self.disk.woken += request.answers_at_once
                 trio.lowlevel.reschedule(request.task)
 
     # ── in the thread ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,7 +190,7 @@ class Writer:
         is_due = self._checkpoint_is_due() or self._log_is_long()
 
         def answer() -> None:
-            self.disk.note_commit(self.newest_seq, is_awaited=_anybody_waits(batch, results))
+            self._note_commit(batch, results)
             self._tell(batch, results)
             if not is_due:
                 self._come_back()
@@ -237,8 +248,9 @@ class Writer:
         that others may not suffer from, or that can be done with more care."""
         results: _Results = []
         for request in batch:
-            results.append(self._result(request.work))
-            if isinstance(results[-1], outcome.Error) and (len(batch) > 1 or request.with_care is not None):
+            result = self._result(request.work)
+            results.append(result)
+            if type(result) is outcome.Error and (len(batch) > 1 or request.with_care is not None):
                 return None
         return results
 
@@ -268,7 +280,7 @@ class Writer:
             if self.failure:  # also of a sync that was on its way meanwhile
                 self.db.execute("ROLLBACK")
                 return self._refused(batch, self.failure)
-            if len(batch) == 1 and isinstance(results[0], outcome.Error):  # nobody else has written anything
+            if len(batch) == 1 and type(results[0]) is outcome.Error:  # nobody else has written anything
                 self.db.execute("ROLLBACK")
                 return results
             newest = newest_seq(self.db) if self.disk.is_waited_for else 0
@@ -306,7 +318,8 @@ class Writer:
     def _result(self, work: Callable[[sqlite3.Connection], Any]) -> outcome.Outcome[Any]:
         """What the work came to; an error that takes the whole transaction with it is raised instead."""
         got: outcome.Outcome[Any] = outcome.capture(work, self.db)
-        if not isinstance(got, outcome.Error) or not isinstance(got.error, sqlite3.Error):
+        # By type: `isinstance` asks these classes, which are abstract, in Python.
+        if type(got) is not outcome.Error or not isinstance(got.error, sqlite3.Error):
             return got
         if not self.db.in_transaction or breaks_the_ledger(got.error):
             raise got.error
@@ -385,10 +398,6 @@ class Writer:
                 connection.close()
             except sqlite3.Error as error:
                 os.write(2, f"{self.path}: {error}\n".encode())
-
-
-def _is_last(request: Request) -> bool:
-    return request.is_last
 
 
 def _anybody_waits(batch: _Batch, results: _Results) -> bool:

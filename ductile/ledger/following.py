@@ -7,8 +7,6 @@ Called by `record`, `settle` and the web, which starts runs.
 import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import evolve
-
 from ductile.failpoints import failpoint
 from ductile.ledger import contexts, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
@@ -16,6 +14,7 @@ from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
+from ductile.values import changed
 
 NOTHING = Following()
 
@@ -43,7 +42,7 @@ def start_run(
     failpoint("start_run.after_root")
     if not (others or following.contexts or following.arrivals or following.notes):
         return [root]
-    rest = evolve(following, children=tuple(others))
+    rest = changed(following, children=tuple(others))
     children = write_following(
         db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
     )
@@ -74,7 +73,7 @@ def write_following(
 
 
 def _child_of(job_id: str, new: NewJob) -> NewJob:
-    return new if new.parent_job_id else evolve(new, parent_job_id=job_id)
+    return new if new.parent_job_id else changed(new, parent_job_id=job_id)
 
 
 def note_all(

@@ -146,18 +146,21 @@ def children(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[
 
 @frozen(kw_only=True)
 class Node:
-    """One job of a tree with the result of its last attempt."""
+    """One job of a tree with the result of its last attempt. Of a job in the queue it has what a tree tells."""
 
     job: Job
     result: str | None
 
 
+TREE_COLUMNS = """seq, open_jobs, tree_jobs, id, parent_job_id, plugin, command, status, attempt, max_attempts,
+    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error"""
+_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
 TREE = f"""
-    SELECT {LISTED_COLUMNS}, {{result}} FROM job_queue WHERE id = :root
+    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE id = :root
     UNION ALL
-    SELECT {LISTED_COLUMNS}, {{result}} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
-     ORDER BY 13 LIMIT :limit
-""".format(result="(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)")
+    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+     ORDER BY 1 LIMIT :limit
+"""
 TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
 
 
@@ -172,8 +175,30 @@ def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[No
 
 def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
     """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
-    rows = db.execute(TREE, {"root": root_job_id, "limit": limit})
-    return [Node(job=job_from_row(row), result=row[-1]) for row in rows]
+    return [node_from_row(row) for row in db.execute(TREE, {"root": root_job_id, "limit": limit})]
+
+
+def node_from_row(row: tuple[Any, ...]) -> Node:
+    """The node in a row of TREE."""
+    job = Job(
+        seq=row[0],
+        id=row[3],
+        parent_job_id=row[4],
+        plugin=row[5],
+        command=row[6],
+        status=JobStatus(row[7]),
+        attempt=row[8],
+        max_attempts=row[9],
+        submitted_by=row[10],
+        pipeline=row[11],
+        step_id=row[12],
+        tolerated=bool(row[13]),
+        created_at=from_text(row[14]),
+        started_at=moment(row[15]),
+        completed_at=moment(row[16]),
+        last_error=row[17],
+    )
+    return Node(job=job, result=row[18])
 
 
 def _treelogged_job(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
@@ -244,28 +269,6 @@ def _outcomelogged_job(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
         created_at=min(job.created_at for job in jobs),
         completed_at=max(job.completed_at for job in jobs if job.completed_at),
     )
-
-
-@frozen
-class Standing:
-    """How many jobs of a tree still wait or run, and how many there ever were."""
-
-    open_jobs: int
-    tree_jobs: int
-
-    @property
-    def is_over(self) -> bool:
-        """True if there is nothing to wait for."""
-        return not self.open_jobs
-
-
-STANDING = "SELECT open_jobs, tree_jobs FROM job_queue WHERE id = ? AND open_jobs IS NOT NULL"
-
-
-def standing(db: sqlite3.Connection, root_job_id: str) -> Standing | None:
-    """How the tree of this root stands; None if the queue has no such root (any more)."""
-    row = db.execute(STANDING, (root_job_id,)).fetchone()
-    return Standing(*row) if row else None
 
 
 OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"

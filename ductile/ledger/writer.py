@@ -19,7 +19,7 @@ from ductile.errors import DuctileError, LedgerError
 from ductile.ledger.commits import Request, Writer
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.disk import Disk, to_its_end
-from ductile.ledger.faults import translating
+from ductile.ledger.faults import translated, translating
 from ductile.ledger.jobs import newest_seq
 from ductile.ledger.store import open_writer
 from ductile.meters import Histogram
@@ -45,8 +45,8 @@ class Ledger:
     _call_worker: Callable[[], bool]
     waited: Histogram = field(factory=Histogram)
     """From the wish to write something until its caller went on."""
-    last_was_shared: bool = False
-    """Whether others were in the commit of the last `write_last`, who may not have been answered yet."""
+    last_comes_second: bool = False
+    """Whether others were in the commit of the last `write_last` who answer somebody, and may not have done so yet."""
     _is_open: bool = True
 
     async def write(
@@ -59,17 +59,22 @@ class Ledger:
         means "not written".
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        result = await self._write_durably(Request(lambda db: function(db, *args, **kwargs), is_quick=False))
+        request = Request(lambda db: function(db, *args, **kwargs), is_quick=False, answers_at_once=True)
+        result = await self._write_durably(request)
         written: T = result.unwrap()
         return written
 
-    async def write_work(self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool) -> T:
+    async def write_work(
+        self, function: Callable[[sqlite3.Connection], T], *, is_quick: bool, answers_at_once: bool = True
+    ) -> T:
         """`write` for what gives the worker something to do, which it hears of. A few rows (`is_quick`) are written on
-        the event loop, and together with its claim if its turn is near.
+        the event loop, and together with its claim if its turn is near. Whoever `answers_at_once` goes on before the
+        work begins; who waits for its end has no reason to.
 
         Cannot be cancelled: a client that sends its request and leaves has asked for it all the same.
         """
-        result = await self._write_durably(Request(function, is_quick=is_quick), makes_work=True)
+        request = Request(function, is_quick=is_quick, answers_at_once=answers_at_once)
+        result = await self._write_durably(request, makes_work=True)
         written: T = result.unwrap()
         return written
 
@@ -99,7 +104,7 @@ class Ledger:
         asked_at = time.monotonic()
         request = Request(function, is_quick=is_quick, is_last=True, is_awaited=is_awaited, with_care=with_care)
         result = await self._ask(request)
-        self.last_was_shared = request.is_shared
+        self.last_comes_second = request.comes_second
         self.waited.observe(time.monotonic() - asked_at)
         written: T = result.unwrap()
         return written
@@ -138,8 +143,10 @@ class Ledger:
         """`read` for a function that runs a single statement, which sees one moment by itself."""
         # The writing connection has the pages in its cache; a reader forgets them with every commit.
         db = self._reader if self._writer.is_away else self._writer.db
-        with translating(self.path):
+        try:
             return function(db, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
 
     async def read_slowly(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs

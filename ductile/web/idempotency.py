@@ -50,13 +50,18 @@ async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
 
 
 async def done_once(
-    desk: Desk, ticket: Ticket | None, act: Callable[[Connection], Answer], *, is_quick: bool
+    desk: Desk,
+    ticket: Ticket | None,
+    act: Callable[[Connection], Answer],
+    *,
+    is_quick: bool,
+    answers_at_once: bool = True,
 ) -> Answer:
     """What `act`, which makes work, came to; done now, or when the ticket was first shown. `is_quick`: it writes a few
-    rows."""
+    rows. `answers_at_once`: the caller is told before that work begins."""
     if ticket is not None:
         act = partial(once, ticket=ticket, act=act, now=desk.clock.now())
-    return await desk.ledger.write_work(act, is_quick=is_quick)
+    return await desk.ledger.write_work(act, is_quick=is_quick, answers_at_once=answers_at_once)
 
 
 def headers_of(answer: Answer) -> Headers:

@@ -4,11 +4,14 @@ Pure. A browser asks before it sends (preflight) and looks at the answer's heade
 not a browser is not concerned.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from attrs import evolve
 
 from ductile.web.message import Headers, Request, Response
+
+Origins = Callable[[], Collection[str]]
+"""Those of the moment; nobody asks unless a browser does."""
 
 PREFLIGHT: Headers = (
     ("access-control-allow-methods", "GET, POST, PUT, DELETE, OPTIONS"),
@@ -21,19 +24,19 @@ PREFLIGHT: Headers = (
 READABLE: Headers = (("access-control-expose-headers", "Idempotent-Replayed, Link, Retry-After"), ("vary", "Origin"))
 
 
-def is_allowed(request: Request, origins: Collection[str]) -> bool:
+def is_allowed(request: Request, origins: Origins) -> bool:
     origin = request.headers.get("origin")
-    return origin is not None and len(origin) == 1 and origin[0] in origins
+    return origin is not None and len(origin) == 1 and origin[0] in origins()
 
 
-def preflight(request: Request, origins: Collection[str]) -> Response | None:
+def preflight(request: Request, origins: Origins) -> Response | None:
     """The answer to a browser that asks whether its page may send; None for any other request."""
     if request.method != "OPTIONS" or not is_allowed(request, origins):
         return None
     return Response(status=204, headers=PREFLIGHT)
 
 
-def readable(request: Request | None, response: Response, origins: Collection[str]) -> Response:
+def readable(request: Request | None, response: Response, origins: Origins) -> Response:
     """The answer, with what lets the page that asked read it, if it may."""
     if request is None or not is_allowed(request, origins):
         return response

@@ -16,11 +16,11 @@ from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError
 from ductile.failpoints import failpoint
 from ductile.hub import tree_topic
-from ductile.ledger import reports, trees
+from ductile.ledger import reports, runs, trees
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
-from ductile.ledger.reports import Standing
+from ductile.ledger.runs import Standing
 from ductile.ledger.trees import Budget
 from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
@@ -68,29 +68,31 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         _beginning(desk, snapshot, plan, payload_of(request) or {}, submitter_of(request), desk.clock.now())
         return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
     if leaves or plan.execution_mode != "synchronous":
-        answer = await _started(desk, request, snapshot, plan)
+        answer = await _started(desk, request, snapshot, plan, answers_at_once=True)
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
     api = snapshot.config.settings.api
     with desk.callers.one_more(api.max_concurrent_sync):
         # A caller that comes again under its key waits for the run that it began.
-        answer = await _started(desk, request, snapshot, plan)
+        answer = await _started(desk, request, snapshot, plan, answers_at_once=False)
         root_id = answer.job_id or ""
         run = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
     if answer.is_repeat and run is None:
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
     if run is None or run.is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, view, headers_of(answer), root=_if_small(root_id, run))
+        return await _shown(desk, root_id, view, headers_of(answer), nodes=_if_small(desk, root_id, run))
     still = _still_running(root_id, is_stopping=desk.is_stopping())
     return json_response(still, 202, headers_of(answer))
 
 
-async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan) -> Answer:
+async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan, *, answers_at_once: bool) -> Answer:
     """The run that the request began, now or when it first came under its key."""
     ticket = ticket_of(request)
     payload = payload_of(request) or {}
     known = await known_answer(desk, ticket)
-    return known or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
+    return known or await _start(
+        desk, snapshot, plan, payload, submitter_of(request), ticket, answers_at_once=answers_at_once
+    )
 
 
 def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
@@ -110,7 +112,7 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     if root is None:
         return await _shown(desk, job_id, view)
     tree = await _until_over(desk, root.id, patience) if patience else root
-    return await _shown(desk, job_id, view, root=_if_small(root.id, tree))
+    return await _shown(desk, job_id, view, nodes=_if_small(desk, root.id, tree))
 
 
 async def _start(
@@ -120,6 +122,8 @@ async def _start(
     payload: Mapping[str, Any],
     submitted_by: str,
     ticket: Ticket | None,
+    *,
+    answers_at_once: bool,
 ) -> Answer:
     """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
     now = desk.clock.now()
@@ -134,7 +138,8 @@ async def _start(
         default_ttl=service.dedupe_ttl,
         budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
     )
-    answer = await done_once(desk, ticket, run, is_quick=are_few(beginning.following))
+    is_quick = are_few(beginning.following)
+    answer = await done_once(desk, ticket, run, is_quick=is_quick, answers_at_once=answers_at_once)
     failpoint("enqueue.after_commit")
     return answer
 
@@ -190,21 +195,26 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing | N
     now = trio.current_time()
     deadline = now + patience
     with desk.hub.watch(tree_topic(root_id)) as hints:
-        while (tree := desk.ledger.look_up(reports.standing, root_id)) is not None and not tree.is_over:
+        tree = desk.ledger.look_up(runs.standing, root_id)
+        while tree is not None and not tree.is_over:
             if now >= deadline or desk.is_stopping():
                 return tree
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.CancelScope(deadline=min(deadline, now + RECHECK_SECONDS)):
                 await hints.receive()
             now = trio.current_time()
+            tree = desk.ledger.look_up(runs.ended, root_id, most=SMALL_TREE)
     # Nobody is told of an end that a power cut could take back.
     await desk.ledger.disk.until_durable()
     return tree
 
 
-def _if_small(root_id: str, tree: Standing | trees.Root | None) -> str | None:
-    """The root of a tree that is quickly read."""
-    return root_id if tree is not None and tree.tree_jobs <= SMALL_TREE else None
+def _if_small(desk: Desk, root_id: str, tree: Standing | trees.Root | None) -> Sequence[reports.Node]:
+    """The jobs of a tree that is quickly read, or was already; none of another."""
+    if tree is None or tree.tree_jobs > SMALL_TREE:
+        return ()
+    known = tree.nodes if isinstance(tree, Standing) else ()
+    return known or desk.ledger.look_up(reports.tree_under, root_id)
 
 
 async def _shown(
@@ -213,10 +223,10 @@ async def _shown(
     view: Callable[[Sequence[reports.Node]], str],
     headers: Headers = (),
     *,
-    root: str | None = None,
+    nodes: Sequence[reports.Node] = (),
 ) -> Response:
-    """The tree of the job as `view` shows it. `root` is its root, if it is known and the tree is small."""
-    if root is not None and (nodes := desk.ledger.look_up(reports.tree_under, root)):
+    """The tree of the job as `view` shows it. `nodes` are the jobs in it, if they are known already."""
+    if nodes:
         return encoded_json_response(view(nodes).encode(), headers=headers)
     text = await desk.ledger.read_slowly(lambda db: view(reports.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)

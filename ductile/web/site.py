@@ -4,13 +4,13 @@ The single place where a route's scope is checked and the edge of a request, whe
 not know how requests arrive. The lane and the Quart-Trio host share it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TypeAlias
 
 from ductile.errors import DuctileError
 from ductile.values import changed, field, frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
-from ductile.web.origins import preflight, readable
+from ductile.web.origins import Origins, preflight, readable
 from ductile.web.routes import AnyRoute, Route, Table
 
 
@@ -40,7 +40,7 @@ class Site:
 
     table: Table
     authorize: Authorize
-    origins: Callable[[], Collection[str]] = tuple
+    origins: Origins = tuple
     """The web origins whose pages may read the answers."""
     on_request: Callable[[Served], None] = field(default=lambda _: None)
     on_fault: Callable[[BaseException, str], None] = field(default=lambda _error, _where: None)
@@ -49,7 +49,7 @@ class Site:
         """The route that answers, and the request with its principal; a `Refusal` where there is none or no right."""
         if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
             raise Refusal(refusal_response(501, "method_unknown", "there is no such method"))
-        if answer := preflight(request, self.origins()):
+        if answer := preflight(request, self.origins):
             raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
@@ -77,7 +77,7 @@ class Site:
 
     def dressed(self, request: Request | None, response: Response) -> Response:
         """The answer as the page in a browser needs it."""
-        return readable(request, response, self.origins())
+        return readable(request, response, self.origins)
 
     def fault(self, error: Exception, route: AnyRoute) -> Response:
         """Our own mistake is reported to the operator in full and to the client not at all."""

@@ -39,7 +39,7 @@ class Claims:
     """A ledger that gives one job, and lets somebody act between its commit and the dispatcher's next step."""
 
     meanwhile: Callable[[], None] = lambda: None
-    last_was_shared = False
+    last_comes_second = False
     woken: int = 0
 
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
@@ -262,6 +262,26 @@ async def test_whoever_asked_for_a_job_is_answered_before_it_starts(tmp_path: Pa
             assert hall.dispatcher.slots.attempts[job_id].pid is None
             with hall.hub.watch(job_topic(job_id)) as hints, trio.fail_after(30):
                 await hints.receive()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_job_whose_end_is_waited_for_starts_in_the_turn_that_claims_it(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Whoever asked for it answers nobody before that end; somebody else in the same commit still goes first."""
+    async with open_hall(tmp_path, "exec sleep 600") as hall:
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await trio.testing.wait_all_tasks_blocked()
+        job_id = await hall.ledger.write_work(queue_one, is_quick=True, answers_at_once=False)
+        assert hall.dispatcher.slots.attempts[job_id].pid is not None
+        hall.dispatcher.stop_job(job_id, "not needed")
+        await hall.until_ended(job_id)
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as senders:
+            senders.start_soon(lambda: hall.ledger.write_work(queue_one, is_quick=True, answers_at_once=False))
+            await trio.lowlevel.checkpoint()  # both ask in the same pass of the event loop
+            await hall.ledger.write_work(queue_one, is_quick=True)
+            assert [attempt.pid for attempt in hall.dispatcher.slots.attempts.values()] == [None, None]
         nursery.cancel_scope.cancel()
 
 

@@ -34,6 +34,7 @@ from ductile.ledger import (
     reports,
     retention,
     rows,
+    runs,
     schedules,
     trees,
 )
@@ -53,6 +54,7 @@ MORE_ROOMS = (
     reports,
     retention,
     rows,
+    runs,
     schedules,
     trees,
 )

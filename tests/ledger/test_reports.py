@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ductile.errors import NotFound
-from ductile.ledger import journal, reports
+from ductile.ledger import journal, reports, runs
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.connections import transaction
-from ductile.ledger.reports import Standing
+from ductile.ledger.runs import Standing
 from ductile.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
 
 MINUTE = timedelta(minutes=1)
@@ -135,12 +135,12 @@ def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
     child = drive.new(plugin="next", child_key="1", tolerated=tolerated)
     drive.end(drive.claim_one(), outcome if is_root else None, children=(child,))
     seen = reports.tree_outcome(drive.db, root.job_id)
-    assert (seen.status, seen.duration, reports.standing(drive.db, root.job_id)) == ("open", None, Standing(1, 2))
+    assert (seen.status, seen.duration, runs.standing(drive.db, root.job_id)) == ("open", None, Standing(1, 2))
     drive.later(seconds=3)
     ended = drive.end(drive.claim_one("next"), None if is_root else outcome)
-    assert reports.standing(drive.db, root.job_id) == Standing(0, 2)
+    assert runs.standing(drive.db, root.job_id) == Standing(0, 2)
     assert Standing(0, 2).is_over
-    assert reports.standing(drive.db, "unknown") is None
+    assert runs.standing(drive.db, "unknown") is None
     for _ in ("in the queue", "in the log"):
         for member in (root.job_id, ended.job_id):
             seen = reports.tree_outcome(drive.db, member)
@@ -165,6 +165,22 @@ def test_a_tree_is_the_same_from_every_member(drive: Any) -> None:
             ("b", "failed", None),
         ]
     assert reports.open_jobs(drive.db, root.id) == 1
+
+
+def test_who_waits_for_a_tree_gets_its_jobs_when_it_is_over(drive: Any) -> None:
+    """As the tree shows them; not while it is open, and not of one with more than can be told at once."""
+    root = drive.enqueue().job_id
+    drive.end(drive.claim_one(), children=(drive.new(plugin="next", child_key="1"),))
+    assert runs.ended(drive.db, root, most=2) == Standing(1, 2)
+    drive.end(drive.claim_one("next"), Failed("no"))
+    nodes = tuple(reports.tree(drive.db, root))
+    assert [(node.job.plugin, node.job.last_error, node.result) for node in nodes] == [
+        ("echo", None, "{}"),
+        ("next", "no", None),
+    ]
+    assert runs.ended(drive.db, root, most=2) == Standing(0, 2, nodes)
+    assert runs.ended(drive.db, root, most=1) == Standing(0, 2)
+    assert runs.ended(drive.db, "unknown", most=2) is None
 
 
 def test_the_queue_at_a_glance(drive: Any) -> None:
