@@ -18,7 +18,7 @@ from ductile.ledger.connections import Synchronous, connect_reader, connect_writ
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def schema() -> str:
