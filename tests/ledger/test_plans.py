@@ -205,7 +205,7 @@ def test_an_index_of_an_older_ledger_is_used_as_well(db: sqlite3.Connection, sta
 
 def test_no_change_of_a_job_makes_a_table_for_a_list(db: sqlite3.Connection) -> None:
     """SQLite does so each time for a list of more than two, also in checks and in conditions of indexes."""
-    for statement in (jobs.INSERT_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
+    for statement in (jobs.INSERT_JOB, jobs.INSERT_PLAIN_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
         program = db.execute(f"EXPLAIN {statement}", (1,) * statement.count("?"))
         assert "OpenEphemeral" not in [row[1] for row in program], statement
 
