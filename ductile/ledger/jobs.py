@@ -73,7 +73,8 @@ def enqueue(
         new = evolve(new, tolerated=False)
     job_id = new.id or new_id(now)
     root_id = root.id if root else job_id
-    if not _insert(db, new, job_id, root_id, settled, now=now):
+    moment = to_text(now)
+    if not _insert(db, new, job_id, root_id, settled, moment):
         return _existing(db, new, job_id)
     failpoint("enqueue.after_insert")
     if root:
@@ -83,7 +84,7 @@ def enqueue(
     status = settled.status if settled else JobStatus.QUEUED
     if settled:
         attempts.log_settled(db, job_id, settled, now=now)
-    _announce(db, new, job_id, root_id, status, settled, now=now)
+    _announce(db, new, job_id, root_id, status, settled, moment)
     return Enqueued(job_id=job_id, root_job_id=root_id, status=status)
 
 
@@ -201,12 +202,12 @@ INSERT_PLAIN_JOB = _inserting(_USUAL)[1]
 
 
 def _insert(
-    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, *, now: datetime
+    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, moment: str
 ) -> bool:
     """True if the row is new; False if the same child, slot or id is there already."""
     # The members of a join are written before it.
     waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
-    usual, rare = _values(new, job_id, root_id, to_text(now), settled, waits_for)
+    usual, rare = _values(new, job_id, root_id, moment, settled, waits_for)
     if rare == _NOTHING_RARE:
         return db.execute(INSERT_PLAIN_JOB, usual).rowcount == 1
     return db.execute(INSERT_JOB, usual + rare).rowcount == 1
@@ -314,11 +315,10 @@ def _announce(
     root_id: str,
     status: JobStatus,
     settled: Settled | None,
-    *,
-    now: datetime,
+    moment: str,
 ) -> None:
     kind, data = attempts.kind_of(status) if settled else "job.enqueued", _told(new, status, settled)
-    journal.append(db, kind, now=now, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+    journal.append(db, kind, now=moment, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
 
 
 def _told(new: NewJob, status: JobStatus, settled: Settled | None) -> dict[str, Any]:
