@@ -9,11 +9,13 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ductile.errors import LedgerError
 from ductile.ledger.faults import is_of_one_row, told, translating
+from ductile.statuses import AttemptStatus, JobStatus
 
 Connection: TypeAlias = sqlite3.Connection
 """For rooms that decide inside a transaction and leave the statements to this one."""
@@ -31,6 +33,18 @@ READER_CACHE_KILOBYTES = 500
 # that goes with its commit, and the memory is free again when that is done. Enough for two answers.
 UNWRITTEN_KILOBYTES = 24_000
 _SYNCHRONOUS = {"off": 0, "normal": 1, "full": 2}
+
+
+def _as_it_is(value: None) -> None:
+    return value
+
+
+# Values of any other class than int, float and str are first asked whether they can adapt themselves. None of these
+# can, and to find that out takes longer than to bind them.
+sqlite3.register_adapter(NoneType, _as_it_is)
+sqlite3.register_adapter(bool, int)
+for _status in (JobStatus, AttemptStatus):
+    sqlite3.register_adapter(_status, str.__str__)
 
 
 def connect_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:

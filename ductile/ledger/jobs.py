@@ -73,7 +73,8 @@ def enqueue(
         new = evolve(new, tolerated=False)
     job_id = new.id or new_id(now)
     root_id = root.id if root else job_id
-    if not _insert(db, new, job_id, root_id, settled, now=now):
+    moment = to_text(now)
+    if not _insert(db, new, job_id, root_id, settled, moment):
         return _existing(db, new, job_id)
     failpoint("enqueue.after_insert")
     if root:
@@ -83,7 +84,7 @@ def enqueue(
     status = settled.status if settled else JobStatus.QUEUED
     if settled:
         attempts.log_settled(db, job_id, settled, now=now)
-    _announce(db, new, job_id, root_id, status, settled, now=now)
+    _announce(db, new, job_id, root_id, status, settled, moment)
     return Enqueued(job_id=job_id, root_job_id=root_id, status=status)
 
 
@@ -178,33 +179,47 @@ def _over_budget(new: NewJob, root: trees.Root | None, budget: Budget) -> Settle
     return None
 
 
-_COLUMNS = """
-        id, plugin, command, payload, status, max_attempts, submitted_by, dedupe_key, created_at, completed_at,
-        last_error, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id, root_job_id,
-        open_jobs, tree_jobs, tree_completed_at, hops, child_key, pipeline, step_id, schedule_id, slot_at, asked_at,
-        dedupe_ttl_seconds, notify, replay_of, lane, join_id, is_join, waits_for, tolerated"""
-_ROW = f"({', '.join('?' * len(_COLUMNS.split(',')))})"
-INSERT_JOBS = in_portions(f"INSERT INTO job_queue ({_COLUMNS})", _ROW, "ON CONFLICT DO NOTHING")
+_USUAL = """
+        id, plugin, command, payload, status, max_attempts, submitted_by, created_at, enqueued_config_snapshot_id,
+        root_job_id, open_jobs, tree_jobs, asked_at, lane"""
+_RARE = """
+        dedupe_key, completed_at, last_error, parent_job_id, source_event_id, event_context_id, tree_completed_at,
+        child_key, pipeline, step_id, schedule_id, slot_at, dedupe_ttl_seconds, replay_of, join_id,
+        hops, notify, is_join, waits_for, tolerated"""
+_NOTHING_RARE = (None,) * 15 + (0,) * 5
+"""What the rare columns have of themselves."""
+
+
+def _inserting(columns: str) -> dict[int, str]:
+    row = f"({', '.join('?' * len(columns.split(',')))})"
+    return in_portions(f"INSERT INTO job_queue ({columns})", row, "ON CONFLICT DO NOTHING")
+
+
+INSERT_JOBS = _inserting(f"{_USUAL}, {_RARE}")
 INSERT_JOB = INSERT_JOBS[1]
+INSERT_PLAIN_JOB = _inserting(_USUAL)[1]
+"""To bind values that a column has anyway takes a quarter of the insert."""
 
 
 def _insert(
-    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, *, now: datetime
+    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, moment: str
 ) -> bool:
     """True if the row is new; False if the same child, slot or id is there already."""
     # The members of a join are written before it.
     waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
-    values = _values(new, job_id, root_id, to_text(now), settled, waits_for)
-    return db.execute(INSERT_JOB, values).rowcount == 1
+    usual, rare = _values(new, job_id, root_id, moment, settled, waits_for)
+    if rare == _NOTHING_RARE:
+        return db.execute(INSERT_PLAIN_JOB, usual).rowcount == 1
+    return db.execute(INSERT_JOB, usual + rare).rowcount == 1
 
 
 def _values(
     new: NewJob, job_id: str, root_id: str, moment: str, settled: Settled | None = None, waits_for: int = 0
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The row of a new job, in the order of its columns; by place, because names cost a quarter of the insert."""
     is_root = root_id == job_id
     completed_at = moment if settled else None
-    return (
+    usual = (
         job_id,
         new.plugin,
         new.command,
@@ -212,34 +227,37 @@ def _values(
         settled.status if settled else "queued",
         new.max_attempts,
         new.submitted_by,
-        new.dedupe_key,
         moment,  # created_at
+        new.snapshot_id,
+        root_id,
+        int(settled is None) if is_root else None,  # open_jobs
+        1 if is_root else None,  # tree_jobs
+        moment,  # asked_at
+        None if settled or waits_for else new.plugin,  # lane
+    )
+    rare = (
+        new.dedupe_key,
         completed_at,
         settled.error if settled else None,
         new.parent_job_id,
         new.source_event_id,
         new.event_context_id,
-        new.snapshot_id,
-        root_id,
-        int(settled is None) if is_root else None,  # open_jobs
-        1 if is_root else None,  # tree_jobs
-        completed_at if is_root else None,
-        new.hops,
+        completed_at if is_root else None,  # tree_completed_at
         new.child_key,
         new.pipeline,
         new.step_id,
         new.schedule_id,
         to_text(new.slot_at) if new.slot_at else None,
-        moment,  # asked_at
         new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
-        new.notify,
         new.replay_of,
-        None if settled or waits_for else new.plugin,  # lane
         new.join_id,
+        new.hops,
+        new.notify,
         new.is_join,
         waits_for,
         new.tolerated,
     )
+    return usual, rare
 
 
 def _insert_siblings(
@@ -247,7 +265,8 @@ def _insert_siblings(
 ) -> list[bool]:
     """For each whether its row is new; False if the same child is there already. The ids are fresh."""
     moment = to_text(now)
-    rows = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
+    valued = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
+    rows = [usual + rare for usual, rare in valued]
     if insert_all(db, INSERT_JOBS, rows) == len(rows):
         return [True] * len(rows)
     return [db.execute(SAME_ID, (job_id,)).fetchone() is not None for job_id in ids]
@@ -296,11 +315,10 @@ def _announce(
     root_id: str,
     status: JobStatus,
     settled: Settled | None,
-    *,
-    now: datetime,
+    moment: str,
 ) -> None:
     kind, data = attempts.kind_of(status) if settled else "job.enqueued", _told(new, status, settled)
-    journal.append(db, kind, now=now, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+    journal.append(db, kind, now=moment, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
 
 
 def _told(new: NewJob, status: JobStatus, settled: Settled | None) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 import sqlite3
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from ductile.clock import from_text
 from ductile.model import Job, JobStatus
-from ductile.values import frozen
 
 _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
     parent_job_id, root_job_id, seq, interruptions, recoveries, started_at, completed_at, next_retry_at, last_error,
@@ -21,8 +20,7 @@ LISTED_COLUMNS = f"{_COLUMNS}, NULL"
 """JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
 
 
-@frozen
-class Start:
+class Start(NamedTuple):
     """When a job was started, and under which configuration."""
 
     at: datetime

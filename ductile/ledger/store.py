@@ -18,7 +18,10 @@ from ductile.ledger.connections import Synchronous, connect_reader, connect_writ
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+PAGE_BYTES = 2048
+"""A job changes a little in each of some twenty pages, and each goes to the log and to the file as a whole. In smaller
+ones its rows would be torn apart; larger ones are better for large payloads alone."""
 
 
 def schema() -> str:
@@ -81,6 +84,7 @@ def create(path: Path) -> None:
 
 def fill(db: sqlite3.Connection) -> None:
     """The empty database `db` is a ledger of the newest version."""
+    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     write_ahead(db, "a new ledger")
     db.executescript(

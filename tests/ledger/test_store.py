@@ -20,7 +20,7 @@ from ductile.ledger import location, store
 from ductile.ledger.connections import connect_reader, connect_writer, transaction, write_ahead
 from ductile.ledger.examine import APPLICATION_ID
 from ductile.ledger.jobs import enqueue
-from ductile.ledger.store import SCHEMA_VERSION, open_reader, open_writer
+from ductile.ledger.store import PAGE_BYTES, SCHEMA_VERSION, open_reader, open_writer
 from ductile.model import NewJob
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -109,13 +109,12 @@ def test_a_file_without_bytes_is_a_new_ledger(path: Path) -> None:
 
 
 def test_a_ledger_is_marked_as_ours(path: Path) -> None:
-    """Application id, schema version, WAL, incremental vacuum."""
+    """Application id, schema version, incremental vacuum, size of a page, WAL."""
     make_ledger(path)
     with closing(sqlite3.connect(path)) as db:
-        marks = [
-            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version", "auto_vacuum")
-        ]
-        assert marks == [APPLICATION_ID, SCHEMA_VERSION, 2]
+        names = ("application_id", "user_version", "auto_vacuum", "page_size")
+        marks = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
+        assert marks == [APPLICATION_ID, SCHEMA_VERSION, 2, PAGE_BYTES]
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 

@@ -61,7 +61,8 @@ _JOB_QUEUE = {
     "claimed_by": "CASE WHEN old.status = 'running' THEN 'original' END",
 }
 _JOB_LOG = {
-    "id": "old.id",
+    "id": "CASE WHEN old.id BETWEEN old.job_id || '-' AND old.job_id || '.' THEN old.id"
+    " ELSE old.job_id || '-' || old.id END",
     "job_id": "old.job_id",
     "plugin": "old.plugin",
     "command": "old.command",
