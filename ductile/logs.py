@@ -9,7 +9,6 @@ import queue
 import select
 import stat
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +22,7 @@ LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40}
 MOST_WAITING = 10_000
 FLUSH_SECONDS = 2.0
 LONGEST_VALUE = 64 << 10
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.1
 """Between two writes of the thread, so that it wakes once for a burst and not for each of its lines."""
 END = b""
 
@@ -42,6 +41,7 @@ class Log:
         self._pipe = _poll_if_pipe(descriptor)
         self._descriptor = descriptor
         self._has_room = [(descriptor, select.POLLOUT)]
+        self._is_closing = threading.Event()
         self._writer = threading.Thread(target=self._write, name="log-writer", daemon=True)
         self._writer.start()
 
@@ -102,6 +102,7 @@ class Log:
     def close(self) -> None:
         """What waits is written, as long as the reader takes it within two seconds."""
         self._lines.put(END)
+        self._is_closing.set()
         self._writer.join(FLUSH_SECONDS)
 
     def _write(self) -> None:
@@ -111,7 +112,7 @@ class Log:
             self._put(self._told_losses() + b"".join(lines))
             self._written += len(lines)
             if END not in lines:
-                time.sleep(PAUSE_SECONDS)
+                self._is_closing.wait(PAUSE_SECONDS)
 
     def _waiting(self) -> Iterator[bytes]:
         """What waits by now, at least one line."""

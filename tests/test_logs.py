@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +193,20 @@ def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing(make_pipe: M
     for number in range(500):
         pipe.log.info("x", f"line {number} {'.' * 200}")
     assert [int(line["message"].split()[1]) for line in pipe.lines()] == list(range(500))
+
+
+def test_the_end_does_not_wait_for_the_pause_between_two_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes during the pause is written when the log is closed."""
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 3600.0)
+    with (tmp_path / "log").open("wb+", buffering=0) as file:
+        log = Log(descriptor=file.fileno())
+        log.info("x", "first")
+        while log._written == 0:
+            time.sleep(0)
+        log.info("x", "second")
+        log.close()
+        assert not log._writer.is_alive()
+        file.seek(0)
+        assert [json.loads(line)["message"] for line in file] == ["first", "second"]

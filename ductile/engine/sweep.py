@@ -34,10 +34,11 @@ LEISURE_SECONDS = 0.0005
 class House:
     """The running leaders by pid, each with its job, and who may spawn or sweep now."""
 
-    # One spawn per pass of the loop: each blocks until its exec, and several in a row would add up to a stall. Who
-    # comes a while after the last one need not wait for a turn.
+    # Each spawn blocks until its exec, and many in a row would add up to a stall: whoever comes when they have taken a
+    # while, and too soon after the last one, waits for a turn in another pass of the loop.
     door: trio.Lock = field(factory=trio.Lock)
     last_spawn: float = 0.0
+    row_seconds: float = 0.0
     # While the host is too busy for that, spawns go through these threads.
     side_door: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SPAWN_THREADS))
     average_spawn: float = 0.0
@@ -57,13 +58,17 @@ class House:
 
     @property
     def is_at_leisure(self) -> bool:
-        """True if a spawn in the loop adds to no other."""
+        """True if a spawn in the loop, together with those right before it, holds up nobody for long."""
         now = time.monotonic()
-        return now >= self.busy_until and now - self.last_spawn >= LEISURE_SECONDS
+        is_short_row = self.row_seconds < LEISURE_SECONDS or now - self.last_spawn >= LEISURE_SECONDS
+        return is_short_row and now >= self.busy_until
 
     def note_spawn(self, began: float) -> None:
         """A spawn in the loop is over: if these take long, the host counts as busy for a while."""
-        self.last_spawn = now = time.monotonic()
+        now = time.monotonic()
+        follows = began - self.last_spawn < LEISURE_SECONDS
+        self.row_seconds = now - began + (self.row_seconds if follows else 0.0)
+        self.last_spawn = now
         self.average_spawn += (min(now - began, LONGEST_COUNTED_SECONDS) - self.average_spawn) / 5
         # A child of a thread is not in the main thread's list of children; without such lists it would look adopted.
         if self.average_spawn > SLOW_SPAWN_SECONDS and HAS_CHILDREN_LIST:

@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -24,7 +25,7 @@ from ductile.engine.launch import CHUNK
 from ductile.engine.processes import identify, is_same
 from ductile.engine.running import Beginning, Running
 from ductile.engine.spawn import SILENT_SECONDS, Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
-from ductile.engine.sweep import BUSY_SECONDS, SLOW_SPAWN_SECONDS, house
+from ductile.engine.sweep import BUSY_SECONDS, LEISURE_SECONDS, SLOW_SPAWN_SECONDS, House, house
 from tests.engine.conftest import MakePlugin, request_for
 from tests.zoo.catalogue import ANIMALS, MIB, STDOUT_CAP, ZOO, Animal, Expected, break_entrypoint, copy_of
 
@@ -610,6 +611,26 @@ async def test_spawns_that_keep_stalling_the_loop_go_through_threads() -> None:
         busy.append(home.is_busy)
     assert (busy[0], busy[-1]) == (False, True)
     assert home.busy_until < time.monotonic() + 2 * BUSY_SECONDS
+
+
+async def test_spawns_follow_each_other_until_they_have_held_up_the_loop_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two quick ones are one short stop; then it is enough until there was a pause."""
+    moment, home = 100.0, House()
+    monkeypatch.setattr("ductile.engine.sweep.time", SimpleNamespace(monotonic=lambda: moment))
+
+    def spawn_for(seconds: float) -> bool:
+        """Whether another one may follow at once."""
+        nonlocal moment
+        began, moment = moment, moment + seconds
+        home.note_spawn(began)
+        return home.is_at_leisure
+
+    assert [spawn_for(0.6 * LEISURE_SECONDS) for _ in range(2)] == [True, False]
+    moment += 1.1 * LEISURE_SECONDS
+    assert home.is_at_leisure
+    assert [spawn_for(0.6 * LEISURE_SECONDS) for _ in range(2)] == [True, False]
 
 
 # --- descendants ------------------------------------------------------------------------------------------------------
