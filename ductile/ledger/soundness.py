@@ -86,9 +86,9 @@ STRAY_CONTEXT = """
        AND NOT EXISTS (SELECT 1 FROM event_context WHERE id = job.event_context_id)
 """
 UNTOLD = f"""
-    SELECT id FROM job_queue AS job
+    SELECT id FROM job_queue AS ended
      WHERE status IN ('failed', 'dead') AND {OVER} AND started_at IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM job_log WHERE {attempts_of("job.id")})
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE {attempts_of("ended.id")})
 """
 RULES: Mapping[str, tuple[str, str]] = {
     "trees_counted": (MISCOUNTED, "counts other open jobs than it has"),
