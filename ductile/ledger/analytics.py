@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from ductile.clock import from_text, to_text
-from ductile.ledger import history, listed, reports
-from ductile.ledger.states import RUNNING
+from ductile.ledger import history, listed
 from ductile.model import JobStatus
 from ductile.values import frozen
 
@@ -18,11 +17,13 @@ TREND_SLOTS = 60
 MOST_SAMPLES = 20_000
 MOST_ACTIVE = 200
 
+COUNT_SINCE = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = ? AND seq >= ?"
+
 
 def asked_since(db: sqlite3.Connection, since: datetime) -> dict[str, int]:
     """How many of the jobs that were asked for since then and are in the queue have each status."""
     first = listed.first_since(db, since)
-    counts = {str(status): reports.count_status(db, status, first=first) for status in JobStatus}
+    counts = {str(status): db.execute(COUNT_SINCE, (status, first)).fetchone()[0] for status in JobStatus}
     return {status: count for status, count in counts.items() if count}
 
 
@@ -36,7 +37,7 @@ class Active:
     started_at: datetime
 
 
-ACTIVE = f"SELECT id, plugin, command, started_at FROM job_queue WHERE {RUNNING} LIMIT ?"
+ACTIVE = "SELECT id, plugin, command, started_at FROM job_queue WHERE claimed_by > '' LIMIT ?"
 
 
 def active_jobs(db: sqlite3.Connection, *, limit: int = MOST_ACTIVE) -> list[Active]:

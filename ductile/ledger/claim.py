@@ -21,7 +21,6 @@ from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, Stale, end_queued
 from ductile.ledger.rows import DEDUPE_KEY, JOB_COLUMNS, SEQ, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
-from ductile.ledger.states import QUEUED
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
 from ductile.values import frozen
@@ -303,7 +302,9 @@ def note_process(
     return bool(rows)
 
 
-BLOCK = f"UPDATE job_queue INDEXED BY job_queue_open SET blocked_reason = ? WHERE {QUEUED} AND plugin = ?"
+BLOCK = """
+    UPDATE job_queue INDEXED BY job_queue_by_status SET blocked_reason = ? WHERE status = 'queued' AND plugin = ?
+"""
 
 
 def note_blocked(db: sqlite3.Connection, plugin: str, reason: str | None) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 from ductile.clock import from_text, to_text
 from ductile.ledger.reports import ATTEMPT_COLUMNS, Attempt, attempt_from_row
 from ductile.ledger.rows import LISTED_COLUMNS, job_from_row, moment
-from ductile.ledger.states import QUEUED
 from ductile.model import Job
 from ductile.values import frozen
 
@@ -35,9 +34,10 @@ class Waiting:
 
 _WAITING = f"{LISTED_COLUMNS}, lane IS NOT NULL, waits_for_key, waits_for, blocked_reason"
 ONE = f"SELECT {_WAITING} FROM job_queue WHERE id = ? AND status = 'queued'"
-ALL = f"SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} ORDER BY seq LIMIT ?"
+ALL = f"SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' ORDER BY seq LIMIT ?"
 OF_PLUGIN = f"""
-    SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} AND plugin = ? ORDER BY seq LIMIT ?
+    SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin = ? ORDER BY seq LIMIT ?
 """
 
 
@@ -109,8 +109,8 @@ def oldest_ready(db: sqlite3.Connection, plugins: Iterable[str]) -> tuple[str, s
     return job_id, plugin, from_text(created_at)
 
 
-COUNT_BLOCKED = f"""
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} AND blocked_reason IS NOT NULL
+COUNT_BLOCKED = """
+    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' AND blocked_reason IS NOT NULL
 """
 
 

@@ -20,7 +20,6 @@ from ductile.ledger.pages import (
     seq_at,
 )
 from ductile.ledger.reports import ATTEMPT_COLUMNS, Attempt, attempt_from_row
-from ductile.ledger.states import attempts_of
 
 LONGEST_RESULT = 64 << 10
 
@@ -29,7 +28,6 @@ LOGS = Listing[Attempt](
     columns=ATTEMPT_COLUMNS.replace(" result", " NULL"),
     time_column="completed_at",
     id_column="job_id",
-    own=attempts_of("?"),
     searched=("plugin", "command", "last_error", "stderr", "result"),
     read=attempt_from_row,
     seq_of=lambda attempt: attempt.seq,

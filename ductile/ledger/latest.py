@@ -6,8 +6,6 @@ Reads only, from the newest row on; `history` has the lists with filters and pag
 import sqlite3
 from typing import Any
 
-from ductile.ledger.states import QUEUED, RUNNING
-
 LAST_ENDED = """
     SELECT job_id, plugin, command, job_status, completed_at, duration_ms, last_error FROM job_log
      WHERE job_status <> 'queued' ORDER BY seq DESC LIMIT ?
@@ -20,10 +18,10 @@ def last_ended(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in db.execute(LAST_ENDED, (limit,))]
 
 
-_POLL = "id, plugin, command, schedule_id, dedupe_key, status, attempt, created_at, started_at"
-_OF_SCHEDULES = f"{_POLL} FROM job_queue INDEXED BY job_queue_open WHERE schedule_id IS NOT NULL"
-RUNNING_POLLS = f"SELECT {_OF_SCHEDULES} AND {RUNNING} ORDER BY seq LIMIT ?"
-QUEUED_POLLS = f"SELECT {_OF_SCHEDULES} AND {QUEUED} ORDER BY seq LIMIT ?"
+ACTIVE_POLLS = """
+    SELECT id, plugin, command, schedule_id, dedupe_key, status, attempt, created_at, started_at FROM job_queue
+     WHERE status = ? AND schedule_id IS NOT NULL ORDER BY seq LIMIT ?
+"""
 
 
 def active_polls(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
@@ -39,5 +37,5 @@ def active_polls(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
         "created_at",
         "started_at",
     )
-    rows = [row for polls in (RUNNING_POLLS, QUEUED_POLLS) for row in db.execute(polls, (limit,))]
+    rows = [row for status in ("running", "queued") for row in db.execute(ACTIVE_POLLS, (status, limit))]
     return [dict(zip(names, row, strict=True)) for row in rows[:limit]]

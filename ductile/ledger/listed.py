@@ -9,7 +9,6 @@ from typing import Any
 
 from ductile.clock import from_text, to_text
 from ductile.ledger.pages import EVERYTHING, NEWEST, Listing, Page, Terms, Wanted, asking, of_one, page, seq_at
-from ductile.ledger.states import QUEUED, RUNNING, asked
 
 UNUSUAL = ("failed", "dead", "skipped")
 IS_UNUSUAL = f"status IN {UNUSUAL} AND status NOT IN ('queued', 'running') AND status <> 'succeeded'"
@@ -47,7 +46,6 @@ JOBS = Listing[tuple[Any, ...]](
     columns=f"seq, {', '.join(SHOWN)}",
     time_column="created_at",
     id_column="id",
-    own="id = ?",
     searched=("plugin", "command", "pipeline", "step_id", "last_error"),
     read=lambda row: row,
     seq_of=lambda row: int(row[0]),
@@ -62,10 +60,7 @@ def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
         only = f"plugin = ? AND status = ? AND {IS_UNUSUAL}"
         known = Terms(indexed=only, using="job_queue_unusual", values=(plugin, status))
     elif status and (not plugin or status != "succeeded"):
-        using, where, values = asked(status)
-        # Few run, so they can be sorted.
-        known = Terms(indexed=where, using=using, values=values, seq="+seq" if status == "running" else "seq")
-        wanted = wanted._replace(status=None)
+        known = Terms(indexed="status = ?", using="job_queue_by_status", values=(status,))
     elif plugin:
         known = Terms(indexed="plugin = ?", using="job_queue_by_plugin", values=(plugin,))
     else:
@@ -81,18 +76,16 @@ ALL_OF_PLUGIN = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_plugin W
 UNUSUAL_OF_PLUGIN = f"""
     SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_unusual WHERE plugin = ? AND {IS_UNUSUAL} AND seq > ?
 """
-OPEN_OF_PLUGIN = f"""
-    SELECT COUNT(*), COALESCE(SUM(plugin = :plugin), 0)
-      FROM (SELECT plugin FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} AND seq > :after
-            UNION ALL
-            SELECT plugin FROM job_queue INDEXED BY job_queue_open WHERE {RUNNING} AND seq > :after LIMIT :most)
+OPEN_OF_PLUGIN = """
+    SELECT COUNT(*), COALESCE(SUM(plugin = ?), 0)
+      FROM (SELECT plugin FROM job_queue INDEXED BY job_queue_by_status
+             WHERE status IN ('queued', 'running') AND seq > ? LIMIT ?)
 """
 
 
 def _succeeded(db: sqlite3.Connection, plugin: str, after: int) -> int | None:
     """How many jobs of the plugin after that `seq` succeeded; None if too many jobs are open to look at them."""
-    values = {"plugin": plugin, "after": after, "most": MOST_OPEN + 1}
-    looked_at, open_ones = db.execute(OPEN_OF_PLUGIN, values).fetchone()
+    looked_at, open_ones = db.execute(OPEN_OF_PLUGIN, (plugin, after, MOST_OPEN + 1)).fetchone()
     if looked_at > MOST_OPEN:
         return None
     (every,), (unusual,) = (db.execute(one, (plugin, after)).fetchone() for one in (ALL_OF_PLUGIN, UNUSUAL_OF_PLUGIN))

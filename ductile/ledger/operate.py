@@ -12,7 +12,6 @@ from ductile.ledger import joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job
-from ductile.ledger.states import QUEUED, attempts_of
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Dead, FollowRule, Job, JobStatus, NewJob
 from ductile.values import frozen
@@ -163,9 +162,10 @@ def _queue_again(db: sqlite3.Connection, job: Job, reason: str, *, now: datetime
     )
 
 
-# Not by plugin: that would lead through the plugin's whole history.
-QUEUED_OF_PLUGIN = f"""
-    SELECT id, attempt FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} AND plugin = ? ORDER BY seq LIMIT ?
+# By status: the index by plugin would lead through the plugin's whole history.
+QUEUED_OF_PLUGIN = """
+    SELECT id, attempt FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin = ? ORDER BY seq LIMIT ?
 """
 
 
@@ -192,9 +192,9 @@ def end_queued_jobs_of(
     return [one for one in ended if one is not None]
 
 
-QUEUED_BY_PLUGIN = f"""
-    SELECT plugin, COUNT(*) FROM job_queue INDEXED BY job_queue_open
-     WHERE {QUEUED} AND plugin NOT GLOB 'core.*' GROUP BY plugin ORDER BY plugin
+QUEUED_BY_PLUGIN = """
+    SELECT plugin, COUNT(*) FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin NOT GLOB 'core.*' GROUP BY plugin ORDER BY plugin
 """
 
 
@@ -203,9 +203,9 @@ def queued_by_plugin(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute(QUEUED_BY_PLUGIN))
 
 
-QUEUED_PLUGINS = f"""
-    SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_open
-     WHERE {QUEUED} AND plugin NOT GLOB 'core.*'
+QUEUED_PLUGINS = """
+    SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_by_status
+     WHERE status = 'queued' AND plugin NOT GLOB 'core.*'
 """
 
 
@@ -217,7 +217,7 @@ def queued_plugins(db: sqlite3.Connection) -> list[str]:
     return sorted(plugin for (plugin,) in db.execute(QUEUED_PLUGINS))
 
 
-IN_LOG = f"SELECT 1 FROM job_log WHERE {attempts_of(':job_id')} LIMIT 1"
+IN_LOG = "SELECT 1 FROM job_log WHERE job_id = ? LIMIT 1"
 
 
 def known_job(db: sqlite3.Connection, job_id: str) -> Job:
@@ -225,7 +225,7 @@ def known_job(db: sqlite3.Connection, job_id: str) -> Job:
     job = get_job(db, job_id)
     if job is not None:
         return job
-    if db.execute(IN_LOG, {"job_id": job_id}).fetchone():
+    if db.execute(IN_LOG, (job_id,)).fetchone():
         raise WrongState(
             f"{job_id}: over, and no longer in the queue",
             hint="what it was asked for is kept for service.job_queue_retention",

@@ -11,7 +11,6 @@ from ductile.clock import to_text
 from ductile.ledger import dedupe, journal
 from ductile.ledger.finish import ROW, Row
 from ductile.ledger.rows import moment
-from ductile.ledger.states import OPEN
 from ductile.values import frozen
 
 HOLD = f"""
@@ -72,9 +71,7 @@ def somebody_asks_by(db: sqlite3.Connection, instance: str, moment: datetime) ->
     return db.execute(ASKS_BY, (to_text(moment), reason_of(instance))).fetchone() is not None
 
 
-WAITING = f"""
-    SELECT COUNT(*), MIN(created_at) FROM job_queue INDEXED BY job_queue_open WHERE {OPEN} AND plugin = ?
-"""
+WAITING = "SELECT COUNT(*), MIN(created_at) FROM job_queue WHERE status IN ('queued', 'running') AND plugin = ?"
 
 
 @frozen

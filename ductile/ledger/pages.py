@@ -84,8 +84,6 @@ class Listing(NamedTuple, Generic[T]):
     columns: str
     time_column: str
     id_column: str
-    own: str
-    """What finds the rows of one job, with its id for every `?`."""
     searched: tuple[str, ...]
     read: Callable[[tuple[Any, ...]], T]
     seq_of: Callable[[T], int]
@@ -96,10 +94,11 @@ class Listing(NamedTuple, Generic[T]):
 
 def of_one(listing: Listing[Any], wanted: Wanted) -> Terms:
     """One job or one tree: few rows, found by id."""
+    own = listing.id_column
     if wanted.job_id:
-        return Terms(indexed=listing.own, seq="+seq", values=(wanted.job_id,) * listing.own.count("?"))
-    tree = f"({listing.own} OR (root_job_id = ? AND root_job_id <> {listing.id_column}))"
-    return Terms(indexed=tree, seq="+seq", values=(wanted.root,) * tree.count("?"))
+        return Terms(indexed=f"{own} = ?", seq="+seq", values=(wanted.job_id,))
+    tree = f"({own} = ? OR (root_job_id = ? AND root_job_id <> {own}))"
+    return Terms(indexed=tree, seq="+seq", values=(wanted.root, wanted.root))
 
 
 def asking(db: sqlite3.Connection, listing: Listing[Any], wanted: Wanted, known: Terms) -> Terms:

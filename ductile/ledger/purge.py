@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
-from ductile.ledger.states import QUEUED
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import Dead, FollowRule
 from ductile.values import frozen
@@ -17,10 +16,10 @@ from ductile.values import frozen
 MOST_AT_ONCE = 200
 """Jobs that one transaction ends; other writers wait for it."""
 
-# Not by plugin: that would lead through the plugin's whole history. A join ends with its members.
-_WAITING = f"""
-    FROM job_queue INDEXED BY job_queue_open
-   WHERE {QUEUED} AND is_join = 0 AND seq <= :up_to AND (:plugin IS NULL OR plugin = :plugin)
+# By status: the index by plugin would lead through the plugin's whole history. A join ends with its members.
+_WAITING = """
+    FROM job_queue INDEXED BY job_queue_by_status
+   WHERE status = 'queued' AND is_join = 0 AND seq <= :up_to AND (:plugin IS NULL OR plugin = :plugin)
 """
 COUNT = f"SELECT COUNT(*), COALESCE(MAX(seq), 0) {_WAITING}"
 PORTION = f"SELECT id, attempt {_WAITING} ORDER BY seq LIMIT :limit"

@@ -18,7 +18,6 @@ from ductile.ledger.following import ending_instead
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row
-from ductile.ledger.states import RUNNING
 from ductile.ledger.trees import ORDINARY, Budget
 from ductile.model import BreakerRule, Dead, Ending, FollowRule, Job, Retried
 from ductile.values import frozen
@@ -61,7 +60,7 @@ def recover_orphans(
     return recovered
 
 
-ORPHANS = f"SELECT id, attempt, {JOB_COLUMNS} FROM job_queue WHERE {RUNNING} AND claimed_by <> ? ORDER BY +seq"
+ORPHANS = f"SELECT id, attempt, {JOB_COLUMNS} FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
 COUNT_RECOVERY = "UPDATE job_queue SET recoveries = recoveries + 1 WHERE id = ? AND status = 'running' AND attempt = ?"
 
 
@@ -97,7 +96,7 @@ def _quarantined(db: sqlite3.Connection, job_id: str, attempt: int, fault: RowFa
     return Quarantined(job_id, reason)
 
 
-NOTED = f"SELECT pid, pid_started, boot_id FROM job_queue WHERE {RUNNING} AND pid IS NOT NULL"
+NOTED = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"
 
 
 def noted_processes(db: sqlite3.Connection) -> list[tuple[int, int, str]]:

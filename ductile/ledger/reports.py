@@ -15,7 +15,6 @@ from ductile.errors import NotFound
 from ductile.ledger import contexts, journal
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
-from ductile.ledger.states import OPEN, QUEUED, RUNNING, asked, attempts_of
 from ductile.model import AttemptStatus, Job, JobStatus
 from ductile.values import frozen
 
@@ -93,15 +92,14 @@ def job(db: sqlite3.Connection, job_id: str) -> JobReport:
     )
 
 
-_OF_JOB = attempts_of(":job_id")
 HELD = "SELECT blocked_reason, waits_for FROM job_queue WHERE id = ?"
-LAST_RESULT = f"SELECT result FROM job_log WHERE {_OF_JOB} ORDER BY attempt DESC LIMIT 1"
+LAST_RESULT = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1"
 
 
 def brief(db: sqlite3.Connection, job_id: str) -> JobBrief:
     """What a caller who waits for a job wants to know. Raises NotFound like `job`."""
     found = _found(db, job_id)
-    last = db.execute(LAST_RESULT, {"job_id": job_id}).fetchone()
+    last = db.execute(LAST_RESULT, (job_id,)).fetchone()
     return JobBrief(job=found, result=last[0] if last else None)
 
 
@@ -114,27 +112,27 @@ def _found(db: sqlite3.Connection, job_id: str) -> Job:
 
 ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at,
     started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result"""
-ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE {_OF_JOB} ORDER BY attempt"
+ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE job_id = ? ORDER BY attempt"
 
 
 def attempts(db: sqlite3.Connection, job_id: str) -> list[Attempt]:
     """The attempts that are over, first to last."""
-    return [attempt_from_row(row) for row in db.execute(ATTEMPTS, {"job_id": job_id})]
+    return [attempt_from_row(row) for row in db.execute(ATTEMPTS, (job_id,))]
 
 
 # The names of LISTED_COLUMNS, for a job of which only the log is left.
-FROM_LOG = f"""
+FROM_LOG = """
     SELECT job_id, plugin, command, job_status, attempt, max_attempts, submitted_by, created_at, NULL, NULL,
            parent_job_id, root_job_id, 0, 0, 0, started_at, completed_at, NULL, last_error,
            NULL, NULL, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, 0,
            enqueued_config_snapshot_id, started_config_snapshot_id, 0, NULL, NULL, NULL, NULL, 0, tolerated, NULL
-      FROM job_log WHERE {_OF_JOB} ORDER BY attempt DESC LIMIT 1
+      FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1
 """
 
 
 def logged_job(db: sqlite3.Connection, job_id: str) -> Job | None:
     """The job as its last attempt in the log tells it."""
-    row = db.execute(FROM_LOG, {"job_id": job_id}).fetchone()
+    row = db.execute(FROM_LOG, (job_id,)).fetchone()
     return job_from_row(row) if row else None
 
 
@@ -156,7 +154,7 @@ class Node:
 
 TREE_COLUMNS = """seq, open_jobs, tree_jobs, id, parent_job_id, plugin, command, status, attempt, max_attempts,
     submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error"""
-_RESULT = f"(SELECT result FROM job_log WHERE {attempts_of('job_queue.id')} ORDER BY attempt DESC LIMIT 1)"
+_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
 TREE = f"""
     SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE id = :root
     UNION ALL
@@ -309,9 +307,12 @@ class Queue:
     unclaimable: list[str]
 
 
+COUNT_STATUS = "SELECT COUNT(*) FROM job_queue WHERE status = ?"
 COUNT_DELAYED = "SELECT COUNT(*) FROM job_queue WHERE next_retry_at > ''"
 COUNT_WAITING = "SELECT COUNT(*) FROM job_queue WHERE waits_for_key = 1"
-COUNT_JOINS = f"SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_open WHERE {QUEUED} AND is_join = 1"
+COUNT_JOINS = """
+    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' AND is_join = 1
+"""
 
 
 def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -> Queue:
@@ -330,15 +331,13 @@ def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -
     )
 
 
-def count_status(db: sqlite3.Connection, status: JobStatus, *, first: int = 1) -> int:
-    """How many jobs in the queue, from that `seq` on, have this status; proportional to that number."""
-    using, where, values = asked(status)
-    statement = f"SELECT COUNT(*) FROM job_queue INDEXED BY {using} WHERE {where} AND seq >= ?"
-    count: int = db.execute(statement, (*values, first)).fetchone()[0]
+def count_status(db: sqlite3.Connection, status: JobStatus) -> int:
+    """How many jobs in the queue have this status; proportional to that number."""
+    count: int = db.execute(COUNT_STATUS, (status,)).fetchone()[0]
     return count
 
 
-DEPTH = f"SELECT COUNT(*) FROM (SELECT 1 FROM job_queue INDEXED BY job_queue_open WHERE {OPEN} LIMIT ?)"
+DEPTH = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE status IN ('queued', 'running') LIMIT ?)"
 
 
 def depth(db: sqlite3.Connection, *, at_most: int = 10_000) -> int:
@@ -347,12 +346,12 @@ def depth(db: sqlite3.Connection, *, at_most: int = 10_000) -> int:
     return count
 
 
-IS_OPEN = f"SELECT 1 FROM job_queue WHERE id = ? AND {OPEN}"
+OPEN = "SELECT 1 FROM job_queue WHERE id = ? AND status IN ('queued', 'running')"
 
 
 def is_over(db: sqlite3.Connection, job_id: str) -> bool:
     """True unless the job still waits or runs; an unknown job has nothing to wait for."""
-    return db.execute(IS_OPEN, (job_id,)).fetchone() is None
+    return db.execute(OPEN, (job_id,)).fetchone() is None
 
 
 COUNT_LANE = "SELECT COUNT(*) FROM job_queue WHERE lane = ?"
@@ -369,7 +368,7 @@ def _oldest_ready_at(db: sqlite3.Connection, plugin: str) -> datetime | None:
     return moment(head[0]) if head else None
 
 
-RUNNING_BY_PLUGIN = f"SELECT plugin, COUNT(*) FROM job_queue WHERE {RUNNING} GROUP BY +plugin"
+RUNNING_BY_PLUGIN = "SELECT plugin, COUNT(*) FROM job_queue WHERE claimed_by > '' GROUP BY +plugin"
 
 
 def running_by_plugin(db: sqlite3.Connection) -> dict[str, int]:

@@ -11,7 +11,6 @@ from attrs import asdict
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
-from ductile.ledger.states import attempts_of
 from ductile.values import frozen
 
 
@@ -140,10 +139,10 @@ def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int,
     return 0 if before is None else db.execute(statement, {"before": before, "limit": limit, "last": last}).rowcount
 
 
-FINISHED_TREES = f"""
+FINISHED_TREES = """
     SELECT id, tree_jobs, is_join FROM job_queue AS root
      WHERE tree_completed_at < :before AND open_jobs = 0
-       AND NOT EXISTS (SELECT 1 FROM job_log WHERE {attempts_of("root.id")} AND +seq > :last)
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = root.id AND seq > :last)
        AND NOT EXISTS (SELECT 1 FROM job_log WHERE root_job_id = root.id AND root_job_id <> job_id AND seq > :last)
      ORDER BY tree_completed_at LIMIT :limit
 """

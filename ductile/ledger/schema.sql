@@ -77,9 +77,8 @@ CREATE INDEX job_queue_delayed_since ON job_queue (failed_at) WHERE next_retry_a
 CREATE INDEX job_queue_in_flight ON job_queue (plugin, command, dedupe_key, status)
     WHERE status IN ('queued', 'running') AND dedupe_key IS NOT NULL;
 CREATE INDEX job_queue_waiting ON job_queue (plugin, command, dedupe_key, seq) WHERE waits_for_key = 1;
--- What waits is in order of arrival, behind it what runs; what is over is in the next one.
-CREATE INDEX job_queue_open ON job_queue (claimed_by, seq) WHERE status IN ('queued', 'running');
-CREATE INDEX job_queue_by_status ON job_queue (status, seq) WHERE completed_at IS NOT NULL;
+CREATE INDEX job_queue_running ON job_queue (claimed_by, plugin) WHERE claimed_by IS NOT NULL;
+CREATE INDEX job_queue_by_status ON job_queue (status, seq);
 CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
 -- Only what did not succeed: finding the few costs nothing while all goes well.
 CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq)
@@ -94,8 +93,7 @@ CREATE INDEX job_queue_finished_trees ON job_queue (tree_completed_at) WHERE tre
 CREATE UNIQUE INDEX job_queue_child ON job_queue (parent_job_id, child_key) WHERE child_key IS NOT NULL;
 CREATE UNIQUE INDEX job_queue_slot ON job_queue (plugin, schedule_id, slot_at) WHERE slot_at IS NOT NULL;
 
--- One row per attempt, also for attempts that were retried. The last two statuses never ran a plugin. The id begins with
--- that of the job and a hyphen, so its index finds the attempts of a job as well.
+-- One row per attempt, also for attempts that were retried. The last two statuses never ran a plugin.
 CREATE TABLE job_log (
     id TEXT NOT NULL UNIQUE,
     job_id TEXT NOT NULL,
@@ -130,6 +128,7 @@ CREATE TABLE job_log (
     slot_at TEXT,
     tolerated INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
 CREATE INDEX job_log_by_plugin ON job_log (plugin, seq);
 CREATE INDEX job_log_unusual ON job_log (status, seq) WHERE status <> 'succeeded';
@@ -173,7 +172,7 @@ CREATE VIEW job_attempts AS
     UNION ALL
     SELECT -seq, id, attempt, started_at
       FROM job_queue
-     WHERE status IN ('queued', 'running') AND claimed_by > '';
+     WHERE status = 'running';
 
 CREATE TABLE event_context (
     id TEXT NOT NULL PRIMARY KEY,

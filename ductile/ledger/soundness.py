@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from ductile.clock import to_text
-from ductile.ledger.states import OVER, attempts_of
 from ductile.ledger.store import SCHEMA_VERSION, schema
 
 MOST_TOLD = 3
@@ -85,10 +84,10 @@ STRAY_CONTEXT = """
      WHERE event_context_id IS NOT NULL AND status IN ('queued', 'running')
        AND NOT EXISTS (SELECT 1 FROM event_context WHERE id = job.event_context_id)
 """
-UNTOLD = f"""
-    SELECT id FROM job_queue AS ended
-     WHERE status IN ('failed', 'dead') AND {OVER} AND started_at IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM job_log WHERE {attempts_of("ended.id")})
+UNTOLD = """
+    SELECT id FROM job_queue AS job
+     WHERE status IN ('failed', 'dead') AND started_at IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = job.id)
 """
 RULES: Mapping[str, tuple[str, str]] = {
     "trees_counted": (MISCOUNTED, "counts other open jobs than it has"),

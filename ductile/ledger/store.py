@@ -18,7 +18,7 @@ from ductile.ledger.connections import Synchronous, connect_reader, connect_writ
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 PAGE_BYTES = 2048
 """A job changes a little in each of some twenty pages, and each goes to the log and to the file as a whole. In smaller
 ones its rows would be torn apart; larger ones are better for large payloads alone."""

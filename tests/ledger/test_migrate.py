@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from ductile.errors import LedgerError
-from ductile.ledger import listed, migrate, reports
+from ductile.ledger import migrate, reports
 from ductile.ledger.claim import claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.examine import APPLICATION_ID
-from ductile.ledger.pages import Wanted
 from ductile.ledger.recover import recover_orphans
 from ductile.ledger.store import SCHEMA_VERSION, open_reader, open_writer
-from ductile.model import JobStatus
 
 ORIGINAL = (Path(__file__).parent / "original.sql").read_text()
 NOW = datetime(2026, 1, 1, 1, tzinfo=UTC)
@@ -207,74 +205,6 @@ def test_an_adoption_that_fails_leaves_the_original_as_it_was(original: Path) ->
         open_writer(original, synchronous="off")
     with closing(sqlite3.connect(original)) as db:
         assert db.execute("SELECT COUNT(*) FROM job_queue WHERE status = 'timed_out'").fetchone() == (1,)
-
-
-@pytest.fixture
-def version_1(tmp_path: Path) -> Path:
-    """A ledger of version 1: a job that runs, one that waits, one that is over with a log row of another's making."""
-    path = tmp_path / "ductile.db"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript("PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;")
-        db.executescript((Path(__file__).parent / "version_1.sql").read_text())
-        db.executescript(VERSION_1_ROWS)
-        db.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;")
-    return path
-
-
-VERSION_1_ROWS = """
-    INSERT INTO job_queue (id, plugin, command, status, submitted_by, created_at, started_at, completed_at, claimed_by,
-                           lane, root_job_id, open_jobs, tree_jobs, tree_completed_at, asked_at)
-    VALUES ('over', 'echo', 'poll', 'dead', 'api', '2026-01-01T00:00:01.000000Z', '2026-01-01T00:00:02.000000Z',
-            '2026-01-01T00:00:03.000000Z', NULL, NULL, 'over', 0, 1, '2026-01-01T00:00:03.000000Z',
-            '2026-01-01T00:00:01.000000Z'),
-           ('runs', 'echo', 'poll', 'running', 'api', '2026-01-01T00:00:01.000000Z', '2026-01-01T00:00:02.000000Z',
-            NULL, 'first', NULL, 'runs', 1, 1, NULL, '2026-01-01T00:00:01.000000Z'),
-           ('waits', 'echo', 'poll', 'queued', 'api', '2026-01-01T00:00:01.000000Z', NULL,
-            NULL, NULL, 'echo', 'waits', 1, 1, NULL, '2026-01-01T00:00:01.000000Z');
-    INSERT INTO job_log (id, job_id, plugin, command, status, attempt, submitted_by, created_at, completed_at,
-                         root_job_id, job_status, started_at, max_attempts)
-    VALUES ('over-1', 'over', 'echo', 'poll', 'failed', 1, 'api', '2026-01-01T00:00:01.000000Z',
-            '2026-01-01T00:00:02.000000Z', 'over', 'queued', '2026-01-01T00:00:02.000000Z', 4),
-           ('odd', 'over', 'echo', 'poll', 'failed', 2, 'api', '2026-01-01T00:00:01.000000Z',
-            '2026-01-01T00:00:03.000000Z', 'over', 'dead', '2026-01-01T00:00:02.000000Z', 4);
-"""
-
-
-def test_a_ledger_of_version_1_gets_the_schema_of_a_new_one(version_1: Path, tmp_path: Path) -> None:
-    """Its rows stay, its backup stands beside it, and it is migrated once."""
-    with (
-        closing(open_writer(version_1, synchronous="off")) as db,
-        closing(open_writer(tmp_path / "new.db", synchronous="off")) as new,
-    ):
-        assert schema_of(db) == schema_of(new)
-        for pragma in ("application_id", "user_version", "auto_vacuum", "journal_mode"):
-            assert db.execute(f"PRAGMA {pragma}").fetchone() == new.execute(f"PRAGMA {pragma}").fetchone(), pragma
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    open_writer(version_1, synchronous="off").close()
-    assert len(list(tmp_path.glob("ductile.db.backup-v1-*"))) == 1
-
-
-def test_what_a_ledger_of_version_1_had_is_found(version_1: Path) -> None:
-    """Jobs by their status, attempts by their job, whatever their ids were."""
-    with closing(open_writer(version_1, synchronous="off")) as db:
-        found = {
-            str(status): [job["job_id"] for job in listed.jobs(db, Wanted(status=status)).items] for status in STATES
-        }
-        assert found == {"queued": ["waits"], "running": ["runs"], "dead": ["over"]}
-        assert [(one.id, one.attempt) for one in reports.attempts(db, "over")] == [("over-1", 1), ("over-odd", 2)]
-        started = db.execute("SELECT job_id, attempt FROM job_attempts ORDER BY job_id, attempt").fetchall()
-        assert started == [("over", 1), ("over", 2), ("runs", 1)]
-
-
-STATES = (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.DEAD)
-
-
-def test_attempts_of_the_original_are_found_whatever_their_ids(original: Path) -> None:
-    """The ids of its log begin with that of the job; one that does not is made to."""
-    with closing(sqlite3.connect(original)) as db, db:
-        db.execute("UPDATE job_log SET id = 'odd' WHERE id = 'root-1'")
-    with closing(open_writer(original, synchronous="off")) as db:
-        assert [one.id for one in reports.attempts(db, "root")] == ["root-odd"]
 
 
 def test_every_version_has_its_step() -> None:

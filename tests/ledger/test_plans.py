@@ -24,7 +24,6 @@ from ductile.ledger import (
     joins,
     journal,
     lanes,
-    latest,
     listed,
     operate,
     purge,
@@ -40,7 +39,6 @@ from ductile.ledger import (
     trees,
 )
 from ductile.ledger.pages import Wanted
-from ductile.model import JobStatus
 
 ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, jobs, journal, operate, receipts, record, recover)
 MORE_ROOMS = (
@@ -51,7 +49,6 @@ MORE_ROOMS = (
     history,
     joins,
     lanes,
-    latest,
     purge,
     quarantine,
     reports,
@@ -72,7 +69,6 @@ ALLOWED = {
     "SCAN plugin_facts": "in order of its key, with a limit",
     "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
     "SCAN receipts USING INDEX receipts_by_expiry": "latest first, with a limit, for a person who looks",
-    "SCAN job_queue USING INDEX job_queue_open": "only open jobs are in it, and the count has a limit",
     "SCAN sqlite_sequence": "one row for each table that counts",
 }
 
@@ -116,25 +112,17 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection, name: str
         (joins.READY, "job_queue_lanes (lane=?)"),
         (joins.OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),
         (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
-        (recover.ORPHANS, "job_queue_open (claimed_by>?)"),
+        (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
         (reports.TREE, "job_queue_by_root (root_job_id=?)"),
         (reports.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
         (reports.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
         (reports.HEAD_OF_LANE, "job_queue_lanes (lane=?)"),
-        (reports.DEPTH, "job_queue_open"),
-        (reports.RUNNING_BY_PLUGIN, "job_queue_open (claimed_by>?)"),
+        (reports.DEPTH, "job_queue_by_status (status=?)"),
+        (reports.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
         (schedules.OUTSTANDING, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
         (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
         (retention.DELETE_ARRIVALS, "arrivals_by_join (join_id=?)"),
-        (operate.QUEUED_OF_PLUGIN, "job_queue_open (claimed_by=?)"),
-        (recover.NOTED, "job_queue_open (claimed_by>?)"),
-        (analytics.ACTIVE, "job_queue_open (claimed_by>?)"),
-        (latest.QUEUED_POLLS, "job_queue_open (claimed_by=?)"),
-        (reports.ATTEMPTS, "sqlite_autoindex_job_log_1 (id>? AND id<?)"),
-        (reports.LAST_RESULT, "sqlite_autoindex_job_log_1 (id>? AND id<?)"),
-        (reports.TREE, "sqlite_autoindex_job_log_1 (id>? AND id<?)"),
-        (retention.FINISHED_TREES, "sqlite_autoindex_job_log_1 (id>? AND id<?)"),
-        (operate.IN_LOG, "sqlite_autoindex_job_log_1 (id>? AND id<?)"),
+        (operate.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),
     ],
 )
 def test_each_question_has_its_index(db: sqlite3.Connection, statement: str, index: str) -> None:
@@ -155,9 +143,7 @@ def test_the_look_before_tidying_up_reads_no_table_as_a_whole(db: sqlite3.Connec
         (Wanted(status="dead"), "job_queue_by_status (status=?"),
         (Wanted(status="dead", plugin="echo"), "job_queue_unusual (plugin=? AND status=?"),
         (Wanted(status="succeeded", plugin="echo", command="poll"), "job_queue_by_plugin (plugin=?"),
-        (Wanted(status="succeeded"), "job_queue_by_status (status=?"),
-        (Wanted(status="queued"), "job_queue_open (claimed_by=?"),
-        (Wanted(status="queued", plugin="echo"), "job_queue_open (claimed_by=?"),
+        (Wanted(status="queued", plugin="echo"), "job_queue_by_status (status=?"),
     ],
 )
 def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: Wanted, expected: str) -> None:
@@ -169,29 +155,12 @@ def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, w
 
 def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:
     """Indexes have all jobs of a plugin and those that did not succeed; only open ones are looked at."""
-    expected = ["job_queue_by_plugin (plugin=?", "job_queue_open (claimed_by", "job_queue_unusual (plugin=?"]
+    expected = ["job_queue_by_plugin (plugin=?", "job_queue_by_status (status=?", "job_queue_unusual (plugin=?"]
     page, *counts = plans_of(db, lambda: listed.jobs(db, Wanted(status="succeeded", plugin="echo")))
     for steps in (page, *counts):
         assert any(index in step for index in expected for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
     assert sum("COVERING INDEX" in step for steps in counts for step in steps) >= 2, counts
-
-
-@pytest.mark.parametrize("status", JobStatus)
-def test_jobs_of_a_status_are_counted_without_reading_them(db: sqlite3.Connection, status: JobStatus) -> None:
-    """However many there are: the index alone says it, and no column of a row is asked for."""
-    asked: list[str] = []
-    db.set_trace_callback(asked.append)
-    reports.count_status(db, status)
-    db.set_trace_callback(None)
-    (table,) = (row[2] for row in db.execute(f"EXPLAIN {asked[0]}") if row[1] == "OpenRead" and row[3] == _page(db))
-    assert not [row for row in db.execute(f"EXPLAIN {asked[0]}") if row[1] == "Column" and row[2] == table]
-
-
-def _page(db: sqlite3.Connection) -> int:
-    """Where the rows of the queue begin."""
-    page: int = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'job_queue'").fetchone()[0]
-    return page
 
 
 @pytest.mark.parametrize("status", ["dead", "succeeded"])

@@ -61,8 +61,7 @@ _JOB_QUEUE = {
     "claimed_by": "CASE WHEN old.status = 'running' THEN 'original' END",
 }
 _JOB_LOG = {
-    "id": "CASE WHEN old.id BETWEEN old.job_id || '-' AND old.job_id || '.' THEN old.id"
-    " ELSE old.job_id || '-' || old.id END",
+    "id": "old.id",
     "job_id": "old.job_id",
     "plugin": "old.plugin",
     "command": "old.command",
