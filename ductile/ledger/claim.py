@@ -72,7 +72,6 @@ def claim(
     heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
     heapq.heapify(heads)
     jobs: list[Job] = []
-    states: dict[str, str] = {}
     skipped: list[Recorded] = []
     set_aside, held_any = 0, False
     while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
@@ -87,7 +86,6 @@ def claim(
             set_aside += 1
         else:
             jobs.append(_start(db, head, Start(now, snapshot_id), run_id=run_id))
-            states[head.lane] = facts.shown(head.state)
             slots[head.lane] -= 1
         # Either way the job left its lane, so the lane has a new head.
         if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane)):
@@ -95,7 +93,7 @@ def claim(
     has_room = len(jobs) < limit
     return Claimed(
         jobs=tuple(jobs),
-        states=states,
+        states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
         next_due=next_due(db) if has_room and (may_wake or held_any) else None,
@@ -202,32 +200,32 @@ def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
 
 
 class Head(NamedTuple):
-    """The oldest job of a lane: its place in the queue, its row, when it was asked for, and the state of its plugin."""
+    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for."""
 
     seq: int
     lane: str
     row: tuple[Any, ...]
-    asked_at: str
-    state: str | None
 
     @property
     def job(self) -> Job:
         return job_from_row(self.row)
 
     @property
+    def asked_at(self) -> str:
+        asked_at: str = self.row[-1]
+        return asked_at
+
+    @property
     def is_keyed(self) -> bool:
         return self.row[DEDUPE_KEY] is not None
 
 
-LANE_HEAD = f"""
-    SELECT {JOB_COLUMNS}, asked_at, (SELECT state FROM plugin_state WHERE plugin_name = lane) FROM job_queue
-     WHERE lane = ? ORDER BY seq LIMIT 1
-"""
+LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
 def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     row = db.execute(LANE_HEAD, (lane,)).fetchone()
-    return None if row is None else Head(row[SEQ], lane, row, *row[-2:])
+    return None if row is None else Head(row[SEQ], lane, row)
 
 
 def _set_aside(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:

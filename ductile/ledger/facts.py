@@ -120,12 +120,8 @@ GET_STATE = "SELECT state FROM plugin_state WHERE plugin_name = ?"
 
 def state(db: sqlite3.Connection, plugin: str) -> str:
     """The plugin's state as JSON text; an empty object if it has none, or has something else than an object."""
-    return shown(_stored(db, plugin))
-
-
-def shown(stored: str | None) -> str:
-    """A stored state as plugins are given it."""
-    return stored if stored is not None and stored.lstrip().startswith("{") else "{}"
+    text = _stored(db, plugin)
+    return text if text.lstrip().startswith("{") else "{}"
 
 
 def _stored(db: sqlite3.Connection, plugin: str) -> str:
