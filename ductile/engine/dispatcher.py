@@ -48,7 +48,6 @@ class Dispatcher:
     is_draining: bool = False
     drain_is_over: bool = False
     writing_since: float | None = None
-    _woken: int = 0
     _alarm: trio.CancelScope = field(factory=trio.CancelScope)
     """When the ledger is looked at without a hint."""
     _apart: tuple[Snapshot, Mapping[str, int]] | None = None
@@ -122,10 +121,7 @@ class Dispatcher:
                 return RECHECK_SECONDS
         recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
         # No await from here to the last start: a claimed job always has an owner.
-        comes_second = self._somebody_goes_first()
-        started = [
-            self._attempt(job, snapshot, claimed.states[job.plugin], comes_second=comes_second) for job in claimed.jobs
-        ]
+        started = [self._attempt(job, snapshot, claimed.states[job.plugin]) for job in claimed.jobs]
         self.to_stop.clear()
         ended = (*recorded, *claimed.skipped)
         # Whoever waits for what has ended does not wait for a spawn as well; if nobody does, the spawn comes first.
@@ -145,15 +141,9 @@ class Dispatcher:
             self.slots.hub.announce_work()
         return self._until(claimed.next_due)
 
-    def _somebody_goes_first(self) -> bool:
-        """Whether somebody who answers a sender was in the commit that was just made, or was woken since the last, and
-        has not gone on yet: what is claimed now may be what was asked for."""
-        woken, self._woken = self._woken, self.slots.ledger.disk.woken
-        return self.slots.ledger.last_comes_second or woken != self._woken
-
-    def _attempt(self, job: Job, snapshot: Snapshot, state: str, *, comes_second: bool) -> Attempt:
+    def _attempt(self, job: Job, snapshot: Snapshot, state: str) -> Attempt:
         """The attempt of a job that was claimed just now, as others see it from now on."""
-        attempt = Attempt(job, snapshot, state, comes_second=comes_second)
+        attempt = Attempt(job, snapshot, state)
         self.slots.attempts[job.id] = attempt
         if self.drain_is_over:
             attempt.stop.request(DRAIN)

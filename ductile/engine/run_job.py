@@ -71,8 +71,6 @@ class Attempt:
     snapshot: Snapshot
     state: str = "{}"
     """Its plugin's state when it was claimed, as JSON text."""
-    comes_second: bool = False
-    """Whether others go on first: one of them may have asked for it, and a plugin can take the service down with it."""
     stop: Stop = field(factory=Stop)
     tail: Tail = field(factory=Tail)
     pid: int | None = None

@@ -79,14 +79,15 @@ class Slots:
 
     def start(self, attempt: Attempt, jobs: trio.Nursery, *, aside: bool) -> None:
         """The attempt has started, or has a task in which it will; with `aside`, in any case a task."""
-        comes_later = attempt.comes_second or self.waits_for_the_disk(attempt.job)
+        # Whoever asked for the job may be one of those: a plugin can take the service down with it.
+        comes_later = self.ledger.disk.somebody_goes_first or self.waits_for_the_disk(attempt.job)
         if aside or comes_later or not self._start_at_once(attempt):
             jobs.start_soon(self.run, attempt, name=f"job {attempt.job.id}")
 
     async def run(self, attempt: Attempt) -> None:
         """A claimed job has run, or runs among the young."""
         job = attempt.job
-        if not await self._is_there_for_good(job, comes_second=attempt.comes_second):
+        if not await self._is_there_for_good(job):
             del self.attempts[job.id]
             return
         if not self._start_at_once(attempt):
@@ -186,21 +187,18 @@ class Slots:
         if job.attempt == 1 and job.started_at is not None:
             self.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
 
-    async def _is_there_for_good(self, job: Job, *, comes_second: bool = False) -> bool:
+    async def _is_there_for_good(self, job: Job) -> bool:
         """Waits until no power cut can take the job back; False if that cannot be: the next start recovers it.
 
         The claim may be taken back, then the job runs again. What was queued again a moment ago, or waited for its key,
-        stands in an old row: it waits for everything that is committed by now. Whoever asked for the job, and was in
-        its commit or waits for the same sync, goes on first: a plugin can take the service down with it.
+        stands in an old row: it waits for everything that is committed by now. Whoever asked for the job has gone on.
         """
         if self.waits_for_the_disk(job):
             try:
                 await self.ledger.disk.until_durable()
             except LedgerError:
                 return False
-            comes_second = True
-        if comes_second:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+        await self.ledger.disk.until_they_went_on()
         return True
 
     def waits_for_the_disk(self, job: Job) -> bool:

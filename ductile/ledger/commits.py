@@ -45,21 +45,19 @@ class Request:
     is_last: bool = False
     """Whether it wants to see what the others of its commit have written."""
     answers_at_once: bool = False
-    """Whether somebody is told of it as soon as it is written."""
+    """Whether its sender may tell somebody of it as soon as it is durable."""
     is_awaited: Callable[[Any], bool] | None = None
     """Whether anybody waits until its result is durable; without it, whoever asks does."""
     with_care: Callable[[sqlite3.Connection], Any] | None = None
     """What is done instead once `work` has failed, if there is a way to fail less."""
     result: outcome.Outcome[Any] | None = None
-    comes_second: bool = False
-    """Whether others were in its commit who answer somebody."""
     commit: int = 0
     """The last commit that it can have seen: its own, if it has written anything."""
     task: trio.lowlevel.Task | None = None
     """Who waits for the result."""
 
 
-_IS_QUICK, _IS_LAST, _ANSWERS_AT_ONCE = map(attrgetter, ("is_quick", "is_last", "answers_at_once"))
+_IS_QUICK, _IS_LAST = map(attrgetter, ("is_quick", "is_last"))
 
 _Batch: TypeAlias = list[Request]
 _Results: TypeAlias = list[outcome.Outcome[Any]]
@@ -165,10 +163,8 @@ class Writer:
 
     def _tell(self, batch: _Batch, results: _Results) -> None:
         self.has_written = False
-        answers = sum(map(_ANSWERS_AT_ONCE, batch))
         for request, result in zip(batch, results, strict=True):
             request.result, request.commit = result, self.disk.last_commit
-            request.comes_second = answers > request.answers_at_once
             if request.task is not None:
                 self.disk.woken += request.answers_at_once
                 trio.lowlevel.reschedule(request.task)

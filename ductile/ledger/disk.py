@@ -50,7 +50,9 @@ class Disk:
     failure: LedgerError | None = None
     """Why nothing can be believed any more."""
     woken: int = 0
-    """How many have been told to go on: the last of them may not have done so yet."""
+    """How many who have something to say to a client have been told to go on."""
+    gone_on: int = 0
+    """How many of them have done so."""
     _written: Extent = NOTHING
     _coming: int = 0
     """One if a commit is being made elsewhere: whoever sees it must be able to wait for it already."""
@@ -137,8 +139,21 @@ class Disk:
             if self._durable.commits < wanted and self.failure is None:
                 self._parked.append(trio.lowlevel.current_task())
                 await trio.lowlevel.wait_task_rescheduled(to_its_end)
+                self.gone_on += 1
         if self._durable.commits < wanted and self.failure is not None:
             raise LedgerError(str(self.failure)) from self.failure
+
+    @property
+    def somebody_goes_first(self) -> bool:
+        """Whether somebody was told to go on who has not done so yet."""
+        return self.gone_on < self.woken
+
+    async def until_they_went_on(self) -> None:
+        """Whoever was told to go on by now has done so. Cannot be cancelled, and is soon over."""
+        # They do so in the next pass of the event loop, before us or after us; but not in the one after that.
+        for _ in range(2):
+            if self.somebody_goes_first:
+                await trio.lowlevel.cancel_shielded_checkpoint()
 
     def stuck_seconds(self) -> float:
         """How long the disk has kept us waiting."""

@@ -45,8 +45,6 @@ class Ledger:
     _call_worker: Callable[[], bool]
     waited: Histogram = field(factory=Histogram)
     """From the wish to write something until its caller went on."""
-    last_comes_second: bool = False
-    """Whether others were in the commit of the last `write_last` who answer somebody, and may not have done so yet."""
     _is_open: bool = True
 
     async def write(
@@ -104,7 +102,6 @@ class Ledger:
         asked_at = time.monotonic()
         request = Request(function, is_quick=is_quick, is_last=True, is_awaited=is_awaited, with_care=with_care)
         result = await self._ask(request)
-        self.last_comes_second = request.comes_second
         self.waited.observe(time.monotonic() - asked_at)
         written: T = result.unwrap()
         return written
@@ -127,6 +124,7 @@ class Ledger:
         if request.result is None:
             request.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(to_its_end)
+            self.disk.gone_on += request.answers_at_once
             assert request.result is not None
         return request.result
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
-from attrs import define, field
+from attrs import Factory, define, field
 
 from ductile.clock import Clock
 from ductile.engine.dispatcher import Dispatcher
@@ -25,10 +25,11 @@ from ductile.engine.young import Young
 from ductile.errors import LedgerError
 from ductile.hub import Hub, job_topic
 from ductile.ledger.claim import Claimed
+from ductile.ledger.disk import Disk as RealDisk
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.writer import Ledger, open_ledger
-from ductile.model import NewJob
+from ductile.model import Dead, Ending, NewJob
 from tests.e2e.service import Home
 from tests.engine.builders import a_job, snapshot_of
 from tests.engine.stage import NOON, open_log
@@ -39,8 +40,7 @@ class Claims:
     """A ledger that gives one job, and lets somebody act between its commit and the dispatcher's next step."""
 
     meanwhile: Callable[[], None] = lambda: None
-    last_comes_second = False
-    woken: int = 0
+    somebody_goes_first = False
 
     async def write_last(self, *_: Any, **__: Any) -> tuple[list[Any], Claimed]:
         await trio.lowlevel.checkpoint()
@@ -53,9 +53,7 @@ class Claims:
     def read(self, *_: Any, **__: Any) -> bool:
         return True
 
-    @property
-    def disk(self) -> Any:
-        return self
+    disk: Any = field(default=Factory(lambda self: self, takes_self=True))
 
     def has(self, _: int) -> bool:
         return True
@@ -124,6 +122,7 @@ class Disk:
     newest: int
     gate: trio.Event = field(factory=trio.Event)
     error: LedgerError | None = None
+    somebody_goes_first = False
 
     @property
     def disk(self) -> "Disk":
@@ -136,6 +135,9 @@ class Disk:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+
+    async def until_they_went_on(self) -> None:
+        pass
 
 
 NEW, AGAIN, KEYED = a_job(seq=5), a_job(seq=5, attempt=2), a_job(seq=5, dedupe_key="key")
@@ -311,19 +313,67 @@ async def test_what_was_left_for_a_turn_that_never_comes_is_written(tmp_path: Pa
         assert hall.statuses() == ["queued"]
 
 
-@pytest.mark.parametrize("woken", [0, 1])
-async def test_a_job_starts_after_whoever_was_woken_with_its_claim(woken: int) -> None:
-    """It may have asked for the job, and a plugin can take the service down before it is answered."""
-    claims, tasks = Claims(), Tasks()
-    dispatcher = dispatcher_of(claims)
+STALE = Ending(job_id="of another time", attempt=1, outcome=Dead("whatever"))
 
-    def wake() -> None:
-        claims.woken += woken
 
-    claims.meanwhile = wake
-    await dispatcher._turn(cast(Any, tasks))
-    (attempt,) = tasks.attempts
-    assert attempt.comes_second is bool(woken)
+@pytest.mark.parametrize("_", range(10))  # Trio goes through the tasks that are ready now forwards, now backwards
+async def test_a_sender_who_was_told_in_an_earlier_turn_is_answered_first(tmp_path: Path, _: int) -> None:
+    """Its job may be claimed in the next turn only, one pass of the event loop later, which is its own as well."""
+    answered = trio.Event()
+    async with open_hall(tmp_path, FOREVER) as hall, trio.open_nursery() as nursery:
+        hall.ledger._call_worker = lambda: True  # the turns are taken here
+
+        async def send() -> None:
+            await hall.ledger.write_work(queue_one, is_quick=True)
+            answered.set()
+
+        hall.dispatcher.slots.watch_the_young(nursery)
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        hall.held.add("echo")
+        hall.dispatcher.slots.endings.append(STALE)
+        await hall.dispatcher._turn(nursery)  # commits the sender's job, which no slot is free for
+        hall.held.clear()
+        await trio.lowlevel.checkpoint()
+        await hall.dispatcher._turn(nursery)
+        (attempt,) = hall.dispatcher.slots.attempts.values()
+        assert answered.is_set() or attempt.pid is None
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("sync_is_early", [True, False])
+async def test_a_sender_who_waits_for_the_same_sync_is_answered_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, sync_is_early: bool
+) -> None:
+    """Also when that is over before the job's own task has begun, or in the moment in which it begins."""
+    happened: list[str] = []
+
+    def start(*_: Any) -> bool:
+        happened.append("started")
+        return True
+
+    monkeypatch.setattr(Slots, "_start_at_once", start)
+    for number in range(20):
+        happened.clear()
+        disk = RealDisk(tmp_path / f"{number}.db", trio.Event(), lambda: None)
+        disk._thread = cast(Any, "somebody else's")
+        disk.note_commit(job_seq=99)
+        claims = Claims()
+        claims.disk = disk
+        slots = dispatcher_of(claims).slots
+
+        async def send(disk: RealDisk = disk) -> None:
+            await disk.until_durable()
+            happened.append("answered")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            slots.start(Attempt(a_job(seq=99), cast(Any, Configured())), nursery, aside=False)
+            if not sync_is_early:
+                await trio.lowlevel.checkpoint()
+            disk._note_sync(disk._written, 0.0)
+        assert happened == ["answered", "started"]
 
 
 # ── the first moments of a process ──────────────────────────────────────────────────────────────────────────────────
