@@ -152,13 +152,13 @@ class Node:
     result: str | None
 
 
-TREE_COLUMNS = """seq, open_jobs, tree_jobs, id, parent_job_id, plugin, command, status, attempt, max_attempts,
-    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error"""
-_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
+TREE_ROW = """seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
+    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
+    (SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"""
 TREE = f"""
-    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE id = :root
+    SELECT {TREE_ROW} FROM job_queue WHERE id = :root
     UNION ALL
-    SELECT {TREE_COLUMNS}, {_RESULT} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+    SELECT {TREE_ROW} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
      ORDER BY 1 LIMIT :limit
 """
 TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
@@ -179,26 +179,27 @@ def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001)
 
 
 def node_from_row(row: tuple[Any, ...]) -> Node:
-    """The node in a row of TREE."""
+    """The node in a row of TREE_ROW."""
     job = Job(
         seq=row[0],
-        id=row[3],
-        parent_job_id=row[4],
-        plugin=row[5],
-        command=row[6],
-        status=JobStatus(row[7]),
-        attempt=row[8],
-        max_attempts=row[9],
-        submitted_by=row[10],
-        pipeline=row[11],
-        step_id=row[12],
-        tolerated=bool(row[13]),
-        created_at=from_text(row[14]),
-        started_at=moment(row[15]),
-        completed_at=moment(row[16]),
-        last_error=row[17],
+        id=row[1],
+        parent_job_id=row[2],
+        root_job_id=row[3],
+        plugin=row[4],
+        command=row[5],
+        status=JobStatus(row[6]),
+        attempt=row[7],
+        max_attempts=row[8],
+        submitted_by=row[9],
+        pipeline=row[10],
+        step_id=row[11],
+        tolerated=bool(row[12]),
+        created_at=from_text(row[13]),
+        started_at=moment(row[14]),
+        completed_at=moment(row[15]),
+        last_error=row[16],
     )
-    return Node(job=job, result=row[18])
+    return Node(job=job, result=row[17])
 
 
 def _treelogged_job(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:

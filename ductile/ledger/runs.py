@@ -5,7 +5,7 @@
 
 import sqlite3
 
-from ductile.ledger.reports import TREE, Node, node_from_row
+from ductile.ledger.reports import TREE_ROW, Node, node_from_row
 from ductile.values import frozen
 
 
@@ -33,11 +33,19 @@ def standing(db: sqlite3.Connection, root_job_id: str) -> Standing | None:
     return Standing(*row) if row else None
 
 
+# Nothing is read of a tree that goes on, or is large: results can be long.
+_IS_TOLD = "open_jobs = 0 AND tree_jobs <= :most"
+ENDED = f"""
+    SELECT {TREE_ROW} FROM job_queue WHERE id = :root AND {_IS_TOLD}
+    UNION ALL
+    SELECT {TREE_ROW} FROM job_queue
+     WHERE root_job_id = :root AND root_job_id <> id
+       AND EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_IS_TOLD})
+     ORDER BY 1
+"""
+
+
 def ended(db: sqlite3.Connection, root_job_id: str, *, most: int) -> Standing | None:
     """`standing` of a tree that is probably over: with its jobs, if it is and there are at most so many."""
-    rows = db.execute(TREE, {"root": root_job_id, "limit": most + 1}).fetchall()
-    if not rows:
-        return None
-    _, open_jobs, tree_jobs, *_ = rows[0]
-    is_told = not open_jobs and len(rows) <= most
-    return Standing(open_jobs, tree_jobs, tuple(map(node_from_row, rows)) if is_told else ())
+    nodes = tuple(map(node_from_row, db.execute(ENDED, {"root": root_job_id, "most": most})))
+    return Standing(0, len(nodes), nodes) if nodes else standing(db, root_job_id)

@@ -113,6 +113,7 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection, name: str
         (joins.OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),
         (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
         (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
+        (runs.ENDED, "job_queue_by_root (root_job_id=?)"),
         (reports.TREE, "job_queue_by_root (root_job_id=?)"),
         (reports.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
         (reports.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),

@@ -183,6 +183,18 @@ def test_who_waits_for_a_tree_gets_its_jobs_when_it_is_over(drive: Any) -> None:
     assert runs.ended(drive.db, "unknown", most=2) is None
 
 
+def test_a_tree_is_over_when_its_root_says_so_whoever_comes_first(drive: Any) -> None:
+    """In an adopted ledger a child can stand before its root, if the clock was set back meanwhile."""
+    root = drive.enqueue().job_id
+    drive.end(drive.claim_one(), children=(drive.new(plugin="next", child_key="1"),))
+    drive.db.execute("UPDATE job_queue SET seq = -1 WHERE plugin = 'next'")
+    assert runs.ended(drive.db, root, most=2) == Standing(1, 2)
+    drive.end(drive.claim_one("next"))
+    over = runs.ended(drive.db, root, most=2)
+    assert over
+    assert (over.is_over, [node.job.plugin for node in over.nodes]) == (True, ["next", "echo"])
+
+
 def test_the_queue_at_a_glance(drive: Any) -> None:
     """Open work by kind and by lane, and what nobody may claim."""
     for plugin in ("a", "a", "b", "ghost"):
