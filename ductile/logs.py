@@ -19,11 +19,12 @@ from ductile.clock import to_text
 from ductile.secret import Mask
 
 LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40}
-MOST_WAITING = 10_000
+MOST_WAITING, MANY_WAITING = 10_000, 2_500
 FLUSH_SECONDS = 2.0
 LONGEST_VALUE = 64 << 10
 PAUSE_SECONDS = 0.1
-"""Between two writes of the thread, so that it wakes once for a burst and not for each of its lines."""
+"""Between two writes of the thread, so that it wakes once for a burst and not for each of its lines; unless there are
+many of them by then."""
 END = b""
 
 
@@ -41,7 +42,7 @@ class Log:
         self._pipe = _poll_if_pipe(descriptor)
         self._descriptor = descriptor
         self._has_room = [(descriptor, select.POLLOUT)]
-        self._is_closing = threading.Event()
+        self._hurries = threading.Event()
         self._writer = threading.Thread(target=self._write, name="log-writer", daemon=True)
         self._writer.start()
 
@@ -78,9 +79,11 @@ class Log:
         rendered = self._render(line)
         if self._fits_now(rendered):
             self._put(rendered)
-        elif self._lines.qsize() < MOST_WAITING:
+        elif (waiting := self._lines.qsize()) < MOST_WAITING:
             self._handed_over += 1
             self._lines.put(rendered)
+            if waiting >= MANY_WAITING:
+                self._hurries.set()
         else:
             self._lost += 1
 
@@ -102,7 +105,7 @@ class Log:
     def close(self) -> None:
         """What waits is written, as long as the reader takes it within two seconds."""
         self._lines.put(END)
-        self._is_closing.set()
+        self._hurries.set()
         self._writer.join(FLUSH_SECONDS)
 
     def _write(self) -> None:
@@ -112,7 +115,8 @@ class Log:
             self._put(self._told_losses() + b"".join(lines))
             self._written += len(lines)
             if END not in lines:
-                self._is_closing.wait(PAUSE_SECONDS)
+                self._hurries.wait(PAUSE_SECONDS)
+                self._hurries.clear()
 
     def _waiting(self) -> Iterator[bytes]:
         """What waits by now, at least one line."""

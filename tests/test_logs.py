@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ductile import logs
-from ductile.logs import LONGEST_VALUE, MOST_WAITING, Log
+from ductile.logs import LONGEST_VALUE, MANY_WAITING, MOST_WAITING, Log
 from ductile.secret import Mask
 
 SECRET = "hunter2hunter2"
@@ -210,3 +210,17 @@ def test_the_end_does_not_wait_for_the_pause_between_two_writes(
         assert not log._writer.is_alive()
         file.seek(0)
         assert [json.loads(line)["message"] for line in file] == ["first", "second"]
+
+
+def test_a_burst_that_the_reader_takes_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the pause between two writes is: it is over when many lines wait."""
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 600.0)
+    with (tmp_path / "log").open("wb") as file:
+        log = Log(descriptor=file.fileno())
+        for number in range(3 * MOST_WAITING):
+            log.info("test", "a line", number=number)
+            while log._lines.qsize() > MANY_WAITING + 1:
+                os.sched_yield()
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [json.loads(line).get("number") for line in lines] == list(range(3 * MOST_WAITING))
