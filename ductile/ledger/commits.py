@@ -31,7 +31,7 @@ from ductile.values import define, field
 MOST_IN_ONE_COMMIT = 128
 CHECKPOINT_AFTER_ROWS = 1_000
 CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
-"""A small row in a commit of its own costs at most ten pages of log: this keeps the log below 64 MiB."""
+"""A small row in a commit of its own costs at most ten pages of log, of 2 KiB each: this keeps the log below 64 MiB."""
 
 
 @define(eq=False)

@@ -65,7 +65,7 @@ def translated(error: sqlite3.Error, where: object) -> LedgerError:
 class translating:  # noqa: N801 (read as a verb: `with translating(path):`)
     """Inside, a `sqlite3.Error` becomes one of the family."""
 
-    # A class and no generator: this stands around every lookup, and is a few calls less there.
+    # A class and no generator, which is a few calls less.
     __slots__ = ("_where",)
 
     def __init__(self, where: object) -> None:

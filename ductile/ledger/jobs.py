@@ -216,7 +216,7 @@ def _insert(
 def _values(
     new: NewJob, job_id: str, root_id: str, moment: str, settled: Settled | None = None, waits_for: int = 0
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The row of a new job, in the order of its columns; by place, because names cost a quarter of the insert."""
+    """The row of a new job: what most have, and what few have; by place, because names cost a quarter of the insert."""
     is_root = root_id == job_id
     completed_at = moment if settled else None
     usual = (

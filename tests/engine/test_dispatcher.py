@@ -313,6 +313,17 @@ async def test_what_was_left_for_a_turn_that_never_comes_is_written(tmp_path: Pa
         assert hall.statuses() == ["queued"]
 
 
+async def test_an_end_that_nobody_waits_for_is_counted(tmp_path: Path, nursery: trio.Nursery) -> None:
+    async with open_hall(tmp_path) as hall:
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await hall.ledger.write_work(queue_one, is_quick=True)
+        with trio.fail_after(30):
+            while not hall.dispatcher.slots.meters.jobs:
+                await trio.lowlevel.checkpoint()
+        assert list(hall.dispatcher.slots.meters.jobs.values()) == [1]
+        nursery.cancel_scope.cancel()
+
+
 STALE = Ending(job_id="of another time", attempt=1, outcome=Dead("whatever"))
 
 

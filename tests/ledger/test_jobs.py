@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger import journal
+from ductile.ledger import jobs, journal
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.store import open_writer
@@ -272,3 +272,9 @@ def test_a_forked_process_makes_ids_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
     ids = done.stdout.split()
     assert len(ids) == len(set(ids)) == 3
+
+
+def test_what_a_plain_job_is_written_without_is_what_its_columns_have_anyway(drive: Any) -> None:
+    defaults = {name: default for _, name, _, _, default, _ in drive.db.execute("PRAGMA table_info(job_queue)")}
+    rare = [defaults[name.strip()] for name in jobs._RARE.split(",")]
+    assert tuple(None if default is None else int(default) for default in rare) == jobs._NOTHING_RARE
