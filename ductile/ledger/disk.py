@@ -50,7 +50,7 @@ class Disk:
     failure: LedgerError | None = None
     """Why nothing can be believed any more."""
     woken: int = 0
-    """How many who have something to say to a client have been told to go on."""
+    """How many have been told to go on who may have something to say to a client."""
     gone_on: int = 0
     """How many of them have done so."""
     _written: Extent = NOTHING

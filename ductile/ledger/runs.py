@@ -1,4 +1,4 @@
-"""A tree as those see it who wait for its end: one statement each time, for the event loop.
+"""A tree as those see it who wait for its end: one or two short statements, for the event loop.
 
 `reports` shows trees of any size to those who only look.
 """
