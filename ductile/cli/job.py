@@ -102,13 +102,13 @@ def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
 
     from ductile.config.load import load
     from ductile.config.sources import find
-    from ductile.ledger import reports
+    from ductile.ledger import tree_reports
     from ductile.ledger.store import open_reader
     from ductile.web.views import ends_run, tree_text
 
     config = load(find(explicit, os.environ).path)
     with open_reader(config.settings.state.path) as db:
-        nodes = reports.tree(db, job_id)
+        nodes = tree_reports.tree(db, job_id)
     shown: list[dict[str, Any]] = json.loads(tree_text(nodes, ends_run(config.plans)))
     return shown
 

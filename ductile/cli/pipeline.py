@@ -302,12 +302,12 @@ def _route(route: dict[str, Any], *, verbose: bool) -> tuple[str, str, str, str]
 
 def _run_of(config: Any, name: str | None, job_id: str) -> tuple[Any, dict[str, Any]]:
     """The plan of a run and what became of its steps; of several pipelines in a tree, the one that is named."""
-    from ductile.ledger import reports
+    from ductile.ledger import tree_reports
     from ductile.ledger.store import open_reader
     from ductile.pipeline.draw import marks_of
 
     with open_reader(config.settings.state.path) as db:
-        jobs = [node.job for node in reports.tree(db, job_id)]
+        jobs = [node.job for node in tree_reports.tree(db, job_id)]
     pipelines = list(dict.fromkeys(job.pipeline for job in jobs if job.pipeline))
     own = next((job.pipeline for job in jobs if job.id == job_id), None)
     chosen = name or own or (pipelines[0] if pipelines else None)

@@ -35,10 +35,10 @@ def status(as_json: bool, **where: Any) -> None:
 
 def _status(db: Any, around: Any) -> dict[str, Any]:
     from ductile.clock import to_text
-    from ductile.ledger import explain, reports
+    from ductile.ledger import explain, queue_reports
     from ductile.ledger.pauses import EVERYTHING
 
-    queue = reports.queue(db)
+    queue = queue_reports.queue(db)
     may_start = [] if EVERYTHING in around.paused else [lane.plugin for lane in queue.lanes if lane.ready]
     oldest = explain.oldest_ready(db, [name for name in may_start if name not in around.paused])
     return {

@@ -21,7 +21,7 @@ from ductile.ledger.explain import Waiting
 from ductile.ledger.held import HELD
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.pauses import EVERYTHING, Pause
-from ductile.ledger.reports import running_by_plugin
+from ductile.ledger.queue_reports import running_by_plugin
 from ductile.lock import LOCK_NAME, is_held
 from ductile.model import Breaker
 from ductile.pipeline.plan import RELAY

@@ -139,7 +139,7 @@ def _ask_service(checks: Checks, ledger: Path, *, about_config: bool = False) ->
 
 def _ledger_facts(checks: Checks, path: Path) -> dict[str, Any]:
     from ductile.clock import to_text
-    from ductile.ledger import breakers, latest, reports
+    from ductile.ledger import breakers, latest, queue_reports
     from ductile.ledger.store import open_reader
     from ductile.model import BreakerState
 
@@ -148,7 +148,7 @@ def _ledger_facts(checks: Checks, path: Path) -> dict[str, Any]:
         return {}
     try:
         with open_reader(path) as db:
-            queue, known, last = reports.queue(db), breakers.all_breakers(db), latest.last_ended(db, LAST_RUNS)
+            queue, known, last = queue_reports.queue(db), breakers.all_breakers(db), latest.last_ended(db, LAST_RUNS)
     except DuctileError as error:
         checks.note("state_db", False, str(error), path=str(path))
         return {}

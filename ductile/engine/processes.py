@@ -24,8 +24,6 @@ INSTANCE_MARKER = "DUCTILE_INSTANCE"
 HAS_CHILDREN_LIST = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without it
 
 _SURELY_ALL = 2048  # bytes: the kernel ends a list early only when a page of it is full
-_open_list: int | None = None
-"""The list of our children, once the service keeps it open: to open it takes ten times as long as to read it."""
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -80,7 +78,6 @@ def harden_self() -> tuple[str, ...]:
         become_subreaper,
         _keep_standard_descriptors,
         _seal_descriptors,
-        _keep_list_of_children,
         keep_little,
     ):
         try:
@@ -125,12 +122,6 @@ def _seal_descriptors() -> None:
         if int(name) > 2:
             with suppress(OSError):  # the listing's own descriptor is closed by now
                 os.set_inheritable(int(name), False)
-
-
-def _keep_list_of_children() -> None:
-    global _open_list
-    if _open_list is None and HAS_CHILDREN_LIST:
-        _open_list = _list_of_children()
 
 
 def _prctl(option: int, value: int) -> None:
@@ -307,9 +298,8 @@ def reap(pid: int) -> bool:
 def _children() -> Iterable[int]:
     if not HAS_CHILDREN_LIST:
         return _children_by_walking()
-    if _open_list is not None and len(content := os.pread(_open_list, _SURELY_ALL + 1, 0)) <= _SURELY_ALL:
-        return map(int, content.split())
-    listing = _list_of_children()
+    # Orphans are given to the main thread, so its list is enough.
+    listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = os.read(listing, 65536)
         if len(content) > _SURELY_ALL:
@@ -317,11 +307,6 @@ def _children() -> Iterable[int]:
     finally:
         os.close(listing)
     return map(int, content.split())
-
-
-def _list_of_children() -> int:
-    # Orphans are given to the main thread, so its list is enough.
-    return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _children_by_walking() -> list[int]:

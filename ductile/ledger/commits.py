@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import outcome
 import trio
@@ -23,15 +23,13 @@ import trio
 from ductile.errors import LedgerError
 from ductile.failpoints import failpoint
 from ductile.ledger import connections
+from ductile.ledger.checkpoints import Checkpoints
 from ductile.ledger.disk import Disk
 from ductile.ledger.faults import breaks_the_ledger, is_busy, translated
 from ductile.ledger.jobs import newest_seq
 from ductile.values import define, field
 
 MOST_IN_ONE_COMMIT = 128
-CHECKPOINT_AFTER_ROWS = 1_000
-CHECKPOINT_AT_LATEST_AFTER_ROWS = 2_000
-"""A small row in a commit of its own costs at most ten pages of log, of 2 KiB each: this keeps the log below 64 MiB."""
 
 
 @define(eq=False)
@@ -73,6 +71,7 @@ class Writer:
     db: sqlite3.Connection
     path: Path
     disk: Disk
+    checkpoints: Checkpoints
     newest_seq: int
     """The place of the newest job that is committed; only followed while the disk is waited for."""
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
@@ -81,7 +80,6 @@ class Writer:
     is_preparing: bool = False
     """Whether the thread makes a checkpoint ready while the connection is still here."""
     errands: "queue.SimpleQueue[Callable[[], None] | None]" = field(factory=queue.SimpleQueue)
-    rows_at_checkpoint: int = 0
     rows_at_commit: int = 0
     redone: int = 0
     """How often what shared a commit was undone and done again, because one request failed."""
@@ -183,7 +181,8 @@ class Writer:
         results = self._begin_and_do(batch, patience=connections.BUSY_SECONDS)
         assert results is not None, "only who has no patience goes without an answer"
         results = self._committed(batch, results)
-        is_due = self._checkpoint_is_due() or self._log_is_long()
+        # What is large only comes here.
+        is_due = self._checkpoint_is_due() or (not self.failure and self.checkpoints.log_is_long())
 
         def answer() -> None:
             self._note_commit(batch, results)
@@ -201,10 +200,7 @@ class Writer:
         self._on_the_loop(self._begin_checkpoint)
 
     def _checkpoint_and_return(self) -> None:
-        try:
-            self._checkpoint()
-        except Exception as error:
-            self._give_up([], error)
+        self._checkpoint()
 
         def come_back() -> None:
             if self.failure:
@@ -246,7 +242,7 @@ class Writer:
         for request in batch:
             result = self._result(request.work)
             results.append(result)
-            if type(result) is outcome.Error and (len(batch) > 1 or request.with_care is not None):
+            if _has_failed(result) and (len(batch) > 1 or request.with_care is not None):
                 return None
         return results
 
@@ -276,7 +272,7 @@ class Writer:
             if self.failure:  # also of a sync that was on its way meanwhile
                 self.db.execute("ROLLBACK")
                 return self._refused(batch, self.failure)
-            if len(batch) == 1 and type(results[0]) is outcome.Error:  # nobody else has written anything
+            if len(batch) == 1 and _has_failed(results[0]):  # nobody else has written anything
                 self.db.execute("ROLLBACK")
                 return results
             newest = newest_seq(self.db) if self.disk.is_waited_for else 0
@@ -306,7 +302,7 @@ class Writer:
         """One request's result; or its error, and nothing that it has written."""
         self.db.execute("SAVEPOINT request")
         result = self._result(request.with_care or request.work)
-        if isinstance(result, outcome.Error):
+        if _has_failed(result):
             self.db.execute("ROLLBACK TO request")
         self.db.execute("RELEASE request")
         return result
@@ -314,8 +310,7 @@ class Writer:
     def _result(self, work: Callable[[sqlite3.Connection], Any]) -> outcome.Outcome[Any]:
         """What the work came to; an error that takes the whole transaction with it is raised instead."""
         got: outcome.Outcome[Any] = outcome.capture(work, self.db)
-        # By type: `isinstance` asks these classes, which are abstract, in Python.
-        if type(got) is not outcome.Error or not isinstance(got.error, sqlite3.Error):
+        if not _has_failed(got) or not isinstance(got.error, sqlite3.Error):
             return got
         if not self.db.in_transaction or breaks_the_ledger(got.error):
             raise got.error
@@ -334,55 +329,26 @@ class Writer:
         return [outcome.Error(_caused(type(meaning)(str(meaning), hint=meaning.hint), error)) for _ in batch]
 
     def _checkpoint_is_due(self) -> bool:
-        """While nobody waits, or at the latest when the log has grown long."""
         try:
-            rows = self.db.total_changes - self.rows_at_checkpoint
-            if rows < CHECKPOINT_AFTER_ROWS or self.failure:
-                return False
-            return not self.waiting or rows >= CHECKPOINT_AT_LATEST_AFTER_ROWS
+            return not self.failure and self.checkpoints.is_due(is_waited_for=bool(self.waiting))
         except Exception as error:
             self._give_up([], error)
             return False
 
-    def _log_is_long(self) -> bool:
-        """A few large rows, which only come here, can make it so."""
-        try:
-            return not self.failure and os.stat(f"{self.path}-wal").st_size > connections.WAL_LIMIT_BYTES
-        except OSError:  # whoever cannot see it will not be able to empty it either
-            return False
-
     def _checkpoint(self) -> None:
-        """The log is in the file, as far as no reader needs it."""
-        self.rows_at_checkpoint = self.db.total_changes
-        failpoint("checkpoint.before")
         try:
-            ((_, log, moved),) = self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            if log == moved:
-                self._begin_the_log_anew()
+            self.checkpoints.make()
         except sqlite3.Error as error:
-            if breaks_the_ledger(error):
-                self.disk.failure = _caused(translated(error, self.path), error)
-        failpoint("checkpoint.after")
-
-    def _begin_the_log_anew(self) -> None:
-        """The first commit after the log was emptied waits for the disk, whatever SQLite was told. So that the loop
-        never makes it, it is made here, and changes nothing."""
-        ((version,),) = self.db.execute("PRAGMA user_version").fetchall()
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            self.db.execute(f"PRAGMA user_version = {version}")
-            self.db.execute("COMMIT")
-        except sqlite3.Error:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-            raise
+            self.disk.failure = _caused(translated(error, self.path), error)
+        except Exception as error:
+            self._give_up([], error)
 
     def _fold(self) -> None:
         """The log is in the file; that of a broken ledger is left for recovery as it is."""
         if not self.failure:
             try:
                 self.be_patient(connections.BUSY_SECONDS)
-                self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self.checkpoints.make_the_last()
             except sqlite3.Error as error:
                 self.disk.failure = _caused(translated(error, self.path), error)
 
@@ -401,6 +367,11 @@ def _anybody_waits(batch: _Batch, results: _Results) -> bool:
         request.is_awaited is None or (isinstance(result, outcome.Value) and request.is_awaited(result.value))
         for request, result in zip(batch, results, strict=True)
     )
+
+
+def _has_failed(result: outcome.Outcome[Any]) -> TypeGuard[outcome.Error]:
+    # By type: `isinstance` asks these classes, which are abstract, in Python.
+    return type(result) is outcome.Error
 
 
 def _caused(error: LedgerError, cause: BaseException) -> LedgerError:

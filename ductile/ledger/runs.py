@@ -1,11 +1,11 @@
 """A tree as those see it who wait for its end: one or two short statements, for the event loop.
 
-`reports` shows trees of any size to those who only look.
+`tree_reports` shows trees of any size to those who only look.
 """
 
 import sqlite3
 
-from ductile.ledger.reports import TREE_ROW, Node, node_from_row
+from ductile.ledger.tree_reports import TREE_ROW, Node, node_from_row
 from ductile.values import frozen
 
 

@@ -72,3 +72,12 @@ REOPEN_ONE = "UPDATE job_queue SET open_jobs = open_jobs + 1, tree_completed_at 
 def reopen_one(db: sqlite3.Connection, root_id: str) -> None:
     """One final job of the tree is queued again."""
     db.execute(REOPEN_ONE, (root_id,))
+
+
+OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"
+
+
+def open_jobs(db: sqlite3.Connection, root_job_id: str) -> int | None:
+    """How many jobs of the tree are not over; 0 means done, None that there is no such root in the queue."""
+    row = db.execute(OPEN_JOBS, (root_job_id,)).fetchone()
+    return row[0] if row else None

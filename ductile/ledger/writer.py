@@ -16,6 +16,7 @@ import outcome
 import trio
 
 from ductile.errors import DuctileError, LedgerError
+from ductile.ledger.checkpoints import Checkpoints
 from ductile.ledger.commits import Request, Writer
 from ductile.ledger.connections import Synchronous, connect_reader, snapshot
 from ductile.ledger.disk import Disk, to_its_end
@@ -197,7 +198,7 @@ async def open_ledger(
     target = await trio.to_thread.run_sync(path.resolve)
     broken = trio.Event()
     disk = Disk(target, broken, on_commit)
-    writer = Writer(db, target, disk, newest_seq(db))
+    writer = Writer(db, target, disk, Checkpoints(db, target), newest_seq(db))
     writer.be_patient(0)  # the event loop waits for nobody
     reader = connect_reader(target)
     ledger = Ledger(target, broken, disk, writer, reader, [], trio.CapacityLimiter(READERS), call_worker)

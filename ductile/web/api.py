@@ -13,7 +13,7 @@ import trio
 from ductile import __version__, strict_json
 from ductile.failpoints import failpoint
 from ductile.hub import job_topic
-from ductile.ledger import reports
+from ductile.ledger import queue_reports, reports
 from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
@@ -159,8 +159,8 @@ async def welcome(desk: Desk, request: Request) -> Response:
 async def health(desk: Desk, request: Request) -> Response:
     """200 while work is being done or could be; 503 when the ledger does not take writes."""
     snapshot = desk.snapshot()
-    queue = desk.ledger.read(reports.depth)
-    oldest = desk.ledger.read(reports.oldest_claimable, snapshot.slots)
+    queue = desk.ledger.read(queue_reports.depth)
+    oldest = desk.ledger.read(queue_reports.oldest_claimable, snapshot.slots)
     works = not desk.ledger.broken.is_set() and desk.stuck_seconds() < STUCK_SECONDS
     content = {
         "status": "ok" if works else "degraded",

@@ -17,7 +17,7 @@ from ductile.config.load import Config, load
 from ductile.config.show import redacted
 from ductile.config.snapshot import Snapshot
 from ductile.errors import Complaint, ConfigInvalid, DuctileError
-from ductile.ledger import reports
+from ductile.ledger import queue_reports
 from ductile.ledger.store import open_reader
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.graph import compiled_routes
@@ -198,7 +198,7 @@ def _config_check(used: Config) -> Check:
 def _ledger_check(path: Path) -> Check:
     try:
         with open_reader(path) as db:
-            depth = reports.depth(db)
+            depth = queue_reports.depth(db)
     except DuctileError as error:
         return Check("ledger", "fail", str(error))
     return Check("ledger", "ok", f"{depth} jobs wait or run")

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from ductile import __version__
-from ductile.ledger import breakers, reports
+from ductile.ledger import breakers, queue_reports
 from ductile.ledger.connections import Connection
 from ductile.ledger.schedules import EntryStatus, all_entries
 from ductile.meters import BOUNDS, Histogram, Meters
@@ -61,19 +61,19 @@ async def metrics(desk: Desk, request: Request) -> Response:
 class _Now:
     """What the ledger says."""
 
-    queue: reports.Queue
+    queue: queue_reports.Queue
     oldest: float
     breakers: list[Breaker]
     schedules: dict[str, int]
 
 
 def _look(db: Connection, desk: Desk) -> _Now:
-    oldest = reports.oldest_claimable(db, desk.snapshot().slots)
+    oldest = queue_reports.oldest_claimable(db, desk.snapshot().slots)
     counts = dict.fromkeys((status.value for status in EntryStatus), 0)
     for entry in all_entries(db):
         counts[entry.status] += 1
     return _Now(
-        queue=reports.queue(db),
+        queue=queue_reports.queue(db),
         oldest=max((desk.clock.now() - oldest).total_seconds(), 0.0) if oldest else 0.0,
         breakers=breakers.all_breakers(db),
         schedules=counts,

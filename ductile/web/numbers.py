@@ -10,7 +10,7 @@ from typing import Any
 
 from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
-from ductile.ledger import analytics, reports
+from ductile.ledger import analytics, queue_reports
 from ductile.ledger.connections import Connection
 from ductile.ledger.pauses import EVERYTHING
 from ductile.pipeline.plan import RELAY
@@ -73,12 +73,12 @@ async def show_queue(desk: Desk, request: Request) -> Response:
     claimable = set() if EVERYTHING in held else {*desk.snapshot().lanes, RELAY} - held
 
     def read(db: Connection) -> dict[str, Any]:
-        return _queue(reports.queue(db, claimable=claimable), analytics.active_jobs(db), desk.snapshot())
+        return _queue(queue_reports.queue(db, claimable=claimable), analytics.active_jobs(db), desk.snapshot())
 
     return json_response(await desk.ledger.read_slowly(read))
 
 
-def _queue(queue: reports.Queue, active: list[analytics.Active], snapshot: Snapshot) -> dict[str, Any]:
+def _queue(queue: queue_reports.Queue, active: list[analytics.Active], snapshot: Snapshot) -> dict[str, Any]:
     return {
         "queue_depth": queue.queued + queue.running,
         "running_count": queue.running,
@@ -106,7 +106,7 @@ def _timeout(snapshot: Snapshot, job: analytics.Active) -> float | None:
     return lane.entry.timeout_for(job.command).total_seconds() if lane else None
 
 
-def _lane(lane: reports.Lane, unclaimable: list[str]) -> dict[str, Any]:
+def _lane(lane: queue_reports.Lane, unclaimable: list[str]) -> dict[str, Any]:
     return {
         "plugin": lane.plugin,
         "active_count": lane.running,

@@ -16,7 +16,7 @@ from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError
 from ductile.failpoints import failpoint
 from ductile.hub import tree_topic
-from ductile.ledger import reports, runs, trees
+from ductile.ledger import runs, tree_reports, trees
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
@@ -209,24 +209,24 @@ async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing | N
     return tree
 
 
-def _if_small(desk: Desk, root_id: str, tree: Standing | trees.Root | None) -> Sequence[reports.Node]:
+def _if_small(desk: Desk, root_id: str, tree: Standing | trees.Root | None) -> Sequence[tree_reports.Node]:
     """The jobs of a tree that is quickly read, or was already; none of another."""
     if tree is None or tree.tree_jobs > SMALL_TREE:
         return ()
     known = tree.nodes if isinstance(tree, Standing) else ()
-    return known or desk.ledger.look_up(reports.tree_under, root_id)
+    return known or desk.ledger.look_up(tree_reports.tree_under, root_id)
 
 
 async def _shown(
     desk: Desk,
     job_id: str,
-    view: Callable[[Sequence[reports.Node]], str],
+    view: Callable[[Sequence[tree_reports.Node]], str],
     headers: Headers = (),
     *,
-    nodes: Sequence[reports.Node] = (),
+    nodes: Sequence[tree_reports.Node] = (),
 ) -> Response:
     """The tree of the job as `view` shows it. `nodes` are the jobs in it, if they are known already."""
     if nodes:
         return encoded_json_response(view(nodes).encode(), headers=headers)
-    text = await desk.ledger.read_slowly(lambda db: view(reports.tree(db, job_id)).encode())
+    text = await desk.ledger.read_slowly(lambda db: view(tree_reports.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)

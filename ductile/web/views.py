@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.errors import Unreadable
-from ductile.ledger.reports import Attempt, JobBrief, Node
+from ductile.ledger.reports import Attempt, JobBrief
+from ductile.ledger.tree_reports import Node
 from ductile.model import Job, JobStatus
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from ductile.ledger import history, listed, reports
+from ductile.ledger import history, listed, queue_reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue
@@ -153,7 +153,7 @@ def memory_after_some_work(path: Path) -> float:
             for _ in range(20):
                 await ledger.read_slowly(listed.jobs)
                 await ledger.read_slowly(history.logs)
-                await ledger.read_slowly(reports.queue)
+                await ledger.read_slowly(queue_reports.queue)
             return pss_mb(os.getpid())
 
     return trio.run(work)

@@ -25,7 +25,7 @@ from ductile.engine.ending import ending_of
 from ductile.engine.follow import join_rule_of, rule_of
 from ductile.engine.judge import judge
 from ductile.engine.preflight import Memory, Ready, Refuse, preflight
-from ductile.ledger import reports
+from ductile.ledger import tree_reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import connect_writer, transaction
 from ductile.ledger.following import start_run
@@ -383,7 +383,7 @@ class Comparison:
         expected = {job_id: made.status for job_id, made in self.pairs.items() if made.kind != "switch"}
         assert {job_id: found[job_id] for job_id in expected} == expected
         (root_id,) = self.engine.db.execute("SELECT id FROM job_queue WHERE root_job_id = id").fetchone()
-        outcome = reports.tree_outcome(self.engine.db, root_id)
+        outcome = tree_reports.tree_outcome(self.engine.db, root_id)
         assert outcome.status == ("failed" if self.reference.failed else "succeeded")
 
 

@@ -194,24 +194,18 @@ def test_a_kernel_without_lists_of_children_shows_the_same_ones(
 
 
 @pytest.mark.parametrize("surely_all", [2048, 2], ids=["short", "too_long_for_one_look"])
-def test_a_list_of_children_that_stays_open_shows_who_is_there_now(
+def test_the_list_of_children_shows_who_is_there_now(
     surely_all: int, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The service opens it once, and every look is a new one."""
+    """However many looks it takes."""
     monkeypatch.setattr(processes, "_SURELY_ALL", surely_all)
-    monkeypatch.setattr(processes, "_open_list", None)
-    processes._keep_list_of_children()
-    assert processes._open_list is not None
-    try:
-        first = sleeper({})
-        assert [child.pid for child in adopted_children(known=())] == [first.pid]
-        second = sleeper({})
-        assert [child.pid for child in adopted_children(known=())] == [first.pid, second.pid]
-        os.kill(first.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, first.pid, os.WEXITED)
-        assert [child.pid for child in adopted_children(known=())] == [second.pid]
-    finally:
-        os.close(processes._open_list)
+    first = sleeper({})
+    assert [child.pid for child in adopted_children(known=())] == [first.pid]
+    second = sleeper({})
+    assert [child.pid for child in adopted_children(known=())] == [first.pid, second.pid]
+    os.kill(first.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, first.pid, os.WEXITED)
+    assert [child.pid for child in adopted_children(known=())] == [second.pid]
 
 
 # --- the service itself -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from ductile.ledger.claim import claim, next_due, note_blocked, note_process, record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.operate import cancel
-from ductile.ledger.reports import queue
+from ductile.ledger.queue_reports import queue
 from ductile.model import Dead, Ending, Failed, Interrupted, Outcome, Retried, Succeeded
 
 MINUTE = timedelta(minutes=1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger import contexts, reports
+from ductile.ledger import contexts, reports, tree_reports
 from ductile.ledger.connections import transaction
 from ductile.ledger.following import start_run
 from ductile.ledger.jobs import Enqueued
@@ -160,7 +160,7 @@ def test_a_refusal_whose_followers_are_bad_too_goes_without_and_is_not_tolerated
     assert (report.job.status, report.job.tolerated, report.children) == (JobStatus.DEAD, False, [])
     assert (report.attempts[0].stderr, heard[-1]) == ("noise", JobStatus.DEAD)
     assert contexts.get(drive.db, "hop") is None
-    assert reports.tree_outcome(drive.db, root.job_id).status == "failed"
+    assert tree_reports.tree_outcome(drive.db, root.job_id).status == "failed"
 
 
 def cancel_one(drive: Driver, job_id: str, rule: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger import listed, reports
+from ductile.ledger import listed, queue_reports, reports, tree_reports
 from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue_all
@@ -79,7 +79,7 @@ def test_nobody_can_claim_a_join(drive: Driver) -> None:
     drive.fan(drive.join())
     assert state(drive) == READY
     assert drive.claim(5, **{"core.join": 5}).jobs == ()
-    queue = reports.queue(drive.db, claimable=())
+    queue = queue_reports.queue(drive.db, claimable=())
     assert (queue.queued, queue.waiting_joins, queue.lanes, queue.unclaimable) == (1, 1, [], [])
 
 
@@ -319,7 +319,7 @@ def test_a_member_beyond_the_budget_fails_the_join(drive: Driver, tolerated: boo
     drive.end(drive.claim_one("work"))
     assert drive.settle() == [], "a join beyond the budget is dead from the start"
     drive.end(drive.claim_one("root"))
-    assert reports.tree_outcome(drive.db, root.job_id).status == "failed"
+    assert tree_reports.tree_outcome(drive.db, root.job_id).status == "failed"
 
 
 def test_an_over_budget_member_is_among_the_failures(drive: Driver) -> None:
@@ -473,7 +473,7 @@ def test_the_joins_around_a_member_that_is_tried_again_open_again(drive: Driver)
     drive.end(good, arrivals=(arrival("I", '"good"', branch=1),))
     drive.end(bad, Failed("no"))
     assert [one.status for one in drive.settle()] == [JobStatus.FAILED, JobStatus.FAILED]
-    assert reports.tree_outcome(drive.db, root.id).status == "failed"
+    assert tree_reports.tree_outcome(drive.db, root.id).status == "failed"
     with transaction(drive.db):
         retry(drive.db, bad.id, now=drive.now)
     assert (state(drive, "I"), state(drive, "O")) == (("queued", 1, None), ("queued", 1, None))
@@ -481,7 +481,7 @@ def test_the_joins_around_a_member_that_is_tried_again_open_again(drive: Driver)
     drive.end(drive.claim_one("work"), arrivals=(arrival("I", '"late"'),))
     assert [one.status for one in drive.settle()] == [JobStatus.SUCCEEDED, JobStatus.SUCCEEDED]
     assert result_of(drive, "I") == ["late", "good"]
-    assert reports.tree_outcome(drive.db, root.id).status == "succeeded"
+    assert tree_reports.tree_outcome(drive.db, root.id).status == "succeeded"
     assert [
         entry.data.get("reason") for entry in reports.job(drive.db, "O").journal if entry.kind == "job.requeued"
     ] == ["a member is tried again"]
@@ -545,7 +545,7 @@ def test_a_join_tells_whom_it_waits_for(drive: Driver) -> None:
     drive.fan(*members(drive, 2, tolerated=True, pipeline="p"), drive.join(step_id="fan__join"))
     report = reports.job(drive.db, "J")
     assert (report.waits_for, report.job.is_join, report.job.step_id) == (2, True, "fan__join")
-    shown = [(node.job.pipeline, node.job.step_id, node.job.tolerated) for node in reports.tree(drive.db, "J")]
+    shown = [(node.job.pipeline, node.job.step_id, node.job.tolerated) for node in tree_reports.tree(drive.db, "J")]
     assert shown[1:] == [("p", "s0", True), ("p", "s1", True), (None, "fan__join", False)]
 
 

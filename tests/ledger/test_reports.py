@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ductile.errors import NotFound
-from ductile.ledger import journal, reports, runs
+from ductile.ledger import journal, queue_reports, reports, runs, tree_reports, trees
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.connections import transaction
 from ductile.ledger.runs import Standing
@@ -47,7 +47,7 @@ def test_a_job_tells_its_story(drive: Any) -> None:
 
 def test_an_unknown_job_is_not_found(drive: Any) -> None:
     """404 for a job, in short or in full, and for its tree."""
-    for ask in (reports.job, reports.brief, reports.tree, reports.tree_outcome):
+    for ask in (reports.job, reports.brief, tree_reports.tree, tree_reports.tree_outcome):
         with pytest.raises(NotFound):
             ask(drive.db, "nobody")
 
@@ -102,8 +102,8 @@ def test_a_look_at_the_queue_costs_the_same_however_long_it_is(drive: Any) -> No
     """The oldest job is found at the head of each lane; the depth is counted up to a limit."""
 
     def look() -> None:
-        reports.oldest_claimable(drive.db, {"echo"})
-        assert reports.depth(drive.db, at_most=5) == 5
+        queue_reports.oldest_claimable(drive.db, {"echo"})
+        assert queue_reports.depth(drive.db, at_most=5) == 5
 
     for _ in range(10):
         drive.enqueue()
@@ -112,7 +112,7 @@ def test_a_look_at_the_queue_costs_the_same_however_long_it_is(drive: Any) -> No
         drive.enqueue()
     drive.claim(1)
     assert steps(drive.db, look) == short
-    assert reports.depth(drive.db) == 110, "what waits and what runs"
+    assert queue_reports.depth(drive.db) == 110, "what waits and what runs"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
     drive.later(seconds=2)
     child = drive.new(plugin="next", child_key="1", tolerated=tolerated)
     drive.end(drive.claim_one(), outcome if is_root else None, children=(child,))
-    seen = reports.tree_outcome(drive.db, root.job_id)
+    seen = tree_reports.tree_outcome(drive.db, root.job_id)
     assert (seen.status, seen.duration, runs.standing(drive.db, root.job_id)) == ("open", None, Standing(1, 2))
     drive.later(seconds=3)
     ended = drive.end(drive.claim_one("next"), None if is_root else outcome)
@@ -143,7 +143,7 @@ def test_a_tree_is_failed_if_a_job_in_it_is_and_nobody_tolerates_that(
     assert runs.standing(drive.db, "unknown") is None
     for _ in ("in the queue", "in the log"):
         for member in (root.job_id, ended.job_id):
-            seen = reports.tree_outcome(drive.db, member)
+            seen = tree_reports.tree_outcome(drive.db, member)
             assert (seen.status, seen.duration) == (status, timedelta(seconds=5))
         drive.db.execute("DELETE FROM job_queue")
 
@@ -158,13 +158,13 @@ def test_a_tree_is_the_same_from_every_member(drive: Any) -> None:
     kid = drive.claim_one("b")
     drive.end(kid, Failed("no"))
     for member in (root.id, kid.id):
-        nodes = reports.tree(drive.db, member)
+        nodes = tree_reports.tree(drive.db, member)
         assert [(node.job.plugin, node.job.status, node.result) for node in nodes] == [
             ("echo", "succeeded", "{}"),
             ("a", "queued", None),
             ("b", "failed", None),
         ]
-    assert reports.open_jobs(drive.db, root.id) == 1
+    assert trees.open_jobs(drive.db, root.id) == 1
 
 
 def test_who_waits_for_a_tree_gets_its_jobs_when_it_is_over(drive: Any) -> None:
@@ -173,7 +173,7 @@ def test_who_waits_for_a_tree_gets_its_jobs_when_it_is_over(drive: Any) -> None:
     drive.end(drive.claim_one(), children=(drive.new(plugin="next", child_key="1"),))
     assert runs.ended(drive.db, root, most=2) == Standing(1, 2)
     drive.end(drive.claim_one("next"), Failed("no"))
-    nodes = tuple(reports.tree(drive.db, root))
+    nodes = tuple(tree_reports.tree(drive.db, root))
     assert [(node.job.plugin, node.job.last_error, node.result) for node in nodes] == [
         ("echo", None, "{}"),
         ("next", "no", None),
@@ -204,7 +204,7 @@ def test_the_queue_at_a_glance(drive: Any) -> None:
     drive.claim(9, k=9)
     drive.end(drive.claim_one("b"), Retried("no", MINUTE))
     drive.end(drive.claim_one("a"), Failed("no"))
-    seen = reports.queue(drive.db, claimable={"a", "b", "k"})
+    seen = queue_reports.queue(drive.db, claimable={"a", "b", "k"})
     assert (seen.queued, seen.running, seen.delayed, seen.waiting_for_key, seen.dead) == (4, 1, 1, 1, 0)
     assert [(lane.plugin, lane.ready, lane.running) for lane in seen.lanes] == [
         ("a", 1, 0),
@@ -212,9 +212,9 @@ def test_the_queue_at_a_glance(drive: Any) -> None:
         ("k", 0, 1),
     ]
     assert seen.unclaimable == ["ghost"]
-    assert reports.oldest_claimable(drive.db, {"a"}) == drive.now
-    assert reports.oldest_claimable(drive.db, {"b"}) is None
-    assert reports.ended_since(drive.db, drive.now - MINUTE) == {"failed": 1}
+    assert queue_reports.oldest_claimable(drive.db, {"a"}) == drive.now
+    assert queue_reports.oldest_claimable(drive.db, {"b"}) is None
+    assert queue_reports.ended_since(drive.db, drive.now - MINUTE) == {"failed": 1}
 
 
 def test_the_journal_is_a_stream_that_can_be_resumed(drive: Any) -> None:

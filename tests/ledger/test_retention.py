@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from ductile.errors import NotFound, WrongState
-from ductile.ledger import contexts, receipts, reports, snapshots
+from ductile.ledger import contexts, receipts, reports, snapshots, tree_reports
 from ductile.ledger.connections import transaction
 from ductile.ledger.following import start_run
 from ductile.ledger.operate import cancel
@@ -77,7 +77,7 @@ def test_a_job_is_inspectable_for_as_long_as_the_log_has_it(drive: Any) -> None:
         "s",
         "exit 78",
     )
-    assert [node.job.id for node in reports.tree(drive.db, kid.id)] == [job.id, kid.id]
+    assert [node.job.id for node in tree_reports.tree(drive.db, kid.id)] == [job.id, kid.id]
     with pytest.raises(WrongState, match="no longer in the queue"), transaction(drive.db):
         cancel(drive.db, job.id, "late", now=drive.now)
     drive.later(days=30)

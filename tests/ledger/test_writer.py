@@ -439,8 +439,8 @@ async def test_large_rows_do_not_let_the_log_grow_without_end(path: Path) -> Non
 
 async def test_the_log_is_checkpointed_by_the_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log does not grow with the work, however busy the writer is, while readers come and go."""
-    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AT_LATEST_AFTER_ROWS", 40)
-    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 20)
+    monkeypatch.setattr("ductile.ledger.checkpoints.AT_LATEST_AFTER_ROWS", 40)
+    monkeypatch.setattr("ductile.ledger.checkpoints.AFTER_ROWS", 20)
     sizes = []
     async with open_ledger(path, synchronous="off") as ledger:
         for _ in range(400):
@@ -452,7 +452,7 @@ async def test_the_log_is_checkpointed_by_the_writer(path: Path, monkeypatch: py
 
 async def test_nobody_waits_while_a_checkpoint_is_made_ready(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is synced beside the work, and the connection leaves only for what is left to do."""
-    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 4)
+    monkeypatch.setattr("ductile.ledger.checkpoints.AFTER_ROWS", 4)
     gate, begun = threading.Event(), threading.Event()
 
     def sync(_: int) -> None:
@@ -477,7 +477,7 @@ async def test_a_log_that_cannot_be_synced_before_a_checkpoint_breaks_the_ledger
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel tells of lost pages once: whoever hears it may not let the next sync succeed without them."""
-    monkeypatch.setattr("ductile.ledger.commits.CHECKPOINT_AFTER_ROWS", 4)
+    monkeypatch.setattr("ductile.ledger.checkpoints.AFTER_ROWS", 4)
 
     def sync(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -550,7 +550,7 @@ def bug(*_: object) -> None:
     raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize(("place", "fault"), [("translated", bug), ("CHECKPOINT_AFTER_ROWS", None)])
+@pytest.mark.parametrize(("place", "fault"), [("commits.translated", bug), ("checkpoints.AFTER_ROWS", None)])
 async def test_a_fault_of_the_writer_itself_is_told_to_everybody(
     path: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: Any
 ) -> None:
@@ -565,7 +565,7 @@ async def test_a_fault_of_the_writer_itself_is_told_to_everybody(
 
     with trio.fail_after(60):
         async with open_ledger(path) as ledger:
-            monkeypatch.setattr(f"ductile.ledger.commits.{place}", fault)
+            monkeypatch.setattr(f"ductile.ledger.{place}", fault)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, ledger, NewJob(plugin="e", command="c", submitted_by="t", max_attempts=0))
                 nursery.start_soon(ask, ledger, JOB)

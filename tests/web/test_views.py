@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.reports import Attempt, JobBrief, Node
+from ductile.ledger.reports import Attempt, JobBrief
+from ductile.ledger.tree_reports import Node
 from ductile.model import AttemptStatus, Job, JobStatus
 from ductile.web.views import LONGEST_OUTPUT, attempt_text, job_text, listed_job, run_text, tree_text
 

@@ -1,0 +1,140 @@
+"""Read-only answers about whole trees, of any size: their jobs, what they came to. Who waits for one asks `runs`."""
+
+import sqlite3
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from ductile.clock import from_text
+from ductile.ledger import reports
+from ductile.ledger.rows import moment
+from ductile.model import Job, JobStatus
+from ductile.values import frozen
+
+
+@frozen(kw_only=True)
+class Node:
+    """One job of a tree with the result of its last attempt. Of a job in the queue it has what a tree tells."""
+
+    job: Job
+    result: str | None
+
+
+TREE_ROW = """seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
+    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
+    (SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"""
+TREE = f"""
+    SELECT {TREE_ROW} FROM job_queue WHERE id = :root
+    UNION ALL
+    SELECT {TREE_ROW} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+     ORDER BY 1 LIMIT :limit
+"""
+TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
+
+
+ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
+
+
+def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[Node]:
+    """All jobs of the tree `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
+    root = db.execute(ROOT_ID, (job_id,)).fetchone()
+    return tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
+
+
+def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
+    """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
+    return [node_from_row(row) for row in db.execute(TREE, {"root": root_job_id, "limit": limit})]
+
+
+def node_from_row(row: tuple[Any, ...]) -> Node:
+    """The node in a row of TREE_ROW."""
+    job = Job(
+        seq=row[0],
+        id=row[1],
+        parent_job_id=row[2],
+        root_job_id=row[3],
+        plugin=row[4],
+        command=row[5],
+        status=JobStatus(row[6]),
+        attempt=row[7],
+        max_attempts=row[8],
+        submitted_by=row[9],
+        pipeline=row[10],
+        step_id=row[11],
+        tolerated=bool(row[12]),
+        created_at=from_text(row[13]),
+        started_at=moment(row[14]),
+        completed_at=moment(row[15]),
+        last_error=row[16],
+    )
+    return Node(job=job, result=row[17])
+
+
+def _logged_tree(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
+    member = reports.get_or_fail(db, job_id)
+    members = [member.root_job_id, *(row[0] for row in db.execute(TREE_IN_LOG, (member.root_job_id, limit)))]
+    nodes = []
+    for member in dict.fromkeys(members):
+        if logged := reports.logged_job(db, member):
+            tries = reports.attempts(db, member)
+            nodes.append(Node(job=logged, result=tries[-1].result))
+    return nodes
+
+
+class TreeStatus(StrEnum):
+    """Where a whole tree is."""
+
+    OPEN = "open"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@frozen(kw_only=True)
+class TreeOutcome:
+    """What a tree has come to. It is failed if a job in it ended failed or dead and nobody tolerates that."""
+
+    status: TreeStatus
+    created_at: datetime
+    completed_at: datetime | None
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From asked for to the end of its last job; None while it is open."""
+        return None if self.completed_at is None else self.completed_at - self.created_at
+
+
+ROOT = """
+    SELECT root.id, root.open_jobs, root.created_at, root.tree_completed_at
+      FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
+     WHERE member.id = ?
+"""
+_FAILED = "status IN ('failed', 'dead') AND tolerated = 0"
+HAS_FAILED = f"""
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_FAILED})
+        OR EXISTS (SELECT 1 FROM job_queue INDEXED BY job_queue_by_root
+                    WHERE root_job_id = :root AND root_job_id <> id AND {_FAILED})
+"""
+
+
+def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+    """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
+    root = db.execute(ROOT, (job_id,)).fetchone()
+    if root is None:
+        return _logged_outcome(db, job_id)
+    root_id, open_jobs, created_at, completed_at = root
+    if open_jobs:
+        status = TreeStatus.OPEN
+    else:
+        failed = db.execute(HAS_FAILED, {"root": root_id}).fetchone()[0]
+        status = TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED
+    return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
+
+
+def _logged_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+    jobs = [node.job for node in _logged_tree(db, job_id, limit=10_001)]
+    failed = any(job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated for job in jobs)
+    return TreeOutcome(
+        status=TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED,
+        created_at=min(job.created_at for job in jobs),
+        completed_at=max(job.completed_at for job in jobs if job.completed_at),
+    )
