@@ -54,6 +54,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--lines", type=Path, metavar="FILE", help="measure nothing, report these lines of an earlier run"
     )
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE", help="show the lines of another run, as of another Python, in the tables"
+    )
     return parser.parse_args()
 
 
@@ -71,9 +74,10 @@ def main() -> int:
     if asked.report:
         report.require_marks(asked.report)
     lines: list[Line] = []
+    beside = kept(asked.beside) if asked.beside else []
     code = os.EX_OK
     if asked.lines:
-        lines = [json.loads(line) for line in asked.lines.read_text().splitlines()]
+        lines = kept(asked.lines)
     else:
         try:
             code = measured(asked, lines)
@@ -83,8 +87,13 @@ def main() -> int:
     modes = MODES[asked.synchronous]
     tell(report.summary(report.rows(SUITE, lines, modes)))
     if asked.report:
-        written(asked.report, lines, modes)
+        written(asked.report, lines, modes, beside)
     return code
+
+
+def kept(path: Path) -> list[Line]:
+    """The lines of an earlier run."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def measured(asked: argparse.Namespace, lines: list[Line]) -> int:
@@ -138,7 +147,7 @@ def worded(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def written(page: Path, lines: Sequence[Line], modes: tuple[str, ...]) -> None:
+def written(page: Path, lines: Sequence[Line], modes: tuple[str, ...], beside: Sequence[Line]) -> None:
     """The page has the tables, the folder beside it the plots and the lines."""
     folder = page.with_suffix("")
     folder.mkdir(exist_ok=True)
@@ -147,9 +156,12 @@ def written(page: Path, lines: Sequence[Line], modes: tuple[str, ...]) -> None:
         old.unlink()
     for name, (_, picture) in drawn.items():
         (folder / name).write_text(picture)
-    (folder / "lines.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    for name, run in {"lines.jsonl": lines, "beside.jsonl": beside}.items():
+        (folder / name).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in run))
+    if not beside:
+        (folder / "beside.jsonl").unlink()
     titles = [(name, title) for name, (title, _) in drawn.items()]
-    report.keep(page, report.regions(lines, modes, titles))
+    report.keep(page, report.regions(lines, modes, titles, beside))
     tell(f"written: {', '.join(map(str, (page, *(folder / name for name in drawn))))}")
 
 

@@ -12,6 +12,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
+        "python_is_optimised": "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")),
         "sqlite": sqlite3.sqlite_version,
         "load_before": round(os.getloadavg()[0], 2),
     }

@@ -25,6 +25,8 @@ class Row:
     target: Target
     mode: str | None
     line: Line | None
+    beside: Line | None = None
+    """What another run found."""
 
     @property
     def goal(self) -> Goal | None:
@@ -44,27 +46,50 @@ class Row:
         return "✓✓" if self.goal and self.line and self.goal.reached(self.line["value"], self.goal.aim) else "✓"
 
     @property
+    def other(self) -> "Row":
+        """The same of the other run."""
+        return Row(self.target, self.mode, self.beside)
+
+    @property
+    def measured(self) -> str:
+        return figure(self.line["value"], self.target.unit) + absolute(self.line) if self.line else NOT_MEASURED
+
+    @property
     def cells(self) -> tuple[str, ...]:
         what = f"{self.target.what} (`{self.mode}`)" if self.mode else self.target.what
         unit, goal = self.target.unit, self.goal
-        measured = figure(self.line["value"], unit) + absolute(self.line) if self.line else NOT_MEASURED
-        return self.target.id, what, measured, bound(goal, "must", unit), bound(goal, "aim", unit), self.verdict
+        return self.target.id, what, self.measured, bound(goal, "must", unit), bound(goal, "aim", unit), self.verdict
 
 
-def rows(targets: Iterable[Target], lines: Sequence[Line], modes: tuple[str, ...]) -> list[Row]:
+def rows(
+    targets: Iterable[Target], lines: Sequence[Line], modes: tuple[str, ...], beside: Sequence[Line] = ()
+) -> list[Row]:
     """Every target in every mode it should have been measured in; of repeated lines the last counts."""
-    found = {(line["id"], line["measure"], line["synchronous"]): line for line in lines}
-    found |= {(line["id"], line["measure"], None): line for line in lines}
+    found, other = by_name(lines), by_name(beside)
     return [
-        Row(target, mode, found.get((target.id, target.measure, mode)))
+        Row(target, mode, found.get(name), other.get(name))
         for target in targets
         for mode in target.modes_of(modes)
+        for name in [(target.id, target.measure, mode)]
     ]
 
 
+def by_name(lines: Sequence[Line]) -> dict[tuple[str, str, str | None], Line]:
+    """Each line by its id, its measure and its mode, and by no mode for who does not care."""
+    found: dict[tuple[str, str, str | None], Line] = {
+        (line["id"], line["measure"], line["synchronous"]): line for line in lines
+    }
+    return found | {(line["id"], line["measure"], None): line for line in lines}
+
+
 def table(found: Sequence[Row]) -> str:
-    head = ("id", "what", "measured", "must", "aim", "")
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * 6, *(row.cells for row in found)))
+    """With two more columns if there is another run."""
+    head: tuple[str, ...] = ("id", "what", "measured", "must", "aim", "")
+    cells = [row.cells for row in found]
+    if any(row.beside for row in found):
+        head += ("beside", "")
+        cells = [(*row.cells, row.other.measured, row.other.verdict) for row in found]
+    return "\n".join(f"| {' | '.join(each)} |" for each in (head, ("---",) * len(head), *cells))
 
 
 def figure(value: float, unit: str) -> str:
@@ -100,6 +125,11 @@ def summary(found: Sequence[Row]) -> str:
     return f"{text}; {missing} {NOT_MEASURED}." if missing else f"{text}."
 
 
+def summaries(found: Sequence[Row]) -> str:
+    others = [row.other for row in found]
+    return f"{summary(found)} Beside it, {summary(others)}" if any(row.line for row in others) else summary(found)
+
+
 def origin(lines: Sequence[Line]) -> str:
     """When, where and on what."""
     if not lines:
@@ -110,7 +140,7 @@ def origin(lines: Sequence[Line]) -> str:
     longest = max((line.get("rows", 0) for line in lines), default=0)
     text = (
         f"`scripts/bench all{' --quick' * quick}` on {lines[-1]['at'][:10]}: Ductile {versions}, "
-        f"Python {host['python']}, SQLite {host['sqlite']}, {host['kernel']}, {host['cores']} cores, "
+        f"{python_of(lines)}, SQLite {host['sqlite']}, {host['kernel']}, {host['cores']} cores, "
         f"load average before each bench {min(loads)} to {max(loads)}."
     )
     if longest:
@@ -120,15 +150,26 @@ def origin(lines: Sequence[Line]) -> str:
     return text
 
 
-def regions(lines: Sequence[Line], modes: tuple[str, ...], plots: Iterable[tuple[str, str]]) -> dict[str, str]:
+def python_of(lines: Sequence[Line]) -> str:
+    host = lines[-1]["machine"]
+    how = "with" if host["python_is_optimised"] else "without"
+    return f"Python {host['python']} (built {how} profile-guided optimisation)"
+
+
+def regions(
+    lines: Sequence[Line],
+    modes: tuple[str, ...],
+    plots: Iterable[tuple[str, str]],
+    beside: Sequence[Line] = (),
+) -> dict[str, str]:
     """What goes between which marks."""
-    suite, more = rows(SUITE, lines, modes), rows(MORE, lines, modes)
+    suite, more = rows(SUITE, lines, modes, beside), rows(MORE, lines, modes, beside)
     pictures = "\n\n".join(f"![{title}](benchmarks/{name})" for name, title in plots)
     return {
-        "run": origin(lines),
-        "suite": f"{table(suite)}\n\n{summary(suite)}",
+        "run": f"{origin(lines)}\n\nBeside it: {origin(beside)}" if beside else origin(lines),
+        "suite": f"{table(suite)}\n\n{summaries(suite)}",
         "plots": pictures or "Nothing to draw.",
-        "more": f"{table(more)}\n\n{summary(more)}",
+        "more": f"{table(more)}\n\n{summaries(more)}",
     }
 
 

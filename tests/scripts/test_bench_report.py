@@ -78,7 +78,14 @@ def test_a_line_begins_with_its_id_and_value_and_ends_with_the_machine() -> None
     assert list(line)[-2:] == ["machine", "version"]
     assert (line["value"], line["rounds"], line["p50_ms"]) == (3.0, [3.0, 2.0, 9.0], [1.2346])
     assert (line["must"], line["aim"], line["ok"]) == ({"at_most": 4}, {"at_most": 2.5}, True)
-    assert set(line["machine"]) == {"cores", "kernel", "python", "sqlite", "load_before"}
+    assert set(line["machine"]) == {
+        "cores",
+        "kernel",
+        "python",
+        "python_is_optimised",
+        "sqlite",
+        "load_before",
+    }
     assert json.loads(json.dumps(line)) == line
 
 
@@ -200,6 +207,17 @@ def test_small_sizes_are_named_so_that_nobody_quotes_them() -> None:
     assert "20,000 finished jobs" in told
     assert "not how fast" in told
     assert "not how fast" not in report.origin([a_line()])
+
+
+def test_another_run_stands_beside_the_first() -> None:
+    """Two more columns, with its own verdict, and where it comes from; what it did not measure is said."""
+    found = report.regions([a_line(value=9.0, mode="full")], BOTH, [], [a_line(value=2.0, mode="full")])
+
+    assert "| 9× | ≤ 4× | ≤ 2.5× | ✗ | 2× | ✓✓ |" in found["suite"]
+    assert "| not measured | – |" in found["suite"]
+    assert "Beside it, 1 of " in found["suite"]
+    assert "Beside it: `scripts/bench all` on 2" in found["run"]
+    assert "beside" not in report.regions([a_line(value=9.0, mode="full")], BOTH, [])["suite"].lower()
 
 
 def test_text_around_the_marks_stays(tmp_path: Path) -> None:
