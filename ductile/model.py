@@ -15,6 +15,14 @@ from ductile.statuses import JobStatus as JobStatus
 from ductile.values import field, frozen
 
 
+@frozen
+class Budget:
+    """How far one root may reach: crossings in a chain, jobs in a tree."""
+
+    hops: int = 20
+    tree_jobs: int = 10_000
+
+
 @frozen(kw_only=True)
 class Settled:
     """A job that is over the moment it is written, such as a decided switch."""

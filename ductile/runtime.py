@@ -433,8 +433,10 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
 
 
 def _require_same_places(old: Config, new: Config) -> None:
-    """Where the ledger is and where the service listens cannot change while it runs."""
+    """Where the ledger is, how it is written and where the service listens cannot change while it runs."""
     fixed = {
+        "service.synchronous": (old.settings.service.synchronous, new.settings.service.synchronous),
+        "service.log_format": (old.settings.service.log_format, new.settings.service.log_format),
         "state.path": (old.settings.state.path, new.settings.state.path),
         "api.enabled": (_listens(old), _listens(new)),
         "api.listen": (old.settings.api.listen, new.settings.api.listen),

@@ -16,6 +16,7 @@ from ductile.config.check import Examination
 from ductile.config.load import Config
 from ductile.config.sections import PluginEntry
 from ductile.errors import DuctileError, NotFound
+from ductile.model import Budget
 from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
@@ -93,6 +94,12 @@ class Snapshot:
     @property
     def plans(self) -> Plans:
         return self.config.plans
+
+    @cached_property
+    def budget(self) -> Budget:
+        """How far one root may reach under this configuration."""
+        limits = self.config.settings.service.limits
+        return Budget(hops=limits.hops, tree_jobs=limits.tree_jobs)
 
     @cached_property
     def world(self) -> World:

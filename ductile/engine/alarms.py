@@ -14,7 +14,6 @@ from ductile.calendar.reasons import Reason
 from ductile.clock import to_text
 from ductile.config.sections import Expect
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of
 from ductile.ledger import expectations, journal, schedules
 from ductile.ledger.connections import Connection, RowFault, written_or_fault
 from ductile.ledger.expectations import Expectation
@@ -128,6 +127,6 @@ def _sound(db: Connection, one: Expectation, alarm: Alarm, snapshot: Snapshot, *
     journal.append(db, alarm.kind, now=now, plugin=alarm.plugin, data=alarm.data, **about)
     event_id = derived_id("alarm", alarm.kind, one.plugin, one.schedule_id, to_text(one.slot_at))
     event = Event(event_id, alarm.kind, alarm.data, one.plugin, now)
-    ttl, budget = snapshot.config.settings.service.dedupe_ttl, budget_of(snapshot)
+    ttl, budget = snapshot.config.settings.service.dedupe_ttl, snapshot.budget
     for following in sound(event, snapshot.world, one.plugin, submitted_by="scheduler"):
         start_run(db, following, now=now, default_ttl=ttl, budget=budget)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of, rule_of
+from ductile.engine.follow import rule_of
 from ductile.hub import Hub
 from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.purge import purge
@@ -33,7 +33,7 @@ class Cancelling:
             now=self.clock.now(),
             rule=rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
-            budget=budget_of(snapshot),
+            budget=snapshot.budget,
         )
         if isinstance(result, CancelRequested):
             self.stop_job(job_id, reason)
@@ -53,7 +53,7 @@ class Cancelling:
             now=self.clock.now(),
             rule=rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
-            budget=budget_of(snapshot),
+            budget=snapshot.budget,
         )
         for one in ended:
             self._announce(one)

@@ -4,6 +4,8 @@ One loop does all the writing: endings that arrive during a commit share the nex
 slots that are free by then, so there is never more than one claim at a time. Knows nothing of HTTP or schedules.
 """
 
+import math
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -12,18 +14,18 @@ import trio
 
 from ductile.config import relay
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of, gates_of, join_rule_of
+from ductile.engine.follow import gates_of, join_rule_of
 from ductile.engine.judge import DRAIN
 from ductile.engine.processes import identify
+from ductile.engine.room import NO_ROOM, Room, free_slots
 from ductile.engine.run_job import Attempt
 from ductile.engine.slots import Slots
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.ledger import outbox
-from ductile.ledger.claim import Claimed, note_process, record_and_claim
+from ductile.ledger.claim import Claimed, Process, note_processes, record_and_claim
 from ductile.ledger.joins import any_ready
-from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.record import Recorded, Stale
 from ductile.model import Ending, Job
 from ductile.pipeline.plan import RELAY
@@ -73,6 +75,7 @@ class Dispatcher:
             pause = await self._turn(jobs)
             if self.is_draining and not self.slots.attempts and not self.slots.endings:
                 break
+            await self._note_processes()
             # An earlier moment stays: a look too many costs less than to set the alarm with every job.
             until = trio.current_time() + pause
             if until < self._alarm.deadline:
@@ -107,19 +110,12 @@ class Dispatcher:
         is_quick = not self.slots.may_join and all(ending.is_small for ending in endings)
         self.slots.may_join = False
         snapshot = self.slots.snapshot()
-        workers = sum(attempt.job.plugin != RELAY for attempt in self.slots.attempts.values())
-        if self.slots.attempts:
-            for attempt in self._started_before(trio.current_time() - NOTED_AFTER_SECONDS):
-                await self._note_process(attempt)
-        most_workers = snapshot.max_workers
-        free = {} if self.is_draining or workers >= most_workers else self._free(snapshot.slots)
-        limit = most_workers - workers if free else 0
-        relays = {} if self.is_draining else self._free(self._lanes_apart(snapshot))
-        if not endings and not limit and not relays:
+        room = self._room(snapshot)
+        if not endings and room.is_none:
             self.slots.ledger.write_what_waits()
             if not self.slots.ledger.look_up(any_ready):
                 return RECHECK_SECONDS
-        recorded, claimed = await self._write(endings, snapshot, free, limit, relays, is_quick=is_quick)
+        recorded, claimed = await self._write(endings, snapshot, room, is_quick=is_quick)
         # No await from here to the last start: a claimed job always has an owner.
         started = [self._attempt(job, snapshot, claimed.states[job.plugin]) for job in claimed.jobs]
         self.to_stop.clear()
@@ -161,80 +157,68 @@ class Dispatcher:
             self.slots.around.log.warn("dispatcher", f"jobs of plugins that are gone were not ended: {error}")
         self.slots.hub.announce_everyone()
 
-    def _started_before(self, moment: float) -> list[Attempt]:
-        """Attempts whose process is to be noted by now."""
-        return [one for one in self.slots.attempts.values() if one.since < moment and not one.is_noted]
-
-    async def _note_process(self, attempt: Attempt) -> None:
-        """The attempt is written down with its process, so that a recovery can find and end that."""
-        process = identify(attempt.pid) if attempt.pid is not None else None
-        if process is None:
+    async def _note_processes(self) -> None:
+        """Attempts of some age are written down with their process, so that a recovery can find and end that."""
+        if not self.slots.attempts:
             return
-        attempt.is_noted = True
+        since = trio.current_time() - NOTED_AFTER_SECONDS
+        old = [one for one in self.slots.attempts.values() if one.since < since and not one.is_noted]
+        found = [(one, seen) for one in old if one.pid is not None and (seen := identify(one.pid))]
+        if not found:
+            return
+        for attempt, _ in found:
+            attempt.is_noted = True
+        processes = [
+            Process(one.job.id, one.job.attempt, seen.pid, seen.start_ticks, seen.boot_id) for one, seen in found
+        ]
         try:
-            await self.slots.ledger.write(
-                note_process,
-                attempt.job.id,
-                attempt.job.attempt,
-                now=self.slots.around.clock.now(),
-                pid=process.pid,
-                start_ticks=process.start_ticks,
-                boot_id=process.boot_id,
-            )
+            await self.slots.ledger.write(note_processes, processes, now=self.slots.around.clock.now())
             failpoint("process.after_commit")
         except LedgerError as error:
             # The mark in its environment finds it too.
-            self.slots.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
+            for attempt, _ in found:
+                attempt.is_noted = False
+                self.slots.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
 
     async def _write(
-        self,
-        endings: list[Ending],
-        snapshot: Snapshot,
-        free: Mapping[str, int],
-        limit: int,
-        relays: Mapping[str, int],
-        *,
-        is_quick: bool,
+        self, endings: list[Ending], snapshot: Snapshot, room: Room, *, is_quick: bool
     ) -> tuple[list[Recorded | Stale], Claimed]:
         """One transaction for the endings and the next claim. A full disk or a busy file is waited out."""
         failpoint("record.before")
         self.writing_since = trio.current_time()
-        written = await self._try_to_write(endings, snapshot, free, limit, relays, is_quick=is_quick)
-        while written is None and not (self.is_draining and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS):
+        written = await self._try_to_write(endings, snapshot, room, is_quick=is_quick)
+        while written is None and not self._has_lost_patience():
             # Shielded: what a plugin did is not forgotten because the service is told to stop.
             with trio.CancelScope(shield=True):
                 await trio.sleep(LEDGER_RETRY_SECONDS)
-            written = await self._try_to_write(endings, snapshot, free, limit, relays, is_quick=is_quick)
+            written = await self._try_to_write(endings, snapshot, NO_ROOM, is_quick=is_quick)
+            self.slots.hub.announce_work()  # what may start by now is for another turn to say
         self.writing_since = None
         failpoint("record.after_commit")
         if written is None:
             raise LedgerFull("the ledger takes nothing; what was running is run again after the next start")
         return written
 
+    def _has_lost_patience(self) -> bool:
+        """Whether we are to end, and the ledger has kept us from it for long."""
+        is_cancelled = trio.current_effective_deadline() == -math.inf
+        return (self.is_draining or is_cancelled) and self.stuck_seconds() > LEDGER_PATIENCE_SECONDS
+
     async def _try_to_write(
-        self,
-        endings: list[Ending],
-        snapshot: Snapshot,
-        free: Mapping[str, int],
-        limit: int,
-        relays: Mapping[str, int],
-        *,
-        is_quick: bool,
+        self, endings: list[Ending], snapshot: Snapshot, room: Room, *, is_quick: bool
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
-        try:
-            work = partial(
-                self._work_under(snapshot),
-                endings=endings,
-                now=self.slots.around.clock.now(),
-                free=free,
-                apart=relays,
-                limit=limit,
+        now, write_under = self.slots.around.clock.now(), self._work_under(snapshot)
+
+        def work(db: sqlite3.Connection, *, carefully: bool = True) -> tuple[list[Recorded | Stale], Claimed]:
+            # Asked again when it is written: who was paused while this waited does not start.
+            may = room.without(self.held())
+            return write_under(
+                db, endings, now=now, free=may.free, limit=may.limit, apart=may.without_worker, carefully=carefully
             )
+
+        try:
             return await self.slots.ledger.write_last(
-                partial(work, carefully=False),
-                is_quick=is_quick,
-                is_awaited=self._anybody_waits,
-                with_care=work if endings else None,
+                partial(work, carefully=False), is_quick=is_quick, is_awaited=self._anybody_waits, with_care=work
             )
         except (LedgerFull, LedgerBusy) as error:
             self.slots.around.log.error("dispatcher", f"{error}; trying again", endings=len(endings))
@@ -244,18 +228,15 @@ class Dispatcher:
                 raise LedgerLost(f"{self.slots.ledger.path}: {error}") from error
             raise
 
-    def _free(self, slots_of: Mapping[str, int]) -> dict[str, int]:
-        if not slots_of:
-            return {}
-        held = self.held()
-        if EVERYTHING in held:
-            return {}
-        free = dict(slots_of)
-        for attempt in self.slots.attempts.values():
-            plugin = attempt.job.plugin
-            if plugin in free:
-                free[plugin] -= 1
-        return {name: slots for name, slots in free.items() if slots > 0 and name not in held}
+    def _room(self, snapshot: Snapshot) -> Room:
+        """The slots that may be filled now."""
+        if self.is_draining:
+            return NO_ROOM
+        taken = [attempt.job.plugin for attempt in self.slots.attempts.values()]
+        left = snapshot.max_workers - sum(plugin != RELAY for plugin in taken)
+        free = free_slots(snapshot.slots, taken) if left > 0 else {}
+        room = Room(free, left if free else 0, free_slots(self._lanes_without_worker(snapshot), taken))
+        return room.without(self.held())
 
     def _work_under(self, snapshot: Snapshot) -> Callable[..., tuple[list[Recorded | Stale], Claimed]]:
         """What every transaction under this configuration has in common."""
@@ -264,7 +245,7 @@ class Dispatcher:
                 record_and_claim,
                 run_id=self.run_id,
                 default_ttl=snapshot.config.settings.service.dedupe_ttl,
-                budget=budget_of(snapshot),
+                budget=snapshot.budget,
                 snapshot_id=snapshot.id,
                 join_rule=join_rule_of(snapshot),
                 gates=gates_of(snapshot),
@@ -272,7 +253,7 @@ class Dispatcher:
             self._work = (snapshot, work)
         return self._work[1]
 
-    def _lanes_apart(self, snapshot: Snapshot) -> Mapping[str, int]:
+    def _lanes_without_worker(self, snapshot: Snapshot) -> Mapping[str, int]:
         """Relays need no worker. Without instances there are none, but for those that a configuration left behind."""
         if self._apart is None or self._apart[0] is not snapshot:
             relays = snapshot.config.settings.instances or self.slots.ledger.look_up(outbox.waiting, RELAY).count

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
 from ductile.engine import breaker
-from ductile.ledger.trees import Budget
 from ductile.model import (
     Breaker,
     BreakerChange,
@@ -67,12 +66,6 @@ def gates_of(snapshot: Snapshot) -> dict[str, GateRule]:
     """The plugins whose breakers hold every job, with the rule."""
     rules = ((name, breaker.gate(lane.entry.circuit_breaker)) for name, lane in snapshot.lanes.items())
     return {name: rule for name, rule in rules if rule is not None}
-
-
-def budget_of(snapshot: Snapshot) -> Budget:
-    """How far one root may reach under this configuration."""
-    limits = snapshot.config.settings.service.limits
-    return Budget(hops=limits.hops, tree_jobs=limits.tree_jobs)
 
 
 def ended_of(outcome: Outcome, result: str | None = None) -> Ended:

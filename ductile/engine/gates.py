@@ -21,7 +21,7 @@ from ductile.config.sections import Schedule
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine import breaker
 from ductile.engine.alarms import expect
-from ductile.engine.follow import budget_of, rule_of
+from ductile.engine.follow import rule_of
 from ductile.failpoints import failpoint
 from ductile.ledger import breakers, journal, schedules
 from ductile.ledger.connections import Connection, RowFault, written_or_fault
@@ -230,7 +230,7 @@ def _make_room(db: Connection, decision: Decision, due: tuple[Slot, ...], now: N
 def _cancel_all(db: Connection, outstanding: list[str], due: tuple[Slot, ...], now: Now) -> Room:
     """Waiting jobs are over; while a process runs the slots wait until it is really gone."""
     ttl = now.snapshot.config.settings.service.dedupe_ttl
-    rule, budget = rule_of(now.snapshot), budget_of(now.snapshot)
+    rule, budget = rule_of(now.snapshot), now.snapshot.budget
     results = [
         cancel(db, job_id, CANCELLED, now=now.at, rule=rule, default_ttl=ttl, budget=budget) for job_id in outstanding
     ]

@@ -19,11 +19,10 @@ from ductile.logs import Log
 async def keep_house(ledger: Ledger, snapshot: Callable[[], Snapshot], log: Log, clock: Clock, past: Past) -> None:
     """Tidies after every `tick_interval`. What goes wrong in one round is told and tried again in the next."""
     while True:
-        service = snapshot().config.settings.service
-        await trio.sleep(service.tick_interval.total_seconds())
+        await trio.sleep(snapshot().config.settings.service.tick_interval.total_seconds())
         try:
             await settle_stranded(ledger, snapshot(), log, now=clock.now())
-            policy = retention_policy(service)
+            policy = retention_policy(snapshot().config.settings.service)
             reach = past.reach(ledger, policy, clock)
             # Nearly always nothing is old: an idle service wakes neither the disk nor its own threads.
             while ledger.look_up(retention.anything_old, policy, now=past.now(clock)):

@@ -85,14 +85,16 @@ async def _prepare(
     health.at_work.add((name, fingerprint))
     try:
         error, new_facts, state = await _run(job, snapshot, around, stopping)
+        if stopping.is_set() and error is not None:
+            return  # cut short: the next start tries again
+        if health.initialising.get(name) == fingerprint:
+            done = Init(plugin=name, fingerprint=fingerprint, error=error)
+            await _write_patiently(ledger, done, around, job_id=job.id, new_facts=new_facts, state_updates=state)
     finally:
         health.at_work.discard((name, fingerprint))
-    if stopping.is_set() and error is not None:
-        return  # cut short: the next start tries again
+    # Asked when all is written: a reload may want another one meanwhile, or none.
     if health.initialising.get(name) != fingerprint:
-        return  # a reload wants another one meanwhile
-    done = Init(plugin=name, fingerprint=fingerprint, error=error)
-    await _write_patiently(ledger, done, around, job_id=job.id, new_facts=new_facts, state_updates=state)
+        return
     del health.initialising[name]
     if error is None:
         health.unhealthy.pop(name, None)

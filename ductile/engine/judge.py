@@ -69,7 +69,7 @@ def judge(job: Job, run: Finished | SpawnFailed, policy: Policy, *, started_at: 
         response, failure = None, _cut_short(run, policy)
     evidence = evidence_of(run, response, started_at, policy.mask)
     if run.ending is Ending.STOPPED:
-        return Verdict(_stopped(run, evidence))
+        return Verdict(stopped(run.stopped, evidence))
     if failure is None:
         return Verdict(Succeeded(evidence), response)
     return Verdict(_failed(job, failure, policy, evidence, chance), response)
@@ -127,10 +127,11 @@ def backoff(base: timedelta, tries: int, chance: float) -> timedelta:
     return min(base * (1 << doublings) + base * chance, longest)
 
 
-def _stopped(run: Finished, evidence: Evidence) -> Outcome:
-    if run.stopped == DRAIN:
+def stopped(reason: str | None, evidence: Evidence | None = None) -> Outcome:
+    """The outcome of an attempt that was told to stop, before its start or in mid-run."""
+    if reason == DRAIN:
         return Interrupted("the service was stopping", evidence)
-    return Dead(f"cancelled: {run.stopped}", evidence)
+    return Dead(f"cancelled: {reason}", evidence)
 
 
 def evidence_of(run: Finished, response: Response | None, started_at: datetime, mask: Mask) -> Evidence:

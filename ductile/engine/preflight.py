@@ -88,7 +88,8 @@ class Memory:
         key = (snapshot.id, plugin, command)
         found = self.terms.get(key)
         if found is None:
-            if any(known[0] != snapshot.id for known in self.terms):
+            # A copy: a thread that reads a large payload may be here too.
+            if any(known[0] != snapshot.id for known in tuple(self.terms)):
                 self.terms.clear()
             found = self.terms[key] = terms_of(snapshot, plugin, command)
         return found

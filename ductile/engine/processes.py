@@ -23,6 +23,7 @@ INSTANCE_MARKER = "DUCTILE_INSTANCE"
 
 HAS_CHILDREN_LIST = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without it
 
+LOOK_AGAIN_SECONDS = 0.5
 _SURELY_ALL = 2048  # bytes: the kernel ends a list early only when a page of it is full
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -209,9 +210,12 @@ async def kill_marked(instance: str, stored: Iterable[ProcessId] = (), *, patien
     killed: set[ProcessId] = set()
     with trio.move_on_after(patience):
         while targets:
-            for process in targets:
-                await _kill_and_wait(process)
-                killed.add(process)
+            killed.update(targets)
+            # All at once, and not for ever: one that cannot be killed keeps nobody else alive.
+            with trio.move_on_after(LOOK_AGAIN_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for process in targets:
+                        nursery.start_soon(_kill_and_wait, process)
             targets = find_marked(instance)  # what they forked in the meantime
     survivors = tuple(process for process in {*targets, *killed} if is_same(process))
     return Leftovers(tuple(killed - set(survivors)), survivors)

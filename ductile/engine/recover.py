@@ -6,7 +6,7 @@ Done once per start, under the lock, before the first claim: nobody else can own
 from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import breaker_rule_of, budget_of, rule_of
+from ductile.engine.follow import breaker_rule_of, rule_of
 from ductile.engine.processes import Leftovers, ProcessId, kill_marked
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
@@ -47,7 +47,7 @@ async def recover(
         rule=rule_of(snapshot),
         breaker=breaker_rule_of(snapshot),
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
-        budget=budget_of(snapshot),
+        budget=snapshot.budget,
     )
     for job in jobs:
         _tell(log, job)

@@ -17,7 +17,7 @@ from attrs import evolve
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
-from ductile.engine.judge import Policy, Verdict, backoff, judge
+from ductile.engine.judge import Policy, Verdict, backoff, judge, stopped
 from ductile.engine.launch import Launched, launch
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
 from ductile.engine.spare_memory import SpareMemory
@@ -115,6 +115,8 @@ async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
 async def start_job(around: Surroundings, attempt: Attempt) -> Begun | Ending:
     """The attempt with its process, which the caller owns; or what it came to without one."""
     started_at = around.clock.now()
+    if attempt.stop.reason is not None:
+        return _never_started(around, attempt, attempt.stop.reason, started_at)
     ready = await _aside(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
     if not isinstance(ready, Ready):
         return _without_process(around, attempt, ready, started_at)
@@ -213,6 +215,12 @@ def _begun(attempt: Attempt, ready: Ready, launched: Launched, started_at: datet
 def _warn(around: Surroundings, attempt: Attempt, ready: Ready) -> None:
     for warning in ready.warnings:
         around.log.warn("preflight", warning, plugin=attempt.job.plugin, job_id=attempt.job.id)
+
+
+def _never_started(around: Surroundings, attempt: Attempt, reason: str, now: datetime) -> Ending:
+    """The ending of an attempt that was told to stop before it had a process."""
+    outcome = stopped(reason)
+    return _tell(around, attempt, None, Verdict(outcome), without_run(attempt.job, outcome, attempt.snapshot, now=now))
 
 
 def _without_process(

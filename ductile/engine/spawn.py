@@ -211,9 +211,8 @@ class Run(Running):
         if self.exited:
             self.read_what_is_there()
         else:
-            async with trio.open_nursery() as own:
-                own.cancel_scope.deadline = self.deadline
-                self.stop.wakes(own.cancel_scope.cancel)
+            with trio.CancelScope(deadline=self.deadline) as patience:
+                self.stop.wakes(patience.cancel)
                 while not self.is_over:
                     await self._step()
         self.settle(self.stop.reason)
@@ -257,10 +256,13 @@ class Run(Running):
 
     async def _sweep(self) -> None:
         """No descendant of this run is left, not even one that left its session and forgot its environment."""
-        if self.home.may_have_strays:
-            with trio.move_on_after(LOST_SECONDS, shield=True) as patience:
-                self.swept = await self.home.sweep(self.instance)
-            self.lost |= patience.cancelled_caught
+        try:
+            if self.home.may_have_strays:
+                with trio.move_on_after(LOST_SECONDS, shield=True) as patience:
+                    self.swept = await self.home.sweep(self.instance)
+                self.lost |= patience.cancelled_caught
+        except OSError:  # no descriptor to look with: whoever is left is swept after the next run
+            self.lost = True
 
     async def _step(self) -> None:
         self.watch()

@@ -7,7 +7,7 @@ waiting jobs with it; one that merely failed to load keeps them until it is put 
 from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.follow import budget_of, rule_of
+from ductile.engine.follow import rule_of
 from ductile.ledger.claim import note_blocked
 from ductile.ledger.operate import end_queued_jobs_of, queued_by_plugin, queued_plugins
 from ductile.ledger.writer import Ledger
@@ -54,7 +54,7 @@ async def _end_all(ledger: Ledger, snapshot: Snapshot, plugin: str, reason: str,
         limit=PORTION,
         rule=rule_of(snapshot),
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
-        budget=budget_of(snapshot),
+        budget=snapshot.budget,
     ):
         total += len(ended)
     return total

@@ -6,8 +6,9 @@ the cost of a claim depends neither on history nor on the backlog behind them. C
 
 import heapq
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,21 +16,24 @@ from attrs import evolve
 
 from ductile.clock import to_text
 from ductile.ledger import breakers, dedupe, facts, held, joins, journal
+from ductile.ledger.connections import RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
 from ductile.ledger.lanes import lanes_with_work
+from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, end_queued
-from ductile.ledger.rows import DEDUPE_KEY, JOB_COLUMNS, SEQ, Start, job_from_row, moment
+from ductile.ledger.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Ending, GateRule, Held, Job, JoinRule, Skipped
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Ending, GateRule, Held, Job, JobStatus, JoinRule, Skipped
 from ductile.values import frozen
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
 FEW_LANES = 4
 NO_STATES: Mapping[str, str] = MappingProxyType({})
-MOST_SET_ASIDE = 40
+NO_GATES: Mapping[str, GateRule] = MappingProxyType({})
+MOST_NOT_STARTED = 40
 """How many jobs one claim skips or lets wait for their key at most, so that its transaction stays short."""
 
 
@@ -59,12 +63,14 @@ def claim(
     snapshot_id: str | None = None,
     gates: Mapping[str, GateRule] | None = None,
     may_wake: bool = True,
+    carefully: bool = True,
 ) -> Claimed:
     """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
 
     A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
     plugin that `gates` names starts only if the breaker of its command lets it. Whoever knows that no job is delayed
-    says so with `may_wake`.
+    says so with `may_wake`. A row that cannot be read is set apart; without care it raises, and what was written before
+    it is for the caller to undo.
     """
     if may_wake:
         wake_due(db, now=now)
@@ -73,20 +79,22 @@ def claim(
     heapq.heapify(heads)
     jobs: list[Job] = []
     skipped: list[Recorded] = []
-    set_aside, held_any = 0, False
-    while heads and len(jobs) < limit and set_aside < MOST_SET_ASIDE:
+    not_started, held_any = 0, False
+    gates = gates or NO_GATES
+    take = partial(_take_with_care if carefully else _take, db, now=now, ttl=default_ttl, gates=gates)
+    while heads and len(jobs) < limit and not_started < MOST_NOT_STARTED:
         head = heapq.heappop(heads)
-        aside = _set_aside(db, head, now=now, ttl=default_ttl) if head.is_keyed else None
-        if aside is None and gates and head.lane in gates and not _passes(db, head.job, gates[head.lane], now=now):
+        taken = take(head, Start(now, snapshot_id), run_id=run_id)
+        if taken is None:
             # The rest of this lane has its turn with the next claim, so that this one stays short.
-            held_any = True
+            held_any |= head.lane in gates
             continue
-        if aside is not None:
-            skipped.extend(aside)
-            set_aside += 1
-        else:
-            jobs.append(_start(db, head, Start(now, snapshot_id), run_id=run_id))
+        if isinstance(taken, Job):
+            jobs.append(taken)
             slots[head.lane] -= 1
+        else:
+            skipped.extend(taken)
+            not_started += 1
         # Either way the job left its lane, so the lane has a new head.
         if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane)):
             heapq.heappush(heads, following)
@@ -143,6 +151,7 @@ def record_and_claim(
         snapshot_id=snapshot_id,
         gates=gates,
         may_wake=bool(anyone_delayed or settled),
+        carefully=carefully,
     )
     if apart:
         more = claim(
@@ -153,6 +162,7 @@ def record_and_claim(
             limit=sum(apart.values()),
             default_ttl=default_ttl,
             snapshot_id=snapshot_id,
+            carefully=carefully,
         )
         claimed = evolve(
             claimed,
@@ -228,7 +238,37 @@ def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     return None if row is None else Head(row[SEQ], lane, row)
 
 
-def _set_aside(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
+def _take(
+    db: sqlite3.Connection,
+    head: Head,
+    start: Start,
+    *,
+    run_id: str,
+    now: datetime,
+    ttl: timedelta,
+    gates: Mapping[str, GateRule],
+) -> Job | tuple[Recorded, ...] | None:
+    """The job, which runs; or, if it is not to start, what was skipped; None if it stays: its breaker holds it."""
+    if head.is_keyed and (not_started := _not_started(db, head, now=now, ttl=ttl)) is not None:
+        return not_started
+    if head.lane in gates and not _passes(db, head.job, gates[head.lane], now=now):
+        return None
+    return _start(db, head, start, run_id=run_id)
+
+
+def _take_with_care(
+    db: sqlite3.Connection, head: Head, start: Start, *, now: datetime, **rest: Any
+) -> Job | tuple[Recorded, ...] | None:
+    """`_take`; a job whose row cannot be read is dead, and stays only if that cannot be written either."""
+    taken = written_or_fault(db, partial(_take, db, head, start, now=now, **rest))
+    if not isinstance(taken, RowFault):
+        return taken
+    reason = f"cannot be started: {taken.reason}"
+    ended = quarantine(db, head.row[ID], head.row[ATTEMPT], reason, now=now, was=JobStatus.QUEUED)
+    return (ended,) if ended else None
+
+
+def _not_started(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
     """A keyed job that must not start waits for its key, or is skipped and returned; None if it may start."""
     job = head.job
     assert job.dedupe_key is not None
@@ -288,16 +328,31 @@ NOTE_PROCESS = """
 """
 
 
-def note_process(
-    db: sqlite3.Connection, job_id: str, attempt: int, *, now: datetime, pid: int, start_ticks: int, boot_id: str
-) -> bool:
+class Process(NamedTuple):
+    """The process that an attempt runs as, for all time."""
+
+    job_id: str
+    attempt: int
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+def note_process(db: sqlite3.Connection, process: Process, *, now: datetime) -> bool:
     """The running attempt names its process, so that recovery can find and end it, and the journal tells of it; False
     if the attempt is over."""
+    job_id, attempt, pid, start_ticks, boot_id = process
     rows = db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt)).fetchall()
     for plugin, command, root_job_id in rows:
         data = {"attempt": attempt, "command": command, "pid": pid}
         journal.append(db, "plugin.spawned", now=now, plugin=plugin, job_id=job_id, root_job_id=root_job_id, data=data)
     return bool(rows)
+
+
+def note_processes(db: sqlite3.Connection, processes: Iterable[Process], *, now: datetime) -> None:
+    """`note_process` for each."""
+    for process in processes:
+        note_process(db, process, now=now)
 
 
 BLOCK = """

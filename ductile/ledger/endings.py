@@ -17,8 +17,7 @@ from ductile.ledger.following import ending_instead
 from ductile.ledger.outcomes import evidence_of
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
-from ductile.ledger.trees import Budget
-from ductile.model import Dead, Ending
+from ductile.model import Budget, Dead, Ending
 
 RecordOne = Callable[[Ending], Recorded | Stale]
 

@@ -12,8 +12,8 @@ from ductile.ledger import contexts, joins, journal
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.rows import get_job
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
 from ductile.values import changed
 
 NOTHING = Following()

@@ -19,8 +19,8 @@ from ductile.failpoints import failpoint
 from ductile.ledger import attempts, dedupe, joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.portions import in_portions, insert_all
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import JobStatus, NewJob, Settled
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, JobStatus, NewJob, Settled
 from ductile.values import frozen
 
 

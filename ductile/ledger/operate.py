@@ -12,8 +12,8 @@ from ductile.ledger import joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Dead, FollowRule, Job, JobStatus, NewJob
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Dead, FollowRule, Job, JobStatus, NewJob
 from ductile.values import frozen
 
 CORE, RELAY = "core.", "core.relay"

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Dead, FollowRule
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Dead, FollowRule
 from ductile.values import frozen
 
 MOST_AT_ONCE = 200

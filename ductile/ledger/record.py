@@ -20,8 +20,9 @@ from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, job_status
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import note_success
-from ductile.ledger.trees import ORDINARY, Budget
+from ductile.ledger.trees import ORDINARY
 from ductile.model import (
+    Budget,
     Dead,
     Ending,
     Failed,

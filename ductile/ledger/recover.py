@@ -18,8 +18,8 @@ from ductile.ledger.following import ending_instead
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import JOB_COLUMNS, job_from_row
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import BreakerRule, Dead, Ending, FollowRule, Job, Retried
+from ductile.ledger.trees import ORDINARY
+from ductile.model import BreakerRule, Budget, Dead, Ending, FollowRule, Job, Retried
 from ductile.values import frozen
 
 FIRST_BACKOFF = timedelta(seconds=30)

@@ -14,8 +14,8 @@ _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, 
     join_id, is_join, tolerated"""
 JOB_COLUMNS = f"""{_COLUMNS},
     (SELECT accumulated_json FROM event_context WHERE event_context.id = job_queue.event_context_id)"""
-DEDUPE_KEY, SEQ = 9, 12
-"""Where those two stand in JOB_COLUMNS."""
+ID, ATTEMPT, DEDUPE_KEY, SEQ = 0, 4, 9, 12
+"""Where those stand in JOB_COLUMNS."""
 LISTED_COLUMNS = f"{_COLUMNS}, NULL"
 """JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
 

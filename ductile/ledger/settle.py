@@ -16,8 +16,8 @@ from ductile.ledger.following import NOTHING
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, end_waiting
 from ductile.ledger.rows import get_job
-from ductile.ledger.trees import ORDINARY, Budget
-from ductile.model import Dead, Following, Interrupted, JobStatus, JoinRule, Outcome, Retried
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Dead, Following, Interrupted, JobStatus, JoinRule, Outcome, Retried
 
 MOST_AT_ONCE = 500
 """How many joins one call decides at most, so that its transaction stays short."""

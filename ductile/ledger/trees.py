@@ -5,16 +5,8 @@ Changed only inside the transactions that add or end jobs, so "the tree is done"
 
 import sqlite3
 
+from ductile.model import Budget
 from ductile.values import frozen
-
-
-@frozen
-class Budget:
-    """How far one root may reach: crossings in a chain, jobs in a tree."""
-
-    hops: int = 20
-    tree_jobs: int = 10_000
-
 
 ORDINARY = Budget()
 

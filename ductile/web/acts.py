@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from ductile import strict_json
-from ductile.errors import WrongState
+from ductile.errors import NotFound, WrongState
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.operate import RELAY, known_job, replay, require_retryable, retry
 from ductile.ledger.receipts import Answer
-from ductile.model import Following, Job, NewJob, are_few
+from ductile.model import Budget, Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
 from ductile.vocabulary import ONE_LINE
 from ductile.web.auth import forbidden
@@ -136,13 +136,16 @@ async def replay_job(desk: Desk, request: Request) -> Response:
         if flag_of(request, "dry_run"):
             return json_response({**told, "job_id": None, "dry_run": True})
         answer = await done_once(
-            desk, ticket, partial(_enqueue, new=new, told=told, now=now), is_quick=are_few(Following(children=(new,)))
+            desk,
+            ticket,
+            partial(_enqueue, new=new, told=told, now=now, budget=desk.snapshot().budget),
+            is_quick=are_few(Following(children=(new,))),
         )
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 
 
-def _enqueue(db: Connection, *, new: NewJob, told: dict[str, Any], now: datetime) -> Answer:
-    made = enqueue(db, new, now=now)
+def _enqueue(db: Connection, *, new: NewJob, told: dict[str, Any], now: datetime, budget: Budget) -> Answer:
+    made = enqueue(db, new, now=now, budget=budget)
     text = strict_json.dumps({**told, "job_id": made.job_id, "status": made.status, "dry_run": False})
     return Answer(job_id=made.job_id, text=text)
 
@@ -162,8 +165,11 @@ def _replayed(desk: Desk, job: Job, payload: str | None) -> dict[str, Any]:
 
 
 def _require_startable(desk: Desk, job: Job) -> None:
-    """Raises for a job whose plugin is gone, disabled or unhealthy: it would only end again."""
-    if job.plugin != RELAY:
+    """Raises for a job whose plugin is gone, disabled or unhealthy: it would only end again, or never start."""
+    if job.plugin == RELAY:
+        if not desk.snapshot().config.settings.instances:
+            raise NotFound("this configuration has no instances", hint="name the receiver under `instances` and reload")
+    else:
         desk.snapshot().lane(job.plugin)
         require_healthy(desk, job.plugin)
 

@@ -80,9 +80,7 @@ class Lane:
     async def _read_head(self) -> bytes | None:
         """The next request's head, taken out of the inbox; None when the client asks for nothing more."""
         inbox = self.wire.inbox
-        if inbox.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line after a body is forgiven
-            del inbox[:2]
-        end = head_end(inbox, 0, self.limits) if inbox else 0
+        end = self._head_end(0)
         if not end and not self.waiting.is_closing:
             end = self._head_that_came()
         if end:
@@ -99,7 +97,18 @@ class Lane:
         """Where the head ends that has come meanwhile; 0 if it has not, or not all of it. A client that is as busy as
         we are is never waited for, and so needs no deadline."""
         scanned = len(self.wire.inbox)
-        return head_end(self.wire.inbox, scanned, self.limits) if self.wire.read_now() else 0
+        return self._head_end(scanned) if self.wire.read_now() else 0
+
+    def _head_end(self, scanned: int) -> int:
+        """Where the head in the inbox ends; 0 while that has not come. `scanned` bytes were seen before."""
+        inbox = self.wire.inbox
+        if scanned < 2 and inbox.startswith(b"\r"):  # RFC 9112 2.2: an empty line before a request is forgiven
+            if inbox == b"\r":
+                return 0
+            if inbox.startswith(b"\r\n"):
+                del inbox[:2]
+                scanned = 0
+        return head_end(inbox, scanned, self.limits) if inbox else 0
 
     async def _wait_for_head(self) -> int:
         """Where the head in the inbox ends; 0 if the client has to go: too long idle, in the way, or we are closing."""
@@ -111,13 +120,13 @@ class Lane:
             with patience:
                 scanned = len(inbox)
                 await self.wire.read_more()
-                end = head_end(inbox, scanned, limits)
+                end = self._head_end(scanned)
                 if not end and not scanned:  # a client that was idle has begun; nearly always it comes as a whole
                     patience.deadline = trio.current_time() + limits.header_seconds
                 while not end:
                     scanned = len(inbox)
                     await self.wire.read_more()
-                    end = head_end(inbox, scanned, limits)
+                    end = self._head_end(scanned)
                 return end
         finally:
             self.waiting.end(patience)

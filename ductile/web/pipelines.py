@@ -21,7 +21,6 @@ from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
 from ductile.ledger.runs import Standing
-from ductile.ledger.trees import Budget
 from ductile.model import Following, JobStatus, NewJob, are_few
 from ductile.pipeline.baggage import BaggageRefused, claim
 from ductile.pipeline.paths import Scope
@@ -136,7 +135,7 @@ async def _start(
         pipeline=plan.name,
         now=now,
         default_ttl=service.dedupe_ttl,
-        budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+        budget=snapshot.budget,
     )
     is_quick = are_few(beginning.following)
     answer = await done_once(desk, ticket, run, is_quick=is_quick, answers_at_once=answers_at_once)

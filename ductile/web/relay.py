@@ -16,8 +16,7 @@ from ductile.failpoints import failpoint
 from ductile.ledger.connections import Connection
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, KeyReused, first_answer, once
-from ductile.ledger.trees import Budget
-from ductile.model import Following, Note, are_few
+from ductile.model import Budget, Following, Note, are_few
 from ductile.pipeline.ingress import arrive
 from ductile.relay_wire import KEY_ID, PEER, SIGNATURE, TIMESTAMP, EnvelopeInvalid
 from ductile.web.arrivals import Arrival, EventIdReused, RelayForbidden, TypeNotAllowed, read_arrival, verify
@@ -102,7 +101,7 @@ async def _store(desk: Desk, arrival: Arrival) -> Answer:
     snapshot = desk.snapshot()
     service = snapshot.config.settings.service
     runs = arrive(arrival.event, snapshot.world, submitted_by=arrival.source, baggage=arrival.baggage)
-    budget = Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs)
+    budget = snapshot.budget
     act = partial(start_all, arrival=arrival, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
     failpoint("enqueue.before_begin")
     work = partial(once, ticket=arrival.ticket, act=act, now=arrival.event.at)

@@ -18,8 +18,7 @@ from ductile.failpoints import failpoint
 from ductile.ledger import receipts
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Receipt
-from ductile.ledger.trees import Budget
-from ductile.model import Following, are_few
+from ductile.model import Budget, Following, are_few
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
 from ductile.pipeline.plan import HANDLE
@@ -174,7 +173,7 @@ class Receiver:
             scope=endpoint.source,
             now=now,
             default_ttl=service.dedupe_ttl,
-            budget=Budget(hops=service.limits.hops, tree_jobs=service.limits.tree_jobs),
+            budget=snapshot.budget,
         )
         taken = await ledger.write_work(work, is_quick=are_few(*runs))
         failpoint("enqueue.after_commit")

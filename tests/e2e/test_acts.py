@@ -1,6 +1,7 @@
 """What a person does to jobs and plugins over HTTP: cancel, retry, replay, pause, resume."""
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -141,6 +142,42 @@ def test_a_success_is_not_tried_again(service: Service) -> None:
 
 
 # ── replay ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_replay_has_the_reach_that_the_configuration_gives(home: Home, start: Start) -> None:
+    """A job of a long chain that was allowed is allowed again."""
+    home.plugin("echo", ECHO)
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("log_level: debug", "log_level: debug\n  limits: {hops: 50}"))
+    home.add("plugins: {echo: {}}\n")
+    service = start()
+    job_id = service.run("echo")["job_id"]
+    service.stop()
+    with sqlite3.connect(home.ledger) as db:  # as if it were the thirtieth crossing
+        db.execute("UPDATE job_queue SET hops = 30")
+    db.close()
+    service = start()
+
+    status, answer = service.ask("POST", f"/job/{job_id}/replay")
+
+    assert (status, answer["status"]) == (202, "queued")
+
+
+def test_a_relay_is_not_tried_again_where_nobody_can_be_reached(home: Home, start: Start) -> None:
+    """It would wait for ever: without `instances` nothing is sent."""
+    home.plugin("echo", ECHO)
+    home.add("plugins: {echo: {}}\n")
+    service = start()
+    job_id = service.run("echo")["job_id"]
+    service.stop()
+    with sqlite3.connect(home.ledger) as db:  # left by a configuration that had instances
+        db.execute("UPDATE job_queue SET plugin = 'core.relay', status = 'dead'")
+    db.close()
+    service = start()
+
+    status, answer = service.ask("POST", f"/job/{job_id}/retry")
+
+    assert (status, answer["error"]) == (404, "this configuration has no instances")
 
 
 def test_a_job_is_replayed_as_a_new_one(service: Service) -> None:

@@ -62,6 +62,20 @@ def test_the_command_waits_for_the_reload_and_says_what_changed(home: Home, star
     assert service.ask("POST", "/plugin/two/poll")[0] == 409
 
 
+def test_what_only_a_start_can_change_is_refused(home: Home, start: Start) -> None:
+    """Nobody believes in a durability that is not there yet."""
+    change(home, "log_level: debug", "log_level: debug\n  synchronous: normal")
+    service = start()
+    change(home, "synchronous: normal", "synchronous: full\n  log_format: text")
+
+    status, answer = service.ask("POST", "/system/reload")
+
+    assert status == 422, answer
+    told = json.dumps(answer)
+    assert "service.synchronous" in told
+    assert "service.log_format" in told
+
+
 def test_a_configuration_that_cannot_be_used_is_told_and_changes_nothing(home: Home, start: Start) -> None:
     """The caller over HTTP hears the reason with its place."""
     home.plugin("one", OK)

@@ -1,8 +1,11 @@
 """The dispatcher on its own: what happens between a claim and its task, and what others leave for its next turn."""
 
 import errno
+import os
 import select
+import signal
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +17,10 @@ import trio.testing
 from attrs import Factory, define, field
 
 from ductile.clock import Clock
-from ductile.engine.dispatcher import Dispatcher
+from ductile.engine.dispatcher import (
+    LEDGER_PATIENCE_SECONDS,
+    Dispatcher,
+)
 from ductile.engine.launch import SpawnFailed
 from ductile.engine.processes import identify, is_same
 from ductile.engine.run_job import Attempt, Surroundings
@@ -22,14 +28,15 @@ from ductile.engine.running import Running
 from ductile.engine.slots import Slots
 from ductile.engine.sweep import house
 from ductile.engine.young import Young
-from ductile.errors import LedgerError
+from ductile.errors import LedgerError, LedgerFull
 from ductile.hub import Hub, job_topic
 from ductile.ledger.claim import Claimed
 from ductile.ledger.disk import Disk as RealDisk
 from ductile.ledger.jobs import enqueue
+from ductile.ledger.journal import newest_moment
 from ductile.ledger.pauses import EVERYTHING
 from ductile.ledger.writer import Ledger, open_ledger
-from ductile.model import Dead, Ending, NewJob
+from ductile.model import Budget, Dead, Ending, Evidence, NewJob, Succeeded
 from tests.e2e.service import Home
 from tests.engine.builders import a_job, snapshot_of
 from tests.engine.stage import NOON, open_log
@@ -80,6 +87,7 @@ class Configured:
     slots: dict[str, int] = field(factory=lambda: {"echo": 1})
     lanes: dict[str, Any] = field(factory=dict)
     id: str = "cfg"
+    budget: Budget = field(factory=Budget)
     config: Any = field(factory=lambda: _anything())
 
 
@@ -87,7 +95,7 @@ class _Anything:
     def __getattr__(self, _: str) -> Any:
         return self
 
-    def __call__(self) -> Any:
+    def __call__(self, *_: Any, **__: Any) -> Any:
         return self
 
     def __bool__(self) -> bool:
@@ -174,6 +182,172 @@ async def test_a_job_that_never_comes_to_the_disk_does_not_run() -> None:
     assert (dispatcher.slots.attempts, dispatcher.slots.endings, attempt.has_run) == ({}, [], False)
 
 
+# ── between its claim and its start ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_job_that_is_told_to_stop_before_its_start_is_never_spawned(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever cancels it between the claim and the spawn does not want it to do anything."""
+    write_last, spawned = Ledger.write_last, list[int]()
+
+    async def claimed_and_cancelled(ledger: Ledger, *args: Any, **kwargs: Any) -> Any:
+        written = await write_last(ledger, *args, **kwargs)
+        for job in written[1].jobs:
+            hall.dispatcher.stop_job(job.id, "not needed")
+        return written
+
+    monkeypatch.setattr(Ledger, "write_last", claimed_and_cancelled)
+    monkeypatch.setattr(Attempt, "note_start", lambda _, pid: spawned.append(pid))
+    async with open_hall(tmp_path) as hall:
+        job_id = await hall.run_one(nursery)
+        await hall.until_ended(job_id)
+        assert hall.ask("SELECT status, last_error FROM job_queue") == [("dead", "cancelled: not needed")]
+        assert spawned == []
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("created_at", "yesterday"), ("slot_at", "x"), ("dedupe_ttl_seconds", 1e300)]
+)
+async def test_a_row_that_cannot_be_read_ends_its_own_job_and_no_other(
+    column: str, value: object, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """It is set apart with the reason; what stands behind it in the lane runs."""
+    async with open_hall(tmp_path) as hall:
+        bad, good = [await hall.ledger.write(queue_one) for _ in range(2)]
+
+        def spoil(db: sqlite3.Connection) -> None:
+            db.execute(f"UPDATE job_queue SET {column} = ? WHERE id = ?", (value, bad))
+
+        await hall.ledger.write(spoil)
+        with hall.hub.watch(job_topic(good)) as hints, trio.fail_after(30):
+            await nursery.start(hall.dispatcher.run, trio.Event())
+            while hall.statuses() != ["dead", "succeeded"]:
+                await hints.receive()
+        ((reason,),) = hall.ask("SELECT last_error FROM job_queue WHERE status = 'dead'")
+        assert reason.startswith("cannot be started: ")
+        assert hall.ask("SELECT job_id FROM journal WHERE kind = 'job.quarantined'") == [(bad,)]
+        nursery.cancel_scope.cancel()
+
+
+# ── a ledger that keeps it waiting ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_who_is_paused_while_the_disk_is_full_does_not_start_when_it_is_not_full_any_more(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may start is asked anew, not carried along through the wait."""
+    write_last, tries, has_written = Ledger.write_last, list[None](), trio.Event()
+
+    async def full_at_first(ledger: Ledger, *args: Any, **kwargs: Any) -> Any:
+        tries.append(None)
+        if len(tries) == 1:
+            hall.held.add(EVERYTHING)
+            raise LedgerFull("no space")
+        written = await write_last(ledger, *args, **kwargs)
+        has_written.set()
+        return written
+
+    monkeypatch.setattr(Ledger, "write_last", full_at_first)
+    async with open_hall(tmp_path) as hall:
+        job_id = await hall.run_one(nursery)
+        with trio.fail_after(30):
+            await has_written.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert hall.statuses() == ["queued"]
+        hall.held.clear()
+        hall.hub.announce_work()
+        await hall.until_ended(job_id)
+        assert hall.statuses() == ["succeeded"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_paused_while_a_claim_waits_for_its_commit_does_not_start(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """A claim that comes behind a pause in one commit sees it."""
+    async with open_hall(tmp_path) as hall:
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await trio.testing.wait_all_tasks_blocked()
+        at_it, go_on = threading.Event(), threading.Event()
+
+        def queue_slowly(db: sqlite3.Connection) -> str:
+            at_it.set()
+            go_on.wait(30)
+            return queue_one(db)
+
+        async with trio.open_nursery() as writing:
+            writing.start_soon(hall.ledger.write, queue_slowly)
+            await trio.to_thread.run_sync(at_it.wait, 30)
+            hall.hub.announce_work()
+            await trio.testing.wait_all_tasks_blocked()
+            hall.held.add("echo")
+            go_on.set()
+        await hall.ledger.write(newest_moment)
+        assert hall.statuses() == ["queued"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_disk_does_not_keep_a_cancelled_service_alive_for_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What has run is kept for as long as a drain would wait, whatever it is that ends the service."""
+
+    class Full(Claims):
+        path, broken = Path("state.db"), trio.Event()
+
+        async def write_last(self, *_: Any, **__: Any) -> Any:
+            raise LedgerFull("no space")
+
+        def stuck_seconds(self) -> float:
+            return 0.0
+
+    began, dispatcher = trio.current_time(), dispatcher_of(Full())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(LedgerFull):
+            await dispatcher._turn(cast(Any, Tasks()))
+    assert LEDGER_PATIENCE_SECONDS < trio.current_time() - began < 2 * LEDGER_PATIENCE_SECONDS
+
+
+async def test_what_has_ended_is_written_though_the_service_ends_while_a_process_is_noted(tmp_path: Path) -> None:
+    """An ending is never taken in hand before something that can be cancelled."""
+    async with open_hall(tmp_path, "exec sleep 600") as hall:
+        slots = hall.dispatcher.slots
+        async with trio.open_nursery() as nursery:
+            first = await hall.run_one(nursery)
+            await hall.pid_of(first)
+            second = await hall.ledger.write(queue_one)
+            hall.hub.announce_work()
+            await hall.pid_of(second)
+            for attempt in slots.attempts.values():
+                attempt.since -= 5  # old enough to be noted
+            ended = slots.attempts[second]
+            evidence = Evidence(started_at=NOON, duration=NOON - NOON)
+            slots._put_down(ended, Ending(job_id=second, attempt=1, outcome=Succeeded(evidence)))
+            assert ended.pid is not None
+            os.killpg(ended.pid, signal.SIGKILL)
+            nursery.cancel_scope.cancel()
+        assert hall.statuses()[1] == "succeeded"
+
+
+async def test_processes_are_noted_together(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """One commit for all of them: the next turn waits for one, however many there are."""
+    async with open_hall(tmp_path, "exec sleep 600") as hall:
+        jobs = [await hall.ledger.write(queue_one) for _ in range(2)]
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        pids = {await hall.pid_of(job_id) for job_id in jobs}
+        for attempt in hall.dispatcher.slots.attempts.values():
+            attempt.since -= 5
+        hall.hub.announce_work()
+        with trio.fail_after(30):
+            while (noted := {pid for (pid,) in hall.ask("SELECT pid FROM job_queue")}) == {None}:
+                await trio.lowlevel.checkpoint()
+        assert noted == pids
+        nursery.cancel_scope.cancel()
+
+
 # ── what others leave for its next turn ─────────────────────────────────────────────────────────────────────────────
 
 JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
@@ -212,10 +386,10 @@ class Hall:
         return attempt.pid
 
     def statuses(self) -> list[str]:
-        def ask(db: sqlite3.Connection) -> list[str]:
-            return [row[0] for row in db.execute("SELECT status FROM job_queue ORDER BY seq")]
+        return [status for (status,) in self.ask("SELECT status FROM job_queue ORDER BY seq")]
 
-        return self.ledger.read(ask)
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.ledger.read(lambda db: db.execute(statement).fetchall())
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from ductile.engine.housekeeping import keep_house
 from ductile.engine.past import Past
 from ductile.ledger.journal import newest_moment
 from ductile.ledger.writer import Ledger
+from tests.engine.builders import snapshot_of
 from tests.engine.stage import DAY, Counted, Stage, open_stage
 
 TICK_SECONDS = 60
@@ -41,6 +42,23 @@ async def test_a_tidy_ledger_is_only_looked_at(tmp_path: Path, mock_clock: MockC
         for _ in range(3):
             await tick(one.ledger, mock_clock)
         assert (counted.writes, len(one.jobs())) == (0, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_round_keeps_what_the_configuration_of_its_moment_keeps(
+    tmp_path: Path, mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """Not what the one kept that was there when the wait for the round began."""
+    async with open_stage(tmp_path, "  echo: {schedules: [{every: 5m}]}") as one:
+        await one.turn()
+        await one.work()
+        await start(one, nursery)
+        text = (one.home.path / "config.yaml").read_text()
+        one.home.write("config.yaml", text.replace("service:\n", "service:\n  job_queue_retention: 30d\n"))
+        one.snapshot = snapshot_of(one.home)
+        one.clock.pass_to(one.clock.now() + 2 * DAY)
+        await tick(one.ledger, mock_clock)
+        assert len(one.jobs()) == 1
         nursery.cancel_scope.cancel()
 
 

@@ -107,6 +107,23 @@ async def test_leftovers_are_found_by_their_marker_and_killed(sleeper: Sleeper, 
     assert [is_same(process) for process in (*ours, *strangers)] == [False] * 3 + [True] * 3
 
 
+async def test_a_leftover_that_cannot_be_killed_keeps_no_other_alive(
+    sleeper: Sleeper, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job runs again beside it, and that is said; those of the others do not."""
+    ours = [sleeper({INSTANCE_MARKER: instance}) for _ in range(4)]
+    stuck, send = min(ours, key=lambda process: process.pid), signal.pidfd_send_signal
+
+    def send_in_vain(pidfd: int, number: int) -> None:
+        with open(f"/proc/self/fdinfo/{pidfd}") as facts:
+            if f"Pid:\t{stuck.pid}\n" not in facts.read():
+                send(pidfd, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", send_in_vain)
+    swept = await kill_marked(instance, patience=1.0)
+    assert (set(swept.killed), swept.survivors) == ({*ours} - {stuck}, (stuck,))
+
+
 async def test_a_stored_leader_is_killed_with_its_session_though_it_has_no_marker(
     sleeper: Sleeper, instance: str
 ) -> None:

@@ -21,6 +21,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ductile.engine import processes
 from ductile.engine.launch import CHUNK
 from ductile.engine.processes import identify, is_same
 from ductile.engine.running import Beginning, Running
@@ -647,6 +648,22 @@ async def test_a_descendant_that_stays_behind_is_killed(folder: str, holds_pipes
     assert finished.pipe_held == holds_pipes
     assert finished.swept == 1
     assert not finished.lost
+
+
+async def test_a_run_counts_though_nobody_can_look_for_what_it_left(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a free descriptor the sweep comes after another run; what the plugin said is not said in vain."""
+    read = processes._read
+
+    def no_descriptor_left(path: str) -> bytes:
+        if path.endswith("/stat"):
+            raise OSError(errno.EMFILE, "too many open files", path)
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_read", no_descriptor_left)
+        finished = await run(animal("z56_daemon_without_traces"), env)
+    assert (finished.exit_code, finished.stdout.strip(), finished.lost) == (0, ANSWER, True)
+    assert (await run(animal("z56_daemon_without_traces"), env)).swept == 2
 
 
 async def test_a_fork_bomb_is_swept(env: Env) -> None:

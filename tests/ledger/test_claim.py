@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import claim, next_due, note_blocked, note_process, record_and_claim
+from ductile.ledger.claim import Process, claim, next_due, note_blocked, note_process, record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.operate import cancel
 from ductile.ledger.queue_reports import queue
@@ -153,8 +153,8 @@ def test_a_process_is_noted_only_for_the_current_attempt(drive: Any) -> None:
     drive.enqueue()
     job = drive.claim_one()
     with transaction(drive.db):
-        assert note_process(drive.db, job.id, 1, now=drive.now, pid=42, start_ticks=7, boot_id="b")
-        assert not note_process(drive.db, job.id, 2, now=drive.now, pid=43, start_ticks=7, boot_id="b")
+        assert note_process(drive.db, Process(job.id, 1, pid=42, start_ticks=7, boot_id="b"), now=drive.now)
+        assert not note_process(drive.db, Process(job.id, 2, pid=43, start_ticks=7, boot_id="b"), now=drive.now)
     assert drive.row(job.id)["pid"] == 42
     told = drive.db.execute("SELECT job_id, plugin, data ->> 'pid' FROM journal WHERE kind = 'plugin.spawned'")
     assert told.fetchall() == [(job.id, job.plugin, 42)]

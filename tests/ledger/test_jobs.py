@@ -15,8 +15,7 @@ from ductile.ledger import jobs, journal
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.store import open_writer
-from ductile.ledger.trees import Budget
-from ductile.model import Failed, JobStatus, NewJob, Settled
+from ductile.model import Budget, Failed, JobStatus, NewJob, Settled
 from tests.ledger.conftest import Driver
 
 HOUR = timedelta(hours=1)

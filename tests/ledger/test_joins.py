@@ -15,8 +15,8 @@ from ductile.ledger.operate import cancel, end_queued_jobs_of, retry
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import recover_orphans
 from ductile.ledger.rows import get_job
-from ductile.ledger.trees import Budget
 from ductile.model import (
+    Budget,
     Dead,
     Ending,
     Failed,

@@ -198,6 +198,26 @@ async def test_requests_sent_at_once_are_answered_in_order(start_server: "StartS
     assert [(await client.answer()).body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize(
+    "pieces", [(b"\r\n", b""), (b"\r", b"\n"), (b"", b"\r\n")], ids=["alone", "halves", "with_the_next"]
+)
+async def test_an_empty_line_after_a_body_is_forgiven_whenever_it_comes(
+    start_server: "StartServer", pieces: tuple[bytes, bytes]
+) -> None:
+    """Old clients send one; it may come with the body, alone, or with the next request."""
+    server = await start_server()
+    client = await server.connect()
+    request = POST + b"Content-Length: 1\r\n\r\n1"
+    await client.send(request)
+    assert (await client.answer()).status == 200
+    await trio.testing.wait_all_tasks_blocked()
+    if pieces[0]:
+        await client.send(pieces[0])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    await client.send(pieces[1] + request)
+    assert (await client.answer()).status == 200
+
+
 async def test_many_requests_at_once_take_turns_with_the_requests_of_others(start_server: "StartServer") -> None:
     """A client that sends three hundred requests in one go does not hold the loop until the last is answered."""
     server = await start_server()
