@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import ductile
@@ -27,6 +28,24 @@ def test_the_generated_pages_are_up_to_date() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_flags_are_documented_with_their_defaults_and_ranges() -> None:
+    """docs/cli.md says of every flag what `--help` says of it."""
+    from ductile.cli import ductile as root
+    from ductile.cli.describe import actions
+
+    page = (ROOT / "docs" / "cli.md").read_text()
+    checked: set[str] = set()
+    for name, command in actions(root):
+        (chapter,) = re.findall(rf"^## ductile {name}(?: [^a-z\n]*)?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        for option in command.params:
+            if isinstance(option, click.Option) and (extra := option.get_help_extra(click.Context(command))):
+                (row,) = [line for line in chapter.splitlines() if line.startswith(f"| `{option.opts[0]}")]
+                assert [part for part in extra.values() if str(part) not in row] == [], f"{name}: {row}"
+                checked.update(extra)
+
+    assert {"default", "range"} <= checked
 
 
 def test_every_key_of_the_configuration_has_its_sentence() -> None:
