@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import click
 import pytest
 
@@ -136,6 +137,26 @@ def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
 
     table = (ROOT / "docs" / "cli.md").read_text()
     assert sorted({cls.exit_code for cls in family(DuctileError) if f"| {cls.exit_code} |" not in table}) == []
+
+
+@pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
+def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
+    """What is made for people, and what they are warned of."""
+    from ductile.config.check import LEAST_SECRET
+    from ductile.config.token_edit import KEY_BYTES
+
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    assert f"{KEY_BYTES} random bytes" in text
+    assert f"shorter than {LEAST_SECRET} characters" in text
+
+
+def test_hardening_names_keys_that_a_strict_check_takes() -> None:
+    """A key that is only understood is a warning, and with --strict a warning is a failure."""
+    from ductile.config.sections import PluginEntry
+
+    text = (ROOT / "docs" / "security.md").read_text()
+    (named,) = re.findall(r"^\d\. `(\w+)` and `(\w+)` for every plugin", text, re.MULTILINE)
+    assert set(named) <= {field.name for field in attrs.fields(PluginEntry)}
 
 
 def project_files() -> Iterator[Path]:
