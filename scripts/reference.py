@@ -24,8 +24,9 @@ CLI_INTRODUCTION = """\
 
 `ductile NOUN ACTION`. Results go to stdout, everything else to stderr. Nothing ever asks a question.
 
-Every command that reads takes `--json`, every command that changes something takes `--dry-run`, which checks for real
-and changes nothing. With `--json` an error is one JSON object:
+Every command takes `--json`; every command that changes something takes `--dry-run`, which checks for real and changes
+nothing. `pipeline dry-run`, `plugin check` and `plugin test` are rehearsals: they change nothing here, so they have
+none, but may run plugins. With `--json` an error is one JSON object:
 
 ```json
 {"error": "there is no plugin 'ecko'", "code": "not_found", "exit_code": 1, "hint": "known: echo", "context": {}}
@@ -215,21 +216,29 @@ def _command(path: str, command: click.Command) -> str:
     text = "\n\n".join(part for part in paragraphs if not part.startswith("Example: "))
     arguments = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
     usage = " ".join([path, *(_argument(argument) for argument in arguments)])
-    options = "".join(_option(option) for option in command.params if isinstance(option, click.Option))
+    context = click.Context(command)
+    options = "".join(_option(option, context) for option in command.params if isinstance(option, click.Option))
     table = f"\n| option | meaning |\n|---|---|\n{options}" if options else ""
     return f"\n## {usage}\n\n{text}\n{table}\n```sh\n{example}\n```\n"
 
 
 def _argument(argument: click.Argument) -> str:
-    name = (argument.name or "").upper()
-    return name if argument.required else f"[{name}]"
+    name = argument.metavar or (argument.name or "").upper()
+    return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
-def _option(option: click.Option) -> str:
+def _option(option: click.Option, context: click.Context) -> str:
     value = "" if option.is_flag else f" {option.type.name.upper()}"
     if isinstance(option.type, click.Choice):
         value = " " + "\\|".join(map(str, option.type.choices))
-    return f"| `{', '.join(option.opts)}{value}` | {option.help or ''} |\n"
+    extra = [f"{name}: {said}" if name == "default" else str(said) for name, said in _extra(option, context)]
+    meaning = " ".join([option.help or "", *([f"`[{'; '.join(extra)}]`"] if extra else [])])
+    return f"| `{', '.join(option.opts)}{value}` | {meaning} |\n"
+
+
+def _extra(option: click.Option, context: click.Context) -> list[tuple[str, object]]:
+    """What `--help` says in brackets: the default, the range, whether it must be given."""
+    return list(option.get_help_extra(context).items())
 
 
 # ── configuration ───────────────────────────────────────────────────────────────────────────────────────────────────

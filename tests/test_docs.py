@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+import click
 import pytest
 
 import ductile
@@ -27,6 +29,24 @@ def test_the_generated_pages_are_up_to_date() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_flags_are_documented_with_their_defaults_and_ranges() -> None:
+    """docs/cli.md says of every flag what `--help` says of it."""
+    from ductile.cli import ductile as root
+    from ductile.cli.describe import actions
+
+    page = (ROOT / "docs" / "cli.md").read_text()
+    checked: set[str] = set()
+    for name, command in actions(root):
+        (chapter,) = re.findall(rf"^## ductile {name}(?: [^a-z\n]*)?\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        for option in command.params:
+            if isinstance(option, click.Option) and (extra := option.get_help_extra(click.Context(command))):
+                (row,) = [line for line in chapter.splitlines() if line.startswith(f"| `{option.opts[0]}")]
+                assert [part for part in extra.values() if str(part) not in row] == [], f"{name}: {row}"
+                checked.update(extra)
+
+    assert {"default", "range"} <= checked
 
 
 def test_every_key_of_the_configuration_has_its_sentence() -> None:
@@ -117,6 +137,26 @@ def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
 
     table = (ROOT / "docs" / "cli.md").read_text()
     assert sorted({cls.exit_code for cls in family(DuctileError) if f"| {cls.exit_code} |" not in table}) == []
+
+
+@pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
+def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
+    """What is made for people, and what they are warned of."""
+    from ductile.config.check import LEAST_SECRET
+    from ductile.config.token_edit import KEY_BYTES
+
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    assert f"{KEY_BYTES} random bytes" in text
+    assert f"shorter than {LEAST_SECRET} characters" in text
+
+
+def test_hardening_names_keys_that_a_strict_check_takes() -> None:
+    """A key that is only understood is a warning, and with --strict a warning is a failure."""
+    from ductile.config.sections import PluginEntry
+
+    text = (ROOT / "docs" / "security.md").read_text()
+    (named,) = re.findall(r"^\d\. `(\w+)` and `(\w+)` for every plugin", text, re.MULTILINE)
+    assert set(named) <= {field.name for field in attrs.fields(PluginEntry)}
 
 
 def project_files() -> Iterator[Path]:

@@ -21,6 +21,7 @@ ERROR_CODES = {
     "already_running": "Another instance holds the lock.",
     "archive_refused": "The archive is damaged, or not one of `system backup`.",
     "argument_repeated": "A query argument is given more than once.",
+    "argument_unknown": "A query argument is none of those that the route has.",
     "bad_path": "The path of a request cannot be read.",
     "bad_query": "The query of a request cannot be read.",
     "bad_request": "The request does not say what it must.",

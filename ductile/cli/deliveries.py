@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ductile.cli import output
 from ductile.clock import to_text
 from ductile.config.load import Config, load
 from ductile.config.sections import WebhookEndpoint
@@ -128,7 +129,31 @@ def stored_refusal(config: Config, name_or_id: str) -> Refused | None:
     return found
 
 
-def read_body(path: Path) -> bytes:
+def read_body(text: str | None, path: Path | None) -> bytes:
+    """The bytes of `--payload` or `--payload-file`. A file behind `--payload`, where it once belonged, is read too."""
+    if (text is None) == (path is None):
+        raise UsageInvalid("a delivery has one body", hint="give --payload JSON or --payload-file FILE; - is stdin")
+    if path is not None:
+        return _read_file(path)
+    assert text is not None
+    if _is_json(text):
+        return text.encode()
+    if text == "-" or os.path.isfile(text):
+        output.note(f"note: {text} is a file: write --payload-file {text}")
+        return _read_file(Path(text))
+    hint = """write it like '{"message": "hi"}'; --payload-file names a file, whatever is in it"""
+    raise UsageInvalid(f"--payload: {text[:80]!r} is neither JSON nor a file", hint=hint)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _read_file(path: Path) -> bytes:
     try:
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:

@@ -11,22 +11,26 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
-from ductile.errors import ConfigMissing, ServiceUnreachable
+from ductile.errors import ConfigMissing, NotFound, ServiceUnreachable, did_you_mean
 
 
 @click.command("describe")
+@click.argument("words", nargs=-1, metavar="[NOUN [ACTION]]")
 @options.config
 @options.service
 @options.as_json
-def describe(as_json: bool, **where: Any) -> None:
+def describe(words: tuple[str, ...], as_json: bool, **where: Any) -> None:
     """Describe everything there is: commands with flags, side effects and scopes, error codes, plugins and pipelines.
 
     Plugins and pipelines are those of the running service, or of the files while none runs; without a configuration
-    there are none.
+    there are none. All of it is a long text: with NOUN, or NOUN and ACTION, only these commands are described.
 
-    Example: ductile system describe --json
+    Example: ductile system describe job why --json
     """
-    output.show(description(where), as_json=as_json, human=_lines)
+    if words:
+        output.show(commands_named(words), as_json=as_json, human=_command_lines)
+    else:
+        output.show(description(where), as_json=as_json, human=_lines)
 
 
 def description(where: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +66,26 @@ def actions(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[st
             yield from actions(command, (*path, name))
         elif command is not None and not command.hidden and (path or name not in SHORT_FORMS):
             yield " ".join((*path, name)), command
+
+
+def commands_named(words: tuple[str, ...]) -> dict[str, Any]:
+    """The commands whose names begin with these words; NotFound if there are none."""
+    from ductile import __version__
+    from ductile.cli import ductile
+    from ductile.cli.effects import KINDS
+
+    every, asked = dict(actions(ductile)), " ".join(words)
+    found = [_command(name, command) for name, command in every.items() if f"{name} ".startswith(f"{asked} ")]
+    if not found:
+        known = {*every, *(name.partition(" ")[0] for name in every)}
+        hint = "`ductile system describe` lists all commands"
+        raise NotFound(f"there is no command {asked[:80]!r}{did_you_mean(asked, known)}", hint=hint)
+    kinds = {one["side_effect"] for one in found}
+    return {
+        "version": __version__,
+        "commands": found,
+        "side_effects": {kind: meaning for kind, meaning in KINDS.items() if kind in kinds},
+    }
 
 
 def _command(name: str, command: click.Command) -> dict[str, Any]:
@@ -171,15 +195,19 @@ def _pipeline(skill: Mapping[str, Any]) -> dict[str, Any]:
 # ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lines(shown: dict[str, Any]) -> Iterator[str]:
-    yield f"Ductile {shown['version']}"
-    yield ""
-    yield "Commands, and what they do to the world:"
+def _command_lines(shown: dict[str, Any]) -> Iterator[str]:
     rows = [
         (one["command"], one["side_effect"], ", ".join(one["scopes"]) or "-", one["summary"])
         for one in shown["commands"]
     ]
     yield from output.table([("COMMAND", "SIDE EFFECT", "SCOPES", "ABOUT"), *rows])
+
+
+def _lines(shown: dict[str, Any]) -> Iterator[str]:
+    yield f"Ductile {shown['version']}"
+    yield ""
+    yield "Commands, and what they do to the world:"
+    yield from _command_lines(shown)
     yield ""
     yield f"Plugins and pipelines ({shown['source']}):"
     runs = [

@@ -63,6 +63,11 @@ class Effect(NamedTuple):
     routes: tuple[str, ...] = ()
 
     @property
+    def is_change(self) -> bool:
+        """False for those who look or rehearse: what they leave behind, if anything, is what plugins did."""
+        return self.kind not in ("reads", "tries_plugins")
+
+    @property
     def scopes(self) -> list[str]:
         """What a token needs for all of it with --api-url; the local socket needs none."""
         return sorted({scope for route in self.routes if (scope := SCOPES[route]) not in (None, ANY_TOKEN)})

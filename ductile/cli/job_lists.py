@@ -64,7 +64,7 @@ def list_jobs(follow: bool, as_json: bool, **given: Any) -> int:
         from ductile.statuses import JobStatus
 
         found = _read(listed.jobs, given, JobStatus)
-        page = {"jobs": found.items, **ends_of(found)}
+        page = {"jobs": found.items, **ends_of(found, given["limit"])}
     output.show(page, as_json=as_json, human=_job_lines)
     return 0
 
@@ -114,7 +114,7 @@ def _logs_of(history: Any, search: Any, *, wants_result: bool) -> Callable[..., 
         page = (search.logs if wanted.words else history.logs)(db, wanted, **place)
         results = [history.result_of(db, item) if wants_result else None for item in page.items]
         texts = [attempt_text(item, left, shows_result=True) for item, left in zip(page.items, results, strict=True)]
-        return {"logs": [json.loads(text) for text in texts], **ends_of(page)}
+        return {"logs": [json.loads(text) for text in texts], **ends_of(page, place["limit"])}
 
     return read
 

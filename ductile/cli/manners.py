@@ -1,9 +1,10 @@
-"""What every command has without saying so: `-v`, shared flags anywhere, and for every noun `help`.
+"""What every command has without saying so: `-v`, shared flags anywhere, a line about it, and for every noun `help`.
 
 Given when a command's file is imported, so that no command can lack it and none has to repeat it.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -89,6 +90,7 @@ def flags_behind(args: Sequence[str]) -> list[str]:
 
 def give(command: click.Command, noun: str = "") -> click.Command:
     """The same command, it and all below it with manners."""
+    command.short_help = command.short_help or _first_clause(command.help or "")
     if isinstance(command, click.Group):
         name = command.name or ""
         for below in command.commands.values():
@@ -105,6 +107,12 @@ def give(command: click.Command, noun: str = "") -> click.Command:
 
         offer_values(command, noun)
     return command
+
+
+def _first_clause(text: str) -> str:
+    """What a list of commands says about one: click would cut the whole sentence off where the line ends."""
+    clause = re.split(r"[.:;](?: |$)", " ".join(text.partition("\n\n")[0].split()))[0]
+    return f"{clause}."
 
 
 @click.command("help", hidden=True)

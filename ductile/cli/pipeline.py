@@ -103,8 +103,8 @@ def visualize(
 @click.argument("name")
 @click.option("--payload", help="The payload that starts the run, a JSON object.")
 @click.option("--payload-file", type=click.Path(path_type=Path), help="The same from a file; - is stdin.")
-@click.option("--results", type=click.Path(path_type=Path), help="JSON file of step → answer; see below.")
-@click.option("--result", "result", multiple=True, help="STEP=ANSWER, as often as wanted.")
+@click.option("--results", type=click.Path(path_type=Path), help="JSON file of step → answer, as --result has one.")
+@click.option("--result", "result", multiple=True, help="STEP=ANSWER in JSON, as often as wanted.")
 @click.option("--step", help="The step that --execute runs.")
 @click.option("--execute", "executes", is_flag=True, help="Really run the plugin of --step, the first time it is due.")
 @options.config

@@ -22,7 +22,8 @@ and commands start them. Every job, every event and every decision not to act is
 
 ## How to work with it
 
-1. Find out: `ductile system status --json`, then this page, or `ductile system describe --json` for every flag.
+1. Find out: `ductile system status --json`, then this page; `ductile system describe NOUN ACTION --json` has every flag
+   of a command, without NOUN ACTION all there is (large).
 2. Trigger: `ductile plugin run PLUGIN --command COMMAND --payload '{{…}}' --json`, or
    `ductile pipeline run PIPELINE --payload '{{…}}' --json`. The answer has `job_id`.
 3. Wait: `ductile job wait JOB_ID --tree --json`. Exit 0: it succeeded.
@@ -35,12 +36,16 @@ and commands start them. Every job, every event and every decision not to act is
 
 ## Rules
 
-- Every command takes `--json` and `-v`, and where it matters `--config DIR` (which configuration) and `--api-url URL
-  --api-key KEY` (another service). With `--json` an error is
+- Every command takes `--json` and `-v`, and where it matters `--config DIR` (which configuration). Those with
+  `remote=1` take `--api-url URL --api-key KEY` (another service); the others, `job why` among them, work on its machine
+  alone. From elsewhere ask `GET /job/ID`, `/job-logs?job_id=ID`, `/events?since=0&job=ID`, `/scheduler/jobs`,
+  `/analytics/queue`, `/healthz`, with `ductile api`. With `--json` an error is
   `{{"error", "code", "exit_code", "hint", "context"}}`: branch on `code`, follow `hint`. Flags may stand anywhere.
   Nothing ever asks a question.
 - `mut=1` changes something. Try it with `--dry-run` first: it checks for real and changes nothing.
-- `tier=WRITE` plugin commands may act on the outside world. `idem=1`: twice is like once. `retry=1`: safe to try again.
+- `tier=WRITE` may act on the outside world. With `mut=0` (`effect=tries_plugins`) it is a rehearsal: nothing is
+  recorded or changed here, but plugins may run, and what they do they do.
+- Of plugin commands, `idem=1`: twice is like once. `retry=1`: safe to try again.
 - Exit 75: try again later. Exit 69: the service does not run; reading commands still work. Exit 78: the configuration
   is wrong, `ductile config check` says where.
 - Over HTTP (`--api-url`, or curl) a token with the scope is needed; on this machine the local socket needs none. An
@@ -66,7 +71,8 @@ def skills(as_json: bool, **where: Any) -> None:
 
 
 def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
-    yield GUIDE.format(version=shown["version"])
+    yield from GUIDE.format(version=shown["version"]).splitlines()
+    yield ""
     yield "## Commands"
     yield ""
     yield from map(_command_line, shown["commands"])
@@ -83,12 +89,15 @@ def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _command_line(one: Mapping[str, Any]) -> str:
+    from ductile.cli.effects import Effect
+
     usage = " ".join([one["command"], *(_placeholder(argument) for argument in one["arguments"])])
-    is_change = one["side_effect"] != "reads"
+    effect = Effect(one["side_effect"])
     names = [next(flag for flag in option["flags"] if flag.startswith("--")) for option in one["options"]]
     flags = " ".join(name for name in names if name not in COMMON)
-    tier = f"tier={'WRITE' if is_change else 'READ'} mut={int(is_change)}"
-    return f'- `{usage}` {tier} effect={one["side_effect"]} flags="{flags}" d={_quoted(one["summary"])}'
+    remote = f"remote={int('--api-url' in names)}"
+    tier = f"tier={'READ' if effect.kind == 'reads' else 'WRITE'} mut={int(effect.is_change)}"
+    return f'- `{usage}` {tier} effect={effect.kind} {remote} flags="{flags}" d={_quoted(one["summary"])}'
 
 
 def _placeholder(argument: Mapping[str, Any]) -> str:

@@ -7,12 +7,9 @@ import click
 
 from ductile.cli import options, output
 
-payload_option = click.option(
-    "--payload",
-    "payload",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The file with the body, byte for byte; - is stdin.",
+payload_option = click.option("--payload", help="The body, JSON, byte for byte.")
+payload_file_option = click.option(
+    "--payload-file", type=click.Path(path_type=Path), help="The same from a file, JSON or not; - is stdin."
 )
 
 
@@ -101,13 +98,14 @@ def _receipt_lines(view: dict[str, Any]) -> list[str]:
             for r in view["refused"]
         ]
         lines += ([""] if lines else []) + output.table(refused)
-        lines += ["", "`ductile webhook verify ID --payload FILE` tries one of these again with its body"]
+        lines += ["", "`ductile webhook verify ID --payload-file FILE` tries one of these again with its body"]
     return lines or ["nothing has come yet"]
 
 
 @group.command("send")
 @click.argument("name")
 @payload_option
+@payload_file_option
 @click.option("--header", "-H", "headers", multiple=True, help="One more header, such as 'X-GitHub-Event: push'.")
 @click.option("--url", help="Where to. Default: the endpoint on webhooks.listen.")
 @options.config
@@ -115,7 +113,8 @@ def _receipt_lines(view: dict[str, Any]) -> list[str]:
 @options.as_json
 def send_delivery(
     name: str,
-    payload: Path,
+    payload: str | None,
+    payload_file: Path | None,
     headers: tuple[str, ...],
     url: str | None,
     config_path: Path | None,
@@ -127,13 +126,13 @@ def send_delivery(
 
     It is a real delivery: what the endpoint starts is started. --dry-run only shows the request.
 
-    Example: ductile webhook send github --payload push.json -H 'X-GitHub-Event: push'
+    Example: ductile webhook send github --payload-file push.json -H 'X-GitHub-Event: push'
     """
     from ductile.cli.deliveries import configuration, endpoint_named, posted, reachable, read_body, signed_request
 
     config = configuration(options.chosen(config_path, config_dir))
     entry = endpoint_named(config, name)
-    body = read_body(payload)
+    body = read_body(payload, payload_file)
     request = signed_request(config, entry, body, headers)
     address = url or f"http://{reachable(config.settings.webhooks.listen)}{entry.path}"
     view: dict[str, Any] = {"url": address, "headers": request, "body_bytes": len(body), "dry_run": dry_run}
@@ -156,12 +155,14 @@ def _sent_lines(view: dict[str, Any]) -> list[str]:
 @group.command("verify")
 @click.argument("name_or_id")
 @payload_option
+@payload_file_option
 @click.option("--header", "-H", "headers", multiple=True, help="A header of the delivery, if NAME is given.")
 @options.config
 @options.as_json
 def verify_delivery(
     name_or_id: str,
-    payload: Path,
+    payload: str | None,
+    payload_file: Path | None,
     headers: tuple[str, ...],
     config_path: Path | None,
     config_dir: Path | None,
@@ -172,12 +173,12 @@ def verify_delivery(
     With the ID of a refused delivery (`ductile webhook receipts`) its headers and time are those on record and only
     the body has to be given; with the NAME of an endpoint, give the headers with -H.
 
-    Example: ductile webhook verify 17 --payload body.json
+    Example: ductile webhook verify 17 --payload-file body.json
     """
     from ductile.cli.deliveries import configuration, read_body, stored_refusal, verdict_view
 
     config = configuration(options.chosen(config_path, config_dir))
-    body = read_body(payload)
+    body = read_body(payload, payload_file)
     stored = stored_refusal(config, name_or_id)
     view = verdict_view(config, stored, name_or_id, body, headers)
     output.show(view, as_json=as_json, human=_verdict_lines)

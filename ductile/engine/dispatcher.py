@@ -5,7 +5,6 @@ slots that are free by then, so there is never more than one claim at a time. Kn
 """
 
 import math
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -25,6 +24,7 @@ from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, Process, note_processes, record_and_claim
+from ductile.ledger.connections import Connection
 from ductile.ledger.joins import any_ready
 from ductile.ledger.record import Recorded, Stale
 from ductile.model import Ending, Job
@@ -209,7 +209,7 @@ class Dispatcher:
     ) -> tuple[list[Recorded | Stale], Claimed] | None:
         now, write_under = self.slots.around.clock.now(), self._work_under(snapshot)
 
-        def work(db: sqlite3.Connection, *, carefully: bool = True) -> tuple[list[Recorded | Stale], Claimed]:
+        def work(db: Connection, *, carefully: bool = True) -> tuple[list[Recorded | Stale], Claimed]:
             # Asked again when it is written: who was paused while this waited does not start.
             may = room.without(self.held())
             return write_under(

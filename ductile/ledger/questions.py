@@ -32,12 +32,14 @@ def read_wanted(given: Mapping[str, str | None], statuses: Iterable[str]) -> Wan
     )
 
 
-def ends_of(page: Page[Any]) -> dict[str, Any]:
-    """How much there is, and where the next page begins."""
+def ends_of(page: Page[Any], limit: int) -> dict[str, Any]:
+    """How much there is, where the next page begins, and how much a page has at most: less than was asked for, if
+    that was more than `MOST_IN_A_PAGE`."""
     return {
         "total": page.total,
         "total_is_exact": page.is_exact,
         "next_cursor": None if page.next_before is None else cursor_text(page.next_before),
+        "limit": limit,
     }
 
 

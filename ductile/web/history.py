@@ -63,12 +63,12 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
 
 
 async def list_jobs(desk: Desk, request: Request) -> Response:
-    wanted = _wanted(request, JobStatus)
-    page = await desk.ledger.read_slowly(listed.jobs, wanted, before=_before(request), limit=_limit(request))
+    wanted, before, limit = _wanted(request, JobStatus), _before(request), _limit(request)
+    page = await desk.ledger.read_slowly(listed.jobs, wanted, before=before, limit=limit)
     if not request.principal.may(RESULT_SCOPE):
         for job in page.items:
             job.pop("last_error", None)
-    return json_response({"jobs": page.items, **ends_of(page)})
+    return json_response({"jobs": page.items, **ends_of(page, limit)})
 
 
 async def list_logs(desk: Desk, request: Request) -> Response:
@@ -85,13 +85,13 @@ async def list_logs(desk: Desk, request: Request) -> Response:
             attempt_text(item, result, shows_result=shows_result)
             for item, result in zip(page.items, results, strict=True)
         ]
-        return _logs_text(rows, page).encode()
+        return _logs_text(rows, page, limit).encode()
 
     return encoded_json_response(await desk.ledger.read_slowly(read))
 
 
-def _logs_text(rows: list[str], page: Page[Attempt]) -> str:
-    return f'{{"logs":[{",".join(rows)}],{strict_json.dumps(ends_of(page))[1:]}'
+def _logs_text(rows: list[str], page: Page[Attempt], limit: int) -> str:
+    return f'{{"logs":[{",".join(rows)}],{strict_json.dumps(ends_of(page, limit))[1:]}'
 
 
 async def _bring_up_to_date(desk: Desk) -> None:

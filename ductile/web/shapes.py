@@ -140,6 +140,7 @@ _PAGE: dict[str, Schema] = {
     "total": integer("How many fit, or how many were counted", minimum=0),
     "total_is_exact": boolean("False: there may be more than `total`"),
     "next_cursor": nullable(text("For ?cursor=; null at the end")),
+    "limit": integer("How many a page has at most", minimum=1, maximum=MOST_IN_A_PAGE),
 }
 JOB_PAGE = record({"jobs": listing(LISTED_JOB, maxItems=MOST_IN_A_PAGE), **_PAGE})
 LOG_PAGE = record({"logs": listing(ATTEMPT, maxItems=MOST_IN_A_PAGE), **_PAGE})
@@ -156,7 +157,7 @@ _FILTERS = (
     Argument("from", text(), "From this moment on (RFC 3339)"),
     Argument("to", text(), "Before this moment"),
     Argument("query", text(), "Words to find"),
-    Argument("limit", integer(minimum=1), f"At most {MOST_IN_A_PAGE}; 50 if not given"),
+    Argument("limit", integer(minimum=1), f"50 if not given; more than {MOST_IN_A_PAGE} is read as that"),
     Argument("cursor", text(), "`next_cursor` of the page before"),
 )
 JOB_FILTERS = _FILTERS

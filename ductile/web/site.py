@@ -7,7 +7,7 @@ not know how requests arrive. The lane and the Quart-Trio host share it.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ductile.errors import DuctileError
+from ductile.errors import DuctileError, did_you_mean
 from ductile.values import changed, field, frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
 from ductile.web.origins import Origins, preflight, readable
@@ -46,7 +46,8 @@ class Site:
     on_fault: Callable[[BaseException, str], None] = field(default=lambda _error, _where: None)
 
     def admit(self, request: Request, *, wants_websocket: bool = False) -> tuple[AnyRoute, Request]:
-        """The route that answers, and the request with its principal; a `Refusal` where there is none or no right."""
+        """The route that answers, and the request with its principal; a `Refusal` where there is none, no right, or
+        an argument that it does not have."""
         if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
             raise Refusal(refusal_response(501, "method_unknown", "there is no such method"))
         if answer := preflight(request, self.origins):
@@ -60,6 +61,8 @@ class Site:
             raise Refusal(self.fault(error, match.route)) from error
         if isinstance(admitted, Response):
             raise Refusal(admitted)
+        if request.query and match.route.scope is not None:
+            _require_known(match.route, request)
         return match.route, admitted
 
     async def answer(self, route: Route, request: Request) -> Response:
@@ -83,6 +86,17 @@ class Site:
         """Our own mistake is reported to the operator in full and to the client not at all."""
         self.on_fault(error, f"{route.method} {route.path}")
         return refusal_response(500, "internal_error", "something went wrong here", hint="the service's log says what")
+
+
+def _require_known(route: AnyRoute, request: Request) -> None:
+    """A mistyped argument is refused: to ignore it would answer another question, or do what was only to be tried.
+    Not asked of what is open to everybody: probes and senders of webhooks add arguments of their own."""
+    known = [argument.name for argument in route.asks]
+    unknown = next((name for name in request.query if name not in known), None)
+    if unknown is not None:
+        words = f"there is no argument ?{unknown[:80]}= here{did_you_mean(unknown[:80], known)}"
+        hint = f"known: {', '.join(known)}" if known else "this route takes no arguments"
+        raise Refusal(refusal_response(400, "argument_unknown", words, hint=hint, context={"known": known}))
 
 
 def _require_json(route: Route, request: Request) -> None:

@@ -29,7 +29,6 @@ from tests.cli.world import World
 
 ROOT = ductile.cli.ductile
 ACTIONS = dict(actions(ROOT))
-HARMLESS = ("reads", "tries_plugins")
 ERROR = {"error", "code", "exit_code", "hint", "context"}
 NO_JOB = "00000000-0000-7000-8000-000000000000"
 
@@ -126,8 +125,8 @@ EXAMPLES = {
     "version": "",
     "webhook list": "",
     "webhook receipts": "",
-    "webhook send": "hook --payload {body} --dry-run",
-    "webhook verify": "hook --payload {body} -H 'X-Signature-256: {signature}'",
+    "webhook send": "hook --payload-file {body} --dry-run",
+    "webhook verify": "hook --payload-file {body} -H 'X-Signature-256: {signature}'",
 }
 """For every command what works in the world of these tests."""
 
@@ -173,11 +172,12 @@ UNKNOWN = {
     "schedule simulate": "nobody",
     "schedule why": "echo never --at 2026-01-02T02:30:00Z",
     "system breaker": "nobody",
+    "system describe": "nothing",
     "system plugin-facts": "nobody",
     "system reset": "nobody",
     "webhook receipts": "nothing",
-    "webhook send": "nothing --payload {body}",
-    "webhook verify": "nothing --payload {body}",
+    "webhook send": "nothing --payload-file {body}",
+    "webhook verify": "nothing --payload-file {body}",
 }
 """For every command that takes a name or an id one that is not there."""
 NAMES_NOTHING = {
@@ -237,12 +237,12 @@ def test_help_has_an_example_that_can_be_typed(name: str, run: Run) -> None:
 def test_flags_are_what_the_side_effect_asks_for(name: str) -> None:
     """All speak JSON and say more with -v; what changes something can be tried first. `effects` says which does."""
     assert name in EFFECTS, "say in ductile/cli/effects.py what it does"
-    command, kind = ACTIONS[name], EFFECTS[name].kind
+    command, effect = ACTIONS[name], EFFECTS[name]
 
-    assert kind in KINDS
+    assert effect.kind in KINDS
     assert takes(command, "--json")
     assert takes(command, "-v")
-    assert kind in HARMLESS or takes(command, "--dry-run")
+    assert not effect.is_change or takes(command, "--dry-run")
 
 
 def test_the_tables_name_commands_that_exist() -> None:

@@ -72,7 +72,7 @@ def test_a_list_has_the_keys_of_the_api(run: Run, busy: Path) -> None:
     page = run("job", "list", "--config", busy, "--json").json
 
     assert (set(page), page["total"], page["total_is_exact"]) == (
-        {"jobs", "total", "total_is_exact", "next_cursor"},
+        {"jobs", "total", "total_is_exact", "next_cursor", "limit"},
         7,
         True,
     )

@@ -225,9 +225,39 @@ def test_a_list_that_cannot_be_understood_is_refused(service: Service, path: str
 
 
 @pytest.mark.parametrize("limit", ["201", "1000000000", "9" * 50])
-def test_a_page_has_at_most_two_hundred(service: Service, limit: str) -> None:
-    """Whoever asks for more gets as many as there can be."""
-    assert len(get(service, f"/jobs?limit={limit}")["jobs"]) <= 200
+@pytest.mark.parametrize("path", ["/jobs", "/job-logs"])
+def test_a_page_has_at_most_two_hundred(service: Service, path: str, limit: str) -> None:
+    """Whoever asks for more, as clients of the original do, gets as many as there can be, and is told how many."""
+    assert get(service, f"{path}?limit={limit}")["limit"] == 200
+    assert (get(service, f"{path}?limit=7")["limit"], get(service, path)["limit"]) == (7, 50)
+
+
+def test_an_argument_that_a_route_does_not_have_is_refused(service: Service) -> None:
+    """400 on every route that wants a token; what was meant and what there is are told, the value is not."""
+    for path, methods in get(service, "/openapi.json")["paths"].items():
+        for method in methods.keys() & {"get", "post"}:
+            if not methods[method]["security"] or "426" in methods[method]["responses"]:
+                continue
+            asked = path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
+            status, body = service.ask(method.upper(), f"{asked}?dry_rnu=hush")
+            assert (status, body["code"]) == (400, "argument_unknown"), (method, path, body)
+            assert "dry_rnu" in body["error"]
+            assert "hush" not in str(body)
+
+
+def test_a_mistyped_filter_says_what_was_meant(service: Service) -> None:
+    """A list that ignored it would show everything, as if everything had that status."""
+    status, body = service.ask("GET", "/jobs?stauts=failed&limit=1")
+
+    assert (status, body["error"]) == (400, "there is no argument ?stauts= here (did you mean 'status'?)")
+    assert body["hint"].startswith("known: plugin, command, status, ")
+    assert body["context"]["known"][:2] == ["plugin", "command"]
+
+
+def test_who_may_not_ask_does_not_learn_what_could_be_asked(service: Service) -> None:
+    """The right comes first; what is open to everybody, such as the health of the service, takes anything."""
+    assert service.ask("GET", "/jobs?stauts=failed", token="wrong")[0] == 401
+    assert service.ask("GET", "/healthz?probe=1")[0] == 200
 
 
 @pytest.mark.parametrize("text", ["%", "_", "'; DROP TABLE job_log; --", '" OR 1', "a* NEAR b", "(", "\\", "é"])

@@ -69,13 +69,13 @@ def url(service: Service, name: str) -> str:
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_test_delivery_is_taken_whatever_the_scheme(service: Service, ductile: Ductile, name: str) -> None:
     """It is signed as the sender would sign it, and becomes a job."""
-    code, view = ductile("send", name, "--payload", "-", "--url", url(service, name), body=b'{"n": 1}')
+    code, view = ductile("send", name, "--payload-file", "-", "--url", url(service, name), body=b'{"n": 1}')
     assert (code, view["status"]) == (0, 202)
     assert service.job(view["answer"]["job_id"], wait="20s")["status"] == "succeeded"
 
 
 def test_a_delivery_that_is_only_planned_is_not_sent(service: Service, ductile: Ductile) -> None:
-    code, view = ductile("send", "github", "--payload", "-", "--dry-run", "-H", "X-GitHub-Event: push", body=b"{}")
+    code, view = ductile("send", "github", "--payload-file", "-", "--dry-run", "-H", "X-GitHub-Event: push", body=b"{}")
     assert code == 0
     assert view["headers"]["X-GitHub-Event"] == "push"
     assert view["headers"]["x-hub-signature-256"].startswith("sha256=")
@@ -87,9 +87,9 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
     body, wrong = tmp_path / "body.json", tmp_path / "wrong.json"
     body.write_bytes(b'{"a": 1}')
     wrong.write_bytes(b'{"a": 2}')
-    good = ductile("send", "github", "--payload", str(body), "--dry-run")[1]["headers"]["x-hub-signature-256"]
+    good = ductile("send", "github", "--payload-file", str(body), "--dry-run")[1]["headers"]["x-hub-signature-256"]
     code, view = ductile(
-        *("send", "github", "--payload", str(wrong), "--url", url(service, "github")),
+        *("send", "github", "--payload-file", str(wrong), "--url", url(service, "github")),
         *("-H", f"x-hub-signature-256: {good}", "-H", "X-Api-Key: a-key-of-the-sender"),
     )
     assert (code, view["status"]) == (1, 403)
@@ -99,22 +99,22 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
     assert (refused["reason"], refused["status"]) == ("the signature fits no secret of the endpoint", 403)
     assert refused["headers"]["x-hub-signature-256"] == [good]
     assert "a-key-of-the-sender" not in json.dumps(refused)
-    code, verdict = ductile("verify", str(refused["id"]), "--payload", str(wrong))
+    code, verdict = ductile("verify", str(refused["id"]), "--payload-file", str(wrong))
     assert (code, verdict["valid"], verdict["same_body"]) == (1, False, True)
-    code, verdict = ductile("verify", str(refused["id"]), "--payload", str(body))
+    code, verdict = ductile("verify", str(refused["id"]), "--payload-file", str(body))
     assert (code, verdict["fits"], verdict["same_body"]) == (0, ["github"], False)
 
 
 def test_a_signature_can_be_checked_without_a_delivery(ductile: Ductile) -> None:
-    headers = ductile("send", "stripe", "--payload", "-", "--dry-run", body=b"{}")[1]["headers"]
+    headers = ductile("send", "stripe", "--payload-file", "-", "--dry-run", body=b"{}")[1]["headers"]
     header = f"stripe-signature: {headers['stripe-signature']}"
-    assert ductile("verify", "stripe", "--payload", "-", "-H", header, body=b"{}")[0] == 0
-    code, verdict = ductile("verify", "stripe", "--payload", "-", "-H", header, body=b"[]")
+    assert ductile("verify", "stripe", "--payload-file", "-", "-H", header, body=b"{}")[0] == 0
+    code, verdict = ductile("verify", "stripe", "--payload-file", "-", "-H", header, body=b"[]")
     assert (code, verdict["reason"]) == (1, "the signature fits no secret of the endpoint")
 
 
 def test_endpoints_are_listed_with_what_came_last(service: Service, ductile: Ductile) -> None:
-    ductile("send", "standard", "--payload", "-", "--url", url(service, "standard"), body=b"{}")
+    ductile("send", "standard", "--payload-file", "-", "--url", url(service, "standard"), body=b"{}")
     code, view = ductile("list")
     assert code == 0
     listed = {one["name"]: one for one in view["endpoints"]}
@@ -124,14 +124,47 @@ def test_endpoints_are_listed_with_what_came_last(service: Service, ductile: Duc
     assert accepted[0]["delivery"].startswith("msg_")
 
 
+def test_a_body_is_given_as_text_or_as_a_file(ductile: Ductile, tmp_path: Path) -> None:
+    """As everywhere: --payload is JSON, --payload-file names a file. The same bytes have the same signature."""
+    body = tmp_path / "body.json"
+    body.write_bytes(b'{"a": 1}')
+    as_text = ductile("send", "github", "--payload", '{"a": 1}', "--dry-run")[1]["headers"]["x-hub-signature-256"]
+    as_file = ductile("send", "github", "--payload-file", str(body), "--dry-run")[1]["headers"]["x-hub-signature-256"]
+
+    assert as_text == as_file
+    assert ductile("verify", "github", "--payload", '{"a": 1}', "-H", f"x-hub-signature-256: {as_text}")[0] == 0
+
+
+def test_a_file_behind_payload_is_still_read(service: Service, tmp_path: Path) -> None:
+    """As it was once; a note says how it is written now."""
+    (tmp_path / "body.json").write_bytes(b'{"a": 1}')
+    command = [sys.executable, "-m", "ductile", "webhook", "send", "github", "--payload", "body.json", "--dry-run"]
+    where = ["--config", str(service.home.path)]
+    done = subprocess.run([*command, *where], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout.splitlines()[0][:18]) == (0, "would post 8 bytes")
+    assert done.stderr == "note: body.json is a file: write --payload-file body.json\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--payload", "nothing.json"), ("--payload", "{"), ("--payload", "{}", "--payload-file", "-"), ()]
+)
+def test_a_body_that_is_neither_is_refused_with_what_to_write(ductile: Ductile, arguments: tuple[str, ...]) -> None:
+    """Exit 2, and the hint names the flags."""
+    code, error = ductile("send", "github", *arguments, "--dry-run")
+
+    assert (code, error["code"]) == (2, "usage")
+    assert "--payload-file" in error["error"] + error["hint"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("send", "nothing", "--payload", "-"), 1),
-        (("verify", "999999", "--payload", "-"), 1),
-        (("send", "github", "--payload", "/does/not/exist"), 2),
-        (("send", "github", "--payload", "-", "-H", "no colon"), 2),
-        (("send", "github", "--payload", "-", "--url", "http://127.0.0.1:1/x"), 69),
+        (("send", "nothing", "--payload-file", "-"), 1),
+        (("verify", "999999", "--payload-file", "-"), 1),
+        (("send", "github", "--payload-file", "/does/not/exist"), 2),
+        (("send", "github", "--payload-file", "-", "-H", "no colon"), 2),
+        (("send", "github", "--payload-file", "-", "--url", "http://127.0.0.1:1/x"), 69),
     ],
 )
 def test_what_cannot_be_done_is_told(ductile: Ductile, arguments: tuple[str, ...], code: int) -> None:

@@ -36,6 +36,8 @@ GRANTS: dict[str, set[str]] = {
     "system:rw": {"system:rw", "system:ro"},
 }
 """What a token with this scope alone may use, written down once more by hand."""
+TRIED = {"dry_run": "true", "limit": "1"}
+"""Arguments that are given wherever they can be."""
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -51,12 +53,13 @@ class Operation:
     path: str
     scope: str | None
     statuses: frozenset[int]
+    arguments: frozenset[str]
 
     @property
     def url(self) -> str:
         """Names nothing that exists, and only says what it would change."""
         nobody = self.path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
-        return f"{nobody}?dry_run=true&limit=1"
+        return f"{nobody}?{'&'.join(f'{name}={value}' for name, value in TRIED.items() if name in self.arguments)}"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def operations(service: Service) -> list[Operation]:
     _, document = service.ask("GET", "/openapi.json")
     found = [
-        Operation(method.upper(), path, about.get("x-required-scope"), frozenset(map(int, about["responses"])))
+        Operation(
+            method.upper(),
+            path,
+            about.get("x-required-scope"),
+            frozenset(map(int, about["responses"])),
+            frozenset(one["name"] for one in about["parameters"] if one["in"] == "query"),
+        )
         for path, item in document["paths"].items()
         for method, about in item.items()
     ]
