@@ -478,6 +478,29 @@ def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: t
     assert changes["other_plugins"] == ["mail", "sweep"], "named, not spelt out: they hardly matter to this job"
 
 
+def test_a_changed_list_names_its_members_that_came_went_or_changed(run: Run, demo: Path) -> None:
+    """Where they have names; whole lists would be cut at the same place and look alike."""
+
+    def pipelines(**mode: str) -> dict[str, Any]:
+        return {"pipelines": [{"name": name, "on": "x" * 200, "mode": how} for name, how in mode.items()]}
+
+    with past_of(demo) as past:
+        past.loads("cfg_old", pipelines(gone="a", same="a", other="a"))
+        ended(past, snapshot_id="cfg_old")
+        past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
+        past.later(minutes=1)
+        past.loads("cfg_new", pipelines(same="a", other="b", came="a", more="a"))
+        job_id = ended(past, Failed("x", past.evidence(exit_code=1)), snapshot_id="cfg_new")
+
+    bundle = run("job", "diagnose", job_id, "--config", demo, "--json").json
+    changes = {one["path"]: one for one in bundle["since_last_success"]["changes"]["config"]}
+    assert list(changes) == ["pipelines[came]", "pipelines[gone]", "pipelines[more]", "pipelines[other].mode"]
+    assert (changes["pipelines[came]"]["before"], changes["pipelines[gone]"]["after"]) == ("(not set)", "(not set)")
+    told = run("job", "diagnose", job_id, "--config", demo).stdout
+    assert "config pipelines: added came, more; removed gone" in told
+    assert "config pipelines[other].mode: a → b" in told
+
+
 def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> None:
     """A ledger that was adopted may have kept anything."""
     with past_of(demo) as past:
