@@ -147,6 +147,21 @@ def test_a_wait_that_is_over_before_the_job_exits_1(home: Home, start: Start, do
     assert shown(home, "job", "wait", job_id)["status"] == "succeeded"
 
 
+def test_a_job_of_a_service_that_was_killed_is_not_said_to_run(home: Home, start: Start, door: Door) -> None:
+    """It runs again after the next start, and that is said."""
+    service = start()
+    job_id = service.post("door")
+    door.reached()
+    service.kill()
+    why = shown(home, "job", "why", job_id)
+    assert (why["reasons"][0]["code"], why["next"]) == ("service_died", ["ductile system start"])
+    assert shown(home, "job", "tail", job_id, exit_code=69)["code"] == "unreachable"
+    again = start()
+    door.reached()
+    door.let_through()
+    assert again.job(job_id, wait="30s")["status"] == "succeeded"
+
+
 def test_a_replay_says_first_what_changed_since(home: Home, start: Start, door: Door, tmp_path: Path) -> None:
     """Configuration and plugin files; then it runs the patched job as a new one."""
     service = start()
@@ -169,6 +184,19 @@ def test_a_replay_says_first_what_changed_since(home: Home, start: Start, door: 
     assert json.loads(again["result"]["result"]) == {"n": 3, "m": 1}
     text = cli(home, "job", "replay", first, "--dry-run").stdout
     assert text.index("changed since it ran:") < text.index("would run moody.poll")
+
+
+def test_waiting_for_the_first_job_says_that_its_run_failed(service: Service) -> None:
+    """The exit code is that of the job; with --tree, that of the run."""
+    root, *_ = run_of(service, "greet", {"names": ["Ada", "Grace"]})
+    answer = shown(service.home, "job", "wait", root["job_id"])
+    told = cli(service.home, "job", "wait", root["job_id"])
+
+    assert (answer["status"], answer["tree_status"]) == ("succeeded", "failed")
+    assert told.returncode == 0
+    assert "its run failed" in told.stdout
+    assert f"next: ductile job wait {root['job_id']} --tree" in told.stdout
+    assert shown(service.home, "job", "wait", root["job_id"], "--tree", exit_code=1)["status"] == "failed"
 
 
 def test_what_the_core_decided_is_run_again_with_its_pipeline(service: Service) -> None:
