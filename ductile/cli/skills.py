@@ -22,7 +22,8 @@ and commands start them. Every job, every event and every decision not to act is
 
 ## How to work with it
 
-1. Find out: `ductile system status --json`, then this page, or `ductile system describe --json` for every flag.
+1. Find out: `ductile system status --json` (`running`, `healthy`), then this page, or `ductile system describe --json`
+   for every flag.
 2. Trigger: `ductile plugin run PLUGIN --command COMMAND --payload '{{…}}' --json`, or
    `ductile pipeline run PIPELINE --payload '{{…}}' --json`. The answer has `job_id`.
 3. Wait: `ductile job wait JOB_ID --tree --json`. Exit 0: the whole run succeeded. Without `--tree` it is that one job,

@@ -253,6 +253,7 @@ RELOADED = record(
             description="Besides, by section: added, removed and changed",
         ),
         "ended_jobs": by_name(COUNT, "Waiting jobs that end, by plugin"),
+        "errors": listing(text(), description="What is wrong with the configuration although it can be used"),
     }
 )
 SCHEDULES = record(

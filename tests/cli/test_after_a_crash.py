@@ -69,3 +69,12 @@ def test_the_queue_does_not_count_it_among_what_runs(run: Run, demo: Path) -> No
     assert (shown["depth"], shown["running"], shown["orphaned"], shown["plugins"][0]["running"]) == (1, 0, 1, 0)
     assert told.startswith("0 queued, 0 running, 0 dead; the service is not running\n")
     assert "1 was running when the service died" in told
+
+
+def test_the_status_does_not_count_it_among_what_runs(run: Run, demo: Path) -> None:
+    leave_running(demo)
+    report = run("system", "status", "--no-health", "--config", demo, "--json").json
+    (ledger,) = [check for check in report["checks"] if check["name"] == "state_db"]
+
+    assert (report["running"], report["queue"]["running"], report["queue"]["orphaned"]) == (False, 0, 1)
+    assert ledger["detail"] == "0 queued, 0 running, 0 dead; 1 was running when the service died"

@@ -156,6 +156,7 @@ def test_a_job_of_a_service_that_was_killed_is_not_said_to_run(home: Home, start
     why = shown(home, "job", "why", job_id)
     assert (why["reasons"][0]["code"], why["next"]) == ("service_died", ["ductile system start"])
     assert shown(home, "job", "tail", job_id, exit_code=69)["code"] == "unreachable"
+    assert shown(home, "system", "status", "--no-health")["queue"]["orphaned"] == 1
     again = start()
     door.reached()
     door.let_through()
