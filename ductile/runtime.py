@@ -412,9 +412,10 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     changes = changes_between(rt.snapshot, snapshot)
     now = rt.clock.now()
     runs = next_runs(rt.snapshot, snapshot, ledger.read(all_entries), now=now)
+    errors = [str(complaint) for complaint in snapshot.errors]
     if dry_run:
         ended_jobs = would_end(ledger, snapshot)
-        return Reloaded(at=now, changes=changes, ended_jobs=ended_jobs, next_runs=runs, dry_run=True)
+        return Reloaded(at=now, changes=changes, ended_jobs=ended_jobs, next_runs=runs, errors=errors, dry_run=True)
     failpoint("reload.before_commit")
     await remember(ledger, snapshot, reason="reload", now=now)
     mark_pending(ledger, snapshot, rt.health)
@@ -429,7 +430,7 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
         rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()
     rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
-    return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs)
+    return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs, errors=errors)
 
 
 def _require_same_places(old: Config, new: Config) -> None:

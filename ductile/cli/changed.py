@@ -3,7 +3,8 @@
 Compares the sanitised configurations that the ledger keeps, so it works offline and shows no secret.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,9 @@ from ductile.ledger.snapshots import Snapshot
 MOST_TOLD = 50
 LONGEST_VALUE = 120
 UNSET = "(not set)"
+NAMED_BY = ("name", "id", "path")
+"""What members of lists in a configuration are called by: pipelines and tokens, schedules and steps, endpoints."""
+_MEMBER = re.compile(r"(.+)\[([^\[\]]+)\]")
 
 
 def changes_since(
@@ -59,6 +63,9 @@ def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, st
         for name in sorted({*before, *after}):
             inner = f"{at}.{name}" if at else str(name)
             yield from differences(before.get(name, UNSET), after.get(name, UNSET), inner)
+    elif (old := _by_name(before)) is not None and (new := _by_name(after)) is not None:
+        for name in sorted({*old, *new}):
+            yield from differences(old.get(name, UNSET), new.get(name, UNSET), f"{at}[{name}]")
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (one, other) in enumerate(zip(before, after, strict=True)):
             yield from differences(one, other, f"{at}[{index}]")
@@ -66,9 +73,37 @@ def differences(before: Any, after: Any, at: str = "") -> Iterator[tuple[str, st
         yield at, _short(before), _short(after)
 
 
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """A list whose members have names of their own, as those names; None for any other value."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return None
+    for key in NAMED_BY:
+        names = [one.get(key) for one in value]
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return dict(zip(names, value, strict=True))
+    return None
+
+
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else strict_json.dumps(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def _config_lines(config: Sequence[Mapping[str, str]]) -> list[str]:
+    """One line for each value that is another one, and one for the members that a list got or lost."""
+    lines: list[str] = []
+    came_and_went: dict[str, dict[str, list[str]]] = {}
+    for one in config:
+        member = _MEMBER.fullmatch(one["path"])
+        if member is None or UNSET not in (one["before"], one["after"]):
+            lines.append(f"config {one['path']}: {one['before']} → {one['after']}")
+        else:
+            how = "added" if one["before"] == UNSET else "removed"
+            came_and_went.setdefault(member[1], {}).setdefault(how, []).append(member[2])
+    for at, found in came_and_went.items():
+        told = "; ".join(f"{how} {', '.join(names)}" for how, names in sorted(found.items()))
+        lines.append(f"config {at}: {told}")
+    return lines
 
 
 def change_lines(changes: Mapping[str, Any]) -> list[str]:
@@ -77,7 +112,7 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
         lines = ["configuration then: no longer on record"]
     else:
         lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
-        lines += [f"config {one['path']}: {one['before']} → {one['after']}" for one in changes["config"]]
+        lines += _config_lines(changes["config"])
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
         lines += [f"config of other plugins: {', '.join(changes['other_plugins'])}"] if changes["other_plugins"] else []
         lines += [f"secret {path}: another value" for path in changes["secrets"]]

@@ -12,7 +12,8 @@ from typing import Any
 from ductile import strict_json
 from ductile.cli.ago import exact, told
 from ductile.cli.changed import change_lines, changes_since
-from ductile.cli.job_why import why_view
+from ductile.cli.endings import runs_nothing
+from ductile.cli.job_why import head_line, why_view
 from ductile.cli.kept import kept_value
 from ductile.cli.terminal import state
 from ductile.clock import to_text
@@ -48,7 +49,8 @@ def diagnosis(db: Connection, path: Path, job_id: str, mask: Mask) -> dict[str, 
         "status": str(job.status),
         **_place(job),
         "why": mask(why["words"]),
-        "next": [*(command for command in why["next"] if " diagnose " not in command), *_further(job)],
+        **_run(why["run"], mask),
+        "next": _next(job, why),
         "exit": _exit(last),
         "request": _request(get_job(db, job_id), mask),
         "response": without_secrets(kept_value(last.result), mask) if last else None,
@@ -57,6 +59,16 @@ def diagnosis(db: Connection, path: Path, job_id: str, mask: Mask) -> dict[str, 
         "journal": _journal(report, mask),
         "since_last_success": _since_success(db, job),
         "similar_failures": _similar(explain.failures_like(db, job), _own_error(job, last), mask),
+    }
+
+
+def _run(run: Mapping[str, Any] | None, mask: Mask) -> dict[str, Any]:
+    """How the run that began with the job stands, and apart from it what failed it: that may be long."""
+    if run is None:
+        return {"run": None, "failures": []}
+    return {
+        "run": {name: value for name, value in run.items() if name != "failures"},
+        "failures": mask.everywhere(run["failures"]),
     }
 
 
@@ -117,8 +129,10 @@ def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
 
 def _since_success(db: Connection, job: Job) -> dict[str, Any] | None:
     """The last time the same command went well before, and what has changed from then to this job."""
+    if runs_nothing(job.plugin):
+        return None  # the core's own decisions are no runs of a command that could be compared
     until = job.started_at or job.completed_at or datetime.now(UTC)
-    success = explain.last_success(db, job.plugin, job.command, until=until)
+    success = explain.last_success(db, job, until=until)
     if success is None:
         return None
     own = job.started_snapshot_id or job.enqueued_snapshot_id
@@ -153,9 +167,13 @@ def _similar(failures: list[Attempt], error: str | None, mask: Mask) -> dict[str
     }
 
 
-def _further(job: Job) -> list[str]:
-    more = [f"ductile job tree {job.id}"] if job.pipeline else []
-    return [*more, f"ductile job logs --plugin {job.plugin} --command {job.command} --status error"]
+def _next(job: Job, why: Mapping[str, Any]) -> list[str]:
+    """What `job why` proposes, but for what the reader does already; of what failed its run, the diagnosis at once."""
+    commands = [command.replace("ductile job why ", "ductile job diagnose ") for command in why["next"]]
+    commands += [f"ductile job tree {job.id}"] if job.pipeline else []
+    if not runs_nothing(job.plugin):
+        commands.append(f"ductile job logs --plugin {job.plugin} --command {job.command} --status error")
+    return [command for command in dict.fromkeys(commands) if command != f"ductile job diagnose {job.id}"]
 
 
 # ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,10 +181,7 @@ def _further(job: Job) -> list[str]:
 
 def lines(shown: Mapping[str, Any]) -> list[str]:
     """The bundle in words."""
-    lines = [
-        f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(str(shown['status']).upper())}",
-        f"  {shown['why']}",
-    ]
+    lines = [head_line(shown), f"  {shown['why']}"]
     facts = (
         "submitted_by",
         "pipeline",
@@ -183,8 +198,9 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     for one in _items(shown["attempts"]):
         lines.append(f"  attempt {one['attempt']}: {state(one['status'])}  {one.get('error', '')}".rstrip())
     lines += [f"  {exact(entry['at'])}  {entry['kind']}  {_text(entry['data'])}" for entry in _items(shown["journal"])]
-    lines += _success_lines(shown["since_last_success"])
-    lines += _similar_lines(shown["similar_failures"])
+    if not runs_nothing(shown["plugin"]):
+        lines += _success_lines(shown["since_last_success"])
+        lines += _similar_lines(shown["similar_failures"])
     lines += [f"  cut: {name}, {one['kept']} of {one['of']} {one['unit']} shown" for name, one in shown["cut"].items()]
     return [*lines, *(f"  next: {command}" for command in _items(shown["next"]))]
 

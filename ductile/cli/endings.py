@@ -12,10 +12,13 @@ from ductile.cli.standing import Reason
 from ductile.clock import to_text
 from ductile.ledger import journal
 from ductile.ledger.connections import Connection
+from ductile.ledger.recover import outcome_of
 from ductile.ledger.reports import Attempt, JobReport
-from ductile.model import AttemptStatus, Job, JobStatus
+from ductile.model import AttemptStatus, Dead, Job, JobStatus, Retried
+from ductile.pipeline.plan import RELAY
+from ductile.units import format_duration
 
-CONFIG_ERROR = 78
+CORE, CONFIG_ERROR = "core.", 78
 _USED_UP = re.compile(r"attempts used up \((\d+) of (\d+)\): (.*)", re.DOTALL)
 _WINNER = re.compile(r"deduplicated: (\S+) succeeded meanwhile")
 _BUDGET = re.compile(r"(?:chain|tree) of more than \d+ (?:hops|jobs)")
@@ -35,6 +38,11 @@ def ended_by(db: Connection, report: JobReport) -> Reason:
             return _failed(job, last)
 
 
+def runs_nothing(plugin: str) -> bool:
+    """True for what the core does by itself: starts, switches and joins. A relay sends something."""
+    return plugin.startswith(CORE) and plugin != RELAY
+
+
 def running(job: Job) -> Reason:
     """A job that has not ended yet and does not wait."""
     since = told(to_text(job.started_at)) if job.started_at else "a moment ago"
@@ -46,10 +54,24 @@ def running(job: Job) -> Reason:
     return Reason("running", f"attempt {job.attempt} of {job.max_attempts} started {since} and runs", facts)
 
 
+def orphaned(job: Job) -> Reason:
+    """A job that was running when the service died: what the next start does with it."""
+    facts = {"started_at": to_text(job.started_at) if job.started_at else None}
+    match outcome_of(job):
+        case Retried(delay=delay):
+            when = f"{format_duration(delay)} after" if delay else "after"
+            then = f"; it runs again {when} the next start"
+        case Dead(error=error) if job.cancel_requested_at:
+            then = f"; {error}; the next start ends it"
+        case _:
+            then = ", in its last attempt; the next start gives it up"
+    return Reason("service_died", f"it was running when the service died{then}", facts)
+
+
 def _success(db: Connection, job: Job, last: Attempt | None) -> Reason:
     if job.plugin == "core.switch":
         return _switch(db, job, last)
-    if job.plugin.startswith("core.") or last is None:
+    if runs_nothing(job.plugin) or last is None:
         return Reason("decided", "the core decided it by itself; no plugin ran")
     if last.exit_code:
         words = f"its answer has status ok; exit code {last.exit_code} does not count (ignore_exit_code)"

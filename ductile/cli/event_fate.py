@@ -16,6 +16,7 @@ from ductile.model import Job
 from ductile.pipeline.events import event_id as derived_event_id
 
 HINT = "the journal is kept for service.job_transitions_retention; `ductile job inspect` shows the events of a job"
+NOTHING = "it led to nothing: "
 
 
 def fate(db: Connection, event_id: str) -> dict[str, Any]:
@@ -65,17 +66,19 @@ def _envelope(db: Connection, event_id: str, jobs: list[Job], decided: list[Entr
     ids = [job.parent_job_id for job in jobs] + [entry.job_id for entry in decided]
     for job_id in filter(None, dict.fromkeys(ids)):
         if emitted := _emitted(db, job_id, event_id):
-            return found | {"emitted_by": job_id, "type": found["type"] or emitted}
+            plugin, event_type = emitted
+            known = {"type": found["type"] or event_type, "source": found["source"] or plugin}
+            return found | known | {"emitted_by": job_id}
     return found
 
 
-def _emitted(db: Connection, job_id: str, event_id: str) -> str | None:
-    """The type under which an attempt of the job emitted the event; None if it did not."""
+def _emitted(db: Connection, job_id: str, event_id: str) -> tuple[str, str] | None:
+    """The plugin that emitted the event in an attempt of the job, and under which type; None if it did not."""
     for attempt in reports.attempts(db, job_id):
         events = kept_object(attempt.result).get("events")
         for index, event in enumerate(events if isinstance(events, list) else []):
             if isinstance(event, dict) and derived_event_id(job_id, attempt.attempt, index) == event_id:
-                return str(event.get("type"))
+                return attempt.plugin, str(event.get("type"))
     return None
 
 
@@ -127,9 +130,13 @@ def _is_duplicate(decided: list[Entry]) -> bool:
 def _words(jobs: list[Job], decisions: list[dict[str, Any]]) -> str:
     if jobs:
         ways = ", ".join(dict.fromkeys(_led_to(job)["via"] for job in jobs))
-        return f"it led to {len(jobs)} job{'' if len(jobs) == 1 else 's'}: {ways}"
+        return f"{_count_words(len(jobs))}: {ways}"
     telling = [one["words"] for one in decisions if one["kind"] != "event.unmatched"]
-    return f"it led to nothing: {telling[0]}" if telling else "it led to nothing: no route and no pipeline waits for it"
+    return f"{NOTHING}{telling[0] if telling else 'no route and no pipeline waits for it'}"
+
+
+def _count_words(jobs: int) -> str:
+    return f"it led to {jobs} job{'' if jobs == 1 else 's'}"
 
 
 def _waiting(db: Connection, event_type: str) -> dict[str, Any]:
@@ -149,18 +156,21 @@ def _waiting(db: Connection, event_type: str) -> dict[str, Any]:
 
 
 def fate_lines(view: Mapping[str, Any]) -> list[str]:
-    source = f" from {view['source'] or view['emitted_by']}" if view["source"] or view["emitted_by"] else ""
-    lines = [
-        f"{view['event_id']}  {view['type'] or 'event'}{source}  {view['at'] or ''}".rstrip(),
-        f"  {view['words']}",
-    ]
+    source = f" from {view['source']}" if view["source"] else ""
+    lines = [f"{view['event_id']}  {view['type'] or 'event'}{source}  {view['at'] or ''}".rstrip()]
+    lines.append(f"  {_count_words(len(view['led_to']))}:" if view["led_to"] else f"  {view['words']}")
     for job in view["led_to"]:
         step = f", step {job['step_id']}" if "step_id" in job else ""
         lines.append(
-            f"  {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {state(job['status'])}"
+            f"    {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {state(job['status'])}"
         )
-    lines += [f"  {one['words']}" for one in view["decisions"]]
+    lines += [f"  {one['words']}" for one in view["decisions"] if not _is_told(one, view["words"])]
     return lines + ([f"  next: ductile job inspect {view['emitted_by']}"] if view["emitted_by"] else [])
+
+
+def _is_told(decision: Mapping[str, Any], verdict: str) -> bool:
+    """True if the verdict says as much already."""
+    return verdict.startswith(NOTHING) and (decision["kind"] == "event.unmatched" or decision["words"] in verdict)
 
 
 def type_lines(view: Mapping[str, Any]) -> list[str]:

@@ -43,15 +43,15 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
     Example: ductile job inspect 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
     """
     from ductile.cli.connect import ledger_path
-    from ductile.cli.job_past import past
+    from ductile.cli.job_past import orphaned, past
     from ductile.ledger import reports
     from ductile.ledger.store import open_reader
 
     path = ledger_path(options.chosen(config_path, config_dir))
     with open_reader(path) as db:
         report = reports.job(db, job_id)
-        shown = _report(report) | past(db, report)
-    if shown["status"] == "running":
+        shown = _report(report) | past(db, report) | orphaned(report.job, path)
+    if shown["status"] == "running" and not shown["orphaned"]:
         shown["stderr"] = _live_stderr(path, job_id)
     output.show(shown, as_json=as_json, human=_lines)
 
@@ -225,6 +225,7 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         "blocked_reason",
     )
     moments = ("created_at", "started_at", "completed_at", "next_retry_at")
+    lines += [f"  {shown['words']}"] if shown["words"] else []
     lines += [f"  {name}: {told(shown[name])}" for name in moments if shown[name]]
     lines += [f"  {name}: {shown[name]}" for name in facts if shown[name]]
     if shown.get("stderr"):

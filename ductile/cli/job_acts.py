@@ -128,7 +128,8 @@ def _replay_lines(answer: dict[str, Any]) -> list[str]:
     what = f"{answer['plugin']}.{answer['command']} of job {answer['replay_of']}"
     if answer["dry_run"]:
         return [*lines, f"would run {what} once more"]
-    return [*lines, f"job {answer['job_id']} runs {what} once more", f"  next: ductile job wait {answer['job_id']}"]
+    told = f"job {answer['job_id']} runs {what} once more"
+    return [*lines, told, f"  next: ductile job wait {answer['job_id']} --tree"]
 
 
 # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +145,9 @@ def _replay_lines(answer: dict[str, Any]) -> list[str]:
 def wait(job_id: str, timeout: str, whole: bool, as_json: bool, **where: Any) -> int:
     """Wait until a job is over. Exit 0 if it succeeded; 1 if it did not, or is not over in time.
 
-    With --tree a run has succeeded if no job of it ended failed or dead, but for those that may.
+    Whoever started a run wants --tree: then it is the run that is waited for, and it has succeeded if no job of it
+    ended failed or dead, but for those that may. Without, the exit code is that of the one job; `tree_status` and a
+    line say how the run stands that began with it.
 
     Example: ductile job wait 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --timeout 30s
     """
@@ -166,10 +169,15 @@ def wait(job_id: str, timeout: str, whole: bool, as_json: bool, **where: Any) ->
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:
-    """One job in a few lines."""
+    """One job in a few lines, and where the run is that began with it."""
     lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {state(job['status'])}"]
     lines += [f"  error: {job['last_error']}"] if job.get("last_error") else []
-    return [*lines, f"  next: ductile job {'why' if job['status'] != 'succeeded' else 'inspect'} {job['job_id']}"]
+    runs = {"open": "goes on", "failed": state("failed")}
+    if job.get("tree_status") in runs:
+        lines.append(f"  its run {runs[job['tree_status']]}; the exit code is that of this job alone")
+        lines.append(f"  next: ductile job wait {job['job_id']} --tree")
+    act = "why" if job["status"] != "succeeded" or job.get("tree_status") == "failed" else "inspect"
+    return [*lines, f"  next: ductile job {act} {job['job_id']}"]
 
 
 @click.command("tail")

@@ -1,10 +1,14 @@
 """What `job inspect` shows of a job's way: its changes of state, the configurations it met, whether they agree."""
 
+from pathlib import Path
 from typing import Any
 
+from ductile.cli import endings
+from ductile.cli.standing import has_service
 from ductile.clock import to_text
 from ductile.ledger import snapshots
 from ductile.ledger.connections import Connection
+from ductile.model import Job, JobStatus
 
 
 def past(db: Connection, report: Any) -> dict[str, Any]:
@@ -27,6 +31,13 @@ def past(db: Connection, report: Any) -> dict[str, Any]:
         },
         "config": _config(db, job.enqueued_snapshot_id, job.started_snapshot_id),
     }
+
+
+def orphaned(job: Job, ledger: Path) -> dict[str, Any]:
+    """Whether nobody runs it although it says `running`, and what becomes of it then."""
+    if job.status is not JobStatus.RUNNING or has_service(ledger):
+        return {"orphaned": False, "words": None}
+    return {"orphaned": True, "words": endings.orphaned(job).words}
 
 
 def _reason(data: Any) -> str | None:

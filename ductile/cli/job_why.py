@@ -1,5 +1,6 @@
 """`ductile job why` and `ductile job diagnose`: one answer in words, and everything that is known in one bundle."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ PARTS = (
     "response",
     "stderr",
     "attempts",
+    "failures",
     "journal",
     "since_last_success",
     "similar_failures",
@@ -20,6 +22,7 @@ PARTS = (
     "next",
 )
 """What of a diagnosis can be cut."""
+ENDED_WELL = ("succeeded", "skipped")
 
 
 @click.command("why")
@@ -27,7 +30,8 @@ PARTS = (
 @options.config
 @options.as_json
 def why(job_id: str, as_json: bool, **where: Any) -> None:
-    """Say why a job waits, or by which rule it ended.
+    """Say why a job waits, or by which rule it ended; of the first job of a run also how the run stands, and which job
+    failed it.
 
     Reads the ledger, so it works while the service does not run.
 
@@ -44,19 +48,16 @@ def why(job_id: str, as_json: bool, **where: Any) -> None:
 
 
 def why_view(db: Any, path: Any, report: Any) -> dict[str, Any]:
-    """The verdict about one job; `words` is the most telling reason."""
-    from ductile.cli import endings
-    from ductile.cli.standing import circumstances, reasons
-    from ductile.ledger import explain
+    """The verdict about one job and the run that began with it; `words` is the most telling reason."""
+    from ductile.cli import run_fate
+    from ductile.ledger import tree_reports
 
-    job = report.job
-    waiting = explain.waiting(db, job.id)
-    if waiting is not None:
-        found = reasons(db, waiting, circumstances(db, path))
-    elif job.status == "running":
-        found = [endings.running(job)]
-    else:
-        found = [endings.ended_by(db, report)]
+    job, found = report.job, _reasons(db, path, report)
+    following = next_commands(job, found[0].code)
+    if run := tree_reports.run_of(db, job):
+        told, ended_well = run_fate.run_reason(run), job.status in ENDED_WELL
+        found = [told, *found] if ended_well and told.code == "run_failed" else [*found, told]
+        following = (run_fate.next_of_run(run, job) if ended_well else []) or following
     return {
         "job_id": job.id,
         "plugin": job.plugin,
@@ -67,8 +68,22 @@ def why_view(db: Any, path: Any, report: Any) -> dict[str, Any]:
         "words": found[0].words,
         "reasons": [reason.as_data() for reason in found],
         "attempts": [_attempt(one) for one in report.attempts],
-        "next": next_commands(job, found[0].code),
+        "run": run_fate.run_view(run) if run else None,
+        "next": following,
     }
+
+
+def _reasons(db: Any, path: Any, report: Any) -> list[Any]:
+    """What keeps the job, or the rule by which it ended."""
+    from ductile.cli import endings
+    from ductile.cli.standing import circumstances, has_service, reasons
+    from ductile.ledger import explain
+
+    if (waiting := explain.waiting(db, report.job.id)) is not None:
+        return reasons(db, waiting, circumstances(db, path))
+    if report.job.status == "running":
+        return [endings.running(report.job) if has_service(path) else endings.orphaned(report.job)]
+    return [endings.ended_by(db, report)]
 
 
 def _attempt(one: Any) -> dict[str, Any]:
@@ -89,6 +104,7 @@ def next_commands(job: Any, code: str) -> list[str]:
     """What can be done about it, the most likely first."""
     fixes = {
         "service_down": ["ductile system start"],
+        "service_died": ["ductile system start"],
         "queue_paused": ["ductile queue resume"],
         "paused": [f"ductile plugin resume {job.plugin}"],
         "breaker": [f"ductile system breaker {job.plugin}", f"ductile system reset {job.plugin} {job.command}"],
@@ -107,16 +123,23 @@ def next_commands(job: Any, code: str) -> list[str]:
         "dead": [f"ductile job diagnose {job.id}", again],
     }
     is_core = job.plugin.startswith("core.")
-    usual = [] if is_core else by_status.get(str(job.status), [])
+    usual = [] if is_core or code == "service_died" else by_status.get(str(job.status), [])
     return [*fixes.get(code, []), *usual] or [f"ductile job inspect {job.id}"]
 
 
 def why_lines(view: dict[str, Any]) -> list[str]:
-    lines = [f"{view['job_id']}  {view['plugin']}.{view['command']}  {state(view['status'].upper())}"]
+    lines = [head_line(view)]
     lines += [f"  {reason['words']}" for reason in view["reasons"]]
     for one in view["attempts"] if len(view["attempts"]) > 1 else []:
         lines.append(f"  attempt {one['attempt']}: {state(one['status'])}  {one.get('error', '')}".rstrip())
     return [*lines, *(f"  next: {command}" for command in view["next"])]
+
+
+def head_line(view: Mapping[str, Any]) -> str:
+    """A job and its state, and that of its run where it says something else."""
+    line = f"{view['job_id']}  {view['plugin']}.{view['command']}  {state(view['status'].upper())}"
+    run_is_worse = view["status"] in ENDED_WELL and view["run"] and view["run"]["status"] == "failed"
+    return f"{line}, its run {state('FAILED')}" if run_is_worse else line
 
 
 @click.command("diagnose")

@@ -45,7 +45,8 @@ def _status(db: Any, around: Any) -> dict[str, Any]:
         "service_running": around.is_running,
         "depth": queue.queued + queue.running,
         "queued": queue.queued,
-        "running": queue.running,
+        "running": queue.running if around.is_running else 0,
+        "orphaned": 0 if around.is_running else queue.running,
         "delayed": queue.delayed,
         "held": queue.waiting_for_key,
         "joins": queue.waiting_joins,
@@ -61,7 +62,7 @@ def _status(db: Any, around: Any) -> dict[str, Any]:
             {
                 "plugin": lane.plugin,
                 "ready": lane.ready,
-                "running": lane.running,
+                "running": lane.running if around.is_running else 0,
                 "slots": around.slots.get(lane.plugin),
                 "paused": lane.plugin in around.paused or EVERYTHING in around.paused,
                 "oldest_ready_at": to_text(lane.oldest_ready_at) if lane.oldest_ready_at else None,
@@ -73,9 +74,11 @@ def _status(db: Any, around: Any) -> dict[str, Any]:
 
 def _status_lines(shown: dict[str, Any]) -> list[str]:
     from ductile.cli.ago import told
+    from ductile.cli.standing import orphaned_words
 
     service = "" if shown["service_running"] else "; the service is not running"
     lines = [f"{shown['queued']} queued, {shown['running']} running, {shown['dead']} dead{service}"]
+    lines += [f"  {orphaned_words(shown['orphaned'])}"] if shown["orphaned"] else []
     words = {"delayed": "wait for their retry or a breaker", "held": "wait for their key", "joins": "join others"}
     words["blocked"] = "are held: a breaker, or a plugin that cannot run"
     lines += [f"  {shown[name]} {text}" for name, text in words.items() if shown[name]]

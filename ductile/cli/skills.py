@@ -22,12 +22,14 @@ and commands start them. Every job, every event and every decision not to act is
 
 ## How to work with it
 
-1. Find out: `ductile system status --json`, then this page; `ductile system describe NOUN ACTION --json` has every flag
-   of a command, without NOUN ACTION all there is (large).
+1. Find out: `ductile system status --json` (`running`, `healthy`), then this page; `ductile system describe NOUN ACTION
+   --json` has every flag of a command, without NOUN ACTION all there is (large).
 2. Trigger: `ductile plugin run PLUGIN --command COMMAND --payload '{{…}}' --json`, or
    `ductile pipeline run PIPELINE --payload '{{…}}' --json`. The answer has `job_id`.
-3. Wait: `ductile job wait JOB_ID --tree --json`. Exit 0: it succeeded.
-4. Ask why: `ductile job why JOB_ID --json` (waiting or ended), `ductile event why EVENT_ID --json` (routed or not),
+3. Wait: `ductile job wait JOB_ID --tree --json`. Exit 0: the whole run succeeded. Without `--tree` it is that one job,
+   which may succeed although its run fails.
+4. Ask why: `ductile job why JOB_ID --json` (waiting or ended; of a run that failed, `next` leads to the job that failed
+   it), `ductile event why EVENT_ID --json` (routed or not),
    `ductile schedule why PLUGIN SCHEDULE_ID --json` (fired or not; `--at` asks for an earlier slot).
 5. Diagnose: `ductile job diagnose JOB_ID --json`: request, response, stderr, what changed, what to do next; bounded.
 6. Act: `ductile job retry JOB_ID`, `ductile job replay JOB_ID --patch '{{…}}'`, `ductile job cancel JOB_ID`.

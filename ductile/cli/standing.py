@@ -69,7 +69,7 @@ def circumstances(db: Connection, ledger: Path) -> Circumstances:
     busy = {*lanes_with_work(db), *running}
     manifests = {name: _manifest(prints.get(name)) for name in busy}
     return Circumstances(
-        is_running=is_held(ledger.parent / LOCK_NAME),
+        is_running=has_service(ledger),
         paused={pause.plugin: pause for pause in pauses.all_pauses(db)},
         running=running,
         unhealthy={name: init.error for name, init in known.items() if init.error is not None},
@@ -78,6 +78,16 @@ def circumstances(db: Connection, ledger: Path) -> Circumstances:
         max_workers=workers,
         slots={name: _slots(name, entries.get(name), manifests[name], workers) for name in busy},
     )
+
+
+def has_service(ledger: Path) -> bool:
+    """Whether a service has the ledger; without one, nothing runs that it calls running."""
+    return is_held(ledger.parent / LOCK_NAME)
+
+
+def orphaned_words(count: int) -> str:
+    """So many jobs are running by the ledger, and nobody runs them."""
+    return f"{count} {'was' if count == 1 else 'were'} running when the service died"
 
 
 def _slots(

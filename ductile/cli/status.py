@@ -1,7 +1,7 @@
 """`ductile system status`: is everything well? The configuration, the ledger, the service, the queue, the plugins."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,11 @@ LAST_RUNS = 5
 @options.config
 @options.as_json
 def status(no_health: bool, config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
-    """Say whether the configuration, the ledger, the service and the plugins are well. Exit 1 if something is not.
+    """Say whether the service runs, and whether the configuration, the ledger, the service and the plugins are well.
 
-    Each plugin that declares `health` is asked, all at once, for at most 10 s. That leaves no trace in the ledger.
+    Exit 0 if nothing that was looked at is wrong, 1 if something is. A service that does not run is nothing wrong: the
+    first line says NOT RUNNING then, and with --json `running` is false. Each plugin that declares `health` is asked,
+    all at once, for at most 10 s. That leaves no trace in the ledger.
 
     Example: ductile system status --json
     """
@@ -49,16 +51,22 @@ class Checks:
 
 def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
     checks = Checks()
-    report: dict[str, Any] = {"service": None, "queue": None, "breakers": [], "last_runs": [], "plugins": []}
+    report: dict[str, Any] = {
+        "running": False,
+        "service": None,
+        "queue": None,
+        "breakers": [],
+        "last_runs": [],
+        "plugins": [],
+    }
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
-        is_running = check_lock(checks, ledger)
-        snapshot = None
-        if is_running and not with_health:
-            report["service"] = _ask_service(checks, ledger, about_config=True)
-        else:
-            snapshot = load_config(checks, root)
-            report["service"] = _ask_service(checks, ledger) if is_running else None
-        report |= _ledger_facts(checks, ledger)
+        report["running"] = is_running = check_lock(checks, ledger)
+        report["service"] = _ask_service(checks, ledger) if is_running else None
+        # A service that answers has told what it thinks of the configuration; it alone knows its own environment.
+        snapshot = None if report["service"] else load_config(checks, root)
+        report |= _ledger_facts(checks, ledger, is_running=is_running)
+        if with_health and report["service"]:
+            snapshot = _loaded_for_health(checks, root)
         if with_health and snapshot is not None:
             report["plugins"] = _plugin_health(checks, snapshot, ledger)
     return {"healthy": checks.are_well, "checks": checks.made, **report}
@@ -96,13 +104,25 @@ def load_config(checks: Checks, root: Path) -> "Snapshot | None":
 
     try:
         examination = examine(load(root))
-        errors = examination.report.errors
     except DuctileError as error:
         checks.note("config_load", False, _first_line(error))
         return None
-    detail = str(errors[0]) if errors else f"plugins configured: {len(examination.config.settings.plugins)}"
-    checks.note("config_load", not errors, detail)
+    errors = [str(complaint) for complaint in examination.report.errors]
+    _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
     return take_snapshot(examination, os.environ)
+
+
+def _note_config(checks: Checks, errors: Sequence[str], detail: str) -> None:
+    checks.note("config_load", not errors, errors[0] if errors else detail)
+
+
+def _loaded_for_health(checks: Checks, root: Path) -> "Snapshot | None":
+    """The configuration on disk, of which the service has said how it is."""
+    here = Checks()
+    snapshot = load_config(here, root)
+    if snapshot is None:
+        checks.note("plugin_health", False, f"cannot be asked: {here.made[0]['detail']}")
+    return snapshot
 
 
 def check_lock(checks: Checks, ledger: Path) -> bool:
@@ -116,8 +136,8 @@ def check_lock(checks: Checks, ledger: Path) -> bool:
     return is_running
 
 
-def _ask_service(checks: Checks, ledger: Path, *, about_config: bool = False) -> dict[str, Any] | None:
-    """What the running service says of itself, and of the configuration on disk."""
+def _ask_service(checks: Checks, ledger: Path) -> dict[str, Any] | None:
+    """What the running service says of itself, and of the configuration on disk; None if it does not answer."""
     from ductile.cli.client import Client
     from ductile.web.listen import local_socket_path
 
@@ -128,16 +148,17 @@ def _ask_service(checks: Checks, ledger: Path, *, about_config: bool = False) ->
         checks.note("service", False, str(error))
         return None
     checks.note("service", service["status"] == "ok", service["status"])
-    if about_config:
-        try:
-            client.ask("POST", "/system/reload?dry_run=true")
-            checks.note("config_load", True, "the service can use what is on disk")
-        except DuctileError as error:
-            checks.note("config_load", False, _first_line(error))
+    try:
+        planned = client.ask("POST", "/system/reload?dry_run=true")
+    except DuctileError as error:
+        checks.note("config_load", False, _first_line(error))
+    else:
+        _note_config(checks, planned["errors"], "the service can use what is on disk")
     return service
 
 
-def _ledger_facts(checks: Checks, path: Path) -> dict[str, Any]:
+def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, Any]:
+    from ductile.cli.standing import orphaned_words
     from ductile.clock import to_text
     from ductile.ledger import breakers, latest, queue_reports
     from ductile.ledger.store import open_reader
@@ -152,11 +173,12 @@ def _ledger_facts(checks: Checks, path: Path) -> dict[str, Any]:
     except DuctileError as error:
         checks.note("state_db", False, str(error), path=str(path))
         return {}
-    detail = f"{queue.queued} queued, {queue.running} running, {queue.dead} dead"
-    checks.note("state_db", True, detail, path=str(path))
+    running, orphaned = (queue.running, 0) if is_running else (0, queue.running)
+    detail = f"{queue.queued} queued, {running} running, {queue.dead} dead"
+    checks.note("state_db", True, f"{detail}; {orphaned_words(orphaned)}" if orphaned else detail, path=str(path))
     names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead")
     return {
-        "queue": {name: getattr(queue, name) for name in names},
+        "queue": {name: getattr(queue, name) for name in names} | {"running": running, "orphaned": orphaned},
         "breakers": [
             {
                 "plugin": one.plugin,
@@ -197,7 +219,9 @@ def check_lines(headline: str, checks: list[dict[str, Any]]) -> list[str]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = check_lines(f"System Status: {'HEALTHY' if report['healthy'] else 'DEGRADED'}", report["checks"])
+    verdict = "HEALTHY" if report["healthy"] else "DEGRADED"
+    headline = f"System Status: {verdict}{'' if report['running'] else ', NOT RUNNING'}"
+    lines = check_lines(headline, report["checks"])
     if service := report["service"]:
         facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
         lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
@@ -210,7 +234,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if report["plugins"]:
         rows = [("well" if one["ok"] else "UNWELL", one["plugin"], one["detail"]) for one in report["plugins"]]
         lines += ["Plugins", *(f"  {line}" for line in output.table(rows))]
-    return lines
+    return lines if report["running"] or not report["healthy"] else [*lines, "  next: ductile system start"]
 
 
 def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:

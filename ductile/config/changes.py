@@ -4,7 +4,7 @@ Values are compared as the hash sees them, with fingerprints in place of secrets
 The runtime asks before it swaps one for the other, and `reload --dry-run` shows the answer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -74,6 +74,8 @@ class Reloaded:
     """Waiting jobs that ended because their plugin is gone, by plugin."""
     next_runs: Mapping[str, NextRun] = field(factory=dict)
     """Of the schedules that came, went or changed, as `plugin/schedule`."""
+    errors: Sequence[str] = ()
+    """What is wrong with the configuration although it can be used."""
     dry_run: bool = False
 
     def as_data(self) -> dict[str, Any]:
@@ -85,6 +87,7 @@ class Reloaded:
             "changes": self.changes.as_data(),
             "next_runs": {name: run.as_data() for name, run in self.next_runs.items()},
             "ended_jobs": dict(self.ended_jobs),
+            "errors": list(self.errors),
         }
 
 

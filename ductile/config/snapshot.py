@@ -15,7 +15,7 @@ from ductile.config import relay
 from ductile.config.check import Examination
 from ductile.config.load import Config
 from ductile.config.sections import PluginEntry
-from ductile.errors import DuctileError, NotFound
+from ductile.errors import Complaint, DuctileError, NotFound
 from ductile.model import Budget
 from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
@@ -88,6 +88,8 @@ class Snapshot:
     failed_to_load: frozenset[str]
     """Those of them that are wanted, but not usable as they are."""
     routes: Routes
+    errors: tuple[Complaint, ...] = ()
+    """What is wrong with the configuration although it can be used."""
     id: str = attrs.field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
     """What jobs call it that were asked for or started under it."""
 
@@ -170,7 +172,7 @@ def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snaps
     routes = Routes.of((route.source, route.event_type, route.to) for route in settings.routes)
     failed = frozenset(examination.unusable) | {rejected.name for rejected in examination.discovery.rejected}
     disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
-    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes)
+    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes, examination.report.errors)
 
 
 def _lane(

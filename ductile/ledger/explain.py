@@ -141,13 +141,13 @@ class Success:
 LAST_SUCCESS = """
     SELECT job_id, completed_at, started_config_snapshot_id
       FROM (SELECT * FROM job_log INDEXED BY job_log_by_plugin WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
-     WHERE command = ? AND status = 'succeeded' AND completed_at <= ? LIMIT 1
+     WHERE command = ? AND job_id <> ? AND status = 'succeeded' AND completed_at <= ? LIMIT 1
 """
 
 
-def last_success(db: sqlite3.Connection, plugin: str, command: str, *, until: datetime) -> Success | None:
-    """None also if it lies further back than one answer looks."""
-    row = db.execute(LAST_SUCCESS, (plugin, MOST_LOOKED_AT, command, to_text(until))).fetchone()
+def last_success(db: sqlite3.Connection, job: Job, *, until: datetime) -> Success | None:
+    """Of another job of the same command; None also if it lies further back than one answer looks."""
+    row = db.execute(LAST_SUCCESS, (job.plugin, MOST_LOOKED_AT, job.command, job.id, to_text(until))).fetchone()
     return Success(job_id=row[0], completed_at=from_text(row[1]), snapshot_id=row[2]) if row else None
 
 

@@ -104,11 +104,35 @@ def require_retryable(job: Job) -> None:
 
 
 def _require_plugin(job: Job) -> None:
-    if job.plugin.startswith(CORE) and job.plugin != RELAY:
-        raise WrongState(
-            f"{job.id}: {job.plugin} decides, it does not run anything",
-            hint="choose a job above or below it in its tree",
-        )
+    if _runs_nothing(job):
+        raise WrongState(f"{job.id}: {_DECIDES.format(job.plugin)}", hint="try those again that failed in its tree")
+
+
+def require_replayable(db: sqlite3.Connection, job: Job) -> None:
+    """Raises WrongState for a job of which a copy would mean nothing, and names what can be run instead."""
+    if _runs_nothing(job):
+        raise WrongState(f"{job.id}: {_DECIDES.format(job.plugin)}", hint=_instead_of(db, job))
+    if job.join_id is not None:
+        raise WrongState(f"{job.id}: one of several that are joined", hint=_instead_of(db, job))
+
+
+_DECIDES = "{} decides, it does not run anything"
+
+
+def _runs_nothing(job: Job) -> bool:
+    return job.plugin.startswith(CORE) and job.plugin != RELAY
+
+
+def _instead_of(db: sqlite3.Connection, job: Job) -> str:
+    """What has all of it run once more: the nearest job above that runs by itself, or the pipeline from its start."""
+    above: Job | None = job
+    while above is not None and (_runs_nothing(above) or above.join_id is not None):
+        above = get_job(db, above.parent_job_id) if above.parent_job_id else None
+    if above is not None:
+        return f"replay the job that led to it: `ductile job replay {above.id}`"
+    if job.pipeline is None:
+        return "choose a job above or below it in its tree"
+    return f"begin the run anew: `ductile pipeline run {job.pipeline}`, with the payload that it had"
 
 
 def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:
@@ -117,9 +141,7 @@ def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: s
     `payload` stands in for the job's own; None keeps that. The job may be in any state.
     """
     job = known_job(db, job_id)
-    _require_plugin(job)
-    if job.join_id is not None:
-        raise WrongState(f"{job_id}: one of several that are joined", hint="replay the job that began them")
+    require_replayable(db, job)
     return NewJob(
         plugin=job.plugin,
         command=job.command,

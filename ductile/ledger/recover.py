@@ -75,7 +75,7 @@ def _recover(
     budget: Budget,
 ) -> Recorded:
     job = job_from_row(row)
-    outcome = _outcome(job)
+    outcome = outcome_of(job)
     told = {"recovery": True}
     ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule, told=told)
     if isinstance(outcome, Dead):
@@ -104,8 +104,11 @@ def noted_processes(db: sqlite3.Connection) -> list[tuple[int, int, str]]:
     return [(pid, started, boot_id) for pid, started, boot_id in db.execute(NOTED)]
 
 
-def _outcome(job: Job) -> Retried | Dead:
-    """A lost attempt counts; a job that takes the core down with it waits longer each time, then is given up."""
+def outcome_of(job: Job) -> Retried | Dead:
+    """What becomes of a job that nobody runs any more.
+
+    A lost attempt counts; a job that takes the core down with it waits longer each time, then is given up.
+    """
     if job.cancel_requested_at:
         return Dead(f"cancelled: {job.cancel_reason}")
     if job.tries >= job.max_attempts:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from ductile.clock import from_text
-from ductile.ledger import reports
+from ductile.ledger import joins, reports
 from ductile.ledger.rows import moment
 from ductile.model import Job, JobStatus
 from ductile.values import frozen
@@ -20,9 +20,10 @@ class Node:
     result: str | None
 
 
-TREE_ROW = """seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
+_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
+TREE_ROW = f"""seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
     submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
-    (SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"""
+    {_RESULT}"""
 TREE = f"""
     SELECT {TREE_ROW} FROM job_queue WHERE id = :root
     UNION ALL
@@ -132,9 +133,60 @@ def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
 
 def _logged_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
     jobs = [node.job for node in _logged_tree(db, job_id, limit=10_001)]
-    failed = any(job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated for job in jobs)
     return TreeOutcome(
-        status=TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED,
+        status=TreeStatus.FAILED if any(map(_fails_tree, jobs)) else TreeStatus.SUCCEEDED,
         created_at=min(job.created_at for job in jobs),
         completed_at=max(job.completed_at for job in jobs if job.completed_at),
     )
+
+
+def _fails_tree(job: Job) -> bool:
+    return job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated
+
+
+@frozen(kw_only=True)
+class Run:
+    """What follows from a root: how it stands or ended, and the jobs that failed it, causes first."""
+
+    status: TreeStatus
+    jobs: int
+    open_jobs: int
+    failures: list[Job]
+
+
+JOBS_OF_TREE = TREE.replace(_RESULT, "NULL")
+
+
+def run_of(db: sqlite3.Connection, root: Job, *, limit: int = 10_001) -> Run | None:
+    """The run that began with this job; None if it is not the root of a tree, or all of its tree."""
+    if not root.is_root:
+        return None
+    rows = db.execute(JOBS_OF_TREE, {"root": root.id, "limit": limit}).fetchall()
+    nodes = [node_from_row(row) for row in rows] or _logged_tree(db, root.id, limit)
+    if len(nodes) < 2:
+        return None
+    jobs = [node.job for node in nodes]
+    failures, open_jobs = [job for job in jobs if _fails_tree(job)], sum(not job.status.is_final for job in jobs)
+    ended = TreeStatus.FAILED if failures else TreeStatus.SUCCEEDED
+    return Run(
+        status=TreeStatus.OPEN if open_jobs else ended,
+        jobs=len(jobs),
+        open_jobs=open_jobs,
+        # A join fails because of others, at the moment at which the last of them ends.
+        failures=sorted(failures, key=lambda job: (job.plugin == joins.LANE, job.completed_at or job.created_at)),
+    )
+
+
+FOLLOWED = "SELECT tree_jobs > 1 FROM job_queue WHERE id = ?"
+
+
+def status_below(db: sqlite3.Connection, root: Job) -> TreeStatus | None:
+    """Where the tree of this root is; None if it is no root in the queue that others follow from."""
+    followed = db.execute(FOLLOWED, (root.id,)).fetchone() if root.is_root else None
+    return tree_outcome(db, root.id).status if followed and followed[0] else None
+
+
+def brief(db: sqlite3.Connection, job_id: str) -> tuple[reports.JobBrief, TreeStatus | None]:
+    """What a caller who waits for a job wants to know, of it and of what follows. Raises NotFound like `tree`."""
+    report = reports.brief(db, job_id)
+    return report, status_below(db, report.job) if report.job.status.is_final else None

@@ -13,7 +13,7 @@ from ductile import strict_json
 from ductile.errors import NotFound, WrongState
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
-from ductile.ledger.operate import RELAY, known_job, replay, require_retryable, retry
+from ductile.ledger.operate import RELAY, known_job, replay, require_replayable, require_retryable, retry
 from ductile.ledger.receipts import Answer
 from ductile.model import Budget, Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
@@ -121,6 +121,7 @@ async def replay_job(desk: Desk, request: Request) -> Response:
     if answer is None:
         job_id, now = job_id_of(request), desk.clock.now()
         job = desk.ledger.look_up(known_job, job_id)
+        desk.ledger.look_up(require_replayable, job)
         _require_startable(desk, job)
         if not _may_start(desk, request, job):
             raise Refusal(forbidden())

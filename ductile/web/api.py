@@ -13,7 +13,7 @@ import trio
 from ductile import __version__, strict_json
 from ductile.failpoints import failpoint
 from ductile.hub import job_topic
-from ductile.ledger import queue_reports, reports
+from ductile.ledger import queue_reports, reports, tree_reports
 from ductile.ledger.breakers import plugins_with_open_breakers
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
@@ -232,10 +232,11 @@ async def show_job(desk: Desk, request: Request) -> Response:
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
-    report = await desk.ledger.read_slowly(reports.brief, job_id)
+    report, tree = await desk.ledger.read_slowly(tree_reports.brief, job_id)
     if patience:  # nobody who waits for an end is told of one that a power cut could take back
         await desk.ledger.disk.until_durable()
-    text = job_text(report, desk.live_stderr(job_id), shows_result=request.principal.may(RESULT_SCOPE))
+    shows_result = request.principal.may(RESULT_SCOPE)
+    text = job_text(report, desk.live_stderr(job_id), tree=tree, shows_result=shows_result)
     return encoded_json_response(text.encode())
 
 

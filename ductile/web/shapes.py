@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from ductile.ledger.analytics import TREND_SLOTS
 from ductile.ledger.questions import MOST_IN_A_PAGE
+from ductile.ledger.tree_reports import TreeStatus
 from ductile.model import AttemptStatus, BreakerState, JobStatus
 from ductile.web.schemas import (
     Argument,
@@ -59,7 +60,14 @@ _TRIES: dict[str, Schema] = {
 
 JOB = record(
     {**_NAMED, **_TRIES},
-    {**_PLACE, **_TIMES, **_RESULTS, "next_retry_at": moment(), "stderr": text("What it has written so far")},
+    {
+        **_PLACE,
+        **_TIMES,
+        **_RESULTS,
+        "next_retry_at": moment(),
+        "stderr": text("What it has written so far"),
+        "tree_status": choice(TreeStatus, "Of the first job of a run, once it is over: how the whole run stands"),
+    },
     title="Job",
 )
 NODE = record(
@@ -246,6 +254,7 @@ RELOADED = record(
             description="Besides, by section: added, removed and changed",
         ),
         "ended_jobs": by_name(COUNT, "Waiting jobs that end, by plugin"),
+        "errors": listing(text(), description="What is wrong with the configuration although it can be used"),
     }
 )
 SCHEDULES = record(

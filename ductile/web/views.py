@@ -12,7 +12,7 @@ from ductile import strict_json
 from ductile.clock import to_text
 from ductile.errors import Unreadable
 from ductile.ledger.reports import Attempt, JobBrief
-from ductile.ledger.tree_reports import Node
+from ductile.ledger.tree_reports import Node, TreeStatus
 from ductile.model import Job, JobStatus
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ def ends_run(plans: "Plans") -> EndsRun:
     return may_be_the_last
 
 
-def job_text(report: JobBrief, stderr: str | None, *, shows_result: bool = True) -> str:
-    """One job; `stderr` is what it has written so far, if it runs."""
+def job_text(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = None, shows_result: bool = True) -> str:
+    """One job; `stderr` is what it has written so far, if it runs, `tree` how all that follows from it stands."""
     job = report.job
     content = {
         "job_id": job.id,
         "status": job.status,
+        "tree_status": tree,
         "plugin": job.plugin,
         "command": job.command,
         "submitted_by": job.submitted_by,

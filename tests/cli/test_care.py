@@ -149,6 +149,22 @@ def test_a_plugin_that_is_not_well_makes_the_status_degraded_and_says_why(run: R
     assert "pump: the pump is dry" in answer.stdout
 
 
+def test_a_service_that_does_not_run_is_said_not_to(run: Run, kept: Path) -> None:
+    """Exit code 0 says that nothing is wrong with what was looked at, and that one may start it."""
+    answer = run("system", "status", "--config", kept)
+
+    assert answer.exit_code == 0
+    assert answer.stdout.startswith("System Status: HEALTHY, NOT RUNNING\n")
+    assert "next: ductile system start" in answer.stdout
+    assert run("system", "status", "--config", kept, "--json").json["running"] is False
+
+
+def test_what_cannot_be_found_is_not_running_either(run: Run, tmp_path: Path) -> None:
+    answer = run("system", "status", "--config", tmp_path / "nowhere", "--json")
+
+    assert (answer.exit_code, answer.json["running"]) == (1, False)
+
+
 def test_health_commands_are_not_run_when_nobody_wants_them(run: Run, kept: Path) -> None:
     """`--no-health` skips them."""
     add_plugin(kept, "pump", SICK)

@@ -36,6 +36,7 @@ from ductile.model import (
     Skipped,
     Succeeded,
 )
+from ductile.pipeline.events import event_id as derived_event_id
 from tests.cli.conftest import Run
 from tests.cli.history import Past, past_of
 from tests.cli.test_start_up import imported_by
@@ -478,6 +479,29 @@ def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: t
     assert changes["other_plugins"] == ["mail", "sweep"], "named, not spelt out: they hardly matter to this job"
 
 
+def test_a_changed_list_names_its_members_that_came_went_or_changed(run: Run, demo: Path) -> None:
+    """Where they have names; whole lists would be cut at the same place and look alike."""
+
+    def pipelines(**mode: str) -> dict[str, Any]:
+        return {"pipelines": [{"name": name, "on": "x" * 200, "mode": how} for name, how in mode.items()]}
+
+    with past_of(demo) as past:
+        past.loads("cfg_old", pipelines(gone="a", same="a", other="a"))
+        ended(past, snapshot_id="cfg_old")
+        past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
+        past.later(minutes=1)
+        past.loads("cfg_new", pipelines(same="a", other="b", came="a", more="a"))
+        job_id = ended(past, Failed("x", past.evidence(exit_code=1)), snapshot_id="cfg_new")
+
+    bundle = run("job", "diagnose", job_id, "--config", demo, "--json").json
+    changes = {one["path"]: one for one in bundle["since_last_success"]["changes"]["config"]}
+    assert list(changes) == ["pipelines[came]", "pipelines[gone]", "pipelines[more]", "pipelines[other].mode"]
+    assert (changes["pipelines[came]"]["before"], changes["pipelines[gone]"]["after"]) == ("(not set)", "(not set)")
+    told = run("job", "diagnose", job_id, "--config", demo).stdout
+    assert "config pipelines: added came, more; removed gone" in told
+    assert "config pipelines[other].mode: a → b" in told
+
+
 def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> None:
     """A ledger that was adopted may have kept anything."""
     with past_of(demo) as past:
@@ -534,6 +558,36 @@ def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
     view = run("event", "why", NOBODY, "--config", demo, "--json").json
     assert [job["via"] for job in view["led_to"]] == ["route", "pipeline big"]
     assert (view["type"], view["source"], view["verdict"]) == ("t.done", "echo", "matched")
+
+
+def test_an_event_is_from_its_plugin_and_says_everything_once(run: Run, demo: Path) -> None:
+    """Also where only the job that emitted it is on record, because nobody took the event."""
+    result = json.dumps({"status": "ok", "events": [{"type": "t.done", "payload": {}}]})
+    with past_of(demo) as past:
+        past.enqueue()
+        job = past.claim_one()
+        event = derived_event_id(job.id, 1, 0)
+        note = Note(kind="event.unmatched", data={"event_id": event, "type": "t.done"})
+        past.end(job, Succeeded(past.evidence(result=result)), notes=(note,))
+
+    view = run("event", "why", event, "--config", demo, "--json").json
+    assert (view["source"], view["emitted_by"]) == ("echo", job.id)
+    told = run("event", "why", event, "--config", demo).stdout.splitlines()
+    assert " t.done from echo  " in told[0]
+    assert told[1:] == [
+        "  it led to nothing: no route and no pipeline waits for it",
+        f"  next: ductile job inspect {job.id}",
+    ]
+
+
+def test_a_decision_that_is_the_whole_story_is_told_once(run: Run, demo: Path) -> None:
+    about = {"pipeline": "big", "event_id": NOBODY, "type": "t.done", "reason": "if is false"}
+    with past_of(demo) as past:
+        past.enqueue()
+        past.end(past.claim_one(), notes=(Note(kind="pipeline.skipped", data=about),))
+
+    told = run("event", "why", NOBODY, "--config", demo).stdout
+    assert told.count("pipeline big did not start") == 1
 
 
 def test_a_type_that_is_mistyped_is_corrected(run: Run, demo: Path) -> None:

@@ -30,7 +30,7 @@ def waiting(demo: Path) -> Path:
 def test_the_status_counts_what_waits_and_runs(run: Run, waiting: Path) -> None:
     shown = run("queue", "status", "--config", waiting, "--json").json
 
-    assert (shown["depth"], shown["queued"], shown["running"], shown["service_running"]) == (4, 3, 1, False)
+    assert (shown["depth"], shown["queued"], shown["orphaned"], shown["service_running"]) == (4, 3, 1, False)
     assert [one["plugin"] for one in shown["paused"]] == ["other"]
     assert shown["oldest_claimable"]["plugin"] == "echo"
     assert [(lane["plugin"], lane["ready"], lane["slots"]) for lane in shown["plugins"]] == [

@@ -132,6 +132,28 @@ def test_status_is_healthy_while_the_service_runs_and_asks_its_plugins(home: Hom
     assert quick["service"]["status"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [("state:", "plugins: {ghost: {}}\nstate:"), ("127.0.0.1:0", "127.0.0.1:1"), ("state:", "stat:")],
+    ids=["a plugin that is not there", "a place that cannot change", "a mistake"],
+)
+def test_the_quick_status_says_of_the_configuration_what_the_whole_one_says(
+    home: Home, start: Start, written: str, instead: str
+) -> None:
+    """`--no-health` leaves out the plugins' health and nothing else."""
+    start()
+    home.write("config.yaml", (home.path / "config.yaml").read_text().replace(written, instead))
+
+    def told(*flags: str) -> tuple[int, Any]:
+        command = [sys.executable, "-m", "ductile", "status", *flags, "--config", str(home.path), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        report = json.loads(done.stdout)
+        return done.returncode, [one for one in report["checks"] if one["name"] == "config_load"]
+
+    assert told("--no-health") == told()
+    assert told("--no-health")[0] == 1
+
+
 def test_the_quick_status_of_a_running_service_imports_no_event_loop_and_no_converter(home: Home, start: Start) -> None:
     """What the service can say, the command does not work out for itself."""
     start()

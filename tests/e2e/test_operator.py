@@ -33,8 +33,12 @@ echo last words >&2
 echo '{"status": "ok", "result": "said"}'
 """
 ECHO = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "heard"}\'\n'
+FAILS = """#!/bin/sh
+cat > /dev/null
+echo '{"status": "error", "error": "no luck", "retry": false}'
+"""
 PIPELINES = """
-plugins: {moody: {timeouts: {poll: 1m}}, echo: {}}
+plugins: {moody: {timeouts: {poll: 1m}}, echo: {}, fails: {}}
 routes: [{from: moody, event_type: moody.done, to: echo}]
 pipelines:
   - name: choosy
@@ -47,6 +51,12 @@ pipelines:
   - name: wide
     on: wide.wanted
     steps: [{id: each, foreach: payload.items, uses: echo}]
+  - name: greet
+    on: greet.wanted
+    steps: [{id: each, foreach: payload.names, join: true, uses: fails}, {id: sum-up, uses: echo}]
+  - name: fanned
+    on: fanned.wanted
+    steps: [{id: first, uses: echo}, {id: each, foreach: payload.names, join: true, uses: fails}]
   - name: maybe
     on: maybe.wanted
     steps: [{id: first, uses: echo}, {id: perhaps, uses: echo, if: {path: payload.go, op: eq, value: true}}]
@@ -56,6 +66,7 @@ pipelines:
 def furnish(home: Home) -> Home:
     home.plugin("moody", MOODY)
     home.plugin("echo", ECHO)
+    home.plugin("fails", FAILS)
     home.add(PIPELINES)
     return home
 
@@ -136,6 +147,22 @@ def test_a_wait_that_is_over_before_the_job_exits_1(home: Home, start: Start, do
     assert shown(home, "job", "wait", job_id)["status"] == "succeeded"
 
 
+def test_a_job_of_a_service_that_was_killed_is_not_said_to_run(home: Home, start: Start, door: Door) -> None:
+    """It runs again after the next start, and that is said."""
+    service = start()
+    job_id = service.post("door")
+    door.reached()
+    service.kill()
+    why = shown(home, "job", "why", job_id)
+    assert (why["reasons"][0]["code"], why["next"]) == ("service_died", ["ductile system start"])
+    assert shown(home, "job", "tail", job_id, exit_code=69)["code"] == "unreachable"
+    assert shown(home, "system", "status", "--no-health")["queue"]["orphaned"] == 1
+    again = start()
+    door.reached()
+    door.let_through()
+    assert again.job(job_id, wait="30s")["status"] == "succeeded"
+
+
 def test_a_replay_says_first_what_changed_since(home: Home, start: Start, door: Door, tmp_path: Path) -> None:
     """Configuration and plugin files; then it runs the patched job as a new one."""
     service = start()
@@ -158,6 +185,38 @@ def test_a_replay_says_first_what_changed_since(home: Home, start: Start, door: 
     assert json.loads(again["result"]["result"]) == {"n": 3, "m": 1}
     text = cli(home, "job", "replay", first, "--dry-run").stdout
     assert text.index("changed since it ran:") < text.index("would run moody.poll")
+
+
+def test_waiting_for_the_first_job_says_that_its_run_failed(service: Service) -> None:
+    """The exit code is that of the job; with --tree, that of the run."""
+    root, *_ = run_of(service, "greet", {"names": ["Ada", "Grace"]})
+    answer = shown(service.home, "job", "wait", root["job_id"])
+    told = cli(service.home, "job", "wait", root["job_id"])
+
+    assert (answer["status"], answer["tree_status"]) == ("succeeded", "failed")
+    assert told.returncode == 0
+    assert "its run failed" in told.stdout
+    assert f"next: ductile job wait {root['job_id']} --tree" in told.stdout
+    assert shown(service.home, "job", "wait", root["job_id"], "--tree", exit_code=1)["status"] == "failed"
+
+
+def test_what_the_core_decided_is_run_again_with_its_pipeline(service: Service) -> None:
+    """The id that `pipeline run` hands out may be that of no plugin; what is proposed works."""
+    root, *members, _ = run_of(service, "greet", {"names": ["Ada", "Grace"]})
+    for job in (root, members[0]):
+        refused = shown(service.home, "job", "replay", job["job_id"], exit_code=1)
+        assert (refused["code"], "`ductile pipeline run greet" in refused["hint"]) == ("wrong_state", True), refused
+    assert cli(service.home, "pipeline", "run", "greet", "--payload", '{"names": []}', "--wait").returncode == 0
+
+
+def test_what_cannot_be_replayed_names_the_job_that_can(service: Service) -> None:
+    """The nearest one above it that runs a plugin of its own."""
+    first, *members, join = run_of(service, "fanned", {"names": ["Ada", "Grace"]})
+    assert (first["step_id"], join["plugin"]) == ("first", "core.join")
+    for job in (members[0], members[-1], join):
+        refused = shown(service.home, "job", "replay", job["job_id"], exit_code=1)
+        assert f"`ductile job replay {first['job_id']}`" in refused["hint"], refused
+    assert shown(service.home, "job", "replay", first["job_id"])["replay_of"] == first["job_id"]
 
 
 def test_a_step_of_a_run_is_replayed_by_its_name(service: Service) -> None:
