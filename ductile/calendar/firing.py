@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
 
+from ductile.calendar.bounds import LAST, within
 from ductile.calendar.definition import After, At, Definition, Every, History
 from ductile.calendar.slots import TICK, Dial, Grid, Once, Slots
 from ductile.clock import to_text
@@ -63,9 +64,9 @@ class Timetable:
         return Slot(at=at if opening == planned else self.latest(opening) or at, fire_at=opening)
 
     def firings(self, after: datetime) -> Iterator[Slot]:
-        """The firings of all slots later than `after`, in order."""
+        """The firings of all slots later than `after`, in order, as far as the calendar reaches."""
         at = self.slots.after(after)
-        while at and (firing := self.firing(at)):
+        while at and at <= LAST and (firing := self.firing(at)):
             yield firing
             at = self.slots.after(firing.at)
 
@@ -93,7 +94,7 @@ def timetable(definition: Definition, history: History) -> Timetable:
         case Every(interval):
             slots: Slots = Grid(history.anchored_at, interval)
         case At(moment):
-            slots = Once(moment)
+            slots = Once(within(moment))
         case After(delay):
             slots = Once((history.started_at or history.anchored_at) + delay)
         case line:

@@ -1,8 +1,8 @@
 """One look at one schedule: from its definition, its history and the time to what is due, held, missed and next.
 
-Pure: no clock, no ledger. The scheduler fires everything `due` in one transaction and stores `decided_to`; it alone
-knows of breakers and running jobs. A slot may be a minute late and is still on time; later it counts as missed, and
-`catch_up` decides.
+Pure: no clock, no ledger; `now` lies within the `bounds`. The scheduler fires everything `due` in one transaction and
+stores `decided_to`; it alone knows of breakers and running jobs. A slot may be a minute late and is still on time;
+later it counts as missed, and `catch_up` decides.
 """
 
 from collections.abc import Iterable, Iterator
@@ -119,9 +119,9 @@ def _decided(history: History) -> datetime:
 
 def _floor(table: Timetable, history: History, following: datetime | None) -> datetime:
     """Slots up to here are decided; `following` is the next one by the clock."""
-    when = table.definition.when
     if isinstance(table.slots, Once):
-        is_over = history.exhausted or (isinstance(when, At) and history.last_slot_at == when.moment)
+        was_fired = isinstance(table.definition.when, At) and history.last_slot_at == table.slots.moment
+        is_over = history.exhausted or was_fired
         return table.slots.moment if is_over else table.slots.moment - TICK
     floor = _decided(history)
     fired_at = history.last_fired_at

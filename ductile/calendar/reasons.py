@@ -25,6 +25,7 @@ class Reason(StrEnum):
     CLOCK_SET_BACK = "clock_set_back"
     CATCH_UP_CAPPED = "catch_up_capped"
     PLUGIN_UNHEALTHY = "plugin_unhealthy"
+    SCHEDULE_FAULT = "schedule_fault"
 
     @property
     def words(self) -> str:
@@ -48,4 +49,5 @@ _WORDS = {
     Reason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
     Reason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",
     Reason.PLUGIN_UNHEALTHY: "its plugin is unhealthy: `init` has failed",
+    Reason.SCHEDULE_FAULT: "the scheduler fails at this schedule, goes on with the others and tries it again",
 }

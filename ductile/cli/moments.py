@@ -14,14 +14,16 @@ Span = tuple[datetime, datetime]
 
 def read_moment(text: str, option: str, zone: tzinfo, *, now: datetime, is_past: bool = False) -> datetime:
     """The moment that somebody means; a time of day is that of today, or the last one if it must have passed."""
-    clock = read_clock(text)
+    from ductile.calendar.bounds import FIRST, LAST
+
     try:
-        if clock is None:
-            return _full(text, zone)
-        found = _at(now.astimezone(zone), clock, zone)
-        return _at(now.astimezone(zone) - DAY, clock, zone) if is_past and found > now else found
+        found = _meant(text, zone, now, is_past=is_past)
     except (ValueError, OverflowError):
-        raise UsageInvalid(f"{option}: {text[:60]!r} is not a moment", hint=HINT) from None
+        found = None
+    if found is None or not FIRST <= found <= LAST:
+        reach = f"between {FIRST:%Y-%m-%d} and {LAST:%Y-%m-%d}"
+        raise UsageInvalid(f"{option}: {text[:60]!r} is not a moment {reach}", hint=HINT)
+    return found
 
 
 def read_duration(text: str, option: str) -> timedelta:
@@ -60,6 +62,14 @@ def read_spans(texts: tuple[str, ...], option: str, zone: tzinfo, start: datetim
             if spans[-1][0] >= spans[-1][1]:
                 raise UsageInvalid(f"{option}: {text[:60]!r} ends before it begins")
     return tuple(sorted(spans))
+
+
+def _meant(text: str, zone: tzinfo, now: datetime, *, is_past: bool) -> datetime:
+    clock = read_clock(text)
+    if clock is None:
+        return _full(text, zone)
+    found = _at(now.astimezone(zone), clock, zone)
+    return _at(now.astimezone(zone) - DAY, clock, zone) if is_past and found > now else found
 
 
 def _full(text: str, zone: tzinfo) -> datetime:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from ductile.web.schedule_views import local_text, schedule_view, written_schedu
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FAR = timedelta(days=365 * 100)
+FOR_EVER = datetime.max.replace(tzinfo=UTC)
 
 
 def snapshot_of(explicit: Path | None) -> Snapshot:
@@ -84,4 +84,4 @@ def _coming(plugin: str, schedule: Schedule, entry: Entry | None, count: int, no
         last_fired_at=entry.last_fired_at if entry else None,
         exhausted=entry is not None and entry.status is EntryStatus.EXHAUSTED,
     )
-    return slots_between(definition_of(plugin, schedule), history, now, now + FAR, count)
+    return slots_between(definition_of(plugin, schedule), history, now, FOR_EVER, count)

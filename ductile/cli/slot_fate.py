@@ -49,6 +49,8 @@ def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: 
         return Fate(slot_at=None, verdict="unknown", words="no service has seen this schedule yet")
     if entry.definition_hash != definition_hash(schedule):
         return Fate(slot_at=None, verdict="unknown", words="it was edited since a service last saw it")
+    if entry.held_reason == Reason.SCHEDULE_FAULT and (fate := _faulty(db, entry, at)):
+        return fate
     definition = definition_of(plugin, schedule)
     table = timetable(definition, History(anchored_at=entry.anchored_at))
     slot_at = _slot(table, definition, entry, at)
@@ -64,6 +66,16 @@ def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: 
         return Fate(slot_at=slot_at, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=slot_at)
     rows = list(_rows(db, plugin, schedule.id))
     return _decided(table, entry, slot_at, rows, now)
+
+
+def _faulty(db: Connection, entry: Entry, at: datetime) -> Fate | None:
+    """What keeps the scheduler from deciding about slots; None if it could at that time."""
+    rows = [row for row in _rows(db, entry.plugin, entry.schedule_id) if row.data.get("reason") == entry.held_reason]
+    if not rows or at < rows[-1].at:
+        return None
+    words = f"{Reason.SCHEDULE_FAULT.words}: internal error: {rows[-1].data.get('error')}"
+    until, reason = entry.next_run_at, Reason.SCHEDULE_FAULT
+    return Fate(slot_at=None, verdict="held", words=words, reason=reason, until=until, story=(rows[-1],))
 
 
 def _slot(table: Timetable, definition: Definition, entry: Entry, at: datetime) -> datetime | None:

@@ -36,6 +36,8 @@ RECHECK_AFTER_CANCEL = timedelta(seconds=1)
 RECHECK_HEALTH = timedelta(minutes=1)
 HOLDING = frozenset({Reason.PLUGIN_UNHEALTHY, Reason.CIRCUIT_OPEN, Reason.ALREADY_RUNNING})
 """What holds a slot here. One that was held runs when the gate opens, however late: nobody missed it."""
+EXCUSES = HOLDING | {Reason.SCHEDULE_FAULT}
+"""What keeps slots from being decided in time while the service is up."""
 CANCELLED = "another run of its schedule is due"
 WITHOUT_ENTRY = "every schedule that is looked at has its entry"
 
@@ -71,12 +73,13 @@ class Planned:
 @frozen(eq=False)
 class Decision:
     """What one look said about a schedule as its entry was then; `hold` is what the look before it found waiting, if
-    this process saw it."""
+    this process saw it. `fault`: why there was nothing to see; the look only says when to look again."""
 
     planned: Planned
     entry: Entry
     look: Look
     hold: Hold | None = None
+    fault: str | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -119,7 +122,8 @@ def apply_all(db: Connection, decisions: list[Decision], now: Now) -> list[Appli
 def _only_looks_ahead(decision: Decision) -> bool:
     """Whether all there is to write is the next run, paused or not; a schedule with one slot waits for its pause."""
     found = decision.look
-    return not (found.due or found.held or found.decided_to or found.clock_set_back or decision.planned.is_once)
+    is_held = found.held or decision.fault or decision.entry.held_reason == Reason.SCHEDULE_FAULT
+    return not (found.due or is_held or found.decided_to or found.clock_set_back or decision.planned.is_once)
 
 
 def _look_ahead(db: Connection, decisions: list[Decision], now: Now) -> list[Applied]:
@@ -138,6 +142,8 @@ def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
     planned, found = decision.planned, decision.look
     if _fresh(db, planned).status is EntryStatus.PAUSED_MANUAL:
         return _paused(db, decision, now)
+    if decision.fault is not None:
+        return _faulty(db, decision, now)
     if found.held is not None:
         return _held(db, decision, found.held.reason, found.held.slot_at, found.next_at, now)
     if found.due:
@@ -150,7 +156,7 @@ def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
             expect(db, planned.key, planned.schedule.expect, (missed,))
         _pass_over(db, decision, _skip_reason(decision), found.skipped, now)
     else:
-        schedules.set_next(db, *planned.key, found.next_at, now=now.at)
+        schedules.release(db, *planned.key, found.next_at, now=now.at)
     return Applied(entry=_fresh(db, planned), next_at=found.next_at)
 
 
@@ -273,6 +279,12 @@ def _stopped(db: Connection, decision: Decision, reason: Reason, until: datetime
     return _held(db, decision, reason, latest.at, until, now)
 
 
+def _faulty(db: Connection, decision: Decision, now: Now) -> Applied:
+    """Nobody knows its slots; what stands for them in the journal is when this began."""
+    known = decision.hold if decision.hold and decision.hold[0] is Reason.SCHEDULE_FAULT else None
+    return _held(db, decision, Reason.SCHEDULE_FAULT, known[1] if known else now.at, decision.look.next_at, now)
+
+
 def _held(
     db: Connection, decision: Decision, reason: Reason, slot_at: datetime, until: datetime | None, now: Now
 ) -> Applied:
@@ -281,7 +293,8 @@ def _held(
     if decision.hold == hold:
         schedules.set_next(db, *planned.key, until, now=now.at)
     else:
-        schedules.hold(db, *planned.key, reason, now=now.at, slot_at=slot_at, next_run_at=until)
+        why = (reason, decision.fault)
+        schedules.hold(db, *planned.key, *why, now=now.at, slot_at=slot_at, next_run_at=until)
     return Applied(entry=_fresh(db, planned), next_at=until, hold=hold)
 
 
@@ -299,7 +312,7 @@ def _skip_reason(decision: Decision) -> Reason:
     found = decision.look
     if found.capped:
         return Reason.CATCH_UP_CAPPED
-    if decision.hold is not None and decision.hold[0] in HOLDING and found.skip_reason is Reason.MISSED:
+    if decision.hold is not None and decision.hold[0] in EXCUSES and found.skip_reason is Reason.MISSED:
         return decision.hold[0]
     return found.skip_reason or Reason.MISSED
 

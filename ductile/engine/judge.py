@@ -122,8 +122,11 @@ def _failed(job: Job, failure: _Failure, policy: Policy, evidence: Evidence, cha
 
 def backoff(base: timedelta, tries: int, chance: float) -> timedelta:
     """`base * 2^(tries-1)` plus a random part of `base`; never more than an hour, or twice a longer base."""
+    if not base:
+        return base
     longest = max(LONGEST_DELAY, 2 * base)
-    doublings = min(tries - 1, 20)
+    # No more doublings than lead past the longest: days that are doubled on and on are more than a timedelta can hold.
+    doublings = min(tries - 1, (longest // base).bit_length())
     return min(base * (1 << doublings) + base * chance, longest)
 
 

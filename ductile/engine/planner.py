@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Generic, Protocol, TypeVar
 
 from ductile.calendar.definition import After, History
-from ductile.calendar.look import look
+from ductile.calendar.look import Look, look
 from ductile.calendar.reasons import Reason
 from ductile.clock import Clock
 from ductile.config.schedules import definition_hash, definition_of
@@ -83,7 +83,7 @@ class Planner(Generic[LedgerT, HubT]):
         self._stale, self._clocks = False, (now, steady)
         for keys in _portions(list(self._take_due(now)), PORTION):
             await self._let_others_work()
-            decisions = [decision for key in keys if (decision := self._decide(key, now))]
+            decisions = [decision for key in keys if (decision := self._decide_or_later(key, now))]
             if decisions:
                 await self._apply(decisions, now)
         await self._raise_alarms(now)
@@ -159,13 +159,25 @@ class Planner(Generic[LedgerT, HubT]):
         while self._ahead and self._ahead[0][0] <= now:
             yield heapq.heappop(self._ahead)[1]
 
+    def _decide_or_later(self, key: Key, now: datetime) -> Decision | None:
+        """The edge of a look: what goes wrong in one is told, and the other schedules are none the worse for it."""
+        try:
+            return self._decide(key, now)
+        except Exception as error:
+            told = f"cannot be decided: internal error: {error!r}"
+            again = f"looking again in {AFTER_A_FAULT.seconds} s"
+            self.log.error("scheduler", f"{told}; {again}", plugin=key[0], schedule_id=key[1])
+            later = Look(next_at=now + AFTER_A_FAULT)
+            return Decision(self.planned[key], self.entries[key], later, self.holds.get(key), fault=repr(error))
+
     def _decide(self, key: Key, now: datetime) -> Decision | None:
         """What the calendar says; None if there is nothing to write down, and the next look is noted."""
         planned, entry = self.planned[key], self.entries[key]
         if planned.is_once and entry.status is EntryStatus.PAUSED_MANUAL:
             return None  # resuming it announces itself
         found = look(planned.definition_after(entry.held_reason), self.history(key, now), now)
-        if found.due or found.held or found.decided_to or found.next_at != entry.next_run_at:
+        is_news = found.next_at != entry.next_run_at or entry.held_reason == Reason.SCHEDULE_FAULT
+        if found.due or found.held or found.decided_to or is_news:
             return Decision(planned, entry, found, self.holds.get(key))
         self._look_again(key, found.next_at)
         return None

@@ -20,6 +20,8 @@ class Scheduler(Planner[Ledger, Hub]):
     """The planner of a service."""
 
     turning_since: float | None = None
+    failing_since: float | None = None
+    """When the first of the turns began that have gone wrong in a row."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fire what is due, for as long as the service takes work."""
@@ -44,20 +46,25 @@ class Scheduler(Planner[Ledger, Hub]):
         """The edge of a turn: what goes wrong in one ends nobody else, and everything is looked at again soon."""
         self.turning_since = trio.current_time()
         try:
-            return await self.turn()
+            until = await self.turn()
         except Exception as error:
             if self.ledger.broken.is_set():
                 raise LedgerLost(f"{self.ledger.path}: {error}") from error
             told = str(error) if isinstance(error, LedgerError) else f"internal error: {error!r}"
             self.log.error("scheduler", f"{told}; looking again in {AFTER_A_FAULT.seconds} s")
             self._stale = True
+            self.failing_since = self.turning_since if self.failing_since is None else self.failing_since
             return self._now() + AFTER_A_FAULT
+        else:
+            self.failing_since = None
+            return until
         finally:
             self.turning_since = None
 
     def late_seconds(self) -> float:
         """For how long what is due has waited to be decided."""
-        return 0.0 if self.turning_since is None else trio.current_time() - self.turning_since
+        since = self.turning_since if self.failing_since is None else self.failing_since
+        return 0.0 if since is None else trio.current_time() - since
 
     async def _let_others_work(self) -> None:
         await trio.lowlevel.checkpoint()

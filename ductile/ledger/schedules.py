@@ -145,6 +145,7 @@ def hold(
     plugin: str,
     schedule_id: str,
     reason: str,
+    error: str | None = None,
     *,
     now: datetime,
     slot_at: datetime | None,
@@ -167,6 +168,7 @@ def hold(
             "reason": reason,
             "slot_at": to_text(slot_at) if slot_at else None,
             "next_run_at": values["next"],
+            **({"error": error} if error else {}),
         }
         journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)
 
@@ -188,6 +190,18 @@ def set_all_next(
     at = to_text(now)
     values = ((to_text(next_at) if next_at else None, at, *key) for *key, next_at in next_runs)
     return db.executemany(SET_NEXT, values).rowcount
+
+
+RELEASE = """
+    UPDATE schedule_entries SET next_run_at = ?, held_reason = NULL, updated_at = ? WHERE plugin = ? AND schedule_id = ?
+"""
+
+
+def release(
+    db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
+) -> None:
+    """Nothing of the entry waits, and it will next be looked at then."""
+    db.execute(RELEASE, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
 
 
 SET_STATUS = """

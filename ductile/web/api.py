@@ -157,7 +157,7 @@ async def welcome(desk: Desk, request: Request) -> Response:
 
 
 async def health(desk: Desk, request: Request) -> Response:
-    """200 while work is being done or could be; 503 when the ledger does not take writes."""
+    """200 while work is being done or could be; 503 when the ledger takes no writes or no schedule is decided."""
     snapshot = desk.snapshot()
     queue = desk.ledger.read(queue_reports.depth)
     oldest = desk.ledger.read(queue_reports.oldest_claimable, snapshot.slots)

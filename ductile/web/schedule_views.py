@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime, tzinfo
 from typing import Any
 
+from ductile.calendar.bounds import within
 from ductile.clock import to_text
 from ductile.config.relay import BREAKER
 from ductile.config.schedules import HOST_ZONE, definition_hash, definition_of
@@ -71,7 +72,7 @@ def zone_of(schedule: Schedule) -> tzinfo:
 
 def local_text(moment: datetime, zone: tzinfo) -> str:
     """What a clock on the wall shows there, with its offset."""
-    return moment.astimezone(zone).isoformat(timespec="seconds")
+    return within(moment).astimezone(zone).isoformat(timespec="seconds")
 
 
 def schedule_view(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: Entry | None) -> dict[str, Any]:

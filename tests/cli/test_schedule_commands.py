@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import trio
 
+from ductile.calendar.look import Look
 from ductile.clock import to_text
+from ductile.engine import planner
 from ductile.engine.simulate import VirtualClock
 from ductile.ledger import breakers
 from ductile.ledger.connections import Connection, transaction
@@ -158,6 +160,40 @@ def test_coming_runs_are_those_of_the_scheduler(run: Run, home: Home) -> None:
     assert len(text.splitlines()) == 12
 
 
+FOR_EVER = """\
+plugins:
+  echo:
+    schedules:
+      - {id: never, at: "9999-12-31T23:59:59Z", timezone: Pacific/Kiritimati}
+      - {id: zero, at: "0001-01-01T00:00:00Z", timezone: America/Los_Angeles}
+      - {id: seldom, every: 36500d}
+      - {id: yearly, cron: "0 0 1 1 *"}
+"""
+
+
+def test_moments_at_the_ends_of_the_calendar_can_be_told(run: Run, tmp_path: Path) -> None:
+    """One that is as good as never is shown as the end of the calendar, and no command fails at it."""
+    home = Home.make(tmp_path / "ductile")
+    home.plugin("echo", "#!/bin/sh\n")
+    home.add(FOR_EVER)
+    where = ("--config", home.path, "--json")
+    never = run("schedule", "next", "echo", "never", *where).json
+    assert (never["status"], [one["fires_local"] for one in never["runs"]]) == (
+        "scheduled",
+        ["9000-01-01T14:00:00+14:00"],
+    )
+    assert run("schedule", "next", "echo", "zero", *where).json["runs"] == []
+    for schedule_id in ("never", "zero", "seldom", "yearly"):
+        for args in (
+            ("next",),
+            ("why",),
+            ("simulate", "--from", "1970-01-01T00:00:00Z"),
+            ("simulate", "--from", "8999-12-31T23:00:00Z"),
+        ):
+            answer = run("schedule", args[0], "echo", schedule_id, *args[1:], *where)
+            assert answer.exit_code == 0, answer
+
+
 def test_coming_runs_go_by_the_ledger(run: Run, past: Past) -> None:
     """A moment that has passed does not come again, and a delay counts from a start that is only known there."""
     home = past(lambda stage: stage.pass_for(61 * MINUTE))
@@ -186,6 +222,11 @@ def test_the_only_schedule_of_a_plugin_need_not_be_named(run: Run, home: Home) -
         (("why", "echo", "often", "--at", "yesterday"), 2, "is not a moment"),
         (("why", "echo", "often", "--at", "2026-02-30T10:00"), 2, "is not a moment"),
         (("why", "echo", "often", "--at", "9999-12-31T23:59:59-23:00"), 2, "is not a moment"),
+        (("why", "echo", "nightly", "--at", "0001-01-01"), 2, "is not a moment between 1970-01-01 and 9000-01-01"),
+        (("why", "echo", "nightly", "--at", "9999-12-31"), 2, "is not a moment between 1970-01-01 and 9000-01-01"),
+        (("simulate", "echo", "often", "--from", "0001-01-01", "--to", "0001-01-03"), 2, "--from: '0001-01-01' is not"),
+        (("simulate", "echo", "often", "--from", "9999-12-30", "--to", "9999-12-31"), 2, "--from: '9999-12-30' is not"),
+        (("simulate", "echo", "often", "--down", "0001-01-01..0001-01-02"), 2, "--down: '0001-01-01' is not"),
         (("simulate", "echo", "often", "--from", "2026-03-10", "--to", "2026-03-09"), 2, "--to must come after --from"),
         (("simulate", "echo", "often", "--to", "2400-01-01"), 2, "not more than ten years"),
         (("simulate", "echo", "often", "--down", "02:00"), 2, "is not FROM..TO"),
@@ -290,6 +331,27 @@ def test_a_slot_that_nobody_has_decided_is_no_mystery(run: Run, past: Past) -> N
     assert (coming["verdict"], "has not come yet" in coming["words"]) == ("not_due", True)
     assert why(run, home, "once", "2026-03-09T12:20:00Z")["verdict"] == "not_due"
     assert why(run, home, "soon", "2026-03-09T12:05:00Z")["verdict"] == "not_due"
+
+
+def test_a_schedule_that_cannot_be_decided_says_so(run: Run, past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the error, and when it is tried again; what happened before is told as ever."""
+
+    def fail(*_: object) -> Look:
+        raise OverflowError("date value out of range")
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(MINUTE)
+        monkeypatch.setattr(planner, "look", fail)
+        await stage.look_again()
+
+    home = past(story)
+    found = why(run, home, "often", "2026-03-09T12:01:00Z")
+    assert (found["verdict"], found["reason"]) == ("held", "schedule_fault")
+    assert "OverflowError('date value out of range')" in found["words"]
+    assert found["until"] == "2026-03-09T12:01:30.000000Z"
+    assert why(run, home, "often", "2026-03-09T12:00:30Z")["verdict"] == "fired"
+    people = run("schedule", "why", "echo", "often", "--at", "2026-03-09T12:01:00Z", "--config", home.path)
+    assert people.stdout.splitlines()[0] == "echo often, no slot: held"
 
 
 def test_without_a_moment_it_is_about_the_last_slot(run: Run, past: Past) -> None:

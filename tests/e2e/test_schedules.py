@@ -325,6 +325,21 @@ def test_why_and_next_are_true_while_the_service_runs(idle: Service) -> None:
     assert coming["fires_at"] == listed["next_run_at"]
 
 
+def test_moments_at_the_ends_of_the_calendar_stop_nobody(home: Home, start: Start) -> None:
+    """One that means never, one that Go writes for no time, and beside them a schedule that fires; all are listed."""
+    home.plugin("echo", OK)
+    never = "{id: never, at: '9999-12-31T23:59:59Z', timezone: Pacific/Kiritimati, not_on: [fri, sat]}"
+    zero = "{id: zero, at: '0001-01-01T00:00:00Z', timezone: Europe/Berlin}"
+    home.add(f"plugins:\n  echo: {{schedules: [{never}, {zero}, {{id: often, every: 1h}}]}}\n")
+    service = start()
+    ended(service, "job succeeded", "echo", 2)
+
+    assert schedule(service, "never")["next_run_local"] == "9000-01-01T14:00:00+14:00"
+    assert schedule(service, "zero")["status"] == "exhausted"
+    assert [one["schedule_id"] for one in shown(home, "schedule", "list")["jobs"]] == ["never", "zero", "often"]
+    assert shown(home, "schedule", "why", "echo", "zero")["verdict"] == "fired"
+
+
 def test_a_reload_takes_up_new_schedules_at_once(home: Home, start: Start) -> None:
     """And forgets those that are gone."""
     home.plugin("echo", OK)

@@ -12,6 +12,7 @@ from ductile.engine.spawn import Ending, Finished
 from ductile.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.plugin.protocol import Limits
 from ductile.secret import Mask
+from ductile.units import LONGEST
 from tests.engine.builders import NOW, a_job, a_run
 
 POLICY = Policy(timeout=timedelta(seconds=2), backoff_base=timedelta(seconds=30))
@@ -115,6 +116,13 @@ def test_the_delay_doubles_and_is_spread_by_one_base(tries: int, seconds: float)
 def test_the_delay_stays_within_an_hour_however_many_tries(tries: int) -> None:
     """No overflow, no job that sleeps for years."""
     assert backoff(timedelta(seconds=30), tries, 0.5) == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3, 21, 10_000])
+def test_the_delay_of_a_long_base_is_twice_the_base_at_most(tries: int) -> None:
+    """However long a base can be written: days that are doubled on and on are more than a duration can be."""
+    assert backoff(LONGEST, tries, 0.0) == LONGEST * min(tries, 2)
+    assert backoff(LONGEST, tries, 0.999) <= 2 * LONGEST
 
 
 def test_a_base_of_zero_means_at_once() -> None:

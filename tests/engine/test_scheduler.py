@@ -13,6 +13,9 @@ import pytest
 import trio
 from attrs import evolve
 
+from ductile.calendar.definition import Definition, History
+from ductile.calendar.look import Look, look
+from ductile.engine import planner
 from ductile.errors import LedgerError, LedgerLost
 from ductile.hub import SCHEDULES
 from ductile.ledger import schedules
@@ -406,6 +409,103 @@ async def test_a_next_run_that_cannot_be_written_does_not_stop_the_others(stage:
     known = {entry.plugin: entry.next_run_at is not None for entry in one.ledger.read(schedules.all_entries)}
     assert known == {"echo": False, "other": True}
     assert [line.startswith("not fired: ") for line in one.said()] == [True]
+
+
+AT_THE_ENDS = [
+    "at: '0001-01-01T00:00:00Z'",
+    "at: '9999-12-31T23:59:59Z', not_on: [fri, sat], timezone: UTC",
+    "at: '9999-12-31T23:59:59Z', only_between: '08:00-09:00', timezone: Pacific/Kiritimati, expect: {start_within: 2h}",
+    "at: '0001-01-02T03:00:00Z', timezone: America/Los_Angeles, only_between: '08:00-09:00'",
+    "at: '9999-12-31T23:59:59Z', expect: {finish_within: 36500d}",
+]
+
+
+@pytest.mark.parametrize("schedule", AT_THE_ENDS)
+async def test_a_moment_at_the_end_of_the_calendar_is_one_like_any_other(stage: MakeStage, schedule: str) -> None:
+    """It fires or waits, and the schedules beside it fire."""
+    one = await stage(f"  other: {{schedules: [{{{schedule}}}]}}\n{EVERY_5M}")
+    await one.pass_for(10 * MINUTE)
+    assert one.jobs("slot_at", "plugin = 'echo'") == [
+        f"2026-03-09T12:{minute}:00.000000Z" for minute in ("00", "05", "10")
+    ]
+    assert one.said() == []
+    assert one.entry("other").next_run_at or one.jobs("slot_at", "plugin = 'other'") == ["1970-01-01T00:00:00.000000Z"]
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, plugin: str) -> set[str]:
+    """Whoever looks at schedules of the plugins in the set fails."""
+    broken = {plugin}
+
+    def fragile(definition: Definition, history: History, now: datetime) -> Look:
+        if definition.plugin in broken:
+            raise OverflowError("date value out of range")
+        return look(definition, history, now)
+
+    monkeypatch.setattr(planner, "look", fragile)
+    return broken
+
+
+async def test_a_schedule_that_cannot_be_decided_does_not_stop_the_others(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is logged with its name, on record once with the reason, and looked at again until it can be."""
+    broken = fail_at(monkeypatch, "echo")
+    one = await stage("  echo: {schedules: [{every: 1m, catch_up: skip}]}\n  other: {schedules: [{every: 1m}]}")
+    await one.pass_for(90 * SECOND)
+    assert one.jobs("plugin") == ["other", "other"]
+    assert (one.entry().held_reason, one.entry().next_run_at) == ("schedule_fault", NOON + 2 * MINUTE)
+    assert one.skips() == [("schedule_fault", None)]
+    complaint = "cannot be decided: internal error: OverflowError('date value out of range'); looking again in 30 s"
+    assert {*one.said()} == {complaint}
+
+    broken.clear()
+    await one.pass_for(2 * MINUTE)
+    assert one.jobs("slot_at", "plugin = 'echo'") == [
+        "2026-03-09T12:02:00.000000Z",
+        "2026-03-09T12:03:00.000000Z",
+    ]
+    assert (one.entry().held_reason, one.skips()[1:]) == (None, [("schedule_fault", 2)])
+
+
+async def test_a_schedule_that_can_be_decided_again_is_not_held_although_nothing_is_due(
+    stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = fail_at(monkeypatch, "echo")
+    one = await stage(echo("cron: '0 3 * * *', timezone: UTC"))
+    await one.turn()
+    assert one.entry().held_reason == "schedule_fault"
+    broken.clear()
+    await one.pass_for(MINUTE)
+    assert (one.entry().held_reason, one.entry().next_run_at) == (None, NOON + 15 * HOUR)
+
+
+async def test_a_scheduler_that_keeps_failing_is_late(
+    stage: MakeStage, nursery: trio.Nursery, mock_clock: trio.testing.MockClock
+) -> None:
+    """From the first turn that went wrong to the next one that does not, also while it waits in between."""
+    one = await stage()
+
+    class Fragile(Counted):
+        is_broken = True
+
+        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self.is_broken:
+                raise RuntimeError("broken")
+            return await super().write(function, *args, **kwargs)
+
+    ledger = one.scheduler.ledger = Fragile(one.ledger)  # type: ignore[assignment]
+    await nursery.start(one.scheduler.run)
+    for seconds in (20, 40, 60, 80):
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(20)
+        assert one.scheduler.late_seconds() == pytest.approx(seconds)
+
+    ledger.is_broken = False
+    one.hub.announce(SCHEDULES)
+    await one.hub.work_waiting(at_most=30)
+    await trio.testing.wait_all_tasks_blocked()
+    assert one.scheduler.late_seconds() == 0
+    nursery.cancel_scope.cancel()
 
 
 # ── breaker ─────────────────────────────────────────────────────────────────────────────────────────────────────────
