@@ -36,6 +36,7 @@ class FileRefused(DuctileError):
 
     code: ClassVar[str] = "file_refused"
     exit_code: ClassVar[int] = 78
+    hint = "mend the file, or who may read and write it"
 
     def __init__(self, path: Path, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{shown_path(path)}: {reason}", hint=hint, context={"file": shown_path(path)})
@@ -46,6 +47,7 @@ class FileMissing(FileRefused):
     """A file does not exist."""
 
     code: ClassVar[str] = "file_missing"
+    hint = "look for a mistake in the path, or make the file"
 
 
 class FileBytes(NamedTuple):

@@ -35,6 +35,7 @@ class EnvelopeInvalid(DuctileError):
     """The body is not the envelope of an event."""
 
     code, exit_code, status = "envelope_invalid", 2, 400
+    hint = "`/openapi.json` describes the envelope of an event"
 
 
 @frozen(kw_only=True)

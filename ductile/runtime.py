@@ -8,8 +8,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ import trio
 from ductile import __version__
 from ductile.clock import Clock
 from ductile.config.changes import Reloaded, changes_between
-from ductile.config.check import examine
+from ductile.config.check import Report, examine
 from ductile.config.load import Config, load
+from ductile.config.seal import CATEGORY
 from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine import breaker
 from ductile.engine.cancelling import Cancelling
@@ -55,13 +55,16 @@ from ductile.signals import heard
 from ductile.values import define, field
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.desk import Desk
-from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix
+from ductile.web.doors import open_doors, open_webhook_door, require_free_doors, require_same_places
+from ductile.web.listen import Door
 from ductile.web.rooms import api_table
 from ductile.web.serve import serve
 from ductile.web.site import Served, Site
 from ductile.web.tally import Tally
 from ductile.web.tokens import Uses
 
+MOST_TOLD = 50
+"""How many findings of the doctor the log has a line for."""
 LAST_WORDS_SECONDS = 15.0
 """How long the end may take after the drain and the last grace, before what still goes on is cut short."""
 
@@ -94,11 +97,14 @@ class Runtime:
         self.hub.announce_everyone()
 
 
-def run(root: Path, *, origin: str, announce: Callable[[str], None]) -> None:
-    """Run the service in the foreground until it is told to stop; `announce` tells whoever started it."""
+def run(root: Path, *, origin: str, announce: Callable[[str], None], log_format: str | None = None) -> None:
+    """Run the service in the foreground until it is told to stop; `announce` tells whoever started it.
+
+    `log_format` is used in place of the configured one.
+    """
     snapshot = _prepare(root)
     service = snapshot.config.settings.service
-    log = Log(level=service.log_level, style=service.log_format, mask=snapshot.config.mask)
+    log = Log(level=service.log_level, style=log_format or service.log_format, mask=snapshot.config.mask)
     try:
         for refused in harden_self():
             log.warn("runtime", f"not allowed by the host: {refused}")
@@ -120,7 +126,9 @@ def rehearse(root: Path) -> dict[str, Any]:
     if ledger.exists():
         with open_reader(ledger):
             pass
-    return {"config": str(root), "ledger": str(ledger), "plugins": len(snapshot.lanes), "dry_run": True}
+    require_free_doors(snapshot.config)
+    plan = {"config": str(root), "ledger": str(ledger), "plugins": len(snapshot.lanes), "dry_run": True}
+    return plan | snapshot.report.as_data()
 
 
 def _prepare(root: Path) -> Snapshot:
@@ -131,11 +139,23 @@ def _prepare(root: Path) -> Snapshot:
     fatal = [
         complaint
         for complaint in examination.report.errors
-        if complaint.category == "integrity" or service.strict_mode or service.admission.validate_config_on_boot
+        if complaint.category == CATEGORY or service.strict_mode or service.admission.validate_config_on_boot
     ]
     if fatal:
         raise ConfigInvalid(fatal)
     return take_snapshot(examination, os.environ)
+
+
+def _tell_findings(log: Log, report: Report) -> None:
+    """What the service does without, and what differs from the seal, are told one by one; the rest is counted."""
+    drifts = [warning for warning in report.warnings if warning.category == CATEGORY]
+    grave = [*report.errors, *drifts]
+    for complaint in grave[:MOST_TOLD]:
+        about = complaint.as_data()
+        log.warn("config", str(complaint), **{name: about.get(name) for name in ("category", "field", "file", "line")})
+    if rest := len(report.errors) + len(report.warnings) - len(grave[:MOST_TOLD]):
+        write = log.info if len(grave) <= MOST_TOLD else log.warn
+        write("config", f"more to look at: {rest}; `ductile config check` tells it all")
 
 
 def _enter(directory: Path) -> None:
@@ -154,6 +174,7 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
             settings = rt.config.settings
             about = {"version": __version__, "config": str(rt.config.root), "origin": origin, "pid": os.getpid()}
             rt.log.info("runtime", "starting", **about)
+            _tell_findings(rt.log, rt.snapshot.report)
             tell = partial(rt.hub.announce, JOURNAL)
             async with open_ledger(
                 settings.state.path,
@@ -172,7 +193,7 @@ async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
-    with _open_doors(rt) as doors, _open_webhook_door(rt) as webhook_doors:
+    with open_doors(rt.config) as doors, open_webhook_door(rt.config) as webhook_doors:
         await _work(rt, ledger, instance, past, doors, webhook_doors, announce)
 
 
@@ -335,30 +356,6 @@ def _note_request(rt: Runtime, component: str, served: Served) -> None:
         )
 
 
-@contextmanager
-def _open_doors(rt: Runtime) -> Iterator[list[Door]]:
-    """The addresses, bound: a port that is taken is a plain error, before anything runs."""
-    settings = rt.config.settings
-    with ExitStack() as opened:
-        doors = [open_unix(local_socket_path(settings.state.path.parent))]
-        opened.callback(doors[0].close)
-        if _listens(rt.config):
-            doors.insert(0, open_tcp(settings.api.listen))
-            opened.callback(doors[0].close)
-        yield doors
-
-
-@contextmanager
-def _open_webhook_door(rt: Runtime) -> Iterator[list[Door]]:
-    """The address for deliveries, if there is anything to deliver to."""
-    with ExitStack() as opened:
-        doors = []
-        if rt.config.settings.webhooks.endpoints:
-            doors.append(open_tcp(rt.config.settings.webhooks.listen))
-            opened.callback(doors[0].close)
-        yield doors
-
-
 async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         name = signal.Signals(number).name
@@ -408,14 +405,13 @@ async def _granted(rt: Runtime, ledger: Ledger, wish: Wish) -> Reloaded | Ductil
 async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     """New jobs use the configuration as it is on disk now; one that cannot be used changes nothing and is raised."""
     snapshot = await trio.to_thread.run_sync(_prepare, rt.config.root)
-    _require_same_places(rt.config, snapshot.config)
+    require_same_places(rt.config, snapshot.config)
     changes = changes_between(rt.snapshot, snapshot)
     now = rt.clock.now()
     runs = next_runs(rt.snapshot, snapshot, ledger.read(all_entries), now=now)
-    errors = [str(complaint) for complaint in snapshot.errors]
     if dry_run:
-        ended_jobs = would_end(ledger, snapshot)
-        return Reloaded(at=now, changes=changes, ended_jobs=ended_jobs, next_runs=runs, errors=errors, dry_run=True)
+        ended = would_end(ledger, snapshot)
+        return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs, report=snapshot.report, dry_run=True)
     failpoint("reload.before_commit")
     await remember(ledger, snapshot, reason="reload", now=now)
     mark_pending(ledger, snapshot, rt.health)
@@ -430,46 +426,5 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
         rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()
     rt.log.info("runtime", "reloaded", config_hash=snapshot.config.digest, plugins=len(snapshot.lanes))
-    return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs, errors=errors)
-
-
-def _require_same_places(old: Config, new: Config) -> None:
-    """Where the ledger is, how it is written and where the service listens cannot change while it runs."""
-    fixed = {
-        "service.synchronous": (old.settings.service.synchronous, new.settings.service.synchronous),
-        "service.log_format": (old.settings.service.log_format, new.settings.service.log_format),
-        "state.path": (old.settings.state.path, new.settings.state.path),
-        "api.enabled": (_listens(old), _listens(new)),
-        "api.listen": (old.settings.api.listen, new.settings.api.listen),
-        "api.max_body_size": (old.settings.api.max_body_size, new.settings.api.max_body_size),
-        "webhooks.listen": (_listens_for_webhooks(old), _listens_for_webhooks(new)),
-        "remote_ingress.listen_path": (_listens_for_peers(old), _listens_for_peers(new)),
-        "remote_ingress.max_body_size": (_takes_from_peers(old), _takes_from_peers(new)),
-    }
-    moved = [
-        new.complaint("cannot change while the service runs; restart it", path, "service")
-        for path, (was, now) in fixed.items()
-        if was != now
-    ]
-    if moved:
-        raise ConfigInvalid(moved)
-
-
-def _listens(config: Config) -> bool:
-    """Whether the API's address is open: for callers, or for peers alone, who need no token there."""
-    return config.settings.api.enabled or config.settings.remote_ingress is not None
-
-
-def _listens_for_webhooks(config: Config) -> str | None:
-    section = config.settings.webhooks
-    return section.listen if section.endpoints else None
-
-
-def _listens_for_peers(config: Config) -> str | None:
-    ingress = config.settings.remote_ingress
-    return ingress.listen_path if ingress else None
-
-
-def _takes_from_peers(config: Config) -> int | None:
-    ingress = config.settings.remote_ingress
-    return ingress.max_body_size if ingress else None
+    _tell_findings(rt.log, snapshot.report)
+    return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs, report=snapshot.report)

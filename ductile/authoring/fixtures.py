@@ -33,6 +33,7 @@ class FixtureInvalid(DuctileError):
     """A fixture cannot be read."""
 
     code, exit_code, status = "fixture_invalid", 78, 400
+    hint = "`ductile job export JOB_ID --fixture` writes one that can be read"
 
 
 @frozen(kw_only=True)

@@ -34,6 +34,7 @@ class CaseInvalid(DuctileError):
     """A pipeline case cannot be read."""
 
     code, exit_code, status = "case_invalid", 78, 400
+    hint = "a case is {pipeline: NAME, payload: {…}, expect: {path: [STEP, …]}}"
 
 
 @frozen(kw_only=True)

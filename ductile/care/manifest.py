@@ -40,6 +40,7 @@ class ArchiveRefused(files.FileRefused):
     """An archive is damaged, changed or not one of ours."""
 
     code, exit_code = "archive_refused", 1
+    hint = "take another archive; `ductile system backup` makes one"
 
 
 @frozen(kw_only=True)

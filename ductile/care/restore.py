@@ -36,6 +36,7 @@ class PlaceTaken(DuctileError):
     """Something is already where the archive would be restored to."""
 
     code, exit_code, status = "place_taken", 1, 409
+    hint = "restore it into another directory with --config-dir"
 
 
 @define

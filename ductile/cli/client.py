@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ductile.cli import output
+from ductile.cli.codes import EXIT_CODE_OF
 from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
 from ductile.values import field, frozen
 
@@ -35,12 +36,14 @@ class Refused(DuctileError):
     """The service refused."""
 
     code, exit_code = "refused", 1
+    hint = "`ductile system status` tells how the service is, `ductile logs` what it did"
 
 
 class Busy(DuctileError):
     """The service cannot do this now."""
 
-    code, exit_code = "busy", 75
+    code, exit_code, status = "busy", 75, 503
+    hint = "try again in a moment"
 
 
 @frozen
@@ -110,7 +113,8 @@ def refusal(status: int, content: Any) -> DuctileError:
     answer = content if isinstance(content, dict) else {}
     kinds: dict[int, type[DuctileError]] = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 503: Busy}
     kind = kinds.get(status, Refused)
-    error = kind(str(answer.get("error", f"HTTP {status}")), hint=str(answer.get("hint", "")))
+    error = kind(str(answer.get("error", f"HTTP {status}")), hint=str(answer.get("hint") or "") or None)
     error.code = str(answer.get("code", error.code))  # type: ignore[misc]
+    error.exit_code = EXIT_CODE_OF.get(error.code, kind.exit_code)  # type: ignore[misc]
     error.context = {"status": status, **(answer.get("context") or {})}
     return error

@@ -16,6 +16,28 @@ EXIT_CODES = {
     143: "told to end while it followed something (SIGTERM)",
 }
 
+EXIT_CODE_OF = {
+    "already_running": 75,
+    "bad_request": 2,
+    "case_invalid": 78,
+    "config_invalid": 78,
+    "config_missing": 78,
+    "envelope_invalid": 2,
+    "examination_slow": 75,
+    "file_missing": 78,
+    "file_refused": 78,
+    "fixture_invalid": 78,
+    "integrity_broken": 78,
+    "ledger_error": 78,
+    "ledger_lost": 1,
+    "pipeline_invalid": 78,
+    "plugin_rejected": 78,
+    "unreachable": 69,
+    "unreadable": 78,
+    "usage": 2,
+}
+"""Error code → exit code, where the HTTP status does not tell it: one code exits in one way, whoever says it."""
+
 ERROR_CODES = {
     "address_in_use": "The address is in use by another process.",
     "already_running": "Another instance holds the lock.",

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from ductile.cli import options, output
-from ductile.cli.editing import complaint_data
 from ductile.cli.manners import WithRooms
 from ductile.errors import Complaint, ConfigInvalid, DuctileError
 
@@ -116,14 +115,14 @@ def check(
         failure, errors, warnings = invalid, invalid.complaints, ()
     result: dict[str, Any] = {
         "valid": failure is None,
-        "errors": [complaint_data(complaint) for complaint in errors],
-        "warnings": [complaint_data(complaint) for complaint in warnings],
+        "errors": [complaint.as_data() for complaint in errors],
+        "warnings": [complaint.as_data() for complaint in warnings],
     }
     if failure is not None:
         result |= output.as_error(failure)
     output.show(result, as_json=as_json, human=lambda _: _check_lines(errors, warnings))
     if failure is not None:
-        if failure.hint and not as_json:
+        if failure.hint != ConfigInvalid.hint and not as_json:
             output.note(f"hint: {failure.hint}")
         return failure.exit_code
     return output.WARNINGS_EXIT if strict and warnings else 0
@@ -131,12 +130,8 @@ def check(
 
 def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...]) -> list[str]:
     lines = [f"error: {complaint}" for complaint in errors] + [f"warning: {complaint}" for complaint in warnings]
-    counts = f"{_count(len(errors), 'error')}, {_count(len(warnings), 'warning')}"
+    counts = f"{output.counted(len(errors), 'error')}, {output.counted(len(warnings), 'warning')}"
     return [*lines, f"configuration is {'invalid' if errors else 'valid'}: {counts}"]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 @group.command("lock")
@@ -168,7 +163,7 @@ def _lock(root: Path, *, dry_run: bool = False) -> dict[str, Any]:
 
 def _lock_lines(result: dict[str, Any], *, verbose: bool) -> list[str]:
     verb = "would seal" if result["dry_run"] else "sealed"
-    counts = f"{_count(len(result['files']), 'file')} and {_count(len(result['plugins']), 'plugin')}"
+    counts = f"{output.counted(len(result['files']), 'file')} and {output.counted(len(result['plugins']), 'plugin')}"
     lines = [f"{verb} {counts} in {result['seal']}"]
     lines += [f"  {change}" for change in result["changes"]] or ["  nothing changed"]
     return lines + ([f"  = {name}" for name in result["files"]] if verbose else [])

@@ -49,7 +49,7 @@ def _since_last_load(explicit: Path | None) -> dict[str, Any]:
 
     from ductile.cli.schedule_facts import read_ledger, snapshot_of
     from ductile.clock import to_text
-    from ductile.config.changes import Changes, Reloaded
+    from ductile.config.changes import Changes, Named, Reloaded, unsealed
     from ductile.engine.remember import described
     from ductile.ledger.snapshots import newest
 
@@ -59,24 +59,24 @@ def _since_last_load(explicit: Path | None) -> dict[str, Any]:
         changes, compared_with = Changes(sections={}), "nothing: no service has run with this ledger yet"
     else:
         gone = {name: reason for name in _plugins(last) if (reason := snapshot.why_unavailable(name)) is not None}
-        changes = evolve(_changes(last, described(snapshot, reason="plan", now=now)), unavailable=gone)
+        found = _changes(last, described(snapshot, reason="plan", now=now))
+        new = unsealed(found.sections.get("plugins", Named()), snapshot.config)
+        changes = evolve(found, unavailable=gone, unsealed=new)
         compared_with = f"the configuration of {to_text(last.loaded_at)} ({last.id}); the service is not running"
-    return Reloaded(at=now, changes=changes, dry_run=True).as_data() | {"compared_with": compared_with}
+    planned = Reloaded(at=now, changes=changes, report=snapshot.report, dry_run=True)
+    return {**planned.as_data(), "compared_with": compared_with}
 
 
 def _changes(before: "Record", after: "Record") -> Any:
     from attrs import evolve
 
-    from ductile.config.changes import Named, changes_of
+    from ductile.config.changes import Named, changes_of, with_files
 
-    changes = changes_of(_data(before), _data(after))
-    old, new = _plugins(before), _plugins(after)
-    other_files = [name for name in new if name in old and old[name] != new[name]]
-    if not other_files:
-        return changes
-    known = changes.sections.get("plugins", Named())
-    changed = dict(known.changed) | {name: (*known.changed.get(name, ()), "files") for name in other_files}
-    return evolve(changes, sections={**changes.sections, "plugins": evolve(known, changed=changed)})
+    data = _data(after)
+    changes = changes_of(_data(before), data)
+    entries = data.get("plugins", {})
+    plugins = with_files(changes.sections.get("plugins", Named()), _plugins(before), _plugins(after), entries=entries)
+    return evolve(changes, sections={**changes.sections, "plugins": plugins}) if plugins else changes
 
 
 def _data(record: "Record") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ductile.cli import options, output
-from ductile.errors import Complaint, ConfigInvalid, UsageInvalid
+from ductile.errors import ConfigInvalid, UsageInvalid
 
 if TYPE_CHECKING:
     from ductile.config.draft import Draft
@@ -80,7 +80,7 @@ def edited_data(edited: "Edited") -> dict[str, Any]:
         "files": [str(path) for path in edited.files],
         "diff": edited.diff,
         "sealed": list(edited.sealed),
-        "validation": {"valid": True, "warnings": [complaint_data(warning) for warning in edited.warnings]},
+        "validation": {"valid": True, "warnings": [warning.as_data() for warning in edited.warnings]},
         "dry_run": edited.dry_run,
     }
 
@@ -93,10 +93,3 @@ def _lines(result: dict[str, Any]) -> list[str]:
     lines = [f"changed {name}" for name in result["files"]]
     lines += [f"sealed {change}" for change in result["sealed"]]
     return [*lines, "next: ductile system reload"]
-
-
-def complaint_data(complaint: Complaint) -> dict[str, Any]:
-    """The JSON form of a complaint."""
-    mark = complaint.mark
-    place = {"file": mark.source, "line": mark.line} if mark else {}
-    return {"category": complaint.category, "message": complaint.message, "field": complaint.path, **place}

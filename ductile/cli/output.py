@@ -57,6 +57,11 @@ def detail(line: str) -> None:
         note(line)
 
 
+def counted(number: int, noun: str) -> str:
+    """`no error`, `1 error`, `2 errors`."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """One text for each row, with aligned columns; on a terminal it fits, and states have colours."""
     columns = terminal.width()
@@ -118,13 +123,24 @@ def fail(error: DuctileError, *, as_json: bool) -> int:
     return error.exit_code
 
 
+def fail_in_a_line(error: DuctileError | BaseExceptionGroup[BaseException]) -> int:
+    """The same where stdout has one JSON object a line: the error is the last of them."""
+    reason = error if isinstance(error, DuctileError) else _reasons(error)[0]
+    click.echo(terminal.cleaned_json(json.dumps(as_error(reason), ensure_ascii=False)))
+    return reason.exit_code
+
+
 def _fail_together(group: BaseExceptionGroup[BaseException], *, as_json: bool) -> int:
-    """Several tasks of the service failed at once: tell each reason; a mistake of ours is raised as it is."""
+    """Several tasks of the service failed at once: tell each reason."""
+    return max(fail(error, as_json=as_json) for error in _reasons(group)[: 1 if as_json else None])
+
+
+def _reasons(group: BaseExceptionGroup[BaseException]) -> list[DuctileError]:
+    """Each reason once; a mistake of ours is raised as it is."""
     known, unknown = group.split(DuctileError)
     if unknown is not None or known is None:
         raise group
-    reasons = list({str(error): error for error in _leaves(known)}.values())
-    return max(fail(error, as_json=as_json) for error in reasons[: 1 if as_json else None])
+    return list({str(error): error for error in _leaves(known)}.values())
 
 
 def _leaves(group: BaseExceptionGroup[DuctileError]) -> Iterator[DuctileError]:

@@ -1,6 +1,7 @@
 """`ductile plugin add`: plugins that come with Ductile, copied into a configuration."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def add(name: str | None, config_path: Path | None, config_dir: Path | None, dry
 
         copy_plugin(bundled[name], target)
     answer = {"plugin": name, "path": str(target), "readme": str(target / "README.md"), "dry_run": dry_run}
+    answer["next"] = _next(bundled[name], target)
     output.show(answer, as_json=as_json, human=_added)
 
 
@@ -72,10 +74,23 @@ def _listed(answer: dict[str, Any]) -> list[str]:
     return output.table([head, *rows])
 
 
+def _next(folder: Path, target: Path) -> list[str]:
+    """The commands that put it to use: it is built, and has an entry with a place for all that it cannot do without."""
+    from ductile import strict_json
+    from ductile.plugin.manifest import read_manifest
+
+    manifest = read_manifest(folder / "manifest.yaml")
+    build = [] if (folder / manifest.entrypoint).exists() else [f"make -C {shlex.quote(str(target))}"]
+    required = manifest.missing_keys({})
+    value = f"config {shlex.quote(strict_json.dumps(dict.fromkeys(required, '…')))}" if required else "enabled true"
+    return [*build, f"ductile config plugin set {folder.name} {value}", "ductile system reload"]
+
+
 def _added(answer: dict[str, Any]) -> list[str]:
     verb = "would copy" if answer["dry_run"] else "copied"
+    fill_in = ", with your own values" if any("…" in command for command in answer["next"]) else ""
     return [
         f"{verb} {answer['plugin']} to {answer['path']}",
-        f"next: read {answer['readme']}, then ductile config plugin set {answer['plugin']} enabled true",
-        "      and ductile system reload",
+        f"next: read {answer['readme']}, then{fill_in}:",
+        *(f"  {command}" for command in answer["next"]),
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ductile.cli import options, output
-from ductile.errors import DuctileError
+from ductile.errors import Complaint, DuctileError
 
 if TYPE_CHECKING:
     from ductile.config.snapshot import Snapshot
@@ -153,7 +153,8 @@ def _ask_service(checks: Checks, ledger: Path) -> dict[str, Any] | None:
     except DuctileError as error:
         checks.note("config_load", False, _first_line(error))
     else:
-        _note_config(checks, planned["errors"], "the service can use what is on disk")
+        errors = [str(Complaint.of(error)) for error in planned["errors"]]
+        _note_config(checks, errors, "the service can use what is on disk")
     return service
 
 

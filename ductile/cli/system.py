@@ -10,9 +10,12 @@ import click
 from ductile.cli import options, output
 from ductile.cli.manners import WithRooms
 from ductile.cli.terminal import state
+from ductile.errors import Complaint, DuctileError
 
 USUAL_YOUNG = 700
 """New objects after which Python looks for garbage unless told otherwise; `ductile` itself thinks of short commands."""
+
+NOT_SEALED = "is not in the seal; `ductile config plugin set` makes an entry for it, and seals it"
 
 ROOMS = {
     "backup": "system_backup.backup",
@@ -40,11 +43,12 @@ def group() -> None:
 @options.config
 @options.dry_run
 @options.as_json
-def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> None:
+def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> int:
     """Run the service in the foreground until Ctrl-C or SIGTERM; log lines go to stdout.
 
     The first signal lets running jobs finish (service.drain_timeout), a second one ends at once.
-    --json says why it could not start as JSON. --dry-run only looks for what would keep it from starting.
+    With --json every line on stdout is one JSON object, whatever service.log_format says; if it fails, the last one
+    is the error. --dry-run only looks for what would keep it from starting: configuration, lock, ledger, addresses.
 
     Example: ductile system start --config ./my-config
     """
@@ -53,8 +57,13 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
     gc.disable()
     try:
         _start(options.chosen(config_path, config_dir), dry_run=dry_run, as_json=as_json)
+    except (DuctileError, BaseExceptionGroup) as error:
+        if dry_run or not as_json:
+            raise
+        return output.fail_in_a_line(error)
     finally:
         gc.enable()
+    return 0
 
 
 def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
@@ -63,10 +72,25 @@ def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
 
     found = find(chosen, os.environ)
     if dry_run:
-        human = "{plugins} plugins and the ledger {ledger} are usable: the service would start".format_map
-        output.show(runtime.rehearse(found.path), as_json=as_json, human=lambda plan: [human(plan)])
+        output.show(runtime.rehearse(found.path), as_json=as_json, human=_rehearsal_lines)
     else:
-        runtime.run(found.path, origin=found.origin, announce=_tell_ready)
+        log_format = "json" if as_json else None
+        runtime.run(found.path, origin=found.origin, announce=_tell_ready, log_format=log_format)
+
+
+def _rehearsal_lines(plan: dict[str, Any]) -> list[str]:
+    usable = "{plugins} plugins, the ledger {ledger} and the addresses are usable: the service would start"
+    return [usable.format_map(plan), *finding_lines(plan)]
+
+
+def finding_lines(report: dict[str, Any]) -> list[str]:
+    """What the service does without, each error with its place, and how much more there is to look at."""
+    errors, warnings = report["errors"], report["warnings"]
+    if not errors and not warnings:
+        return []
+    lines = [f"  error: {Complaint.of(one)}" for one in errors]
+    counts = f"{output.counted(len(errors), 'error')}, {output.counted(len(warnings), 'warning')}"
+    return [*lines, f"  {counts}; see `ductile config check`"]
 
 
 def _tell_ready(text: str) -> None:
@@ -106,10 +130,11 @@ def reload_lines(answer: dict[str, Any]) -> list[str]:
     """What a reload changed or would change, for people."""
     lines = [f"{answer['status']}: {answer['message']}"]
     changes = dict(answer["changes"])
-    settings, unavailable = changes.pop("settings"), changes.pop("unavailable")
+    settings, unavailable, unsealed = (changes.pop(name) for name in ("settings", "unavailable", "unsealed"))
     rows = []
     for section, named in changes.items():
-        rows += [("+", section, name, "") for name in named["added"]]
+        new = unsealed if section == "plugins" else ()
+        rows += [("+", section, name, NOT_SEALED if name in new else "") for name in named["added"]]
         rows += [("-", section, name, "") for name in named["removed"]]
         rows += [("~", section, name, ", ".join(paths)) for name, paths in named["changed"].items()]
     rows += [("~", "settings", path, "") for path in settings]
@@ -118,7 +143,7 @@ def reload_lines(answer: dict[str, Any]) -> list[str]:
     lines += _next_run_lines(answer["next_runs"])
     ended = "would end" if answer["status"] == "planned" else "ended"
     lines += [f"  {count} waiting jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
-    return lines
+    return [*lines, *finding_lines(answer)]
 
 
 def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:

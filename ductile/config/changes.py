@@ -4,11 +4,12 @@ Values are compared as the hash sees them, with fingerprints in place of secrets
 The runtime asks before it swaps one for the other, and `reload --dry-run` shows the answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from ductile.clock import to_text
+from ductile.config.check import Report
 from ductile.config.load import Config
 from ductile.config.show import plain
 from ductile.config.snapshot import Snapshot
@@ -38,6 +39,8 @@ class Changes:
     """Dotted paths of everything else that differs."""
     unavailable: Mapping[str, str] = field(factory=dict)
     """Plugins that could run and cannot any more, with the reason."""
+    unsealed: tuple[str, ...] = ()
+    """Plugins that came and that the seal does not have."""
 
     def __bool__(self) -> bool:
         return bool(self.sections or self.settings or self.unavailable)
@@ -47,7 +50,11 @@ class Changes:
             name: {"added": list(named.added), "removed": list(named.removed), "changed": _lists(named.changed)}
             for name, named in self.sections.items()
         }
-        return shown | {"settings": list(self.settings), "unavailable": dict(self.unavailable)}
+        return shown | {
+            "settings": list(self.settings),
+            "unavailable": dict(self.unavailable),
+            "unsealed": list(self.unsealed),
+        }
 
 
 @frozen(kw_only=True)
@@ -74,8 +81,8 @@ class Reloaded:
     """Waiting jobs that ended because their plugin is gone, by plugin."""
     next_runs: Mapping[str, NextRun] = field(factory=dict)
     """Of the schedules that came, went or changed, as `plugin/schedule`."""
-    errors: Sequence[str] = ()
-    """What is wrong with the configuration although it can be used."""
+    report: Report = Report((), ())
+    """What the doctor found in the new configuration."""
     dry_run: bool = False
 
     def as_data(self) -> dict[str, Any]:
@@ -87,7 +94,7 @@ class Reloaded:
             "changes": self.changes.as_data(),
             "next_runs": {name: run.as_data() for name, run in self.next_runs.items()},
             "ended_jobs": dict(self.ended_jobs),
-            "errors": list(self.errors),
+            **self.report.as_data(),
         }
 
 
@@ -104,20 +111,39 @@ def changes_between(old: Snapshot, new: Snapshot) -> Changes:
     """What a reload from `old` to `new` would change."""
     before, after = _sorted(old.config), _sorted(new.config)
     sections = {name: named for name in SECTIONS if (named := _named(before[name], after[name]))}
-    changed_files = {
-        name: ("files",)
-        for name, lane in new.lanes.items()
-        if name in old.lanes and lane.plugin.fingerprint != old.lanes[name].plugin.fingerprint
-    }
-    if changed_files:
-        known = sections.get("plugins", Named())
-        merged = {
-            name: (*known.changed.get(name, ()), *changed_files.get(name, ()))
-            for name in sorted({*known.changed, *changed_files})
-        }
-        sections["plugins"] = Named(known.added, known.removed, merged)
+    if plugins := with_files(sections.get("plugins", Named()), _found(old), _found(new), entries=after["plugins"]):
+        sections["plugins"] = plugins
     gone = {name: reason for name in old.lanes if (reason := new.why_unavailable(name)) is not None}
-    return Changes(sections=sections, settings=tuple(_paths(before["settings"], after["settings"])), unavailable=gone)
+    return Changes(
+        sections=sections,
+        settings=tuple(_paths(before["settings"], after["settings"])),
+        unavailable=gone,
+        unsealed=unsealed(plugins, new.config),
+    )
+
+
+def unsealed(plugins: Named, config: Config) -> tuple[str, ...]:
+    """Those of the plugins that came which a seal, if there is one, does not have."""
+    return tuple(name for name in plugins.added if config.seal is not None and name not in config.seal.plugins)
+
+
+def with_files(told: Named, before: Mapping[str, Any], after: Mapping[str, Any], *, entries: Container[str]) -> Named:
+    """What changed in the entries, and what the fingerprints of the plugins that can run say besides.
+
+    A plugin that nobody wrote an entry for comes with its files alone.
+    """
+    came = {name for name in after if name not in before} - {*told.added, *told.removed, *told.changed}
+    changed = {name for name in after if name in before and before[name] != after[name]}
+    other_files = changed | {name for name in came if name in entries}
+    paths = {
+        name: (*told.changed.get(name, ()), *(("files",) if name in other_files else ()))
+        for name in sorted({*told.changed, *other_files})
+    }
+    return Named((*told.added, *sorted(came - other_files)), told.removed, paths)
+
+
+def _found(snapshot: Snapshot) -> dict[str, Any]:
+    return {name: lane.plugin.fingerprint for name, lane in snapshot.lanes.items()}
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:

@@ -1,12 +1,14 @@
 """The doctor: does this configuration fit the plugins that are really there, and is it what an operator would want?
 
 Errors keep something from working; warnings are worth a look. Rules that need no plugins are checked at load already
-(`consistency`). Called by `config check`, at start and at reload.
+(`consistency`). Called by `config check`, at start and at reload; these go on without what does not work, unless
+`service.admission` says otherwise, and tell it.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 from ductile.config import seal
 from ductile.config.load import Config
@@ -33,6 +35,12 @@ class Report:
     @property
     def is_valid(self) -> bool:
         return not self.errors
+
+    def as_data(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            "errors": [complaint.as_data() for complaint in self.errors],
+            "warnings": [complaint.as_data() for complaint in self.warnings],
+        }
 
 
 @frozen

@@ -107,7 +107,8 @@ def _tried(draft: Draft, now: datetime) -> tuple[Examination, Sealed]:
         _require_known_plugins(config, examination)
         return examination, seal_of(config, examination, now=now)
     except ConfigInvalid as invalid:
-        invalid.hint = invalid.hint or NOTHING_CHANGED
+        if invalid.hint == ConfigInvalid.hint:
+            invalid.hint = NOTHING_CHANGED
         raise
 
 

@@ -27,7 +27,8 @@ def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> S
     """Everything that is loaded, and every configured plugin, is sealed; an enabled one that is not there stops it."""
     config = load(root, verify=False)
     sealed = seal_of(config, examine(config), now=now)
-    if not dry_run and (sealed.changes or config.seal is None or not config.seal.is_complete):
+    before = config.seal
+    if not dry_run and not (before and before.is_complete and seal.approves_the_same(before, sealed.seal)):
         files.write_private(sealed.path, sealed.content)
     return sealed
 
@@ -45,7 +46,7 @@ def seal_plugins(root: Path, names: Collection[str] | None, *, now: datetime, dr
     chosen = {name: found[name] for name in (found if names is None else names)}
     made = changed(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
     sealed = Sealed(config.seal_path, made, seal.changes(before, made), seal.render(made))
-    if sealed.changes and not dry_run:
+    if not dry_run and not seal.approves_the_same(before, made):
         files.write_private(sealed.path, sealed.content)
     return sealed
 

@@ -30,6 +30,7 @@ class EditBusy(DuctileError):
     """Somebody else is changing this configuration."""
 
     code, exit_code, status = "busy", 75, 503
+    hint = "try again in a moment"
 
 
 @frozen

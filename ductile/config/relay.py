@@ -24,12 +24,14 @@ class InstanceDisabled(DuctileError):
     """The operator has disabled the instance."""
 
     code, exit_code, status = "instance_disabled", 1, 409
+    hint = "set its `enabled: true` under `instances`, then `ductile system reload`"
 
 
 class EventNotAllowed(DuctileError):
     """The instance must not get events of this type."""
 
     code, exit_code, status = "event_not_allowed", 1, 422
+    hint = "add the type to `allow` of the instance, then `ductile system reload`"
 
 
 def instance_for(settings: Settings, name: str, event_type: str) -> Instance:

@@ -172,16 +172,22 @@ def moved(seal: Seal, old: Path, new: Path) -> Seal:
     return changed(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
 
 
+def approves_the_same(before: Seal, after: Seal) -> bool:
+    """Whether writing the second in place of the first would be no news."""
+    return (before.hashes, before.plugins) == (after.hashes, after.plugins)
+
+
 def changes(before: Seal | None, after: Seal) -> list[str]:
-    """What sealing would change, one line each: `+` added, `-` gone, `~` other content."""
+    """What sealing would approve, one line each: `+` added, `-` gone, `~` other content.
+
+    A plugin that is switched on or off has the same files; its configuration file has its own line.
+    """
     old = before or Seal()
     lines = [
         _change(path, old.hashes.get(path), after.hashes.get(path)) for path in old.hashes.keys() | after.hashes.keys()
     ]
     for name in old.plugins.keys() | after.plugins.keys():
-        lines.append(
-            _change(f"plugin {name}", _entry_or_none(old.plugins.get(name)), _entry_or_none(after.plugins.get(name)))
-        )
+        lines.append(_change(f"plugin {name}", _files_of(old.plugins.get(name)), _files_of(after.plugins.get(name))))
     return sorted((line for line in lines if line), key=lambda line: line[2:])
 
 
@@ -231,8 +237,8 @@ def _entry(plugin: SealedPlugin) -> dict[str, Any]:
     }
 
 
-def _entry_or_none(plugin: SealedPlugin | None) -> dict[str, Any] | None:
-    return _entry(plugin) if plugin else None
+def _files_of(plugin: SealedPlugin | None) -> PluginFingerprint | None:
+    return plugin.fingerprint if plugin else None
 
 
 def _sealed_plugin(entry: Mapping[str, Any]) -> SealedPlugin:

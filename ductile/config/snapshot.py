@@ -12,10 +12,10 @@ import attrs
 
 from ductile import strict_json
 from ductile.config import relay
-from ductile.config.check import Examination
+from ductile.config.check import Examination, Report
 from ductile.config.load import Config
 from ductile.config.sections import PluginEntry
-from ductile.errors import Complaint, DuctileError, NotFound
+from ductile.errors import DuctileError, NotFound
 from ductile.model import Budget
 from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
@@ -45,6 +45,7 @@ class PluginUnavailable(DuctileError):
     """The plugin is there but must not be started."""
 
     code, exit_code, status = "plugin_unavailable", 1, 409
+    hint = "`ductile plugin show` tells what to put right; then `ductile system reload`"
 
 
 @frozen(kw_only=True)
@@ -75,6 +76,7 @@ class CommandUnknown(DuctileError):
     """The plugin has no such command."""
 
     code, exit_code, status = "command_unknown", 1, 400
+    hint = "`ductile plugin show` lists the commands of a plugin"
 
 
 @attrs.define(slots=False, eq=False)
@@ -88,8 +90,8 @@ class Snapshot:
     failed_to_load: frozenset[str]
     """Those of them that are wanted, but not usable as they are."""
     routes: Routes
-    errors: tuple[Complaint, ...] = ()
-    """What is wrong with the configuration although it can be used."""
+    report: Report
+    """What the doctor found, and the service does without."""
     id: str = attrs.field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
     """What jobs call it that were asked for or started under it."""
 
@@ -152,7 +154,7 @@ class Snapshot:
 
     def why_unavailable(self, name: str) -> str | None:
         """Why nothing may start it; None for a lane."""
-        return None if name in self.lanes else self.unavailable.get(name, "is not there any more")
+        return None if name in self.lanes else self.unavailable.get(name, "is in none of the plugin_roots")
 
 
 def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snapshot:
@@ -172,7 +174,7 @@ def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snaps
     routes = Routes.of((route.source, route.event_type, route.to) for route in settings.routes)
     failed = frozenset(examination.unusable) | {rejected.name for rejected in examination.discovery.rejected}
     disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
-    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes, examination.report.errors)
+    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes, examination.report)
 
 
 def _lane(

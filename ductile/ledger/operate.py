@@ -7,11 +7,11 @@ import sqlite3
 from datetime import datetime, timedelta
 
 from ductile.clock import to_text
-from ductile.errors import NotFound, WrongState
+from ductile.errors import WrongState
 from ductile.ledger import joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
-from ductile.ledger.rows import get_job
+from ductile.ledger.rows import get_job, no_such_job
 from ductile.ledger.trees import ORDINARY
 from ductile.model import Budget, Dead, FollowRule, Job, JobStatus, NewJob
 from ductile.values import frozen
@@ -252,4 +252,4 @@ def known_job(db: sqlite3.Connection, job_id: str) -> Job:
             f"{job_id}: over, and no longer in the queue",
             hint="what it was asked for is kept for service.job_queue_retention",
         )
-    raise NotFound(f"{job_id}: there is no such job")
+    raise no_such_job(job_id)

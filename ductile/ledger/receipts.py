@@ -18,6 +18,7 @@ class KeyReused(DuctileError):
     """Another request had this key."""
 
     code, exit_code, status = "idempotency_key_reused", 1, 422
+    hint = "take a new key for a new request"
 
 
 @frozen(kw_only=True)

@@ -9,9 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ductile.clock import from_text
-from ductile.errors import NotFound
 from ductile.ledger import contexts, journal, trees
-from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment
+from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment, no_such_job
 from ductile.model import AttemptStatus, Job, JobStatus
 from ductile.values import frozen
 
@@ -103,7 +102,7 @@ def brief(db: sqlite3.Connection, job_id: str) -> JobBrief:
 def get_or_fail(db: sqlite3.Connection, job_id: str) -> Job:
     found = get_job(db, job_id) or logged_job(db, job_id)
     if found is None:
-        raise NotFound(f"{job_id}: there is no such job")
+        raise no_such_job(job_id)
     return found
 
 

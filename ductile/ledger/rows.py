@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ductile.clock import from_text
+from ductile.errors import NotFound
 from ductile.model import Job, JobStatus
 
 _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
@@ -82,3 +83,8 @@ def get_job(db: sqlite3.Connection, job_id: str) -> Job | None:
     """The job as it stands in the queue; None if it never was there or has been pruned."""
     row = db.execute(GET_JOB, (job_id,)).fetchone()
     return job_from_row(row) if row else None
+
+
+def no_such_job(job_id: str) -> NotFound:
+    hint = "`ductile job list` has the newest ones; old ones are forgotten after service.job_log_retention"
+    return NotFound(f"{job_id}: there is no such job", hint=hint)

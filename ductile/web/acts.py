@@ -18,10 +18,10 @@ from ductile.ledger.receipts import Answer
 from ductile.model import Budget, Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
 from ductile.vocabulary import ONE_LINE
-from ductile.web.auth import forbidden
+from ductile.web.auth import require_scope
 from ductile.web.desk import BadRequest, Desk, flag_of, job_id_of, object_of, require_healthy, seated, submitter_of
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
-from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
+from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import anything, boolean, by_name, integer, nullable, record, text
 from ductile.web.shapes import DRY_RUN
@@ -105,8 +105,7 @@ async def retry_job(desk: Desk, request: Request) -> Response:
     job = desk.ledger.look_up(known_job, job_id)
     require_retryable(job)
     _require_startable(desk, job)
-    if not _may_start(desk, request, job):
-        raise Refusal(forbidden())
+    _require_right_to_start(desk, request, job)
     if flag_of(request, "dry_run"):
         return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
     job = await desk.ledger.write(retry, job_id, now=desk.clock.now())
@@ -123,8 +122,7 @@ async def replay_job(desk: Desk, request: Request) -> Response:
         job = desk.ledger.look_up(known_job, job_id)
         desk.ledger.look_up(require_replayable, job)
         _require_startable(desk, job)
-        if not _may_start(desk, request, job):
-            raise Refusal(forbidden())
+        _require_right_to_start(desk, request, job)
         payload = _patched(job, body_of(request, "patch").get("patch"))
         new = desk.ledger.look_up(
             replay,
@@ -175,10 +173,9 @@ def _require_startable(desk: Desk, job: Job) -> None:
         require_healthy(desk, job.plugin)
 
 
-def _may_start(desk: Desk, request: Request, job: Job) -> bool:
+def _require_right_to_start(desk: Desk, request: Request, job: Job) -> None:
     writes = job.plugin == RELAY or desk.snapshot().lane(job.plugin).writes(job.command)
-    may: bool = request.principal.may("plugin:rw" if writes else "plugin:invoke:ro", plugin=job.plugin)
-    return may
+    require_scope(request, "plugin:rw" if writes else "plugin:invoke:ro", plugin=job.plugin)
 
 
 def _patched(job: Job, patch: Any) -> str | None:

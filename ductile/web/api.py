@@ -21,7 +21,7 @@ from ductile.ledger.receipts import Answer
 from ductile.model import Following, NewJob, are_few
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.route import Event
-from ductile.web.auth import forbidden
+from ductile.web.auth import require_scope
 from ductile.web.desk import (
     RECHECK_SECONDS,
     Desk,
@@ -34,7 +34,7 @@ from ductile.web.desk import (
     wait_of,
 )
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
-from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
+from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.pipelines import show_tree, start_pipeline
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schemas import Argument, boolean
@@ -178,8 +178,8 @@ async def trigger(desk: Desk, request: Request) -> Response:
     """202 with the job's id, after the job is durable."""
     snapshot = desk.snapshot()
     lane, command = snapshot.lane(request.params["plugin"]), request.params["command"]
-    if lane.writes(command) and not request.principal.may("plugin:rw", plugin=lane.name):
-        raise Refusal(forbidden())
+    if lane.writes(command):
+        require_scope(request, "plugin:rw", plugin=lane.name)
     if flag_of(request, "dry_run"):
         require_healthy(desk, lane.name)
         payload_of(request)

@@ -29,18 +29,21 @@ class RelayForbidden(DuctileError):
     """forbidden"""
 
     code, exit_code, status = "relay_forbidden", 77, 403
+    hint = "compare name, secret, key id and clock of both instances; the log of the receiver says more"
 
 
 class TypeNotAllowed(DuctileError):
     """event type not allowed for peer"""
 
     code, exit_code, status = "event_not_allowed", 1, 422
+    hint = "the receiver lists what it takes in `accept` of the peer"
 
 
 class EventIdReused(DuctileError):
     """another event of this peer had this id"""
 
     code, exit_code, status = "event_id_reused", 1, 422
+    hint = "send every event under an id of its own"
 
 
 # ── is it allowed? ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """Who calls, and what they may do: bearer tokens and the local socket → principal → yes or no.
 
-Every configured token is compared, in constant time and as a digest. A refusal says nothing about why.
+Every configured token is compared, in constant time and as a digest. Who has no valid token is not told why; who has
+one is told which scope is missing.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from ductile.clock import Clock
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
 from ductile.values import changed, frozen
-from ductile.web.message import Request, Response, refusal_response
+from ductile.web.message import Refusal, Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 
 ALL = "*"
@@ -29,6 +30,13 @@ class Principal:
 
     name: str
     scopes: frozenset[str]
+
+    @property
+    def granted(self) -> frozenset[str]:
+        """Those of its scopes that no other one implies."""
+        return frozenset(
+            one for one in self.scopes if not any(one in implied((other,)) - {other} for other in self.scopes)
+        )
 
     def may(self, scope: str, *, plugin: str | None = None) -> bool:
         """True with that scope, or with the one that speaks of this plugin alone: `plugin:echo:ro`."""
@@ -124,12 +132,26 @@ def _authorize(
         return _unauthorized("invalid token")
     on_use(principal.name, now)
     if not principal.may(route.scope, plugin=request.params.get("plugin")):
-        return forbidden()
+        return forbidden(principal, route.scope, plugin=request.params.get("plugin"))
     return changed(request, principal=principal)
 
 
-def forbidden() -> Response:
-    return refusal_response(403, "insufficient_scope", "insufficient scope")
+def forbidden(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:
+    """What the bearer of a token is told that may not do this: what it takes, and what its own token has."""
+    narrow = f"plugin:{plugin}:{scope.rpartition(':')[2]}" if plugin is not None and scope.startswith("plugin:") else ""
+    needed = f"{scope} or {narrow}" if narrow else scope
+    held = sorted(principal.granted)
+    hint = f"it takes the scope {needed}; this token has {', '.join(held) or 'none'}"
+    return refusal_response(
+        403, "insufficient_scope", "insufficient scope", hint=hint, context={"needed": scope, "held": held}
+    )
+
+
+def require_scope(request: Request, scope: str, *, plugin: str | None = None) -> None:
+    """Refuses a caller who lacks a scope that its route alone does not ask for."""
+    principal: Principal = request.principal
+    if not principal.may(scope, plugin=plugin):
+        raise Refusal(forbidden(principal, scope, plugin=plugin))
 
 
 def _unauthorized(message: str) -> Response:

@@ -39,8 +39,9 @@ class DeliveryRefused(DuctileError):
     """The delivery cannot be taken."""
 
     code, exit_code, status = "delivery_refused", 1, 400
+    hint = "whoever runs this Ductile sees the reason with `ductile webhook receipts`"
 
-    def __init__(self, message: str | None = None, *, reason: str = "", hint: str = "") -> None:
+    def __init__(self, message: str | None = None, *, reason: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason or str(self)
         """What the operator hears; it may say more than the sender is told."""
@@ -49,19 +50,22 @@ class DeliveryRefused(DuctileError):
 class Forbidden(DeliveryRefused):
     """forbidden"""
 
-    code, status = "forbidden", 403
+    code, exit_code, status = "forbidden", 77, 403
+    hint = f"sign the raw body with the endpoint's secret; {DeliveryRefused.hint}"
 
 
 class WrongMediaType(DeliveryRefused):
     """The body is not encoded as this endpoint expects."""
 
     code, status = "wrong_media_type", 415
+    hint = "send what the endpoint takes: JSON, or a form where its `body` is `form`"
 
 
 class IdReused(DeliveryRefused):
     """Another delivery had this id."""
 
     code, status = "delivery_id_reused", 409
+    hint = "send every delivery under an id of its own"
 
 
 class RunRefused(DeliveryRefused):
@@ -74,6 +78,7 @@ class Unavailable(DeliveryRefused):
     """This endpoint takes nothing at the moment."""
 
     code, exit_code, status = "endpoint_unavailable", 75, 503
+    hint = "send it again later; whoever runs this Ductile sees the reason with `ductile webhook receipts`"
 
 
 @frozen(kw_only=True)

@@ -33,12 +33,14 @@ class BadRequest(DuctileError):
     """The request cannot be understood."""
 
     code, exit_code, status = "bad_request", 2, 400
+    hint = "`/openapi.json` describes what each request takes"
 
 
 class TooManyCallers(DuctileError):
     """As many callers as may wait for a run are waiting already."""
 
     code, exit_code, status = "too_many_callers", 75, 503
+    hint = "try again later"
 
 
 @define(eq=False)

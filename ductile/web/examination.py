@@ -70,6 +70,7 @@ class ExaminationSlow(DuctileError):
     """The examination has not come to an end in time."""
 
     code, exit_code, status = "examination_slow", 75, 504
+    hint = "try again; a slow disk or file system may be why"
 
 
 @frozen

@@ -17,9 +17,9 @@ from ductile.ledger.pages import Page, Wanted
 from ductile.ledger.questions import ARGUMENTS, ends_of, read_cursor, read_limit, read_wanted
 from ductile.ledger.reports import Attempt
 from ductile.model import AttemptStatus, JobStatus
-from ductile.web.auth import forbidden
+from ductile.web.auth import require_scope
 from ductile.web.desk import BadRequest, Desk, flag_of, seated
-from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
+from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.shapes import (
     JOB_FILTERS,
@@ -116,8 +116,8 @@ def _limit(request: Request) -> int:
 def _wanted(request: Request, statuses: Iterable[str]) -> Wanted:
     with _asked():
         wanted = read_wanted({name: request.argument(name) for name in ARGUMENTS}, statuses)
-    if request.argument("query") and not request.principal.may(RESULT_SCOPE):
-        raise Refusal(forbidden())  # whoever may search can guess what was said
+    if request.argument("query"):
+        require_scope(request, RESULT_SCOPE)  # whoever may search can guess what was said
     return wanted
 
 

@@ -97,9 +97,11 @@ def head_end(buffer: bytearray, scanned: int, limits: Limits) -> int:
     seen = blank if blank >= 0 else len(buffer)
     line_end = buffer.find(b"\r\n", 0, limits.request_line_bytes + 2)
     if line_end < 0 and seen > limits.request_line_bytes:
-        raise _refused(414, "request_line_too_long", f"the request line is over {limits.request_line_bytes} bytes")
+        message = f"the request line is over {limits.request_line_bytes} bytes"
+        raise _refused(414, "request_line_too_long", message, "shorten the path or the query")
     if line_end >= 0 and seen - line_end > limits.header_bytes:
-        raise _refused(431, "headers_too_large", f"the headers are over {limits.header_bytes} bytes")
+        message = f"the headers are over {limits.header_bytes} bytes"
+        raise _refused(431, "headers_too_large", message, "send fewer or shorter headers")
     if buffer.count(b"\n", scanned, seen) != buffer.count(b"\r\n", max(0, scanned - 1), seen):
         raise malformed("a line ends without CR LF")
     return blank + 4 if blank >= 0 else 0
@@ -110,7 +112,8 @@ def parse_head(raw: bytes, limits: Limits) -> Head:
     line_ends = raw.count(b"\r\n")
     lines = line_ends - 2  # without the first, and the blank one
     if lines > limits.header_fields:
-        raise _refused(431, "too_many_headers", f"there are more than {limits.header_fields} header fields")
+        message = f"there are more than {limits.header_fields} header fields"
+        raise _refused(431, "too_many_headers", message, "send fewer of them")
     if _is_ambiguous(raw, line_ends):
         raise malformed("it has a control character, a bare CR or a folded header")
     text = raw.decode("latin-1")
@@ -201,16 +204,18 @@ def has_no_body(status: int) -> bool:
     return status < 200 or status in (204, 304)
 
 
-def malformed(reason: str, hint: str = "") -> Refusal:
+def malformed(reason: str, hint: str = "send it with an ordinary HTTP client") -> Refusal:
     return _refused(400, "malformed_request", f"this is not a valid HTTP/1.1 request: {reason}", hint)
 
 
 def too_large(max_body: int) -> Refusal:
-    return _refused(413, "body_too_large", f"the body is over {max_body} bytes")
+    return _refused(
+        413, "body_too_large", f"the body is over {max_body} bytes", "send less, or raise its max_body_size"
+    )
 
 
 def too_slow(part: str) -> Refusal:
-    return _refused(408, "too_slow", f"the {part} did not arrive in time")
+    return _refused(408, "too_slow", f"the {part} did not arrive in time", "send it again, in one go")
 
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
@@ -264,9 +269,9 @@ def _framing(headers: Mapping[str, tuple[str, ...]], *, is_http_10: bool) -> tup
     if not (lengths[0].isascii() and lengths[0].isdigit()):
         raise malformed("its Content-Length is not a number")
     if len(lengths[0]) > 18:
-        raise _refused(413, "body_too_large", "the body is larger than anything accepted here")
+        raise _refused(413, "body_too_large", "the body is larger than anything accepted here", "send less")
     return int(lengths[0]), False
 
 
-def _refused(status: int, code: str, message: str, hint: str = "", headers: Headers = ()) -> Refusal:
+def _refused(status: int, code: str, message: str, hint: str, headers: Headers = ()) -> Refusal:
     return Refusal(refusal_response(status, code, message, hint=hint, headers=headers))

@@ -27,6 +27,7 @@ class AddressBusy(DuctileError):
     """The address is in use by another process."""
 
     code, exit_code, status = "address_in_use", 75, 503
+    hint = "stop what listens there, or choose another address with `listen`"
 
 
 @frozen
@@ -48,17 +49,11 @@ class Door:
 
 def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Door:
     """A door at `host:port`; port 0 takes a free one. An empty host means every interface."""
-    host, port = parse_listen(listen)
-    family, address = _resolve(host, port)
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = _bound(listen)
     try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit these two.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
-        sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
@@ -68,12 +63,33 @@ def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Door:
     return Door(sock, f"http://{shown_host}:{bound_port}", port=bound_port)
 
 
+def require_free_tcp(listen: str) -> None:
+    """Raises what keeps a door from being opened at `host:port`; nobody can connect meanwhile."""
+    _bound(listen).close()
+
+
+def _bound(listen: str) -> socket.socket:
+    host, port = parse_listen(listen)
+    family, address = _resolve(host, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(listen, error) from error
+    return sock
+
+
 def open_unix(path: Path) -> Door:
     """A door at `path` that only its owner can use, whatever the umask; a socket nobody answers at is replaced."""
     _prepare(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove_stale(path)
+        if require_free_socket(path):
+            path.unlink(missing_ok=True)
         # The mode given to the open socket is the one the file gets, so there is no moment with another.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(os.fspath(path))
@@ -145,11 +161,12 @@ def _prepare(path: Path) -> None:
         )
 
 
-def _remove_stale(path: Path) -> None:
+def require_free_socket(path: Path) -> bool:
+    """True if a socket is there at which nobody answers, False if there is nothing; anything else is raised."""
     try:
         found = path.lstat()
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     if not stat.S_ISSOCK(found.st_mode):
         raise DuctileError(f"{path} is there already and is not a socket", hint="move it away and start again")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -157,8 +174,7 @@ def _remove_stale(path: Path) -> None:
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
+            return True
         except BlockingIOError:  # its queue is full, so somebody listens
             pass
     raise AddressBusy(f"{path} is in use", hint="another instance is listening there; stop it first")

@@ -113,7 +113,7 @@ def refusal_response(
     code: str,
     message: str,
     *,
-    hint: str = "",
+    hint: str,
     context: Mapping[str, Any] | None = None,
     headers: Headers = (),
 ) -> Response:

@@ -50,12 +50,14 @@ class RunRefused(DuctileError):
     """A run with this payload cannot begin."""
 
     code, exit_code, status = "run_refused", 1, 422
+    hint = "`ductile pipeline show` tells what its first step needs, `ductile config check` what is wrong with it"
 
 
 class ContextTooLarge(DuctileError):
     """The payload makes more durable than a context holds."""
 
     code, exit_code, status = "context_too_large", 1, 413
+    hint = "send less of what its first step claims as baggage, or raise service.limits.context"
 
 
 async def start_pipeline(desk: Desk, request: Request) -> Response:

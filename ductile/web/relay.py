@@ -34,6 +34,7 @@ class NotStored(DuctileError):
     """failed to enqueue relay event"""
 
     code, exit_code, status = "relay_unavailable", 75, 503
+    hint = "send it again later"
 
 
 REFUSALS = (RelayForbidden, TypeNotAllowed, EventIdReused, EnvelopeInvalid)

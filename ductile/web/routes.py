@@ -16,6 +16,8 @@ from ductile.web.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100
+PATHS_HINT = "the paths of the API are in its /openapi.json, those of webhooks in `ductile webhook list`"
+ENCODING_HINT = "write it as percent-encoded UTF-8"
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 ChannelHandler: TypeAlias = Callable[[Request, Channel], Awaitable[None]]
@@ -100,7 +102,7 @@ class Table:
         values: list[str] = []
         node = _walk(self._root, segments, 0, values)
         if node is None:
-            raise Refusal(refusal_response(404, "not_found", "there is nothing at this path"))
+            raise Refusal(refusal_response(404, "not_found", "there is nothing at this path", hint=PATHS_HINT))
         route = self._choose(node.routes, method)
         return Match(route, dict(zip(self._names[id(route)], values, strict=True)))
 
@@ -134,6 +136,7 @@ class Table:
                     426,
                     "upgrade_required",
                     "this path speaks WebSocket only",
+                    hint="connect with a WebSocket client, or follow GET /events",
                     headers=(("connection", "upgrade"), ("upgrade", "websocket")),
                 )
             )
@@ -237,8 +240,8 @@ def _allowed(found: Mapping[str, AnyRoute]) -> str:
 
 
 def _bad_path(reason: str) -> Refusal:
-    return Refusal(refusal_response(400, "bad_path", f"the path cannot be read: {reason}"))
+    return Refusal(refusal_response(400, "bad_path", f"the path cannot be read: {reason}", hint=ENCODING_HINT))
 
 
 def _bad_query(reason: str) -> Refusal:
-    return Refusal(refusal_response(400, "bad_query", f"the query cannot be read: {reason}"))
+    return Refusal(refusal_response(400, "bad_query", f"the query cannot be read: {reason}", hint=ENCODING_HINT))

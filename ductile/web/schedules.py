@@ -22,10 +22,10 @@ from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Breaker, BreakerChange, NewJob
 from ductile.pipeline.plan import RELAY
 from ductile.web.acts import reason_of
-from ductile.web.auth import forbidden
+from ductile.web.auth import require_scope
 from ductile.web.desk import BadRequest, Desk, flag_of, require_healthy, seated, submitter_of
 from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
-from ductile.web.message import Refusal, Request, Response, encoded_json_response, json_response
+from ductile.web.message import Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
 from ductile.web.schedule_views import all_breakers_view, breakers_view, resettable, schedules_view, written_schedule
 from ductile.web.schemas import Argument, integer, nullable, record, text
@@ -193,8 +193,8 @@ async def run_now(desk: Desk, request: Request) -> Response:
     plugin, schedule = _addressed(desk, request)
     snapshot = desk.snapshot()
     lane = snapshot.lane(plugin)
-    if lane.writes(schedule.command) and not request.principal.may("plugin:rw", plugin=plugin):
-        raise Refusal(forbidden())
+    if lane.writes(schedule.command):
+        require_scope(request, "plugin:rw", plugin=plugin)
     ticket = ticket_of(request)
     if (known := await known_answer(desk, ticket)) is not None:
         return encoded_json_response(known.text.encode(), 202, headers_of(known))

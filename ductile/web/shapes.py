@@ -243,18 +243,23 @@ STOPWATCH = record(
 )
 
 _NAMES = listing(text())
+_FINDING = record({"category": text(), "message": text(), "field": text()}, {"file": text(), "line": COUNT})
 RELOADED = record(
     {
         "status": choice(("reloaded", "unchanged", "planned")),
         "reloaded_at": nullable(moment()),
         "message": text(),
         "changes": record(
-            {"settings": _NAMES, "unavailable": by_name(text())},
+            {"settings": _NAMES, "unavailable": by_name(text()), "unsealed": _NAMES},
             is_closed=False,
             description="Besides, by section: added, removed and changed",
         ),
+        "next_runs": by_name(
+            record({"before": nullable(moment()), "after": nullable(moment())}), "Of the schedules that changed"
+        ),
         "ended_jobs": by_name(COUNT, "Waiting jobs that end, by plugin"),
-        "errors": listing(text(), description="What is wrong with the configuration although it can be used"),
+        "errors": listing(_FINDING, "What does not work, and the service does without"),
+        "warnings": listing(_FINDING, "What else is worth a look"),
     }
 )
 SCHEDULES = record(

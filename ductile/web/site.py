@@ -49,7 +49,7 @@ class Site:
         """The route that answers, and the request with its principal; a `Refusal` where there is none, no right, or
         an argument that it does not have."""
         if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
-            raise Refusal(refusal_response(501, "method_unknown", "there is no such method"))
+            raise Refusal(refusal_response(501, "method_unknown", "there is no such method", hint="use GET or POST"))
         if answer := preflight(request, self.origins):
             raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)

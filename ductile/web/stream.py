@@ -46,6 +46,7 @@ class TooManyStreams(DuctileError):
     """As many readers as may follow the events follow them already."""
 
     code, exit_code, status = "too_many_streams", 75, 503
+    hint = "close some, or try later"
 
 
 def routes(desk: Desk, authorize: Authorize) -> Iterable[AnyRoute]:

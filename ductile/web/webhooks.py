@@ -41,7 +41,7 @@ from ductile.web.deliveries import (
 )
 from ductile.web.desk import Desk
 from ductile.web.message import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Match, Route, Table
+from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, Table
 from ductile.web.site import Served, Site
 from ductile.web.tally import PING, REFUSED, REPEATED, Tally
 
@@ -117,7 +117,7 @@ class Receiver:
         """202 with the job's id, after the job is durable; the same again for the same delivery."""
         endpoint = self.endpoints().get(request.path)
         if endpoint is None:  # a reload took it away while the body came
-            raise NotFound("there is nothing at this path")
+            raise NotFound("there is nothing at this path", hint=PATHS_HINT)
         try:
             return await self._take(endpoint, request)
         except DeliveryRefused as refused:

@@ -293,6 +293,29 @@ def test_plugin_lock_approves_plugins_and_nothing_else(run: Run, demo: Path) -> 
     assert "has changed since it was sealed" in warnings[0]
 
 
+def test_switching_a_plugin_is_no_change_of_its_files(run: Run, demo: Path) -> None:
+    """`sealed ~ plugin` is for the alarming: other bytes than those approved."""
+    for enabled in ("false", "true"):
+        switched = run("config", "plugin", "set", "echo", "enabled", enabled, "--config", demo, "--json")
+        assert switched.json["sealed"] == [f"~ {demo}/plugins.yaml"]
+    with (demo / "plugins" / "echo" / "README.md").open("a") as readme:
+        readme.write("changed\n")
+
+    switched = run("config", "plugin", "set", "echo", "enabled", "false", "--config", demo, "--json")
+
+    assert switched.json["sealed"] == [f"~ {demo}/plugins.yaml", "~ plugin echo"]
+
+
+def test_the_seal_knows_that_a_plugin_was_switched_by_hand(run: Run, demo: Path) -> None:
+    """Nothing about it is news, and yet it is written down."""
+    text = (demo / "plugins.yaml").read_text()
+    (demo / "plugins.yaml").write_text(text.replace("  echo:", "  echo:\n    enabled: false", 1))
+
+    assert run("plugin", "lock", "echo", "--config", demo, "--json").json["changes"] == []
+
+    assert "enabled: false" in (demo / ".checksums").read_text()
+
+
 def test_plugin_lock_needs_names_or_all_and_a_seal(run: Run, demo: Path) -> None:
     """What would be approved is said, never guessed."""
     assert run("plugin", "lock", "--config", demo).exit_code == 2

@@ -1,6 +1,8 @@
 """Plugins that come with Ductile, brought into a configuration."""
 
+import shlex
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,29 @@ def test_a_plugin_is_copied_and_can_be_used_at_once(run: Run, demo: Path) -> Non
         "path": str(copy),
         "readme": str(copy / "README.md"),
         "dry_run": False,
+        "next": ["ductile config plugin set py-greet enabled true", "ductile system reload"],
     }
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in copy.rglob("*")} == {0}
     shown = run("plugin", "list", "--config", demo, "--json").json["plugins"]
     assert {one["name"]: one["state"] for one in shown}["py-greet"] == "unconfigured"
+
+
+BUNDLED = sorted(path.parent.name for path in bundled_plugins().glob("*/manifest.yaml"))
+
+
+@pytest.mark.parametrize("name", [name for name in BUNDLED if name not in ("echo", "github_events")])
+def test_what_comes_next_can_be_done_as_it_is_said(run: Run, demo: Path, name: str) -> None:
+    """Also for one that has to be built, or cannot do without a configuration: its entry names every key."""
+    *build, command, reload = run("plugin", "add", name, "--config", demo, "--json").json["next"]
+    for line in build:
+        subprocess.run(shlex.split(line), check=True, capture_output=True)
+
+    answer = run(*shlex.split(command)[1:], "--config", demo, "--json")
+
+    assert (answer.exit_code, answer.json["status"]) == (0, "changed"), answer.stdout
+    assert reload == "ductile system reload"
+    shown = run("plugin", "list", "--config", demo, "--json").json["plugins"]
+    assert {one["name"]: one["state"] for one in shown}[name] == "enabled"
 
 
 def test_a_dry_run_copies_nothing(run: Run, demo: Path) -> None:

@@ -48,16 +48,18 @@ class World:
     names: dict[str, str]
 
 
-def make(directory: Path) -> World:
+def make(directory: Path, *, more_tokens: str = "", more_pipelines: str = "") -> World:
     """The service is ready and has done a few things."""
     home = Home.make(directory / "home")
+    if more_tokens:
+        home.add(f"      - {more_tokens}\n")
     home.copy_plugin(ECHO)
     home.plugin("failing", FAILING)
     home.write("tokens.yaml", TOKENS)
     home.write("webhooks.yaml", WEBHOOKS)
     (home.path / "scopes").mkdir(mode=0o700)
     home.write("scopes/reader.json", json.dumps({"scopes": ["jobs:ro"]}))
-    home.add(CONFIG)
+    home.add(CONFIG.replace("instances:", f"{more_pipelines}instances:"))
     home.seal()
     service = home.start()
     job = service.run("echo", "poll", {"message": "hi"})

@@ -39,7 +39,7 @@ def test_the_same_configuration_has_no_changes(home: Home) -> None:
     """Reading the same files again is no change."""
     found = changes_between(snapshot_of(home), snapshot_of(home))
     assert not found
-    assert found.as_data() == {"settings": [], "unavailable": {}}
+    assert found.as_data() == {"settings": [], "unavailable": {}, "unsealed": []}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,19 @@ def test_a_plugin_that_can_run_no_more_is_told_with_the_reason(home: Home) -> No
     """Its waiting jobs will end, so this is worth a line of its own."""
     found = changed(home, "  other: {}", "  other: {enabled: false}")
     assert dict(found.unavailable) == {"other": "is disabled (enabled: false)"}
+
+
+def test_a_plugin_that_can_run_now_is_told_with_or_without_an_entry(home: Home) -> None:
+    """One that nobody configured came; one that was configured and not there has its files now."""
+    home.write("more.yaml", f"{BEFORE}".replace("  other: {}", "  other: {}\n  late: {}"))
+    before = snapshot_of(home)
+    for name in ("late", "stranger"):
+        home.plugin(name, "#!/bin/sh\n")
+
+    found = changes_between(before, snapshot_of(home))
+
+    assert dict(found.sections) == {"plugins": Named(added=("stranger",), changed={"late": ("files",)})}
+    assert found.unsealed == ()  # nothing here is sealed
 
 
 def test_new_code_of_a_plugin_is_a_change(home: Home) -> None:

@@ -52,7 +52,7 @@ def test_without_a_service_a_plan_compares_with_what_ran_last(home: Home, start:
     home.add("plugins: {one: {}, two: {}}\n")
     home.seal()
     start().stop()
-    assert config(home, "plan")["changes"] == {"settings": [], "unavailable": {}}
+    assert config(home, "plan")["changes"] == {"settings": [], "unavailable": {}, "unsealed": []}
 
     config(home, "set", "service.log_level=warn")
     config(home, "set", "plugins.two.enabled=false")

@@ -62,7 +62,7 @@ async def test_a_websocket_without_the_right_is_refused_as_plain_http(start_serv
     """The refusal comes before the upgrade, with its own status."""
 
     def nobody(route: AnyRoute, request: Request) -> Request | Response:
-        return refusal_response(401, "unauthorized", "no") if isinstance(route, ChannelRoute) else request
+        return refusal_response(401, "unauthorized", "no", hint="knock") if isinstance(route, ChannelRoute) else request
 
     server = await start_server(ChannelRoute(path="/ws", handler=_accept_and_end), authorize=nobody)
     client = await server.connect()

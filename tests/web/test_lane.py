@@ -89,7 +89,7 @@ async def test_what_a_handler_raises_becomes_an_answer_that_tells_no_secrets(
         raise NotFound("no such job")
 
     async def refuses(request: Request) -> Response:
-        raise Refusal(refusal_response(422, "no", "not like this"))
+        raise Refusal(refusal_response(422, "no", "not like this", hint="otherwise"))
 
     async def breaks(request: Request) -> Response:
         raise ValueError("password=hunter2")
@@ -294,7 +294,7 @@ async def test_who_may_not_is_refused_before_the_body_is_read(start_server: "Sta
 
     def authorize(route: AnyRoute, request: Request) -> Request | Response:
         if route.scope and request.header("authorization") != "Bearer right":
-            return refusal_response(401, "unauthorized", "no")
+            return refusal_response(401, "unauthorized", "no", hint="knock")
         return evolve(request, principal="operator")
 
     async def whoami(request: Request) -> Response:

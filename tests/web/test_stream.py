@@ -70,10 +70,10 @@ class Station:
             return evolve(request, principal=OPERATOR)
         _, _, token = (request.header("authorization") or "").partition(" ")
         if token not in self.tokens:
-            return refusal_response(401, "unauthorized", "invalid token")
+            return refusal_response(401, "unauthorized", "invalid token", hint="knock")
         principal = Principal(token, implied(self.tokens[token]))
         if not principal.may(route.scope):
-            return refusal_response(403, "insufficient_scope", "insufficient scope")
+            return refusal_response(403, "insufficient_scope", "insufficient scope", hint="ask for more")
         return evolve(request, principal=principal)
 
     async def happen(self, count: int = 1, kind: str = "run.ended", plugin: str | None = "echo", **more: Any) -> None:

@@ -41,6 +41,10 @@ from ductile.web.webhooks import KEPT, site
 from tests.e2e.service import Home
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
+FORBIDDEN = (
+    b'{"error":"forbidden","code":"forbidden","status":403,"hint":"sign the raw body with the endpoint\'s secret; '
+    b'whoever runs this Ductile sees the reason with `ductile webhook receipts`","context":{}}'
+)
 SECRETS = {
     "first": "first-secret-0123456789abcdef",
     "second": "second-secret-0123456789abcde",
@@ -411,7 +415,7 @@ async def test_whatever_is_wrong_with_a_signature_has_one_answer(hooks: Hooks, s
     answer = await hooks.ask("POST", "/hook/plain", b"{}", **headers)
 
     assert answer.status == 403
-    assert answer.body == b'{"error":"forbidden","code":"forbidden","status":403,"hint":"","context":{}}'
+    assert answer.body == FORBIDDEN
     assert answer == await hooks.ask("POST", "/hook/plain", b"not json either", x_sig="nonsense")
     assert hooks.jobs() == 0
     assert hooks.rows("SELECT COUNT(*) FROM receipts") == [(0,)]
