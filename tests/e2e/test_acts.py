@@ -340,3 +340,26 @@ def test_two_tokens_do_not_share_keys(home: Home, start: Start, door: Door, tmp_
     mine = service.ask("POST", "/plugin/moody/poll", headers=key)[1]["job_id"]
     theirs = service.ask("POST", "/plugin/moody/poll", headers=key, token=other)[1]["job_id"]
     assert mine != theirs
+
+
+def test_a_token_without_a_name_keeps_its_keys_wherever_it_stands(home: Home, start: Start, door: Door) -> None:
+    """Another above it changes nothing for it, and one that is called like a position is somebody else."""
+    unnamed, named = "unnamed-bbbbbbbbbbbbbbbbbbbbbbbb", "named-cccccccccccccccccccccccccc"
+    before = (home.path / "config.yaml").read_text()
+    line = f'      - {{token: {unnamed}, scopes: ["*"]}}\n'
+    home.write("config.yaml", before.replace("tokens:\n", f"tokens:\n{line}"))
+    service = start()
+    key = {"idempotency-key": "k"}
+    first = service.ask("POST", "/plugin/moody/poll", headers=key, token=unnamed)
+    word = service.ask("GET", "/system/tokens")[1]["tokens"][0]["name"]
+    above = f'      - {{name: token 0, token: {named}, scopes: ["*"]}}\n      - {{name: new, token: {"d" * 26}}}\n'
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("tokens:\n", f"tokens:\n{above}"))
+    home.seal()
+    assert service.ask("POST", "/system/reload")[1]["changes"]["tokens"]["added"] == ["token 0", "new"]
+    assert service.ask("POST", "/plugin/moody/poll", headers=key, token=unnamed) == first
+    theirs = service.ask("POST", "/plugin/moody/poll", headers=key, token=named)
+    assert theirs[0] == 202
+    assert theirs[1]["job_id"] != first[1]["job_id"]
+    assert [one["name"] for one in service.ask("GET", "/system/tokens")[1]["tokens"]] == ["token 0", "new", word, "e2e"]
+    assert unnamed not in word
