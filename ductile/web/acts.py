@@ -13,7 +13,7 @@ from ductile import strict_json
 from ductile.errors import NotFound, WrongState
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
-from ductile.ledger.operate import RELAY, known_job, replay, require_retryable, retry
+from ductile.ledger.operate import RELAY, known_job, replay, require_replayable, require_retryable, retry
 from ductile.ledger.receipts import Answer
 from ductile.model import Budget, Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
@@ -54,13 +54,13 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     yield act(
         path="/job/{id}/retry",
         handler=on(retry_job),
-        summary="Queue a job again that ended failed or dead; its run goes on with it",
+        summary="Queue a job again that ended failed or dead; its run goes on with it. Needs the right to run it",
         gives={200: ACTED, 202: ACTED},
     )
     yield act(
         path="/job/{id}/replay",
         handler=on(replay_job),
-        summary="Run a job once more as a new one, in any state, with its own or a patched payload",
+        summary="Run a job once more as a new one, in any state, its payload patched or not. Needs the right to run it",
         takes=record({}, {"patch": by_name(anything(), "JSON merge patch for the payload (RFC 7396)")}, title="Replay"),
         gives={200: REPLAYED, 202: REPLAYED},
         heeds=(KEY_HEADER,),
@@ -103,10 +103,9 @@ async def retry_job(desk: Desk, request: Request) -> Response:
     """202 once the job is queued again; 200 if it could be."""
     job_id = job_id_of(request)
     job = desk.ledger.look_up(known_job, job_id)
-    require_retryable(job)
+    desk.ledger.read(require_retryable, job)
     _require_startable(desk, job)
-    if not _may_start(desk, request, job):
-        raise Refusal(forbidden())
+    _require_right(desk, request, job)
     if flag_of(request, "dry_run"):
         return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
     job = await desk.ledger.write(retry, job_id, now=desk.clock.now())
@@ -121,9 +120,9 @@ async def replay_job(desk: Desk, request: Request) -> Response:
     if answer is None:
         job_id, now = job_id_of(request), desk.clock.now()
         job = desk.ledger.look_up(known_job, job_id)
+        desk.ledger.read(require_replayable, job)
         _require_startable(desk, job)
-        if not _may_start(desk, request, job):
-            raise Refusal(forbidden())
+        _require_right(desk, request, job)
         payload = _patched(job, body_of(request, "patch").get("patch"))
         new = desk.ledger.look_up(
             replay,
@@ -174,10 +173,13 @@ def _require_startable(desk: Desk, job: Job) -> None:
         require_healthy(desk, job.plugin)
 
 
-def _may_start(desk: Desk, request: Request, job: Job) -> bool:
+def _require_right(desk: Desk, request: Request, job: Job) -> None:
+    """Raises for a caller that may not run the job's command, whoever did so first."""
     writes = job.plugin == RELAY or desk.snapshot().lane(job.plugin).writes(job.command)
-    may: bool = request.principal.may("plugin:rw" if writes else "plugin:invoke:ro", plugin=job.plugin)
-    return may
+    scope = "plugin:rw" if writes else "plugin:invoke:ro"
+    if not request.principal.may(scope, plugin=job.plugin):
+        hint = f"needs {scope} too, because {job.plugin}.{job.command} runs again"
+        raise Refusal(forbidden(hint=hint))
 
 
 def _patched(job: Job, patch: Any) -> str | None:

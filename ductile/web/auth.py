@@ -129,8 +129,8 @@ def _authorize(
     return changed(request, principal=principal)
 
 
-def forbidden() -> Response:
-    return refusal_response(403, "insufficient_scope", "insufficient scope")
+def forbidden(*, hint: str = "") -> Response:
+    return refusal_response(403, "insufficient_scope", "insufficient scope", hint=hint)
 
 
 def _unauthorized(message: str) -> Response:
