@@ -335,7 +335,7 @@ def _refusal(path: Path, error: OSError | ValueError) -> FileRefused:
 
 
 def _with_parents(path: Path) -> list[Path]:
-    absolute = Path.cwd() / path
+    absolute = path.absolute()
     return [absolute, *absolute.parents]
 
 

@@ -74,6 +74,7 @@ def look(explicit: Path | None, *, with_health: bool) -> Round:
         paths += [source.path for source in examination.config.files] if examination else []
     found += findings.modes(root.parent, paths, ledger)
     found += findings.ledger(ledger, is_running=is_running)
+    found += findings.state(ledger, is_running=is_running)
     found += findings.stale_socket(local_socket_path(ledger.parent), is_running=is_running)
     found += findings.temporary_files(root.parent, ledger)
     found += findings.leftover_processes(ledger, is_running=is_running)

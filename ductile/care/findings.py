@@ -22,11 +22,12 @@ from ductile.care.storage import rewrite
 from ductile.config.check import Examination
 from ductile.config.pending import PENDING_FILE, finish_interrupted
 from ductile.engine.processes import find_marked, instance_of, kill_marked
-from ductile.errors import Complaint, DuctileError, IntegrityBroken
-from ductile.ledger import inits, search, sizes
+from ductile.errors import Complaint, DuctileError, IntegrityBroken, LedgerError
+from ductile.ledger import inits, location, search, sizes
 from ductile.ledger.connections import WAL_LIMIT_BYTES
 from ductile.ledger.copying import fold_log
 from ductile.ledger.store import open_reader
+from ductile.lock import lock_paths
 from ductile.units import format_size
 from ductile.values import frozen
 
@@ -192,6 +193,21 @@ def ledger(path: Path, *, is_running: bool) -> Iterator[Finding]:
         detail = "this SQLite has no FTS5: searches in logs read row by row"
         advice = "install a Python whose SQLite has it"
         yield Finding(name="search_unindexed", severity=Severity.NOTE, detail=detail, advice=advice)
+
+
+def state(ledger_path: Path, *, is_running: bool) -> Iterator[Finding]:
+    """What a start writes first: the ledger, files beside it, and its locks. Whoever runs has done so already."""
+    if is_running:
+        return
+    try:
+        location.check_access(ledger_path)
+        locks = [path for path in lock_paths(ledger_path.parent, ledger_path) if os.path.lexists(path)]
+        refused = [f"{path}: cannot be written by this user" for path in locks if not os.access(path, os.W_OK)]
+    except LedgerError as error:
+        refused = [str(error)]
+    for detail in refused:
+        advice = "start the service as the user that owns it, or put its owner, mode or mount right"
+        yield Finding(name="state_unwritable", severity=Severity.PROBLEM, detail=detail, advice=advice)
 
 
 def _log(path: Path, *, is_running: bool) -> Iterator[Finding]:

@@ -96,10 +96,24 @@ def run(command: click.Command, args: list[str]) -> int:
             return 0
         raise
     except OSError as error:  # a path that people gave may be refused in more ways than those who use it expect
-        return fail(DuctileError(str(error)), as_json=as_json)
+        return fail(_translated(error), as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
     return result if isinstance(result, int) else 0
+
+
+def _translated(error: OSError) -> DuctileError:
+    """Of a path that is relative to a directory that is gone, the system says no more than that something is."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _stands_somewhere():
+        return UsageInvalid("the working directory does not exist any more", hint="change to one that does: cd DIR")
+    return DuctileError(str(error))
+
+
+def _stands_somewhere() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _require_text(args: Sequence[str]) -> None:

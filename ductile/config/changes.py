@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ductile.clock import to_text
+from ductile.config.callers import unnamed
 from ductile.config.check import Report
 from ductile.config.load import Config
 from ductile.config.show import plain
@@ -172,7 +173,7 @@ def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "schedules": schedules,
         "pipelines": {pipeline["name"]: pipeline for pipeline in data.pop("pipelines", [])},
         "routes": {f"{each['from']} {each['event_type']} → {each['to']}": {} for each in data.pop("routes", [])},
-        "tokens": {each.get("name") or str(i): each for i, each in enumerate((*data.pop("tokens", []), *api_tokens))},
+        "tokens": {each.get("name") or unnamed(each["token"]): each for each in (*data.pop("tokens", []), *api_tokens)},
         "webhooks": {endpoint["path"]: endpoint for endpoint in webhooks.pop("endpoints", [])},
         "instances": {instance["name"]: instance for instance in data.pop("instances", [])},
         "settings": data,

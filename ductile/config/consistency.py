@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
+from ductile.config.callers import DERIVED, caller
 from ductile.config.relay import is_address
 from ductile.config.scopes import Grant
 from ductile.config.sections import PluginEntry, Schedule, Settings, WebhookEndpoint
@@ -70,14 +71,30 @@ def _api(settings: Settings, grants: Mapping[str, Grant]) -> Iterator[Breach]:
         if not re.fullmatch(_ORIGIN, origin):
             message = "is no origin: write it as a browser does, like https://dash.example:8443"
             yield Breach(f"api.allowed_origins[{index}]", message, "api")
-    names = _repeated(token.name for token in settings.api.auth.tokens if token.name)
-    for index, token in enumerate(settings.api.auth.tokens):
-        if token.name in names:
-            yield Breach(f"api.auth.tokens[{index}].name", "is used twice; logs and keys tell tokens by it", "api")
     repeated = _repeated(token.token.fingerprint() for token in settings.api.auth.tokens)
     for index, token in enumerate(settings.api.auth.tokens):
         if token.token.fingerprint() in repeated:
             yield Breach(f"api.auth.tokens[{index}].token", "is the same as another token", "api")
+    yield from _callers(settings)
+
+
+def _callers(settings: Settings) -> Iterator[Breach]:
+    """Whoever may call has a word of its own: what is kept for one token must not answer another."""
+    named = {f"tokens[{i}].name": token.name for i, token in enumerate(settings.tokens) if token.scopes_file}
+    named |= {f"api.auth.tokens[{i}].name": token.name for i, token in enumerate(settings.api.auth.tokens)}
+    repeated = _repeated(name or None for name in named.values())
+    for path, name in named.items():
+        if DERIVED.fullmatch(name):
+            yield Breach(path, f"{name!r} is how a token without a name is called; choose another", "api")
+        elif name in repeated and not path.startswith("tokens["):
+            yield Breach(path, "is used twice; logs and keys tell tokens by it", "api")
+    unnamed = {i: caller(token) for i, token in enumerate(settings.api.auth.tokens) if not token.name}
+    alike = _repeated(unnamed.values())
+    for index, word in unnamed.items():
+        if word in alike:
+            yield Breach(
+                f"api.auth.tokens[{index}]", f"would be called {word}, as another token: give it a name", "api"
+            )
 
 
 def _plugin(settings: Settings, name: str, entry: PluginEntry) -> Iterator[Breach]:

@@ -151,7 +151,7 @@ class ApiToken(Section):
 
     token: Secret = option("the bearer token, best as ${NAME}")
     scopes: tuple[Text, ...] = option("what it may do, such as plugin:rw or *; empty: discovery only", default=())
-    name: str = option("shown in logs instead of the token", default="")
+    name: str = option("what logs and keys know it by; empty: a word that comes of the token", default="")
     expires_at: At | None = option("an RFC 3339 time from which on it is worth nothing", default=None)
 
 

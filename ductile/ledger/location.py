@@ -12,6 +12,7 @@ from ductile.errors import LedgerError
 _NETWORK = "nfs nfs4 cifs smb smb2 smb3 smbfs afs afpfs 9p ceph glusterfs lustre gfs2 ocfs2 beegfs davfs webdav coda"
 _FUSE = "sshfs glusterfs ceph s3fs rclone davfs2 nfs smbnetfs"
 NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split()) | {f"fuse.{name}" for name in _FUSE.split()}
+BESIDE = ("-journal", "-wal", "-shm")
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
@@ -43,15 +44,25 @@ def resolve_readable(path: Path) -> Path:
 
 
 def check_kind(path: Path) -> None:
-    """A ledger is a regular file in a directory; everything else is refused without being opened."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
+    """A ledger is a regular file in a directory; everything else is refused without being opened.
+
+    So are the files that SQLite would open beside it: a FIFO there would hold the process until somebody writes to it.
+    """
+    mode = _mode(path)
+    if mode is not None and stat.S_ISDIR(mode):
         raise LedgerError(f"{path}: a directory; the ledger must be a file", hint="set state.path to a file in it")
-    if not stat.S_ISREG(mode):
+    if mode is not None and not stat.S_ISREG(mode):
         raise LedgerError(f"{path}: not a regular file", hint="set state.path to an ordinary file")
+    for beside in (path.with_name(path.name + ending) for ending in BESIDE):
+        if not stat.S_ISREG(_mode(beside) or stat.S_IFREG):
+            raise LedgerError(f"{beside}: not a regular file, and SQLite would open it", hint="remove it")
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
 
 
 def check_access(path: Path) -> None:

@@ -3,6 +3,7 @@
 Also ends the queued jobs of a plugin that was removed. Called by the web and by offline commands.
 """
 
+import shlex
 import sqlite3
 from datetime import datetime, timedelta
 
@@ -94,45 +95,50 @@ def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
     return known_job(db, job_id)
 
 
-def require_retryable(job: Job) -> None:
+def require_retryable(db: sqlite3.Connection, job: Job) -> None:
     """Raises WrongState for a job that nobody should try again by hand."""
     if not _ended_badly(job):
         raise WrongState(f"{job.id}: {job.status}", hint=ENDED_BADLY)
-    _require_plugin(job)
+    if not _runs_something(job):
+        failed = db.execute(FAILED_MEMBER, (job.id,)).fetchone()
+        raise _decides(job, f"retry job {failed[0]}, which it waited for" if failed else _way_to_run_again(db, job))
     if job.tolerated:
-        raise WrongState(f"{job.id}: its run has gone on without it", hint="replay it: that is a run of its own")
+        is_alone = job.join_id is None
+        hint = f"replay job {job.id}: that is a run of its own" if is_alone else _way_to_run_again(db, job)
+        raise WrongState(f"{job.id}: its run has gone on without it", hint=hint)
 
 
-def _require_plugin(job: Job) -> None:
-    if _runs_nothing(job):
-        raise WrongState(f"{job.id}: {_DECIDES.format(job.plugin)}", hint="try those again that failed in its tree")
+FAILED_MEMBER = """
+    SELECT id FROM job_queue INDEXED BY job_queue_by_join
+     WHERE join_id = ? AND status IN ('failed', 'dead') AND tolerated = 0 AND plugin NOT GLOB 'core.*'
+     ORDER BY seq LIMIT 1
+"""
 
 
 def require_replayable(db: sqlite3.Connection, job: Job) -> None:
-    """Raises WrongState for a job of which a copy would mean nothing, and names what can be run instead."""
-    if _runs_nothing(job):
-        raise WrongState(f"{job.id}: {_DECIDES.format(job.plugin)}", hint=_instead_of(db, job))
+    """Raises WrongState for a job that cannot be run once more by itself, with the way to what can."""
+    if not _runs_something(job):
+        raise _decides(job, _way_to_run_again(db, job))
     if job.join_id is not None:
-        raise WrongState(f"{job.id}: one of several that are joined", hint=_instead_of(db, job))
+        raise WrongState(f"{job.id}: one of several that are joined", hint=_way_to_run_again(db, job))
 
 
-_DECIDES = "{} decides, it does not run anything"
+def _way_to_run_again(db: sqlite3.Connection, job: Job) -> str:
+    """What leads to the job once more: the nearest one above it that can be replayed, else its pipeline."""
+    above = job
+    while above.parent_job_id and (parent := get_job(db, above.parent_job_id)):
+        above = parent
+        if _runs_something(above) and above.join_id is None:
+            return f"replay the job that led to it: `ductile job replay {above.id}`"
+    return f"run its pipeline again: `ductile pipeline run {shlex.quote(above.pipeline or job.pipeline or 'NAME')}`"
 
 
-def _runs_nothing(job: Job) -> bool:
-    return job.plugin.startswith(CORE) and job.plugin != RELAY
+def _decides(job: Job, hint: str) -> WrongState:
+    return WrongState(f"{job.id}: {job.plugin} decides, it does not run anything", hint=hint)
 
 
-def _instead_of(db: sqlite3.Connection, job: Job) -> str:
-    """What has all of it run once more: the nearest job above that runs by itself, or the pipeline from its start."""
-    above: Job | None = job
-    while above is not None and (_runs_nothing(above) or above.join_id is not None):
-        above = get_job(db, above.parent_job_id) if above.parent_job_id else None
-    if above is not None:
-        return f"replay the job that led to it: `ductile job replay {above.id}`"
-    if job.pipeline is None:
-        return "choose a job above or below it in its tree"
-    return f"begin the run anew: `ductile pipeline run {job.pipeline}`, with the payload that it had"
+def _runs_something(job: Job) -> bool:
+    return job.plugin == RELAY or not job.plugin.startswith(CORE)
 
 
 def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:

@@ -54,13 +54,13 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     yield act(
         path="/job/{id}/retry",
         handler=on(retry_job),
-        summary="Queue a job again that ended failed or dead; its run goes on with it",
+        summary="Queue a job again that ended failed or dead; its run goes on with it. Needs the right to run it",
         gives={200: ACTED, 202: ACTED},
     )
     yield act(
         path="/job/{id}/replay",
         handler=on(replay_job),
-        summary="Run a job once more as a new one, in any state, with its own or a patched payload",
+        summary="Run a job once more as a new one, in any state, its payload patched or not. Needs the right to run it",
         takes=record({}, {"patch": by_name(anything(), "JSON merge patch for the payload (RFC 7396)")}, title="Replay"),
         gives={200: REPLAYED, 202: REPLAYED},
         heeds=(KEY_HEADER,),
@@ -103,7 +103,7 @@ async def retry_job(desk: Desk, request: Request) -> Response:
     """202 once the job is queued again; 200 if it could be."""
     job_id = job_id_of(request)
     job = desk.ledger.look_up(known_job, job_id)
-    require_retryable(job)
+    desk.ledger.read(require_retryable, job)
     _require_startable(desk, job)
     _require_right_to_start(desk, request, job)
     if flag_of(request, "dry_run"):
@@ -120,7 +120,7 @@ async def replay_job(desk: Desk, request: Request) -> Response:
     if answer is None:
         job_id, now = job_id_of(request), desk.clock.now()
         job = desk.ledger.look_up(known_job, job_id)
-        desk.ledger.look_up(require_replayable, job)
+        desk.ledger.read(require_replayable, job)
         _require_startable(desk, job)
         _require_right_to_start(desk, request, job)
         payload = _patched(job, body_of(request, "patch").get("patch"))

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 
 from ductile.clock import Clock
+from ductile.config.callers import caller
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
 from ductile.values import changed, frozen
@@ -75,8 +76,8 @@ class Keyring:
     @classmethod
     def of(cls, config: Config) -> "Keyring":
         keys = []
-        for index, token in enumerate(config.settings.api.auth.tokens):
-            principal = Principal(token.name or f"token {index}", implied(token.scopes))
+        for token in config.settings.api.auth.tokens:
+            principal = Principal(caller(token), implied(token.scopes))
             keys.append(Key(_digest(token.token.reveal()), principal, token.expires_at))
         for named in config.settings.tokens:
             grant = config.grants.get(named.name)

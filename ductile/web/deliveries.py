@@ -230,12 +230,11 @@ def _only(header: str, request: Request) -> str | None:
 def _form(body: bytes) -> dict[str, Any]:
     """Fields by name, a list where a name is repeated. GitHub and Slack put a JSON object into a lone `payload`."""
     try:
-        pairs = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, errors="strict", encoding="utf-8", max_num_fields=MOST_FIELDS
-        )
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
+    except UnicodeDecodeError as error:
+        raise DeliveryRefused("the body is not a form: it is not UTF-8") from error
     except ValueError as error:
-        message = f"the body is not a form: it is not UTF-8, or has more than {MOST_FIELDS} fields"
-        raise DeliveryRefused(message) from error
+        raise DeliveryRefused(f"the body is not a form: it has more than {MOST_FIELDS} fields") from error
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name not in fields:

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from ductile.clock import to_text
+from ductile.config.callers import caller
 from ductile.config.load import Config
 from ductile.errors import LedgerError
 from ductile.ledger import token_uses
@@ -95,9 +96,9 @@ def routes(desk: Desk, uses: Uses) -> Iterable[AnyRoute]:
 
 
 def _tokens(config: Config) -> Iterator[dict[str, Any]]:
-    for index, token in enumerate(config.settings.api.auth.tokens):
-        name = token.name or f"token {index}"
-        yield {"name": name, "source": "api.auth.tokens", "scopes": token.scopes, "expires_at": token.expires_at}
+    for token in config.settings.api.auth.tokens:
+        about = {"name": caller(token), "source": "api.auth.tokens", "scopes": token.scopes}
+        yield {**about, "expires_at": token.expires_at}
     for named in config.settings.tokens:
         grant = config.grants.get(named.name)
         if grant is not None:

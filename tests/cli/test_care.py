@@ -445,6 +445,33 @@ def test_what_only_the_operator_can_put_right_is_named_with_advice(
     assert tree_of(kept) == before
 
 
+MODES_COUNT = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+"""Whoever may write everywhere is asked as somebody who may not."""
+
+
+@pytest.mark.skipif(bool(MODES_COUNT) and shutil.which("setpriv") is None, reason="root may write everywhere")
+@pytest.mark.parametrize(
+    ("name", "mode"), [(".", 0o500), ("state.db", 0o400), ("ductile.lock", 0o400), ("state.pid", 0o400)]
+)
+def test_what_a_start_could_not_write_is_named_before_it_fails(kept: Path, name: str, mode: int) -> None:
+    """The doctor and the start refuse the same file."""
+    state = ledger_of(kept).parent
+    for lock in ("ductile.lock", "state.pid"):
+        (state / lock).touch(0o600)
+    (state / name).chmod(mode)
+    ductile = [*MODES_COUNT, sys.executable, "-m", "ductile", "system"]
+    try:
+        told = subprocess.run([*ductile, "doctor", "--no-health", "--json", "--config", kept], capture_output=True)
+        start = subprocess.run([*ductile, "start", "--config", kept], capture_output=True, text=True, timeout=30)
+    finally:
+        (state / name).chmod(0o700)
+    (seen,) = (one for one in json.loads(told.stdout)["findings"] if one["name"] == "state_unwritable")
+    assert (told.returncode, seen["severity"], seen["repair"]) == (1, "problem", None)
+    assert str((state / name).resolve()) in seen["detail"]
+    assert "mount" in seen["advice"]
+    assert start.returncode != 0, start.stderr
+
+
 def test_a_folder_that_others_need_is_never_repaired(run: Run, place: Path, tmp_path: Path) -> None:
     """A ledger in a shared folder, and a file from elsewhere, are told; their modes are for the operator to change."""
     shared = tmp_path / "shared"

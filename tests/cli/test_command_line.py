@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,31 @@ def test_a_closed_stdin_stdout_or_stderr_is_as_good_as_an_empty_one(args: str, c
 
     assert answer.returncode == open_ones.returncode
     assert b"Traceback" not in answer.stderr
+
+
+def in_no_directory(tmp_path: Path, *args: object) -> "subprocess.CompletedProcess[str]":
+    """The command, run where a directory was."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    ductile = [sys.executable, "-m", "ductile", *map(str, args)]
+    return subprocess.run(["sh", "-c", script, "sh", gone, *ductile], capture_output=True, text=True)
+
+
+def test_whoever_names_everything_needs_no_working_directory(run: Run, tmp_path: Path) -> None:
+    run("config", "init", "--config", tmp_path / "place")
+
+    answer = in_no_directory(tmp_path, "pipeline", "list", "--config", tmp_path / "place")
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("args", [("job", "list", "--config", "here"), ("plugin", "new", "mine")])
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, args: tuple[str, ...]) -> None:
+    answer = in_no_directory(tmp_path, *args)
+
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines() == [
+        "error: the working directory does not exist any more",
+        "hint: change to one that does: cd DIR",
+    ]

@@ -68,6 +68,16 @@ def test_a_new_secret_is_a_change_that_shows_no_secret(home: Home) -> None:
     assert "another-token" not in str(found)
 
 
+def test_a_token_without_a_name_is_called_the_same_wherever_it_stands(home: Home) -> None:
+    """Its word comes of the token: another one above it is all that is new, and another value is another token."""
+    home.write("config.yaml", (home.path / "config.yaml").read_text().replace("name: e2e, ", ""))
+    found = changed(home, "tokens:\n", "tokens:\n      - {token: another-token-0123456789ab}\n", file="config.yaml")
+    (word,) = found.sections["tokens"].added
+    assert dict(found.sections) == {"tokens": Named(added=(word,))}
+    found = changed(home, "another-token-0123456789ab", "third-token-0123456789abcd", file="config.yaml")
+    assert found.sections["tokens"].removed == (word,)
+
+
 def test_everything_else_is_told_by_its_path(home: Home) -> None:
     """Settings without names of their own."""
     found = changed(home, "max_workers: 4", "max_workers: 5", file="config.yaml")

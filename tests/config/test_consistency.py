@@ -23,6 +23,11 @@ BREACHES: list[tuple[str, str, str]] = [
         "api.auth.tokens[1].name",
         "used twice",
     ),
+    (
+        "api: {auth: {tokens: [{name: token-3fa9c1, token: aaaaaaaaaaaaaaaa}]}}",
+        "api.auth.tokens[0].name",
+        "'token-3fa9c1' is how a token without a name is called",
+    ),
     ("api: {allowed_origins: ['*']}", "api.allowed_origins[0]", "is no origin"),
     ("api: {allowed_origins: ['https://a.example/']}", "api.allowed_origins[0]", "is no origin"),
     ("remote_ingress: {listen_path: /relay}", "remote_ingress.listen_path", "a path of the API itself"),
@@ -185,6 +190,22 @@ def test_values_that_contradict_each_other_are_refused(base: Home, text: str, pa
     assert words in told[path].message
     assert told[path].mark is not None
     assert told[path].category != "config"
+
+
+def test_a_name_of_two_who_may_call_is_refused(home: Home) -> None:
+    """Wherever the two are written. A secret that opens nothing may be called like a caller."""
+    home.write("scopes.json", '{"scopes": ["jobs:ro"]}')
+    tokens = (
+        "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: scopes.json}, {name: s, key: abcdefghijk}]"
+    )
+    home.write("tokens.yaml", tokens)
+    text = "include: [tokens.yaml]\napi: {auth: {tokens: [{name: s, token: aaaaaaaaaaaaaaaa}, %s]}}"
+    home.write("config.yaml", text % "{name: t, token: bbbbbbbbbbbbbbbb}")
+    with pytest.raises(ConfigInvalid, match=r"config.yaml:2: api.auth.tokens\[1\].name: is used twice") as told:
+        home.lock()
+    assert len(told.value.complaints) == 1
+    home.write("config.yaml", text % "{name: u, token: bbbbbbbbbbbbbbbb}")
+    home.lock()
 
 
 def test_two_tokens_with_one_name_are_refused(home: Home) -> None:

@@ -1,9 +1,12 @@
 """What a person does to jobs and plugins over HTTP: cancel, retry, replay, pause, resume."""
 
 import json
+import re
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -28,13 +31,22 @@ pipelines:
   - name: two
     on: two.wanted
     steps: [{id: first, uses: moody}, {id: second, uses: echo}]
+  - name: "at once"
+    on: both.wanted
+    execution_mode: synchronous
+    steps: [{join: true, split: [{id: left, uses: echo}, {id: right, uses: sad, continue: true}]}]
+  - name: later
+    on: later.wanted
+    steps: [{id: begin, uses: moody}, {join: true, split: [{id: one, uses: echo}, {id: other, uses: echo}]}]
 """
 ECHO = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "heard"}\'\n'
+SAD = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no", "retry": false}\'\n'
 
 
 def furnish(home: Home) -> Home:
     home.plugin("moody", MOODY)
     home.plugin("echo", ECHO)
+    home.plugin("sad", SAD)
     home.add(PIPELINE)
     return home
 
@@ -132,7 +144,10 @@ def test_whoever_may_not_run_a_command_may_not_have_it_run_again(home: Home, sta
     break_(home)
     service = start()
     job_id = service.run("moody")["job_id"]
-    assert [service.ask("POST", f"/job/{job_id}/{act}", token=token)[0] for act in ("retry", "replay")] == [403, 403]
+    for act in ("retry", "replay"):
+        status, answer = service.ask("POST", f"/job/{job_id}/{act}", token=token)
+        assert (status, answer["code"]) == (403, "insufficient_scope")
+        assert answer["hint"] == "it takes the scope plugin:rw or plugin:moody:rw; this token has jobs:rw"
 
 
 def test_a_success_is_not_tried_again(service: Service) -> None:
@@ -232,12 +247,59 @@ def test_a_replay_that_is_only_planned_does_nothing(service: Service) -> None:
 
 
 def test_switches_and_joins_are_not_run_again(service: Service) -> None:
-    """They decide; what they led to can be replayed."""
+    """They decide; the run as a whole can be had again."""
     root = service.ask("POST", "/pipeline/chosen", {"payload": {"n": 1}})[1]["job_id"]
     (switch,) = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
     assert switch["plugin"] == "core.switch"
     status, answer = service.ask("POST", f"/job/{root}/replay")
-    assert (status, answer["code"]) == (409, "wrong_state") or status == 404
+    assert (status, answer["code"]) == (409, "wrong_state")
+    assert "core.switch decides" in answer["error"]
+    assert follow(service, answer["hint"]) == 202
+
+
+def follow(service: Service, hint: str) -> int:
+    """The status of the answer to what a hint says."""
+    if job := re.search(r"\b(retry|replay) job (\S+?)[,:]", hint):
+        return service.ask("POST", f"/job/{job[2]}/{job[1]}")[0]
+    command = re.search(r"`ductile pipeline run (.+)`", hint)
+    assert command is not None, hint
+    (name,) = shlex.split(command[1])
+    return service.ask("POST", f"/pipeline/{quote(name)}?async=true")[0]
+
+
+def test_what_cannot_be_had_again_by_itself_says_what_can(service: Service) -> None:
+    """Whichever job of a run that begins with a join is asked for; no hint leads to the next refusal."""
+    root = service.ask("POST", "/pipeline/at%20once")[1]["job_id"]
+    tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
+    assert {job["plugin"] for job in tree} == {"core.start", "core.join", "echo", "sad"}
+    for job in tree:
+        status, answer = service.ask("POST", f"/job/{job['job_id']}/replay")
+        assert (status, answer["code"]) == (409, "wrong_state")
+        assert follow(service, answer["hint"]) == 202
+    (tolerated,) = (job for job in tree if job["plugin"] == "sad")
+    status, answer = service.ask("POST", f"/job/{tolerated['job_id']}/retry")
+    assert (status, answer["error"].endswith("its run has gone on without it")) == (409, True)
+    assert follow(service, answer["hint"]) == 202
+
+
+def test_a_member_of_a_join_names_the_job_that_led_to_it(service: Service) -> None:
+    root = service.ask("POST", "/pipeline/later")[1]["job_id"]
+    tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
+    for job in tree[1:]:
+        status, answer = service.ask("POST", f"/job/{job['job_id']}/replay")
+        assert (status, answer["hint"]) == (409, f"replay the job that led to it: `ductile job replay {root}`")
+    assert follow(service, answer["hint"]) == 202
+
+
+def test_a_join_that_failed_names_the_member_to_retry(home: Home, start: Start, door: Door) -> None:
+    home.add("  - {name: sadly, on: s, steps: [{join: true, split: [{uses: echo}, {uses: sad}]}]}\n")
+    service = start()
+    root = service.ask("POST", "/pipeline/sadly")[1]["job_id"]
+    tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
+    jobs = {job["plugin"]: job["job_id"] for job in tree}
+    status, answer = service.ask("POST", f"/job/{jobs['core.join']}/retry")
+    assert (status, answer["hint"]) == (409, f"retry job {jobs['sad']}, which it waited for")
+    assert follow(service, answer["hint"]) == 202
 
 
 # ── pause ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -340,3 +402,26 @@ def test_two_tokens_do_not_share_keys(home: Home, start: Start, door: Door, tmp_
     mine = service.ask("POST", "/plugin/moody/poll", headers=key)[1]["job_id"]
     theirs = service.ask("POST", "/plugin/moody/poll", headers=key, token=other)[1]["job_id"]
     assert mine != theirs
+
+
+def test_a_token_without_a_name_keeps_its_keys_wherever_it_stands(home: Home, start: Start, door: Door) -> None:
+    """Another above it changes nothing for it, and one that is called like a position is somebody else."""
+    unnamed, named = "unnamed-bbbbbbbbbbbbbbbbbbbbbbbb", "named-cccccccccccccccccccccccccc"
+    before = (home.path / "config.yaml").read_text()
+    line = f'      - {{token: {unnamed}, scopes: ["*"]}}\n'
+    home.write("config.yaml", before.replace("tokens:\n", f"tokens:\n{line}"))
+    service = start()
+    key = {"idempotency-key": "k"}
+    first = service.ask("POST", "/plugin/moody/poll", headers=key, token=unnamed)
+    word = service.ask("GET", "/system/tokens")[1]["tokens"][0]["name"]
+    above = f'      - {{name: token 0, token: {named}, scopes: ["*"]}}\n      - {{name: new, token: {"d" * 26}}}\n'
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("tokens:\n", f"tokens:\n{above}"))
+    home.seal()
+    assert service.ask("POST", "/system/reload")[1]["changes"]["tokens"]["added"] == ["token 0", "new"]
+    assert service.ask("POST", "/plugin/moody/poll", headers=key, token=unnamed) == first
+    theirs = service.ask("POST", "/plugin/moody/poll", headers=key, token=named)
+    assert theirs[0] == 202
+    assert theirs[1]["job_id"] != first[1]["job_id"]
+    assert [one["name"] for one in service.ask("GET", "/system/tokens")[1]["tokens"]] == ["token 0", "new", word, "e2e"]
+    assert unnamed not in word

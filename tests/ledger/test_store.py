@@ -143,6 +143,21 @@ def a_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def a_fifo_for_a_journal(path: Path) -> None:
+    make_ledger(path)
+    os.mkfifo(path.with_name(path.name + "-journal"))
+
+
+def a_fifo_for_the_log_of_a_new_one(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path.with_name(path.name + "-wal"))
+
+
+def a_directory_for_shared_memory(path: Path) -> None:
+    make_ledger(path)
+    path.with_name(path.name + "-shm").mkdir()
+
+
 def a_link_to_nothing(path: Path) -> None:
     path.parent.mkdir()
     path.symlink_to(path.parent / "missing.db")
@@ -230,6 +245,9 @@ def log_with_other_pages(path: Path) -> None:
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (a_directory, "a directory"),
     (a_fifo, "not a regular file"),
+    (a_fifo_for_a_journal, "ductile.db-journal: not a regular file"),
+    (a_fifo_for_the_log_of_a_new_one, "ductile.db-wal: not a regular file"),
+    (a_directory_for_shared_memory, "ductile.db-shm: not a regular file"),
     (a_link_to_nothing, "symbolic link"),
     (random_bytes, "not a SQLite database"),
     (only_a_header, "not a SQLite database"),
