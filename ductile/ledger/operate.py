@@ -101,10 +101,15 @@ def require_retryable(db: sqlite3.Connection, job: Job) -> None:
         raise WrongState(f"{job.id}: {job.status}", hint=ENDED_BADLY)
     if not _runs_something(job):
         failed = db.execute(FAILED_MEMBER, (job.id,)).fetchone()
-        raise _decides(job, f"retry job {failed[0]}, which it waited for" if failed else _way_to_run_again(db, job))
+        raise _decides(
+            job,
+            f"retry the one it waited for: `ductile job retry {failed[0]}`" if failed else _way_to_run_again(db, job),
+        )
     if job.tolerated:
         is_alone = job.join_id is None
-        hint = f"replay job {job.id}: that is a run of its own" if is_alone else _way_to_run_again(db, job)
+        hint = (
+            f"replay it as a run of its own: `ductile job replay {job.id}`" if is_alone else _way_to_run_again(db, job)
+        )
         raise WrongState(f"{job.id}: its run has gone on without it", hint=hint)
 
 

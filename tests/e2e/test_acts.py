@@ -259,7 +259,7 @@ def test_switches_and_joins_are_not_run_again(service: Service) -> None:
 
 def follow(service: Service, hint: str) -> int:
     """The status of the answer to what a hint says."""
-    if job := re.search(r"\b(retry|replay) job (\S+?)[,:]", hint):
+    if job := re.search(r"`ductile job (retry|replay) (\S+)`", hint):
         return service.ask("POST", f"/job/{job[2]}/{job[1]}")[0]
     command = re.search(r"`ductile pipeline run (.+)`", hint)
     assert command is not None, hint
@@ -298,7 +298,7 @@ def test_a_join_that_failed_names_the_member_to_retry(home: Home, start: Start, 
     tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
     jobs = {job["plugin"]: job["job_id"] for job in tree}
     status, answer = service.ask("POST", f"/job/{jobs['core.join']}/retry")
-    assert (status, answer["hint"]) == (409, f"retry job {jobs['sad']}, which it waited for")
+    assert (status, answer["hint"]) == (409, f"retry the one it waited for: `ductile job retry {jobs['sad']}`")
     assert follow(service, answer["hint"]) == 202
 
 
