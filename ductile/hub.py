@@ -74,7 +74,7 @@ class Hub:
             self.announce(tree_topic(tree))
 
     def announce_everyone(self) -> None:
-        """Whoever waits for anything looks again: the service is stopping."""
+        """Whoever waits for anything looks again: the service is stopping, or has another configuration."""
         self.announce_work()
         for topic in tuple(self._watchers):
             self.announce(topic)

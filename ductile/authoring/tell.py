@@ -10,7 +10,8 @@ from ductile import strict_json
 from ductile.authoring.attempt import LocalRun
 from ductile.config.show import without_secrets
 from ductile.engine.judge import backoff
-from ductile.engine.spawn import Finished, SpawnFailed
+from ductile.engine.launch import SpawnFailed
+from ductile.engine.running import Finished
 from ductile.errors import Unreadable
 from ductile.model import Dead, Ending, Failed, Retried, Skipped, Succeeded
 from ductile.secret import Mask
@@ -78,7 +79,7 @@ def _process(run: Finished | SpawnFailed | None, mask: Mask) -> dict[str, Any]:
         "stderr": mask(run.stderr.decode("utf-8", "backslashreplace")),
         "exit_code": run.exit_code,
         "signal": run.signal,
-        "ending": str(run.ending),
+        "ending": str(run.cause),
         "duration_ms": round(run.duration * 1000, 1),
         "left_processes": run.swept + (run.pipe_held and not run.swept),
     }

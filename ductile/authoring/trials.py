@@ -30,7 +30,8 @@ from ductile.authoring.schemas import full_schema, misfits
 from ductile.authoring.tell import answer_of
 from ductile.config.show import looks_secret
 from ductile.engine.judge import CONFIG_ERROR
-from ductile.engine.spawn import Ending, Finished, Stop
+from ductile.engine.running import Cause, Finished
+from ductile.engine.spawn import Stop
 from ductile.errors import PluginRejected
 from ductile.model import Failed
 from ductile.plugin.manifest import Command, CommandType
@@ -146,11 +147,11 @@ class Trial:
             self.note(rule or "protocol.runs", f"cannot start: {played.shown['error']}")
             return None
         self._manners(run, played)
-        if run.ending is Ending.TIMED_OUT:
+        if run.cause is Cause.TIMED_OUT:
             self.note(rule or "protocol.deadline", f"no answer within {format_duration(self.case.deadline)}")
             return None
         self.note("protocol.deadline", None)
-        if run.ending is Ending.OUTPUT_LIMIT:
+        if run.cause is Cause.OUTPUT_LIMIT:
             self.note(rule or "protocol.limits", f"more than {len(run.stdout)} bytes on stdout")
             return None
         if run.exit_code == CONFIG_ERROR and not run.stdout.strip():
@@ -172,10 +173,10 @@ class Trial:
 
     def _manners(self, run: Finished, played: Played) -> None:
         """What every run can be asked, whatever it answered."""
-        if run.ending is Ending.EXITED:
+        if run.cause is Cause.EXITED:
             left = run.swept or run.pipe_held or run.lost
             self.note("robust.leftovers", "left processes behind" if left else None)
-        elif run.ending is not Ending.OUTPUT_LIMIT:  # then it was told to end
+        elif run.cause is not Cause.OUTPUT_LIMIT:  # then it was told to end
             late = f"still there {GRACE.total_seconds():g} s after SIGTERM"
             self.note("robust.sigterm", late if run.signal == signal.SIGKILL else None)
         litter = ", ".join(played.litter)

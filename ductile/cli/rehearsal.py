@@ -97,7 +97,7 @@ def _execute(job: Job, snapshot: Snapshot) -> Answer:
 
     from ductile.authoring.local import attempt_locally
     from ductile.engine.processes import harden_self
-    from ductile.engine.spawn import Finished
+    from ductile.engine.running import Finished
     from ductile.model import Succeeded
 
     output.note(f"really running {job.plugin}.{job.command}")

@@ -52,7 +52,7 @@ class Dispatcher:
     writing_since: float | None = None
     _alarm: trio.CancelScope = field(factory=trio.CancelScope)
     """When the ledger is looked at without a hint."""
-    _apart: tuple[Snapshot, Mapping[str, int]] | None = None
+    _without_worker: tuple[Snapshot, Mapping[str, int]] | None = None
     _work: tuple[Snapshot, Callable[..., tuple[list[Recorded | Stale], Claimed]]] | None = None
 
     async def run(self, stopping: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -126,7 +126,7 @@ class Dispatcher:
             self._announce_when_durable(ended, is_awaited=True)
         for attempt in started:
             failpoint("claim.after_commit")
-            self.slots.start(attempt, jobs, aside=is_awaited)
+            self.slots.start(attempt, jobs, in_a_task=is_awaited)
         if ended and not is_awaited:
             self._announce_when_durable(ended, is_awaited=False)
         if endings and self.slots.is_outdated:
@@ -213,7 +213,13 @@ class Dispatcher:
             # Asked again when it is written: who was paused while this waited does not start.
             may = room.without(self.held())
             return write_under(
-                db, endings, now=now, free=may.free, limit=may.limit, apart=may.without_worker, carefully=carefully
+                db,
+                endings,
+                now=now,
+                free=may.free,
+                limit=may.limit,
+                without_worker=may.without_worker,
+                carefully=carefully,
             )
 
         try:
@@ -255,10 +261,10 @@ class Dispatcher:
 
     def _lanes_without_worker(self, snapshot: Snapshot) -> Mapping[str, int]:
         """Relays need no worker. Without instances there are none, but for those that a configuration left behind."""
-        if self._apart is None or self._apart[0] is not snapshot:
+        if self._without_worker is None or self._without_worker[0] is not snapshot:
             relays = snapshot.config.settings.instances or self.slots.ledger.look_up(outbox.waiting, RELAY).count
-            self._apart = (snapshot, {RELAY: relay.SLOTS} if relays else {})
-        return self._apart[1]
+            self._without_worker = (snapshot, {RELAY: relay.SLOTS} if relays else {})
+        return self._without_worker[1]
 
     def _anybody_waits(self, written: tuple[list[Recorded | Stale], Claimed]) -> bool:
         """Whether a caller, or a job that is to start, waits for what was written to be durable."""

@@ -1,7 +1,7 @@
 """Will the kernel run this file, and if not, why: words for what `exec` only gives a number for.
 
-Looks at a file without running or blocking on it. `spawn` asks when a spawn was refused, `limits` asks beforehand,
-because a shell in between would answer with its own exit code.
+Looks at a file without running or blocking on it. `launch` asks when a spawn was refused, and beforehand where
+limits put a shell in between, which would answer with its own exit code.
 """
 
 import errno

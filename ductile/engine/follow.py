@@ -1,6 +1,6 @@
 """The rules by which the ledger decides what follows, where it learns only inside a transaction how a job ended.
 
-Both are functions of one configuration; what they decide is the pipeline room's business.
+All are functions of one configuration; what they decide is the pipeline room's business.
 """
 
 from datetime import datetime

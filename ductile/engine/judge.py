@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ductile import strict_json
 from ductile.engine.launch import SpawnFailed
-from ductile.engine.running import Ending, Finished
+from ductile.engine.running import Cause, Finished
 from ductile.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Retried, Succeeded
 from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, Limits, Response, decode_response
 from ductile.secret import Mask
@@ -61,14 +61,14 @@ def judge(job: Job, run: Finished | SpawnFailed, policy: Policy, *, started_at: 
     if isinstance(run, SpawnFailed):
         evidence = Evidence(started_at=started_at, duration=timedelta())
         return Verdict(_failed(job, _Failure(f"cannot start: {run.reason}"), policy, evidence, chance))
-    if run.ending is Ending.EXITED:
+    if run.cause is Cause.EXITED:
         answer = _answer(run, policy)
         response = answer if isinstance(answer, Response) else None
         failure = _failure(run, answer, policy)
     else:
         response, failure = None, _cut_short(run, policy)
     evidence = evidence_of(run, response, started_at, policy.mask)
-    if run.ending is Ending.STOPPED:
+    if run.cause is Cause.STOPPED:
         return Verdict(stopped(run.stopped, evidence))
     if failure is None:
         return Verdict(Succeeded(evidence), response)
@@ -89,7 +89,7 @@ def _answer(run: Finished, policy: Policy) -> Response | Garbled:
 
 def _cut_short(run: Finished, policy: Policy) -> _Failure:
     """What it may have said before it was ended is no answer."""
-    if run.ending is Ending.TIMED_OUT:
+    if run.cause is Cause.TIMED_OUT:
         return _Failure(f"timed out after {format_duration(policy.timeout)}")
     return _Failure(f"output limit: more than {policy.limits.stdout_bytes} bytes on stdout")
 

@@ -78,7 +78,7 @@ class Launched:
     stdout: int
     stderr: int
     unsent: memoryview
-    started_at: float
+    began: float
 
 
 def launch(
@@ -122,14 +122,14 @@ def _launch(argv: list[str], request: bytes, env: Mapping[str, str], start: Star
         for end in (ours_out, ours_err):
             os.set_blocking(end, False)  # ours only: a plugin expects ordinary, blocking streams
         unsent = _prefill(ours_in, request)
-        started_at = time.monotonic()
+        began = time.monotonic()
         pid = start(argv, env, (theirs_in, theirs_out, theirs_err))
         descriptors.close(theirs_in, theirs_out, theirs_err)
         pidfd = _pidfd_or_kill(descriptors, pid)
     except BaseException:
         descriptors.close_all()
         raise
-    return Launched(descriptors, poll, pid, pidfd, ours_in, ours_out, ours_err, unsent, started_at)
+    return Launched(descriptors, poll, pid, pidfd, ours_in, ours_out, ours_err, unsent, began)
 
 
 def _prefill(stdin: int, request: bytes) -> memoryview:

@@ -8,7 +8,7 @@ from attrs import define, field
 from ductile.clock import Clock
 from ductile.hub import Hub
 from ductile.ledger import pauses
-from ductile.ledger.pauses import EVERYTHING, Pause
+from ductile.ledger.pauses import Pause
 from ductile.ledger.writer import Ledger
 
 
@@ -24,10 +24,6 @@ class Pausing:
     @paused.default
     def _read(self) -> dict[str, Pause]:
         return {one.plugin: one for one in self.ledger.read(pauses.all_pauses)}
-
-    @property
-    def is_everything(self) -> bool:
-        return EVERYTHING in self.paused
 
     async def pause(self, plugin: str, reason: str) -> bool:
         """Nothing of the plugin starts from now on; what runs goes on. False if it was paused already."""

@@ -1,7 +1,8 @@
 """Which process is that, whose is it, and is it gone: procfs, pidfds and the child subreaper.
 
-Knows nothing of jobs or pipes, only pids and the two markers in a plugin's environment. `spawn` sweeps with it after
-each run, `recover` ends what a dead instance left behind, and the runtime calls `harden_self` once at start.
+Knows nothing of jobs or pipes, only pids and the two markers in a plugin's environment. `sweep` and `ask`
+look with it for what a run left, `recover` ends what a dead instance left behind, and the runtime calls `harden_self`
+once at start.
 """
 
 import errno

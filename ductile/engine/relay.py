@@ -1,6 +1,6 @@
 """One attempt to send an event to another instance, on one page: pack, ask the breaker, send, judge.
 
-The job itself is the outbox: it is tried until somebody has taken the event. Called by the dispatcher for the jobs of
+The job itself is the outbox: it is tried until somebody has taken the event. Called by `slots` for the jobs of
 `core.relay`, which have no process.
 """
 

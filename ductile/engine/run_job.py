@@ -18,20 +18,11 @@ from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
 from ductile.engine.judge import Policy, Verdict, backoff, judge, stopped
-from ductile.engine.launch import Launched, launch
+from ductile.engine.launch import Launched, SpawnFailed, launch
 from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
+from ductile.engine.running import Finished, Tail
 from ductile.engine.spare_memory import SpareMemory
-from ductile.engine.spawn import (
-    Finished,
-    Run,
-    SpawnFailed,
-    Start,
-    Stop,
-    Tail,
-    launch_at_once,
-    launch_in_turn,
-    run_plugin,
-)
+from ductile.engine.spawn import Run, Start, Stop, launch_at_once, launch_in_turn, run_plugin
 from ductile.failpoints import failpoint
 from ductile.logs import Log
 from ductile.model import (
@@ -117,7 +108,7 @@ async def start_job(around: Surroundings, attempt: Attempt) -> Begun | Ending:
     started_at = around.clock.now()
     if attempt.stop.reason is not None:
         return _never_started(around, attempt, attempt.stop.reason, started_at)
-    ready = await _aside(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
+    ready = await _in_a_thread_if_large(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
     if not isinstance(ready, Ready):
         return _without_process(around, attempt, ready, started_at)
     _warn(around, attempt, ready)
@@ -245,7 +236,7 @@ async def _ended(
     much = attempt.size + _said(run)
     if much > LARGE:
         around.spare_memory.need()
-    verdict, ending = await _aside(partial(_decide, around, attempt, ready, run, started_at), much)
+    verdict, ending = await _in_a_thread_if_large(partial(_decide, around, attempt, ready, run, started_at), much)
     return _tell(around, attempt, run, verdict, ending)
 
 
@@ -264,10 +255,12 @@ def _decide(
 
 async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
     """What the run means."""
-    return await _aside(partial(judge, job, run, policy, started_at=started_at, chance=random.random()), _said(run))
+    return await _in_a_thread_if_large(
+        partial(judge, job, run, policy, started_at=started_at, chance=random.random()), _said(run)
+    )
 
 
-async def _aside(decide: Callable[[], T], much: int) -> T:
+async def _in_a_thread_if_large(decide: Callable[[], T], much: int) -> T:
     """What `decide` says; in a thread when there is much to read, so that it does not hold up the others."""
     return await trio.to_thread.run_sync(decide) if much > LARGE else decide()
 

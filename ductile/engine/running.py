@@ -78,7 +78,7 @@ class Tail:
         return bytes(self._kept[-self.cap :])
 
 
-class Ending(StrEnum):
+class Cause(StrEnum):
     """Why a run ended. One owner decides it, once."""
 
     EXITED = "exited"
@@ -93,7 +93,7 @@ class Finished:
 
     exit_code: int | None
     signal: int | None
-    ending: Ending
+    cause: Cause
     stopped: str | None
     stdout: bytes = field(repr=False)
     stdout_total: int
@@ -103,16 +103,15 @@ class Finished:
     pipe_held: bool
     swept: int
     lost: bool
-    started_at: float
     duration: float
 
     @property
     def timed_out(self) -> bool:
-        return self.ending is Ending.TIMED_OUT
+        return self.cause is Cause.TIMED_OUT
 
     @property
     def interrupted(self) -> bool:
-        return self.ending is Ending.STOPPED
+        return self.cause is Cause.STOPPED
 
     @property
     def stderr_truncated(self) -> bool:
@@ -127,7 +126,7 @@ class Running:
 
     def __init__(self, launched: Launched, caps: Caps, tail: Tail, now: Callable[[], float]) -> None:
         self.process, self.caps, self.tail, self.now = launched, caps, tail, now
-        self.ending = Ending.STOPPED
+        self.cause = Cause.STOPPED
         self.exited = self.pipe_held = self.lost = self.is_buried = False
         self.status: os.waitid_result | None = None
         self.swept = self.taken = 0
@@ -178,11 +177,11 @@ class Running:
     def settle(self, reason: str | None) -> None:
         """Nobody waits for the leader any longer: why it ends is decided. `reason` is why it was asked to stop."""
         if self.over_cap:
-            self.ending = Ending.OUTPUT_LIMIT
+            self.cause = Cause.OUTPUT_LIMIT
         elif self.has_exited():  # also in the moment of the deadline: what was finished counts
-            self.ending = Ending.EXITED
+            self.cause = Cause.EXITED
         else:
-            self.ending = Ending.STOPPED if reason is not None else Ending.TIMED_OUT
+            self.cause = Cause.STOPPED if reason is not None else Cause.TIMED_OUT
 
     def end(self, grace: float) -> Iterator[float]:
         """The leader is reaped, its group is dead, and what it said is read. Bounded, whatever the plugin does.
@@ -218,8 +217,8 @@ class Running:
         return Finished(
             exit_code=status.si_status if status is not None and exited_by_itself else None,
             signal=status.si_status if status is not None and not exited_by_itself else None,
-            ending=self.ending,
-            stopped=reason if self.ending is Ending.STOPPED else None,
+            cause=self.cause,
+            stopped=reason if self.cause is Cause.STOPPED else None,
             stdout=self.stdout.read(),
             stdout_total=self.stdout.total,
             stdout_over_cap=self.over_cap,
@@ -228,8 +227,7 @@ class Running:
             pipe_held=self.pipe_held,
             swept=self.swept,
             lost=self.lost,
-            started_at=self.process.started_at,
-            duration=time.monotonic() - self.process.started_at,
+            duration=time.monotonic() - self.process.began,
         )
 
     def close(self) -> None:

@@ -77,11 +77,11 @@ class Slots:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(attempt.pid, signal.SIGKILL)
 
-    def start(self, attempt: Attempt, jobs: trio.Nursery, *, aside: bool) -> None:
-        """The attempt has started, or has a task in which it will; with `aside`, in any case a task."""
+    def start(self, attempt: Attempt, jobs: trio.Nursery, *, in_a_task: bool) -> None:
+        """The attempt has started, or has a task in which it will; with `in_a_task`, in any case that."""
         # Whoever asked for the job may be one of those: a plugin can take the service down with it.
         comes_later = self.ledger.disk.somebody_goes_first or self.waits_for_the_disk(attempt.job)
-        if aside or comes_later or not self._start_at_once(attempt):
+        if in_a_task or comes_later or not self._start_at_once(attempt):
             jobs.start_soon(self.run, attempt, name=f"job {attempt.job.id}")
 
     async def run(self, attempt: Attempt) -> None:

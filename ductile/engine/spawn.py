@@ -1,7 +1,7 @@
 """One plugin process from spawn to reaped, watched by the event loop: deadline, stop, sweep.
 
 Whatever a plugin does is a value (`Finished`, `SpawnFailed`), never an exception; what it means is for `judge`.
-Knows nothing of jobs, retries or JSON. `run_job` launches and owns runs; `dispatcher` holds the `Stop` of each.
+Knows nothing of jobs, retries or JSON. `run_job` launches and owns runs; the attempt has the `Stop` of each.
 """
 
 import time
@@ -14,7 +14,7 @@ import trio
 from ductile.engine.launch import BUSY_FILE_SECONDS, BUSY_FILE_TRIES, Launched, SpawnFailed, launch
 from ductile.engine.limits import Limits
 from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
-from ductile.engine.running import LOST_SECONDS, Caps, Ending, Finished, Running, Tail
+from ductile.engine.running import LOST_SECONDS, Caps, Finished, Running, Tail
 from ductile.engine.sweep import House, house
 from ductile.values import define
 
@@ -24,22 +24,6 @@ interpreter is still loading. Whose last run was like that is not looked at so s
 
 Start: TypeAlias = Callable[..., Launched | SpawnFailed]
 """`launch` with everything but whether it is alone."""
-
-__all__ = [
-    "Caps",
-    "Ending",
-    "Finished",
-    "Limits",
-    "Run",
-    "SpawnFailed",
-    "Start",
-    "Stop",
-    "Tail",
-    "launch_at_once",
-    "launch_in_turn",
-    "may_launch_at_once",
-    "run_plugin",
-]
 
 
 @define

@@ -1,7 +1,8 @@
 """Waiting jobs of plugins that cannot run: they end with the reason, or wait and say why.
 
-Done at start and after a reload, when it is known which plugins there are. A plugin that is disabled or gone takes its
-waiting jobs with it; one that merely failed to load keeps them until it is put right.
+Done at start, after a reload, with every round of housekeeping, and when a job of an older configuration has ended.
+A plugin that is disabled or gone takes its waiting jobs with it; one that merely failed to load keeps them until it is
+put right.
 """
 
 from datetime import datetime

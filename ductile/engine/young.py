@@ -1,6 +1,6 @@
 """Attempts whose process has only just started: most are over in a few milliseconds, and one wait serves them all.
 
-Tells who has exited, and who needs a task of its own by now; what becomes of either is for the dispatcher.
+Tells who has exited, and who needs a task of its own by now; what becomes of either is for `slots`.
 """
 
 import math

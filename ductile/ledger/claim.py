@@ -128,13 +128,13 @@ def record_and_claim(
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
-    apart: Mapping[str, int] | None = None,
+    without_worker: Mapping[str, int] | None = None,
     carefully: bool = True,
 ) -> tuple[list[Recorded | Stale], Claimed]:
     """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
 
-    The joins that came to their end stand behind the endings. Lanes in `apart` need no worker: their slots are their
-    only limit.
+    The joins that came to their end stand behind the endings. The slots of lanes `without_worker` are
+    their only limit.
     """
     recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget, carefully=carefully)
     join_is_ready, anyone_delayed = db.execute(WAITING).fetchone()
@@ -153,13 +153,13 @@ def record_and_claim(
         may_wake=bool(anyone_delayed or settled),
         carefully=carefully,
     )
-    if apart:
+    if without_worker:
         more = claim(
             db,
             now=now,
             run_id=run_id,
-            free=apart,
-            limit=sum(apart.values()),
+            free=without_worker,
+            limit=sum(without_worker.values()),
             default_ttl=default_ttl,
             snapshot_id=snapshot_id,
             carefully=carefully,

@@ -7,7 +7,7 @@ from typing import Any
 from ductile.config.check import examine
 from ductile.config.load import load
 from ductile.config.snapshot import Snapshot, take_snapshot
-from ductile.engine.spawn import Ending, Finished
+from ductile.engine.running import Cause, Finished
 from ductile.model import Job, JobStatus
 from tests.e2e.service import Home
 
@@ -36,7 +36,7 @@ def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
     defaults: dict[str, Any] = {
         "exit_code": 0,
         "signal": None,
-        "ending": Ending.EXITED,
+        "cause": Cause.EXITED,
         "stopped": None,
         "stdout": said,
         "stdout_total": len(said),
@@ -46,7 +46,6 @@ def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
         "pipe_held": False,
         "swept": 0,
         "lost": False,
-        "started_at": 0.0,
         "duration": 1.5,
     }
     return Finished(**defaults | values)

@@ -11,7 +11,7 @@ import pytest
 
 from ductile.engine.ask import end_strays, run_and_wait
 from ductile.engine.launch import SpawnFailed
-from ductile.engine.running import Caps, Ending, Finished
+from ductile.engine.running import Caps, Cause, Finished
 from tests.engine.conftest import MakePlugin, request_for
 from tests.engine.test_spawn import PATIENCE, Env, MakeScript, animal, require_expected
 from tests.zoo.catalogue import ANIMALS, MIB, Animal, Expected, copy_of
@@ -59,7 +59,7 @@ def test_a_plugin_inherits_nothing_but_what_it_is_given(env: Env, monkeypatch: p
 def test_too_much_output_ends_the_run(make_script: MakeScript, env: Env) -> None:
     """What is kept is what fits."""
     ended = finished(make_script("exec yes"), env, caps=Caps(stdout=1000, stderr=1000))
-    assert (ended.ending, len(ended.stdout), ended.stdout_over_cap) == (Ending.OUTPUT_LIMIT, 1000, True)
+    assert (ended.cause, len(ended.stdout), ended.stdout_over_cap) == (Cause.OUTPUT_LIMIT, 1000, True)
 
 
 def test_a_plugin_that_outlives_its_deadline_is_asked_to_stop_and_then_made_to(
@@ -102,4 +102,4 @@ def test_a_run_that_nobody_wants_any_more_ends_soon(make_plugin: MakePlugin, env
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     ended = finished(make_plugin("signal.pause()").argv, env, stop=stop)
-    assert (ended.ending, ended.signal) == (Ending.STOPPED, 15)
+    assert (ended.cause, ended.signal) == (Cause.STOPPED, 15)

@@ -8,7 +8,7 @@ import pytest
 
 from ductile.engine.judge import LONGEST_ERROR, LONGEST_OUTPUT, Policy, Verdict, backoff, judge
 from ductile.engine.launch import SpawnFailed
-from ductile.engine.spawn import Ending, Finished
+from ductile.engine.running import Cause, Finished
 from ductile.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.plugin.protocol import Limits
 from ductile.secret import Mask
@@ -47,11 +47,11 @@ TABLE: list[tuple[str, Finished | SpawnFailed, type, str]] = [
     ("exit 78, whatever it says", a_run(OK, exit_code=78), Failed, "exit code 78 after a response with status ok"),
     ("exit 78 wins over retry", a_run(error(retry=True), exit_code=78), Failed, "exit code 78: no luck"),
     ("exit 78 and nonsense", a_run(b"{", exit_code=78), Failed, "exit code 78; stdout is not one JSON object: "),
-    ("the deadline", a_run(OK, ending=Ending.TIMED_OUT, signal=15), Retried, "timed out after 2s"),
-    ("the deadline, then exit 78", a_run(OK, ending=Ending.TIMED_OUT, exit_code=78), Retried, "timed out after 2s"),
-    ("too much output", a_run(OK, ending=Ending.OUTPUT_LIMIT), Retried, "output limit: more than 10485760 bytes"),
-    ("the drain", a_run(OK, ending=Ending.STOPPED, stopped="drain"), Interrupted, "the service was stopping"),
-    ("an operator", a_run(OK, ending=Ending.STOPPED, stopped="by ann"), Dead, "cancelled: by ann"),
+    ("the deadline", a_run(OK, cause=Cause.TIMED_OUT, signal=15), Retried, "timed out after 2s"),
+    ("the deadline, then exit 78", a_run(OK, cause=Cause.TIMED_OUT, exit_code=78), Retried, "timed out after 2s"),
+    ("too much output", a_run(OK, cause=Cause.OUTPUT_LIMIT), Retried, "output limit: more than 10485760 bytes"),
+    ("the drain", a_run(OK, cause=Cause.STOPPED, stopped="drain"), Interrupted, "the service was stopping"),
+    ("an operator", a_run(OK, cause=Cause.STOPPED, stopped="by ann"), Dead, "cancelled: by ann"),
     ("not started", SpawnFailed("run: not there", errno.ENOENT), Retried, "cannot start: run: not there"),
 ]
 
@@ -83,7 +83,7 @@ def test_interrupted_attempts_do_not_count() -> None:
     assert outcome.delay == timedelta(seconds=30 * 4 + 15)
 
 
-@pytest.mark.parametrize("run", [a_run(OK, ending=Ending.TIMED_OUT), a_run(OK, ending=Ending.OUTPUT_LIMIT)])
+@pytest.mark.parametrize("run", [a_run(OK, cause=Cause.TIMED_OUT), a_run(OK, cause=Cause.OUTPUT_LIMIT)])
 def test_an_answer_of_a_run_that_was_cut_short_is_no_answer(run: Finished) -> None:
     """Nothing follows from it; it is kept to be looked at."""
     verdict = decide(run)
@@ -183,7 +183,7 @@ def test_of_stderr_the_end_is_kept_with_a_mark() -> None:
 
 def test_the_facts_of_the_process_are_kept() -> None:
     """When, how long, how it ended."""
-    kept = _evidence(a_run(b"", exit_code=None, signal=15, ending=Ending.TIMED_OUT))
+    kept = _evidence(a_run(b"", exit_code=None, signal=15, cause=Cause.TIMED_OUT))
     assert (kept.started_at, kept.duration) == (NOW, timedelta(seconds=1.5))
     assert (kept.exit_code, kept.signal, kept.timed_out) == (None, 15, True)
 

@@ -12,8 +12,7 @@ from ductile.engine.ending import ending_of
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.run_job import Attempt, Surroundings, run_job
-from ductile.engine.spawn import Ending as HowItEnded
-from ductile.engine.spawn import Finished
+from ductile.engine.running import Cause, Finished
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.pipeline.route import event_id
@@ -74,7 +73,7 @@ def test_a_fact_rule_for_another_command_does_not_count(home: Home) -> None:
         a_run({"status": "error", "error": "no", "retry": False, "state_updates": {"n": 1}}),
         a_run({**OK, "state_updates": {"n": 1}}, exit_code=1),
         a_run({**OK, "state_updates": {"n": 1}}, exit_code=78),
-        a_run({**OK, "state_updates": {"n": 1}}, ending=HowItEnded.TIMED_OUT),
+        a_run({**OK, "state_updates": {"n": 1}}, cause=Cause.TIMED_OUT),
     ],
 )
 def test_a_failed_attempt_changes_no_state(home: Home, run: Finished) -> None:
@@ -138,7 +137,7 @@ def test_events_are_routed_when_the_attempt_is_the_last_word_on_them(
 
 def test_an_attempt_the_drain_ended_leaves_nothing(home: Home) -> None:
     """It is run again, as if this attempt had never been."""
-    ended = ending(home, a_run({**OK, "events": [MADE]}, ending=HowItEnded.STOPPED, stopped="drain"))
+    ended = ending(home, a_run({**OK, "events": [MADE]}, cause=Cause.STOPPED, stopped="drain"))
     assert isinstance(ended.outcome, Interrupted)
     assert (ended.children, ended.notes, ended.facts, ended.state_updates) == ((), (), (), None)
 

@@ -22,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ductile.engine import processes
-from ductile.engine.launch import CHUNK
+from ductile.engine.launch import CHUNK, SpawnFailed
+from ductile.engine.limits import Limits
 from ductile.engine.processes import identify, is_same
-from ductile.engine.running import Beginning, Running
-from ductile.engine.spawn import SILENT_SECONDS, Caps, Ending, Finished, Limits, SpawnFailed, Stop, Tail, run_plugin
+from ductile.engine.running import Beginning, Caps, Cause, Finished, Running, Tail
+from ductile.engine.spawn import SILENT_SECONDS, Stop, run_plugin
 from ductile.engine.sweep import BUSY_SECONDS, LEISURE_SECONDS, SLOW_SPAWN_SECONDS, House, house
 from tests.engine.conftest import MakePlugin, request_for
 from tests.zoo.catalogue import ANIMALS, MIB, STDOUT_CAP, ZOO, Animal, Expected, break_entrypoint, copy_of
@@ -85,7 +86,7 @@ def require_expected(creature: Animal, ended: Finished | SpawnFailed) -> None:
             assert ended.timed_out
         case Expected.SUCCESS:
             assert isinstance(ended, Finished)
-            assert (ended.ending, ended.exit_code, ended.stdout_over_cap) == (Ending.EXITED, 0, False), ended.stderr
+            assert (ended.cause, ended.exit_code, ended.stdout_over_cap) == (Cause.EXITED, 0, False), ended.stderr
             assert ended.stdout.lstrip().startswith(b"{")
         case _:
             assert isinstance(ended, Finished)
@@ -117,7 +118,7 @@ async def test_what_is_said_after_a_silent_start_is_read_whole(size: int, make_p
     for is_known in (False, True):
         house().slow_starters = set(plugin.argv) if is_known else set()
         finished = await run(plugin.argv, env)
-        assert (finished.ending, finished.exit_code, finished.stderr) == (Ending.EXITED, 0, b"done")
+        assert (finished.cause, finished.exit_code, finished.stderr) == (Cause.EXITED, 0, b"done")
         assert finished.stdout == b"x" * size
 
 
@@ -219,7 +220,7 @@ async def test_a_silent_plugin_can_be_stopped_and_outlive_no_deadline(make_plugi
 
         nursery.start_soon(ask_to_stop)
         stopped = await run(silent.argv, env, stop=stop)
-    assert (stopped.ending, stopped.stopped) == (Ending.STOPPED, "enough")
+    assert (stopped.cause, stopped.stopped) == (Cause.STOPPED, "enough")
     assert (await run(make_plugin("signal.pause()").argv, env, timeout=0.02)).timed_out
 
 
@@ -259,7 +260,7 @@ async def test_a_plugin_inherits_nothing_but_what_it_is_given(
 async def test_output_of_exactly_the_cap_is_an_answer(env: Env) -> None:
     """The cap itself is allowed."""
     finished = await run(animal("z34_exactly_at_the_cap"), env, request_for({"bytes": STDOUT_CAP}))
-    assert finished.ending is Ending.EXITED
+    assert finished.cause is Cause.EXITED
     assert len(finished.stdout) == finished.stdout_total == STDOUT_CAP
     assert not finished.stdout_over_cap
 
@@ -267,7 +268,7 @@ async def test_output_of_exactly_the_cap_is_an_answer(env: Env) -> None:
 async def test_one_byte_over_the_cap_ends_the_run_at_once(env: Env) -> None:
     """A plugin that says too much is killed without grace, and the prefix is kept."""
     finished = await run(animal("z35_one_byte_over"), env, request_for({"bytes": STDOUT_CAP}), grace=PATIENCE)
-    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert finished.cause is Cause.OUTPUT_LIMIT
     assert finished.signal == signal.SIGKILL
     assert finished.stdout_over_cap
     assert len(finished.stdout) == STDOUT_CAP
@@ -281,14 +282,14 @@ async def test_a_cap_that_a_pipe_can_hold_counts_for_a_plugin_that_is_soon_done(
     brief.chmod(0o700)
     finished = await run_plugin([str(brief)], b"", timeout=PATIENCE, env=env, caps=Caps(stdout=100))
     assert isinstance(finished, Finished)
-    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert finished.cause is Cause.OUTPUT_LIMIT
     assert finished.stdout_over_cap
 
 
 async def test_endless_output_is_cut_off(env: Env) -> None:
     """Memory is bounded by the cap, not by the plugin."""
     finished = await run(animal("z36_endless_stdout"), env, caps=Caps(stdout=100_000))
-    assert finished.ending is Ending.OUTPUT_LIMIT
+    assert finished.cause is Cause.OUTPUT_LIMIT
     assert len(finished.stdout) == 100_000
 
 
@@ -432,7 +433,7 @@ async def test_what_is_finished_when_the_deadline_fires_counts(
 
     script = make_script("cat >/dev/null; echo done")
     finished = await run(script, env, timeout=60, on_started=wait_for_its_exit_then_miss_the_deadline)
-    assert finished.ending is Ending.EXITED
+    assert finished.cause is Cause.EXITED
     assert finished.stdout == b"done\n"
 
 
@@ -442,10 +443,10 @@ async def test_around_the_deadline_a_run_is_either_finished_or_timed_out(make_sc
 
     async def one(timeout: float) -> None:  # noqa: ASYNC109
         finished = await run(script, env, timeout=timeout)
-        assert finished.ending in (Ending.EXITED, Ending.TIMED_OUT)
-        if finished.ending is Ending.EXITED:
+        assert finished.cause in (Cause.EXITED, Cause.TIMED_OUT)
+        if finished.cause is Cause.EXITED:
             assert (finished.exit_code, finished.stdout) == (0, b"done\n")
-        endings.append(finished.ending)
+        endings.append(finished.cause)
 
     for _ in range(10):
         async with trio.open_nursery() as nursery:
@@ -498,7 +499,7 @@ async def test_a_stop_that_comes_too_late_changes_nothing(make_script: MakeScrip
         stop.request("drain")
 
     finished = await run(make_script("echo done"), env, stop=stop, on_started=wait_for_its_exit_then_ask)
-    assert finished.ending is Ending.EXITED
+    assert finished.cause is Cause.EXITED
     assert finished.stopped is None
 
 
@@ -522,7 +523,7 @@ async def test_cancellation_ends_the_process_before_it_goes_on(make_plugin: Make
 async def test_a_plugin_that_dies_of_a_signal_says_which(name: str, env: Env) -> None:
     """An exit code or a signal, never both."""
     finished = await run(animal("z49_kills_itself"), env, request_for({"signal": name}))
-    assert (finished.ending, finished.exit_code) == (Ending.EXITED, None)
+    assert (finished.cause, finished.exit_code) == (Cause.EXITED, None)
     assert finished.signal == signal.Signals[name]
 
 
@@ -644,7 +645,7 @@ async def test_spawns_follow_each_other_until_they_have_held_up_the_loop_for_a_w
 async def test_a_descendant_that_stays_behind_is_killed(folder: str, holds_pipes: bool, env: Env) -> None:
     """The run ends with its leader; who was left in its group, in a session of his own or without traces is swept."""
     finished = await run(animal(folder), env)
-    assert (finished.ending, finished.exit_code, finished.stdout.strip()) == (Ending.EXITED, 0, ANSWER)
+    assert (finished.cause, finished.exit_code, finished.stdout.strip()) == (Cause.EXITED, 0, ANSWER)
     assert finished.pipe_held == holds_pipes
     assert finished.swept == 1
     assert not finished.lost
