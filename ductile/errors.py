@@ -156,6 +156,13 @@ class ConfigInvalid(DuctileError):
         super().__init__("\n".join(map(str, self.complaints)), hint=hint)
 
 
+class RestartNeeded(ConfigInvalid):
+    """The service must be started anew to use what is on disk."""
+
+    code = "restart_needed"
+    hint = "the old configuration stays; end the service and start it again to change it"
+
+
 class IntegrityBroken(ConfigInvalid):
     """What is on disk is not what was sealed."""
 

@@ -14,6 +14,13 @@ from ductile.statuses import BreakerState as BreakerState
 from ductile.statuses import JobStatus as JobStatus
 from ductile.values import field, frozen
 
+CORE, RELAY = "core.", "core.relay"
+
+
+def runs_nothing(plugin: str) -> bool:
+    """True for what the core does by itself: starts, switches and joins. A relay sends something."""
+    return plugin.startswith(CORE) and plugin != RELAY
+
 
 @frozen
 class Budget:

@@ -28,15 +28,17 @@ EXIT_CODE_OF = {
     "file_refused": 78,
     "fixture_invalid": 78,
     "integrity_broken": 78,
-    "ledger_error": 78,
-    "ledger_lost": 1,
     "pipeline_invalid": 78,
     "plugin_rejected": 78,
+    "restart_needed": 78,
     "unreachable": 69,
     "unreadable": 78,
     "usage": 2,
 }
-"""Error code → exit code, where the HTTP status does not tell it: one code exits in one way, whoever says it."""
+"""Error code → exit code, where the HTTP status does not tell it: one code exits in one way, whoever says it.
+
+Not so the ledger's: a service that cannot write answers 503, and the next start may find all well (75); a command that
+cannot read it has found something wrong (78)."""
 
 ERROR_CODES = {
     "address_in_use": "The address is in use by another process.",
@@ -91,6 +93,7 @@ ERROR_CODES = {
     "relay_forbidden": "The peer may not send this.",
     "relay_unavailable": "Relayed events cannot be taken now.",
     "request_line_too_long": "The first line of a request is too long.",
+    "restart_needed": "What is on disk can only be used by a service that is started anew.",
     "run_refused": "The run cannot be started like this.",
     "too_many_callers": "Too many callers wait.",
     "too_many_connections": "Too many connections are open.",

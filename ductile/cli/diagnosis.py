@@ -12,7 +12,6 @@ from typing import Any
 from ductile import strict_json
 from ductile.cli.ago import exact, told
 from ductile.cli.changed import change_lines, changes_since
-from ductile.cli.endings import runs_nothing
 from ductile.cli.job_why import head_line, why_view
 from ductile.cli.kept import kept_value
 from ductile.cli.terminal import state
@@ -22,7 +21,7 @@ from ductile.ledger import explain, reports
 from ductile.ledger.connections import Connection
 from ductile.ledger.reports import Attempt, JobReport
 from ductile.ledger.rows import get_job
-from ductile.model import Job
+from ductile.model import Job, runs_nothing
 from ductile.pipeline.baggage import CONTROL
 from ductile.secret import Mask
 

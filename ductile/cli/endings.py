@@ -14,11 +14,10 @@ from ductile.ledger import journal
 from ductile.ledger.connections import Connection
 from ductile.ledger.recover import outcome_of
 from ductile.ledger.reports import Attempt, JobReport
-from ductile.model import AttemptStatus, Dead, Job, JobStatus, Retried
-from ductile.pipeline.plan import RELAY
+from ductile.model import AttemptStatus, Dead, Job, JobStatus, Retried, runs_nothing
 from ductile.units import format_duration
 
-CORE, CONFIG_ERROR = "core.", 78
+CONFIG_ERROR = 78
 _USED_UP = re.compile(r"attempts used up \((\d+) of (\d+)\): (.*)", re.DOTALL)
 _WINNER = re.compile(r"deduplicated: (\S+) succeeded meanwhile")
 _BUDGET = re.compile(r"(?:chain|tree) of more than \d+ (?:hops|jobs)")
@@ -36,11 +35,6 @@ def ended_by(db: Connection, report: JobReport) -> Reason:
             return _dead(report, last)
         case _:
             return _failed(job, last)
-
-
-def runs_nothing(plugin: str) -> bool:
-    """True for what the core does by itself: starts, switches and joins. A relay sends something."""
-    return plugin.startswith(CORE) and plugin != RELAY
 
 
 def running(job: Job) -> Reason:

@@ -89,9 +89,10 @@ def _patch(text: str) -> dict[str, Any]:
 def _job_of_step(job_id: str, step: str, where: Mapping[str, Any]) -> str:
     """The one job that is this step in the tree."""
     from ductile.cli.connect import client_for
+    from ductile.model import runs_nothing
 
     tree = client_for(where).ask_list("GET", f"/job/{known_id(job_id)}/tree")
-    steps = [node for node in tree if "step_id" in node and not node["plugin"].startswith("core.")]
+    steps = [node for node in tree if "step_id" in node and not runs_nothing(node["plugin"])]
     found = [str(node["job_id"]) for node in steps if node["step_id"] == step]
     if len(found) == 1:
         return found[0]

@@ -122,8 +122,9 @@ def next_commands(job: Any, code: str) -> list[str]:
         "failed": [f"ductile job diagnose {job.id}", again],
         "dead": [f"ductile job diagnose {job.id}", again],
     }
-    is_core = job.plugin.startswith("core.")
-    usual = [] if is_core or code == "service_died" else by_status.get(str(job.status), [])
+    from ductile.model import runs_nothing
+
+    usual = [] if runs_nothing(job.plugin) or code == "service_died" else by_status.get(str(job.status), [])
     return [*fixes.get(code, []), *usual] or [f"ductile job inspect {job.id}"]
 
 

@@ -85,7 +85,7 @@ def _rehearsal_lines(plan: dict[str, Any]) -> list[str]:
 
 def finding_lines(report: dict[str, Any]) -> list[str]:
     """What the service does without, each error with its place, and how much more there is to look at."""
-    errors, warnings = report["errors"], report["warnings"]
+    errors, warnings = report.get("errors", []), report.get("warnings", [])  # an older service does not tell
     if not errors and not warnings:
         return []
     lines = [f"  error: {Complaint.of(one)}" for one in errors]
@@ -130,7 +130,7 @@ def reload_lines(answer: dict[str, Any]) -> list[str]:
     """What a reload changed or would change, for people."""
     lines = [f"{answer['status']}: {answer['message']}"]
     changes = dict(answer["changes"])
-    settings, unavailable, unsealed = (changes.pop(name) for name in ("settings", "unavailable", "unsealed"))
+    settings, unavailable, unsealed = (changes.pop(name, ()) for name in ("settings", "unavailable", "unsealed"))
     rows = []
     for section, named in changes.items():
         new = unsealed if section == "plugins" else ()

@@ -93,7 +93,7 @@ class Service(Section):
         "how often housekeeping runs at least; schedules do not wait for it", default=timedelta(seconds=60)
     )
     log_level: Literal["debug", "info", "warn", "error"] = option("the least level that is logged", default="info")
-    log_format: Literal["json", "text"] = option("how log lines are written", default="json")
+    log_format: Literal["json", "text"] = option("how log lines are written; changes with a restart", default="json")
     dedupe_ttl: Retention = option(
         "how long a success blocks another job with its dedupe key", default=timedelta(hours=24)
     )
@@ -126,7 +126,8 @@ class Service(Section):
         "environment variables every plugin gets; `*` gives it all", default=()
     )
     synchronous: Literal["full", "normal"] = option(
-        "`full`: what is acknowledged survives power loss; `normal`: a crash of the process only", default="full"
+        "`full`: what is acknowledged survives power loss; `normal`: a crash of the process; changes with a restart",
+        default="full",
     )
     limits: Limits = option("sizes and counts", factory=Limits)
 

@@ -174,11 +174,11 @@ class Dispatcher:
         try:
             await self.slots.ledger.write(note_processes, processes, now=self.slots.around.clock.now())
             failpoint("process.after_commit")
-        except LedgerError as error:
-            # The mark in its environment finds it too.
-            for attempt, _ in found:
+        except (LedgerFull, LedgerBusy):
+            for attempt, _ in found:  # another turn tries again; until then the mark in its environment finds it
                 attempt.is_noted = False
-                self.slots.around.log.warn("dispatcher", f"process not noted: {error}", job_id=attempt.job.id)
+        except LedgerError as error:
+            self.slots.around.log.warn("dispatcher", f"{len(found)} processes not noted: {error}")
 
     async def _write(
         self, endings: list[Ending], snapshot: Snapshot, room: Room, *, is_quick: bool

@@ -24,7 +24,7 @@ INSTANCE_MARKER = "DUCTILE_INSTANCE"
 
 HAS_CHILDREN_LIST = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without it
 
-LOOK_AGAIN_SECONDS = 0.5
+LOOK_AGAIN_SECONDS, PAUSE_SECONDS = 0.5, 0.02
 _SURELY_ALL = 2048  # bytes: the kernel ends a list early only when a page of it is full
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -217,7 +217,10 @@ async def kill_marked(instance: str, stored: Iterable[ProcessId] = (), *, patien
                 async with trio.open_nursery() as nursery:
                     for process in targets:
                         nursery.start_soon(_kill_and_wait, process)
-            targets = find_marked(instance)  # what they forked in the meantime
+            # What they forked in the meantime, and who takes longer to die.
+            targets = list({*find_marked(instance), *filter(is_same, killed)})
+            if targets:
+                await trio.sleep(PAUSE_SECONDS)
     survivors = tuple(process for process in {*targets, *killed} if is_same(process))
     return Leftovers(tuple(killed - set(survivors)), survivors)
 

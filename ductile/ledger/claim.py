@@ -16,9 +16,10 @@ from attrs import evolve
 
 from ductile.clock import to_text
 from ductile.ledger import breakers, dedupe, facts, held, joins, journal
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.connections import written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
+from ductile.ledger.faults import told
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, end_queued
@@ -259,13 +260,24 @@ def _take(
 def _take_with_care(
     db: sqlite3.Connection, head: Head, start: Start, *, now: datetime, **rest: Any
 ) -> Job | tuple[Recorded, ...] | None:
-    """`_take`; a job whose row cannot be read is dead, and stays only if that cannot be written either."""
-    taken = written_or_fault(db, partial(_take, db, head, start, now=now, **rest))
-    if not isinstance(taken, RowFault):
-        return taken
-    reason = f"cannot be started: {taken.reason}"
+    """`_take`; but a job whose own row cannot be read is dead, and stays only if that cannot be written either.
+
+    Any other fault is none of the job's, and is raised.
+    """
+    if (fault := _unreadable(head)) is None:
+        return _take(db, head, start, now=now, **rest)
+    reason = f"cannot be started: {fault}"
     ended = quarantine(db, head.row[ID], head.row[ATTEMPT], reason, now=now, was=JobStatus.QUEUED)
     return (ended,) if ended else None
+
+
+def _unreadable(head: Head) -> str | None:
+    """What is wrong with the values in the row; None if a job can be made of them."""
+    try:
+        job_from_row(head.row)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        return told(error)
+    return None
 
 
 def _not_started(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
@@ -350,9 +362,10 @@ def note_process(db: sqlite3.Connection, process: Process, *, now: datetime) -> 
 
 
 def note_processes(db: sqlite3.Connection, processes: Iterable[Process], *, now: datetime) -> None:
-    """`note_process` for each."""
+    """`note_process` for each; a row that cannot be changed is left as it is, for the mark in the environment finds the
+    process too."""
     for process in processes:
-        note_process(db, process, now=now)
+        written_or_fault(db, partial(note_process, db, process, now=now))
 
 
 BLOCK = """

@@ -14,10 +14,9 @@ from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job, no_such_job
 from ductile.ledger.trees import ORDINARY
-from ductile.model import Budget, Dead, FollowRule, Job, JobStatus, NewJob
+from ductile.model import Budget, Dead, FollowRule, Job, JobStatus, NewJob, runs_nothing
 from ductile.values import frozen
 
-CORE, RELAY = "core.", "core.relay"
 ENDED_BADLY = "only jobs that ended failed or dead can be tried again"
 
 
@@ -99,7 +98,7 @@ def require_retryable(db: sqlite3.Connection, job: Job) -> None:
     """Raises WrongState for a job that nobody should try again by hand."""
     if not _ended_badly(job):
         raise WrongState(f"{job.id}: {job.status}", hint=ENDED_BADLY)
-    if not _runs_something(job):
+    if runs_nothing(job.plugin):
         failed = db.execute(FAILED_MEMBER, (job.id,)).fetchone()
         raise _decides(
             job,
@@ -122,7 +121,7 @@ FAILED_MEMBER = """
 
 def require_replayable(db: sqlite3.Connection, job: Job) -> None:
     """Raises WrongState for a job that cannot be run once more by itself, with the way to what can."""
-    if not _runs_something(job):
+    if runs_nothing(job.plugin):
         raise _decides(job, _way_to_run_again(db, job))
     if job.join_id is not None:
         raise WrongState(f"{job.id}: one of several that are joined", hint=_way_to_run_again(db, job))
@@ -133,17 +132,13 @@ def _way_to_run_again(db: sqlite3.Connection, job: Job) -> str:
     above = job
     while above.parent_job_id and (parent := get_job(db, above.parent_job_id)):
         above = parent
-        if _runs_something(above) and above.join_id is None:
+        if not runs_nothing(above.plugin) and above.join_id is None:
             return f"replay the job that led to it: `ductile job replay {above.id}`"
     return f"run its pipeline again: `ductile pipeline run {shlex.quote(above.pipeline or job.pipeline or 'NAME')}`"
 
 
 def _decides(job: Job, hint: str) -> WrongState:
     return WrongState(f"{job.id}: {job.plugin} decides, it does not run anything", hint=hint)
-
-
-def _runs_something(job: Job) -> bool:
-    return job.plugin == RELAY or not job.plugin.startswith(CORE)
 
 
 def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:

@@ -13,9 +13,9 @@ from ductile import strict_json
 from ductile.errors import NotFound, WrongState
 from ductile.ledger.connections import Connection
 from ductile.ledger.jobs import enqueue
-from ductile.ledger.operate import RELAY, known_job, replay, require_replayable, require_retryable, retry
+from ductile.ledger.operate import known_job, replay, require_replayable, require_retryable, retry
 from ductile.ledger.receipts import Answer
-from ductile.model import Budget, Following, Job, NewJob, are_few
+from ductile.model import RELAY, Budget, Following, Job, NewJob, are_few
 from ductile.pipeline.plan import HANDLE
 from ductile.vocabulary import ONE_LINE
 from ductile.web.auth import require_scope

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ductile.config.load import Config
-from ductile.errors import ConfigInvalid
-from ductile.web.listen import Door, local_socket_path, open_tcp, open_unix, require_free_socket, require_free_tcp
+from ductile.errors import RestartNeeded
+from ductile.web.listen import Door, bound_tcp, local_socket_path, open_tcp, open_unix, require_free_socket
 
 
 @contextmanager
@@ -38,10 +38,11 @@ def open_webhook_door(config: Config) -> Iterator[list[Door]]:
 def require_free_doors(config: Config) -> None:
     """Raises what would keep these doors from being opened now. Nobody can come in meanwhile, and no file is made."""
     require_free_socket(local_socket_path(config.settings.state.path.parent))
-    if _listens(config):
-        require_free_tcp(config.settings.api.listen)
-    if listen := _listens_for_webhooks(config):
-        require_free_tcp(listen)
+    with ExitStack() as bound:  # together: two names may mean one address
+        if _listens(config):
+            bound.enter_context(bound_tcp(config.settings.api.listen))
+        if listen := _listens_for_webhooks(config):
+            bound.enter_context(bound_tcp(listen))
 
 
 def require_same_places(old: Config, new: Config) -> None:
@@ -63,7 +64,7 @@ def require_same_places(old: Config, new: Config) -> None:
         if was != now
     ]
     if moved:
-        raise ConfigInvalid(moved, hint="the old configuration stays; end the service and start it again to change it")
+        raise RestartNeeded(moved)
 
 
 def _listens(config: Config) -> bool:

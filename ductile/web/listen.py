@@ -49,7 +49,7 @@ class Door:
 
 def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Door:
     """A door at `host:port`; port 0 takes a free one. An empty host means every interface."""
-    sock = _bound(listen)
+    sock = bound_tcp(listen)
     try:
         # Accepted sockets inherit these two.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,12 +63,8 @@ def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Door:
     return Door(sock, f"http://{shown_host}:{bound_port}", port=bound_port)
 
 
-def require_free_tcp(listen: str) -> None:
-    """Raises what keeps a door from being opened at `host:port`; nobody can connect meanwhile."""
-    _bound(listen).close()
-
-
-def _bound(listen: str) -> socket.socket:
+def bound_tcp(listen: str) -> socket.socket:
+    """A socket that has the address `host:port` and at which nobody can connect yet; raises what keeps it from that."""
     host, port = parse_listen(listen)
     family, address = _resolve(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)

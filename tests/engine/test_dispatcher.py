@@ -231,6 +231,20 @@ async def test_a_row_that_cannot_be_read_ends_its_own_job_and_no_other(
         nursery.cancel_scope.cancel()
 
 
+async def test_a_fault_that_is_not_in_its_row_kills_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours, or in a row of somebody else, ends the service if need be; what waits goes on waiting."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("a bug")
+
+    async with open_hall(tmp_path) as hall:
+        await hall.ledger.write(queue_one)
+        monkeypatch.setattr("ductile.ledger.claim.journal.append", broken)
+        with pytest.raises(ExceptionGroup):
+            await hall.dispatcher.run(trio.Event())
+        assert hall.statuses() == ["queued"]
+
+
 # ── a ledger that keeps it waiting ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -554,7 +568,7 @@ async def test_a_sender_who_waits_for_the_same_sync_is_answered_first(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
             await trio.testing.wait_all_tasks_blocked()
-            slots.start(Attempt(a_job(seq=99), cast(Any, Configured())), nursery, aside=False)
+            slots.start(Attempt(a_job(seq=99), cast(Any, Configured())), nursery, in_a_task=False)
             if not sync_is_early:
                 await trio.lowlevel.checkpoint()
             disk._note_sync(disk._written, 0.0)

@@ -124,6 +124,22 @@ async def test_a_leftover_that_cannot_be_killed_keeps_no_other_alive(
     assert (set(swept.killed), swept.survivors) == ({*ours} - {stuck}, (stuck,))
 
 
+async def test_a_stored_leader_that_takes_long_to_die_is_waited_for(
+    sleeper: Sleeper, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a marker too: its job must not run beside it."""
+    stored, send, tries = sleeper({}), signal.pidfd_send_signal, list[int]()
+
+    def send_in_vain_at_first(pidfd: int, number: int) -> None:
+        tries.append(pidfd)
+        if len(tries) > 1:
+            send(pidfd, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", send_in_vain_at_first)
+    swept = await kill_marked(instance, [stored])
+    assert (swept.killed, swept.survivors, len(tries)) == ((stored,), (), 2)
+
+
 async def test_a_stored_leader_is_killed_with_its_session_though_it_has_no_marker(
     sleeper: Sleeper, instance: str
 ) -> None:
