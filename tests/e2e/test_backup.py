@@ -140,7 +140,7 @@ def test_status_is_healthy_while_the_service_runs_and_asks_its_plugins(home: Hom
 def test_the_quick_status_says_of_the_configuration_what_the_whole_one_says(
     home: Home, start: Start, written: str, instead: str, code: int
 ) -> None:
-    """`--no-health` leaves out the plugins' health and nothing else. A service is well while files wait for a restart."""
+    """`--no-health` leaves out the plugins' health, nothing else. A service is well while files wait for a restart."""
     start()
     home.write("config.yaml", (home.path / "config.yaml").read_text().replace(written, instead))
 
