@@ -163,6 +163,16 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600, follow_symli
         raise _refusal(path, error) from error
 
 
+def make_private(folder: Path) -> None:
+    """`folder` is there; whatever had to be made on the way to it is the user's alone, whatever the umask."""
+    try:
+        if not folder.parent.is_dir():
+            make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _refusal(folder, error) from error
+
+
 def require_writable(folder: Path) -> None:
     """FileRefused unless a file can be made in `folder`; none is left there."""
     import tempfile
@@ -331,6 +341,8 @@ def _refusal(path: Path, error: OSError | ValueError) -> FileRefused:
         return FileMissing(path, "does not exist")
     if error.errno == errno.ELOOP:
         return FileRefused(path, "is a symlink, not a regular file")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FileRefused(path, os.strerror(error.errno).lower(), hint="free some space, then try again")
     return FileRefused(path, os.strerror(error.errno).lower() if error.errno else str(error))
 
 

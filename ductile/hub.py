@@ -9,7 +9,7 @@ from contextlib import suppress
 import trio
 
 SCHEDULES = "schedules"
-"""The topic of whoever changes a schedule or a breaker by hand."""
+"""The topic of whoever changes a schedule or a breaker by hand, and of probes that have ended."""
 JOURNAL = "journal"
 """Something was committed, so the journal may have more rows."""
 CONFIGURATION = "configuration"

@@ -243,6 +243,8 @@ class Following:
     children: tuple[NewJob, ...] = ()
     arrivals: tuple[NewArrival, ...] = ()
     notes: tuple[Note, ...] = ()
+    tolerated: bool | None = None
+    """Whether the run goes on behind the failure that this follows from, where the job's row says something else."""
 
 
 FollowRule = Callable[[Job, Outcome, datetime], Following]
@@ -346,8 +348,9 @@ class Ending:
     rule: FollowRule | None = None
     told: Mapping[str, Any] = NOTHING_TOLD
     """What the journal tells of the attempt besides how it ended: what preflight decided, the process it ran as."""
-    is_intolerable: bool = False
-    """The failure counts although the step would tolerate it: nothing follows that could stand for a success."""
+    tolerated: bool | None = None
+    """Whether the failure counts, where the job's row says something else: it does if nothing follows that could stand
+    for a success."""
 
     @property
     def is_small(self) -> bool:

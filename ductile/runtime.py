@@ -36,7 +36,7 @@ from ductile.engine.remember import remember
 from ductile.engine.run_job import Surroundings
 from ductile.engine.scheduler import Scheduler
 from ductile.engine.slots import Slots
-from ductile.engine.stranded import settle_stranded, would_end
+from ductile.engine.stranded import settle_under, would_end
 from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
 from ductile.failpoints import failpoint
@@ -192,7 +192,7 @@ async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -
     instance, past = instance_of(ledger.path), Past.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
-    await settle_stranded(ledger, rt.snapshot, rt.log, now=rt.clock.now())
+    await settle_under(ledger, rt.snapshot, rt.log, now=rt.clock.now())
     with open_doors(rt.config) as doors, open_webhook_door(rt.config) as webhook_doors:
         await _work(rt, ledger, instance, past, doors, webhook_doors, announce)
 
@@ -400,6 +400,9 @@ async def _granted(rt: Runtime, ledger: Ledger, wish: Wish) -> Reloaded | Ductil
         if not wish.dry_run:
             rt.log.error("runtime", f"not reloaded, the old configuration stays: {error}")
         return error
+    except Exception as error:  # a fault of ours is no reason to end what runs
+        rt.log.error("runtime", f"the reload went wrong: internal error: {error!r}")
+        return DuctileError(f"internal error: {error!r}")
 
 
 async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
@@ -421,7 +424,7 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     rt.log.set_level(snapshot.config.settings.service.log_level)
     ended = {}
     try:
-        ended = await settle_stranded(ledger, snapshot, rt.log, now=now)
+        ended = await settle_under(ledger, snapshot, rt.log, now=now)
     except LedgerError as error:  # it is in use all the same; housekeeping tries again
         rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()

@@ -12,6 +12,8 @@ from urllib.parse import quote
 import blake3
 
 HIDDEN = "***"
+SHORTEST_REST = 4
+"""What is left of a secret at a cut is hidden from so many characters on; fewer tell nothing."""
 MASKED_FROM = 8
 """Shorter values are not masked: they would blank out ordinary words."""
 
@@ -77,6 +79,12 @@ class Mask:
                 text = text.replace(form, HIDDEN)
         return text
 
+    def of_tail(self, text: str) -> str:
+        """The same for text that has lost its beginning, and may begin in the middle of a secret."""
+        # Before anything is replaced: a secret may end with another one.
+        rest = max((_rest(form, text) for form in self._forms), key=len, default="")
+        return HIDDEN + self(text[len(rest) :]) if rest else self(text)
+
     def everywhere(self, data: Any) -> Any:
         """Plain data with every text in it masked."""
         match data:
@@ -87,6 +95,15 @@ class Mask:
             case list():
                 return [self.everywhere(value) for value in data]
         return data
+
+
+def _rest(form: str, text: str) -> str:
+    """The most of the end of `form` that `text` begins with, if that is worth hiding."""
+    head = text[:SHORTEST_REST]
+    at = form.find(head) if len(head) == SHORTEST_REST else -1
+    while at != -1 and not text.startswith(form[at:]):
+        at = form.find(head, at + 1)
+    return form[at:] if at != -1 else ""
 
 
 def _forms(text: str) -> Iterator[str]:

@@ -148,6 +148,8 @@ The warnings are about the seal, and about files and plugins of the demo that th
 `ductile config lock` writes `.checksums`: a BLAKE3 hash of every file that is loaded and a fingerprint of every
 configured plugin. `tokens.yaml`, `webhooks.yaml` and scope files must be in it and unchanged, or nothing starts (exit
 78). For everything else a difference is a warning; `service.strict_mode` or `service.admission` make it an error.
+A plugin without an entry is never in the seal: `strict_mode` and `admission.fail_on_drift` leave it out, and the rest
+goes on.
 Files are opened without following symbolic links (`service.allow_symlinks`, in the root file, permits them) and must
 belong to root or to the user Ductile runs as. A world-writable file, or one below a world-writable directory, is
 refused; readable by others is a warning.
@@ -166,7 +168,9 @@ change the lines that are meant and no others: comments, order, blank lines and 
 file that says it (of two, the one that counts), a new one goes where its section is, an item into the file that has
 the list. The whole configuration with the change in it is loaded and checked first; if anything is wrong with it,
 nothing is written. Then the files are replaced and everything is sealed, together or not at all: the change is first
-written down in `.pending` beside `config.yaml`, and whoever loads the configuration after a crash finishes it.
+written down in `.pending` beside `config.yaml`, and whoever loads the configuration after a crash finishes it
+(a `config restore` that had not sealed yet is put back instead). Edits, `config lock`, `plugin lock` and
+`config restore` wait for each other, for ten seconds at most (exit code 75).
 `--dry-run` shows the difference and stops before the writing. `config plan` says what a reload would do with the
 files as they are.
 

@@ -12,7 +12,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.secret import HIDDEN, Mask, Secret
+from ductile.secret import HIDDEN, SHORTEST_REST, Mask, Secret
 
 CANARY = 'hunter2/+"ünter'
 
@@ -125,6 +125,21 @@ def test_each_line_of_a_key_file_is_masked() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nab\n-----END KEY-----\n"
     assert Mask([key])("read MIIEvQIBADANBg from disk") == f"read {HIDDEN} from disk"
     assert Mask([key])("ab") == "ab"
+
+
+def test_what_a_cut_leaves_of_a_secret_is_masked() -> None:
+    """Text that has lost its beginning may begin with the end of one, also of an encoded one."""
+    mask = Mask([CANARY])
+    for form in (CANARY, CANARY.encode().hex(), quote(CANARY, safe="")):
+        for cut in range(1, len(form) - SHORTEST_REST + 1):
+            assert mask.of_tail(f"{form[cut:]} and more") == f"{HIDDEN} and more"
+    assert mask.of_tail(f"more {CANARY}") == f"more {HIDDEN}"
+    assert mask.of_tail("anything else") == "anything else"
+
+
+def test_a_cut_secret_that_ends_with_another_one_is_masked_as_a_whole() -> None:
+    mask = Mask(["prefix-of-many-letters-SHAREDPART99", "SHAREDPART99"])
+    assert mask.of_tail("of-many-letters-SHAREDPART99 boom SHAREDPART99") == f"{HIDDEN} boom {HIDDEN}"
 
 
 def test_short_values_are_not_masked() -> None:

@@ -26,6 +26,7 @@ _EVENT_KEYS = ("type", "source", "payload")
 _EXPECTED_KEYS = ("starts", "status", "path", "steps")
 SUCCESS = {"status": "succeeded"}
 """What a case expects that does not say what."""
+CUT = "the run has more jobs than service.limits.tree_jobs allows; it was not played to its end"
 _RUNS = ("uses", "relay", "route")
 """Kinds of lines that are jobs of plugins or peers; the others are decisions and joins."""
 
@@ -109,15 +110,23 @@ def play_case(case: Case, snapshot: Snapshot) -> Told:
     try:
         plan = snapshot.plans.named(case.pipeline)
         answers = read_answers(dict(case.answers), plan.nodes)
-        hops = snapshot.config.settings.service.limits.hops
-        now = datetime.now(UTC)
-        found = rehearse(plan, case.payload, snapshot.world, answers, now=now, most_hops=hops)
+        limits, now = snapshot.config.settings.service.limits, datetime.now(UTC)
+        found = rehearse(
+            plan,
+            case.payload,
+            snapshot.world,
+            answers,
+            now=now,
+            most_jobs=limits.tree_jobs,
+            most_hops=limits.hops,
+        )
     except (DuctileError, TooMuch) as error:
         return Told(case=case, shown={}, differences=(str(error),))
     why = _why_not(case, plan, found)
     shown = _not_started(why) if why else _story(plan, found)
     shown = snapshot.config.mask.everywhere(shown)
-    return Told(case=case, shown=shown, differences=tuple(_differences(case, shown, plan)))
+    cut = (CUT,) if shown["starts"] and not found.is_complete else ()
+    return Told(case=case, shown=shown, differences=(*cut, *_differences(case, shown, plan)))
 
 
 def _why_not(case: Case, plan: Plan, found: Rehearsal) -> str | None:

@@ -76,7 +76,7 @@ def _process(run: Finished | SpawnFailed | None, mask: Mask) -> dict[str, Any]:
     return {
         "started": True,
         "response": mask.everywhere(answer_of(run.stdout)),
-        "stderr": mask(run.stderr.decode("utf-8", "backslashreplace")),
+        "stderr": run.words(mask),
         "exit_code": run.exit_code,
         "signal": run.signal,
         "ending": str(run.cause),

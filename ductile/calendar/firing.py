@@ -33,6 +33,8 @@ class Timetable:
 
     definition: Definition
     slots: Slots
+    begins_at: datetime
+    """When the schedule was first seen: nothing is planned before."""
 
     def planned(self, at: datetime) -> datetime:
         """The slot's own time with its jitter, which never pushes an open slot into closed hours."""
@@ -44,6 +46,8 @@ class Timetable:
         # Towards zero, so that half of the room is never exceeded.
         microseconds = (room // TICK * abs(draw)) >> 64
         moved = at + (TICK if draw > 0 else -TICK) * microseconds
+        if moved < self.begins_at <= at:
+            moved = self.begins_at
         hours = self.definition.hours
         return at if hours.closed(moved) and not hours.closed(at) else moved
 
@@ -99,4 +103,4 @@ def timetable(definition: Definition, history: History) -> Timetable:
             slots = Once((history.started_at or history.anchored_at) + delay)
         case line:
             slots = Dial(line, definition.zone)
-    return Timetable(definition, slots)
+    return Timetable(definition, slots, history.anchored_at)

@@ -44,7 +44,8 @@ _WORDS = {
     Reason.CIRCUIT_OPEN: "the circuit breaker is open after failures in a row",
     Reason.ALREADY_RUNNING: "its previous job is not finished",
     Reason.OUTSTANDING_LIMIT: "as many of its jobs are waiting as may",
-    Reason.MISSED: "nobody looked within a minute of its time: the service was down, or the clock jumped",
+    Reason.MISSED: "nobody looked within a minute of its time: the service was down, its plugin could not run, "
+    "or the clock jumped",
     Reason.SUPERSEDED: "a later slot of the same schedule runs in its place",
     Reason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
     Reason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",

@@ -9,7 +9,6 @@ import gzip
 import io
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, cast
@@ -18,11 +17,11 @@ from blake3 import blake3
 
 from ductile import files
 from ductile.care.manifest import FILE_NAME, ArchiveRefused, Entry, Manifest, read_manifest
+from ductile.config.archive import CHUNK, UNREADABLE, Unzipped, chunks_of
 from ductile.errors import UsageInvalid
 from ductile.values import define
 
 MAX_MANIFEST = 64 << 20
-MAX_HEADER, CHUNK = 1 << 20, 1 << 18
 COMPRESSION = 4
 
 Tell = Callable[[str, int, int], None]
@@ -163,36 +162,23 @@ def read(path: Path, take: Take, tell: Tell) -> Manifest:
             return _read(path, archive, unzipped, take, tell)
     except files.FileMissing as error:
         raise UsageInvalid(str(error), hint="make archives with `ductile system backup`") from error
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, _TooMuch) as error:
+    except UNREADABLE as error:
         raise ArchiveRefused(path, f"is not an archive that can be read: {error}") from error
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator["_Bounded"]:
+def _opened(path: Path) -> Iterator[Unzipped]:
     with files.open_regular(path, follow_symlinks=True) as opened:
         raw = os.fdopen(opened.descriptor, "rb", closefd=False)
-        with _Bounded(fileobj=raw, mode="rb") as unzipped:
+        with Unzipped(fileobj=raw, mode="rb") as unzipped:
             yield unzipped
-
-
-class _TooMuch(Exception):
-    """An archive asks for more than a header may have."""
-
-
-class _Bounded(gzip.GzipFile):
-    """Gives no piece larger than a header may be, so that nothing an archive claims is believed with memory."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= MAX_HEADER:
-            raise _TooMuch("a header is too large")
-        return super().read(size)
 
 
 def _read(path: Path, archive: tarfile.TarFile, unzipped: gzip.GzipFile, take: Take, tell: Tell) -> Manifest:
     first = archive.next()
     if first is None or first.name != FILE_NAME or not _is_plain(first) or first.size > MAX_MANIFEST:
         raise ArchiveRefused(path, "has no manifest", hint="it is not an archive of `ductile system backup`")
-    manifest = read_manifest(path, b"".join(_content(archive, first)))
+    manifest = read_manifest(path, b"".join(chunks_of(archive, first)))
     verified = _Meter("verifying", manifest.size, tell)
     for entry in manifest.files:
         found = archive.next()
@@ -200,7 +186,7 @@ def _read(path: Path, archive: tarfile.TarFile, unzipped: gzip.GzipFile, take: T
             raise ArchiveRefused(path, f"lacks {files.shown_path(entry.name)}")
         if found.name != entry.name or not _is_plain(found) or found.size != entry.size:
             raise ArchiveRefused(path, f"has {files.shown_path(found.name)}, which is not what its manifest says")
-        take(entry, _hashed(path, entry, _content(archive, found), verified))
+        take(entry, _hashed(path, entry, chunks_of(archive, found), verified))
     if archive.next() is not None:
         raise ArchiveRefused(path, "holds more than its manifest says")
     if any(unzipped.read(CHUNK).strip(b"\0") for _ in range(8)):
@@ -210,18 +196,6 @@ def _read(path: Path, archive: tarfile.TarFile, unzipped: gzip.GzipFile, take: T
 
 def _is_plain(entry: tarfile.TarInfo) -> bool:
     return entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
-
-
-def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
-    stored = archive.extractfile(entry)
-    assert stored is not None
-    left = entry.size
-    while left:
-        chunk = stored.read(min(CHUNK, left))
-        if not chunk:
-            raise tarfile.ReadError("it ends too early")
-        left -= len(chunk)
-        yield chunk
 
 
 def _hashed(path: Path, entry: Entry, chunks: Iterator[bytes], verified: _Meter) -> Iterator[bytes]:

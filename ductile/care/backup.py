@@ -27,6 +27,7 @@ from ductile.config.sources import SourceFile, find
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, LedgerFull, UsageInvalid
 from ductile.ledger.copying import LedgerFacts, beside, copy_ledger, facts_of_copy, require_copyable
+from ductile.ledger.location import is_made
 from ductile.values import define, field, frozen
 
 LEDGER_NAME = "ledger.db"
@@ -107,7 +108,7 @@ def back_up(
     collection = _Collection(root.parent, ledger, copy)
     try:
         facts = None
-        if not ledger.exists():
+        if not is_made(ledger):
             collection.excluded.append(f"{ledger}: there is no ledger yet")
         else:
             if dry_run:

@@ -150,6 +150,8 @@ def _treated(finding: Finding, seen: Round, *, now: datetime, dry_run: bool) -> 
                 finding.fix()
         else:
             finding.fix()
-    except (DuctileError, OSError) as error:
+    except DuctileError as error:
+        return Treated(finding, Outcome.FAILED, f"{error}; {error.hint}" if error.hint else str(error))
+    except OSError as error:
         return Treated(finding, Outcome.FAILED, str(error))
     return Treated(finding, Outcome.FIXED)

@@ -17,7 +17,7 @@ def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
     """`place` is `fresh`; what was there stands beside it with `stamp` in its name."""
     aside = place.with_name(f"{place.name}.{stamp}")
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(place.parent)
         if not place.exists() or not any(place.iterdir()):
             os.rename(fresh, place)
             files.sync_directory(place.parent)
@@ -36,12 +36,11 @@ def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
     return [aside]
 
 
-def put_file(fresh: Path, place: Path, stamp: str) -> list[Path]:
-    """`place` is a copy of `fresh`, which may lie on another disk; what was there is kept beside it."""
-    aside = place.with_name(f"{place.name}.{stamp}")
-    temporary = place.with_name(f".{place.name}.{stamp}.tmp")
+def put_file(fresh: Path, place: Path, aside: Path) -> list[Path]:
+    """`place` is a copy of `fresh`, which may lie on another disk; what was there is kept as `aside`, in its folder."""
+    temporary = place.with_name(f".{place.name}.{os.urandom(6).hex()}.tmp")
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(place.parent)
         _copy(fresh, temporary)
         give(temporary, place)
         kept = [aside] if os.path.lexists(place) else []
@@ -55,18 +54,16 @@ def put_file(fresh: Path, place: Path, stamp: str) -> list[Path]:
     return kept
 
 
-def set_aside(path: Path, stamp: str) -> list[Path]:
-    """`path` is gone; if it was there it has `stamp` in its name now."""
+def set_aside(path: Path, aside: Path) -> list[Path]:
+    """`path` is gone; if it was there it is called `aside` now."""
     if not os.path.lexists(path):
         return []
-    aside = path.with_name(f"{path.name}.{stamp}")
     os.rename(path, aside)
     return [aside]
 
 
-def take_back(place: Path, stamp: str) -> None:
-    """`place` is what it was before it was put or set aside with this `stamp`."""
-    aside = place.with_name(f"{place.name}.{stamp}")
+def take_back(place: Path, aside: Path) -> None:
+    """`place` is what it was before it was put or set aside."""
     if os.path.lexists(aside):
         os.rename(aside, place)
     else:

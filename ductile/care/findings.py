@@ -17,10 +17,10 @@ from pathlib import Path
 import trio
 
 from ductile import files
-from ductile.care.restore import STAGE_PREFIX
 from ductile.care.storage import rewrite
 from ductile.config.check import Examination
 from ductile.config.pending import PENDING_FILE, finish_interrupted
+from ductile.config.restore import STAGE_PREFIX
 from ductile.engine.processes import find_marked, instance_of, kill_marked
 from ductile.errors import Complaint, DuctileError, IntegrityBroken, LedgerError
 from ductile.ledger import inits, location, search, sizes
@@ -163,9 +163,9 @@ def _open_to_others(path: Path, found: files.Finding, *, is_ours: bool) -> Findi
 
 def ledger(path: Path, *, is_running: bool) -> Iterator[Finding]:
     """Whether it can be read, how its log and its free pages are, and what it tells of plugins."""
-    if not path.exists():
-        return
     try:
+        if not location.is_made(path):
+            return
         with open_reader(path) as db:
             free, pages, page_bytes = sizes.free_pages(db)
             failed = {name: init.error for name, init in inits.all_inits(db).items() if init.error is not None}
@@ -243,23 +243,23 @@ def stale_socket(path: Path, *, is_running: bool) -> Iterator[Finding]:
 
 def temporary_files(directory: Path, ledger_path: Path) -> Iterator[Finding]:
     """What a write, a backup or a restore that was cut short has left, by the names that only we give."""
-    name = re.escape(ledger_path.name)
-    places = {
-        directory.parent: rf"{re.escape(STAGE_PREFIX)}\w+",
-        directory: rf"{_WRITING}|{_BACKING_UP}|\.restore-\w+",
-        ledger_path.parent: rf"{_WRITING}|{_BACKING_UP}|{name}\.new-[0-9]+|{name}\.backup-v.+\.partial",
-    }
-    for folder, pattern in places.items():
-        for path in _entries(folder):
-            if re.fullmatch(pattern, path.name) and _age(path) > LEFT_SECONDS:
-                yield Finding(
-                    name="temporary_left",
-                    severity=Severity.NOTE,
-                    detail=f"{path}: left by something that was cut short",
-                    advice="remove it",
-                    repair="remove_temporary",
-                    fix=partial(_remove, path),
-                )
+    name, stage = re.escape(ledger_path.name), rf"{re.escape(STAGE_PREFIX)}\w+"
+    places = [
+        (directory.parent, stage),
+        (directory, rf"{_WRITING}|{_BACKING_UP}|{stage}|\.restore-\w+"),  # the last is how it was called once
+        (ledger_path.parent, rf"{_WRITING}|{_BACKING_UP}|{name}\.new-[0-9]+|{name}\.backup-v.+\.partial"),
+    ]  # two of them may be the same folder
+    left = [path for folder, pattern in places for path in _entries(folder) if re.fullmatch(pattern, path.name)]
+    for path in dict.fromkeys(left):
+        if _age(path) > LEFT_SECONDS:
+            yield Finding(
+                name="temporary_left",
+                severity=Severity.NOTE,
+                detail=f"{path}: left by something that was cut short",
+                advice="remove it",
+                repair="remove_temporary",
+                fix=partial(_remove, path),
+            )
 
 
 def _entries(folder: Path) -> list[Path]:

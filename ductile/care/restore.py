@@ -16,10 +16,11 @@ from typing import Any
 from ductile import files
 from ductile.care import archive, exchange
 from ductile.care.archive import Tell
-from ductile.care.manifest import LEDGER, ArchiveRefused, Entry, Manifest, Scope
+from ductile.care.manifest import LEDGER, PLUGIN, ArchiveRefused, Entry, Manifest, Scope
 from ductile.config.check import examine
 from ductile.config.load import load
 from ductile.config.pending import PENDING_FILE, only_editor
+from ductile.config.restore import STAGE_PREFIX
 from ductile.config.seal import SEAL_FILE, moved, read_seal, render
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, UsageInvalid, WrongState
@@ -29,7 +30,6 @@ from ductile.lock import instance_lock, require_free
 from ductile.values import define, field
 
 SPARE_BYTES = 16 << 20
-STAGE_PREFIX = ".ductile-restore-"
 
 
 class PlaceTaken(DuctileError):
@@ -153,7 +153,8 @@ def staged_path(stage: Path, entry: Entry) -> Path:
 def _require_room(folder: Path, entry: Entry) -> None:
     room = os.statvfs(folder)
     if entry.size + SPARE_BYTES > room.f_bavail * room.f_frsize:
-        raise files.FileRefused(folder, f"has no room for {entry.size} bytes", hint="free some space")
+        wanted = f"{entry.size} bytes with {SPARE_BYTES >> 20} MiB to spare"
+        raise files.FileRefused(folder, f"has no room for {wanted}", hint="free some space")
 
 
 def _write(path: Path, chunks: Iterator[bytes], *, mode: int) -> None:
@@ -272,8 +273,10 @@ def _put(stage: Path, done: Restored, now: datetime) -> None:
         for entry in done.manifest.files:
             path = Path(entry.place)
             if entry.kind != LEDGER and path in done.outside:
-                done.kept += exchange.put_file(staged_path(stage, entry), path, stamp)
-                undo.callback(exchange.take_back, path, stamp)
+                # What a plugin has beside its files counts as its own, unless it is hidden: it would not be sealed.
+                aside = path.with_name(f"{'.' if entry.kind == PLUGIN else ''}{path.name}.{stamp}")
+                done.kept += exchange.put_file(staged_path(stage, entry), path, aside)
+                undo.callback(exchange.take_back, path, aside)
         if done.ledger and done.is_whole and done.ledger not in done.outside:
             place = inside / done.ledger.relative_to(done.directory)
             make_private_directory(place.parent)
@@ -293,12 +296,13 @@ def _put_ledger(staged: Path, place: Path, stamp: str, undo: contextlib.ExitStac
         with contextlib.suppress(LedgerError):  # a damaged one is kept as it is
             fold_log(place)
     kept = []
-    for log in beside(place):
-        if aside := exchange.set_aside(log, stamp):
-            undo.callback(exchange.take_back, log, stamp)
-            kept += aside
-    kept += exchange.put_file(staged, place, stamp)
-    undo.callback(exchange.take_back, place, stamp)
+    aside = place.with_name(f"{place.name}.{stamp}")
+    for log, log_aside in zip(beside(place), beside(aside), strict=True):
+        if moved := exchange.set_aside(log, log_aside):
+            undo.callback(exchange.take_back, log, log_aside)
+            kept += moved
+    kept += exchange.put_file(staged, place, aside)
+    undo.callback(exchange.take_back, place, aside)
     return kept
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ductile.errors import DuctileError
 from ductile.ledger import soundness
+from ductile.ledger.location import is_made
 from ductile.ledger.store import open_reader
 from ductile.values import frozen
 
@@ -24,10 +25,10 @@ class Verdict:
 
 def check_ledger(path: Path, *, keep: timedelta | None, now: datetime) -> list[Verdict]:
     """Every invariant of the ledger at `path`; finished jobs are kept in the queue for `keep`."""
-    if not path.exists():
-        return [Verdict("db_integrity", True, "there is no ledger yet: the first start makes it")]
-    verdicts = []
+    verdicts: list[Verdict] = []
     try:
+        if not is_made(path):
+            return [Verdict("db_integrity", True, "there is no ledger yet: the first start makes it")]
         with open_reader(path) as db:
             verdicts.append(_verdict("db_integrity", (*soundness.pages_in_order(db), *soundness.references_kept(db))))
             if not verdicts[0].ok:

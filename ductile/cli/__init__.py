@@ -1,6 +1,7 @@
 """The command line: `ductile NOUN ACTION`. One file per noun, imported only when that noun is used."""
 
 import gc
+import io
 import os
 import sys
 from copy import copy
@@ -120,6 +121,7 @@ def _print_version(ctx: click.Context, wanted: bool) -> None:
 def main() -> None:
     """The console script."""
     _open_what_is_closed()
+    _speak_utf8()
     code = output.run(ductile, sys.argv[1:])
     gc.freeze()  # the process ends: searching all it has imported for garbage would cost a tenth of its time
     sys.exit(code)
@@ -131,3 +133,10 @@ def _open_what_is_closed() -> None:
         if getattr(sys, name) is None:
             empty = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (takes the lowest number that is free)
             setattr(sys, name, empty)
+
+
+def _speak_utf8() -> None:
+    """Whatever the locale says: JSON is UTF-8, and what people wrote does not fit into less."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding != "utf-8":
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -97,15 +97,24 @@ class Client:
         if self.url is None:
             assert self.socket_path is not None
             return _LocalConnection(self.socket_path)
-        try:
-            parts = urlsplit(self.url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        if parts.scheme not in ("http", "https") or not host:
-            raise ServiceUnreachable(f"{self.url!r} is not an address", hint="write http://HOST:PORT")
-        return kind(host, port or kind.default_port, timeout=CONNECT_SECONDS)
+        scheme, host, port = address_of(self.url)
+        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        return kind(host, port, timeout=CONNECT_SECONDS)
+
+
+def address_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port. Nothing else would be asked for, so an address that says more is refused."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        parts, port = urlsplit(""), 0
+    if not parts.hostname:
+        raise ServiceUnreachable(f"{url[:200]!r} is not an address", hint="write http://HOST:PORT")
+    if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        hint = "write http://HOST:PORT; the API has an address of its own, and its token comes with --api-key"
+        raise ServiceUnreachable("the address has more than a host and a port", hint=hint)
+    return parts.scheme, parts.hostname, port
 
 
 def refusal(status: int, content: Any) -> DuctileError:

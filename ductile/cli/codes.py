@@ -46,6 +46,7 @@ ERROR_CODES = {
     "archive_refused": "The archive is damaged, or not one of `system backup`.",
     "argument_repeated": "A query argument is given more than once.",
     "argument_unknown": "A query argument is none of those that the route has.",
+    "bad_handshake": "A request for a WebSocket is not its handshake.",
     "bad_path": "The path of a request cannot be read.",
     "bad_query": "The query of a request cannot be read.",
     "bad_request": "The request does not say what it must.",
@@ -105,6 +106,7 @@ ERROR_CODES = {
     "unreadable": "A text is not what its format allows.",
     "upgrade_required": "The path speaks WebSocket only.",
     "usage": "The command line asks for something that does not exist.",
+    "websocket_version_unknown": "Another version of WebSocket is asked for than the one there is.",
     "wrong_media_type": "The body of a delivery is not of the kind that the endpoint takes.",
     "wrong_state": "The job is not in a state in which this can be done.",
 }

@@ -152,10 +152,13 @@ def add_route(source: str, event_type: str, target: str, **given: Any) -> int:
     Example: ductile config route add --from watcher --event file.changed --to backup
     """
     entry = {"from": source, "event_type": event_type, "to": target}
-    if entry in _written(draft_of(given), "routes"):
-        raise UsageInvalid("there is such a route already", hint="see `ductile config route list`")
-    edited = carry_out(given, lambda draft: draft.with_item(("routes",), entry))
-    return show_edited(edited, given, more={"route": entry})
+
+    def change(draft: "Draft") -> "Draft":
+        if entry in _written(draft, "routes"):
+            raise UsageInvalid("there is such a route already", hint="see `ductile config route list`")
+        return draft.with_item(("routes",), entry)
+
+    return show_edited(carry_out(given, change), given, more={"route": entry})
 
 
 @route.command("remove")

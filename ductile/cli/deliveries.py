@@ -20,7 +20,7 @@ from ductile.config.sections import WebhookEndpoint
 from ductile.config.sources import find
 from ductile.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean
 from ductile.ledger import receipts, refusals
-from ductile.ledger.refusals import Refused
+from ductile.ledger.refusals import UNREAD_BODY, Refused
 from ductile.ledger.store import open_reader
 from ductile.web.signatures import Verifier
 from ductile.web.signing import signed_headers
@@ -211,6 +211,9 @@ def verdict_view(
             verdict = Verifier.of(entry.scheme, [secrets[ref]], entry.signature_header).verdict(given, body, now=now)
             fits += [ref] if verdict.is_valid else []
             reason = verdict.reason or reason
+    if stored is not None and stored.body_sha256 == UNREAD_BODY:
+        fits, reason = [], f"it was sent away before its body was read: {stored.reason}"
+        return {"endpoint": name_of(entry), "valid": False, "fits": fits, "reason": reason, "same_body": None}
     is_same = stored is None or sha256(body).hexdigest() == stored.body_sha256
     return {
         "endpoint": name_of(entry),

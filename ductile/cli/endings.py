@@ -81,6 +81,8 @@ def _switch(db: Connection, job: Job, last: Attempt | None) -> Reason:
     for above in filter(None, (job.parent_job_id, job.id)):
         for entry in journal.of_job(db, above):
             is_ours = entry.data.get("step_id") == job.step_id and entry.data.get("event_id") == job.source_event_id
+            # The items of a list are decided about one by one, for the same step and event.
+            is_ours = is_ours and entry.data.get("switch_id", job.id) == job.id
             if entry.kind == "step.bypassed" and is_ours:
                 predicates = entry.data.get("predicates", [])
                 words = f"the condition of step {job.step_id} is false: {predicate_words(predicates)}"

@@ -33,13 +33,19 @@ def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool,
     """
     from ductile.cli import event_fate
     from ductile.cli.connect import ledger_for
+    from ductile.cli.orphans import marked
     from ductile.ledger.store import open_reader
 
     if (event_id is None) is (event_type is None):
         raise UsageInvalid("name one event by its id, or give --type", hint="see `ductile event why --help`")
-    with open_reader(ledger_for(where)) as db:
+    ledger = ledger_for(where)
+    with open_reader(ledger) as db:
         if event_id is not None:
-            output.show(event_fate.fate(db, event_id), as_json=as_json, human=event_fate.fate_lines)
+            view = event_fate.fate(db, event_id)
+            view["led_to"] = marked(view["led_to"], ledger)
+            output.show(view, as_json=as_json, human=event_fate.fate_lines)
         else:
             view = event_fate.fates(db, str(event_type), limit=limit)
+            for one in view["events"]:
+                one["led_to"] = marked(one["led_to"], ledger)
             output.show(view, as_json=as_json, human=event_fate.type_lines)

@@ -1,9 +1,11 @@
 """The fate of events in words: what they led to, what was decided against, and who waits for their type."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from ductile.cli.kept import kept_object
+from ductile.cli.orphans import shown_status
 from ductile.cli.predicates import predicate_words
 from ductile.cli.terminal import state
 from ductile.clock import to_text
@@ -22,9 +24,13 @@ NOTHING = "it led to nothing: "
 def fate(db: Connection, event_id: str) -> dict[str, Any]:
     """What became of one event; NotFound if nothing on record speaks of it."""
     decided, jobs = event_trail.decisions(db, event_id), event_trail.led_to(db, event_id)
+    is_gone = jobs or _is_duplicate(decided) or any(entry.kind == "event.unmatched" for entry in decided)
+    arrived = None if is_gone else next((one for one in event_trail.arrived(db) if _id_of(one) == event_id), None)
+    if arrived is not None and (join := get_job(db, arrived.join_id)):
+        jobs = [join]
     if not decided and not jobs:
         raise NotFound(f"{event_id[:80]}: there is no such event on record", hint=HINT)
-    about = _envelope(db, event_id, jobs, decided)
+    about = _envelope(db, event_id, jobs, decided) if arrived is None else _envelope_of(arrived)
     decisions = [_decision(entry) for entry in decided]
     return {
         "event_id": event_id,
@@ -32,14 +38,15 @@ def fate(db: Connection, event_id: str) -> dict[str, Any]:
         "led_to": [_led_to(job) for job in jobs],
         "decisions": decisions,
         "verdict": "matched" if jobs else "duplicate" if _is_duplicate(decided) else "unmatched",
-        "words": _words(jobs, decisions),
+        "words": _words(jobs, decisions) if arrived is None else _joined_words(jobs),
     }
 
 
 def fates(db: Connection, event_type: str, *, limit: int) -> dict[str, Any]:
     """The newest events of a type, and who waits for it in the configuration that was loaded last."""
     waiting = _waiting(db, event_type)
-    events = [fate(db, event_id) for event_id in event_trail.ids_of_type(db, event_type, limit=limit)]
+    others = [*_emitted_ids(db, event_type), *islice(_joined_ids(db, event_type), limit)]
+    events = [fate(db, one) for one in event_trail.ids_of_type(db, event_type, limit=limit, others=others)]
     held = [_decision(entry) for entry in event_trail.withheld(db, event_type, limit=limit)]
     if not events and not held and not waiting["pipelines"] and not waiting["routes"]:
         close = did_you_mean(event_type, [*event_trail.known_types(db), *waiting["types"]])
@@ -50,6 +57,36 @@ def fates(db: Connection, event_type: str, *, limit: int) -> dict[str, Any]:
         "events": events,
         "withheld": held,
     }
+
+
+def _id_of(arrived: event_trail.Arrived) -> str:
+    return derived_event_id(arrived.job_id, arrived.attempt, arrived.index)
+
+
+def _envelope_of(arrived: event_trail.Arrived) -> dict[str, Any]:
+    return {
+        "type": arrived.type,
+        "source": arrived.plugin,
+        "at": arrived.at,
+        "emitted_by": arrived.job_id,
+    }
+
+
+def _joined_ids(db: Connection, event_type: str) -> Iterator[tuple[str, str]]:
+    """Moment and id of events of this type that came to a join."""
+    return ((one.at, _id_of(one)) for one in event_trail.arrived(db) if one.type == event_type)
+
+
+def _emitted_ids(db: Connection, event_type: str) -> Iterator[tuple[str, str]]:
+    """Moment and id of events of this type that a plugin emitted and that led to a job."""
+    attempts = event_trail.emitted(db, event_type)
+    leading = event_trail.leading(db) if attempts else frozenset()
+    for at, job_id, attempt, result in attempts:
+        events = kept_object(result).get("events")
+        for index, event in enumerate(events if isinstance(events, list) else []):
+            event_id = derived_event_id(job_id, attempt, index)
+            if isinstance(event, dict) and event.get("type") == event_type and event_id in leading:
+                yield at, event_id
 
 
 def _envelope(db: Connection, event_id: str, jobs: list[Job], decided: list[Entry]) -> dict[str, Any]:
@@ -111,7 +148,8 @@ def _decided(kind: str, data: Mapping[str, Any]) -> str:
         case "pipeline.skipped":
             return f"pipeline {data.get('pipeline')} did not start, {data.get('reason')}{said}"
         case "step.bypassed":
-            return f"step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run, its `if` is false{said}"
+            why = data.get("reason", "its `if` is false")
+            return f"step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run, {why}{said}"
         case "event.withheld":
             return "the attempt was tried again, so its events went nowhere"
         case "event.no_route":
@@ -133,6 +171,10 @@ def _words(jobs: list[Job], decisions: list[dict[str, Any]]) -> str:
         return f"{_count_words(len(jobs))}: {ways}"
     telling = [one["words"] for one in decisions if one["kind"] != "event.unmatched"]
     return f"{NOTHING}{telling[0] if telling else 'no route and no pipeline waits for it'}"
+
+
+def _joined_words(joins: list[Job]) -> str:
+    return f"it is one of the results of join {', '.join(str(join.step_id) for join in joins)}"
 
 
 def _count_words(jobs: int) -> str:
@@ -162,7 +204,7 @@ def fate_lines(view: Mapping[str, Any]) -> list[str]:
     for job in view["led_to"]:
         step = f", step {job['step_id']}" if "step_id" in job else ""
         lines.append(
-            f"    {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {state(job['status'])}"
+            f"    {job['via']}{step}: job {job['job_id']}  {job['plugin']}.{job['command']}  {state(shown_status(job))}"
         )
     lines += [f"  {one['words']}" for one in view["decisions"] if not _is_told(one, view["words"])]
     return lines + ([f"  next: ductile job inspect {view['emitted_by']}"] if view["emitted_by"] else [])

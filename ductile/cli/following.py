@@ -7,13 +7,13 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection, wrap_client_stream
 
 from ductile.cli import output
-from ductile.cli.client import CONNECT_SECONDS, Busy, Client, refusal
+from ductile.cli.client import CONNECT_SECONDS, Busy, Client, address_of, refusal
 from ductile.cli.foreground import lone
 from ductile.errors import NotAllowed, ServiceUnreachable
 from ductile.values import define, field
@@ -119,7 +119,7 @@ async def _connected(service: Client) -> tuple[trio.SocketStream | trio.SSLStrea
         with trio.fail_after(CONNECT_SECONDS):
             if service.url is None:
                 return await trio.open_unix_socket(str(service.socket_path)), "localhost"
-            scheme, host, port = _address(service.url)
+            scheme, host, port = address_of(service.url)
             name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             if scheme == "http":
                 return await trio.open_tcp_stream(host, port), name
@@ -138,18 +138,6 @@ async def _connected(service: Client) -> tuple[trio.SocketStream | trio.SSLStrea
         raise Lost("the service is not running") from None
     except OSError as error:
         raise Lost(f"the service cannot be reached: {error}") from None
-
-
-def _address(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    except (ValueError, KeyError):
-        parts, port = urlsplit(""), 0
-    if not parts.hostname:
-        raise ServiceUnreachable(f"{url[:200]!r} is not an address", hint="write http://HOST:PORT")
-    return parts.scheme, parts.hostname, port
 
 
 async def _cut_when_silent(socket: WebSocketConnection, conversation: trio.CancelScope) -> None:

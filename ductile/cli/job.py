@@ -44,6 +44,7 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
     """
     from ductile.cli.connect import ledger_path
     from ductile.cli.job_past import orphaned, past
+    from ductile.cli.orphans import marked
     from ductile.ledger import reports
     from ductile.ledger.store import open_reader
 
@@ -51,6 +52,7 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
     with open_reader(path) as db:
         report = reports.job(db, job_id)
         shown = _report(report) | past(db, report) | orphaned(report.job, path)
+    shown["children"] = marked(shown["children"], path)
     if shown["status"] == "running" and not shown["orphaned"]:
         shown["stderr"] = _live_stderr(path, job_id)
     output.show(shown, as_json=as_json, human=_lines)
@@ -100,6 +102,7 @@ def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
     import json
     import os
 
+    from ductile.cli.orphans import marked
     from ductile.config.load import load
     from ductile.config.sources import find
     from ductile.ledger import tree_reports
@@ -107,10 +110,11 @@ def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
     from ductile.web.views import ends_run, tree_text
 
     config = load(find(explicit, os.environ).path)
-    with open_reader(config.settings.state.path) as db:
+    ledger = config.settings.state.path
+    with open_reader(ledger) as db:
         nodes = tree_reports.tree(db, job_id)
     shown: list[dict[str, Any]] = json.loads(tree_text(nodes, ends_run(config.plans)))
-    return shown
+    return marked(shown, ledger)
 
 
 def _results(nodes: list[dict[str, Any]], *, verbose: bool) -> list[str]:
@@ -211,8 +215,9 @@ def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
 
 def _lines(shown: dict[str, Any]) -> list[str]:
     from ductile.cli.ago import exact, told
+    from ductile.cli.orphans import shown_status
 
-    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(shown['status'].upper())}"]
+    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(shown_status(shown).upper())}"]
     facts = (
         "submitted_by",
         "parent_job_id",
@@ -235,7 +240,7 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     for attempt in shown["attempts"]:
         lines += _attempt_lines(attempt, shown["max_attempts"])
     for child in shown["children"]:
-        lines.append(f"  led to {child['job_id']}  {child['plugin']}.{child['command']}  {state(child['status'])}")
+        lines.append(f"  led to {child['job_id']}  {child['plugin']}.{child['command']}  {state(shown_status(child))}")
     lines.append("  journal:")
     lines += [
         f"    {exact(entry['at'])}  {entry['kind']}  {_brief(entry['data'])}".rstrip() for entry in shown["journal"]

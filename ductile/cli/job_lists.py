@@ -59,12 +59,14 @@ def list_jobs(follow: bool, as_json: bool, **given: Any) -> int:
     if given["api_url"]:
         page = _ask("/jobs", given)
     else:
+        from ductile.cli.connect import ledger_for
+        from ductile.cli.orphans import marked
         from ductile.ledger import listed
         from ductile.ledger.questions import ends_of
         from ductile.statuses import JobStatus
 
         found = _read(listed.jobs, given, JobStatus)
-        page = {"jobs": found.items, **ends_of(found, given["limit"])}
+        page = {"jobs": marked(found.items, ledger_for(given)), **ends_of(found, given["limit"])}
     output.show(page, as_json=as_json, human=_job_lines)
     return 0
 
@@ -148,16 +150,17 @@ def _named(given: Mapping[str, Any]) -> dict[str, str | None]:
 
 def _job_lines(page: dict[str, Any]) -> list[str]:
     from ductile.cli.ago import told
+    from ductile.cli.orphans import shown_error, shown_status
 
     head = ("JOB", "WHAT", "STATUS", "ATTEMPT", "ASKED FOR", "")
     rows = [
         (
             job["job_id"],
             f"{job['plugin']}.{job['command']}" + (f" ({job['pipeline']}/{job['step_id']})" if _is_step(job) else ""),
-            job["status"],
+            shown_status(job),
             f"{job['attempt']}/{job['max_attempts']}",
             told(job["created_at"]),
-            _glimpse(job.get("last_error")),
+            _glimpse(shown_error(job)),
         )
         for job in page["jobs"]
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ductile.cli import endings
-from ductile.cli.standing import has_service
+from ductile.cli.orphans import has_service
 from ductile.clock import to_text
 from ductile.ledger import snapshots
 from ductile.ledger.connections import Connection

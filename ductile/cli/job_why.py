@@ -50,14 +50,16 @@ def why(job_id: str, as_json: bool, **where: Any) -> None:
 def why_view(db: Any, path: Any, report: Any) -> dict[str, Any]:
     """The verdict about one job and the run that began with it; `words` is the most telling reason."""
     from ductile.cli import run_fate
+    from ductile.cli.orphans import has_service
     from ductile.ledger import tree_reports
 
     job, found = report.job, _reasons(db, path, report)
-    following = next_commands(job, found[0].code)
+    following = next_commands(job, found[0].code, in_queue=report.in_queue)
     if run := tree_reports.run_of(db, job):
-        told, ended_well = run_fate.run_reason(run), job.status in ENDED_WELL
+        is_up = has_service(path)
+        told, ended_well = run_fate.run_reason(run, has_service=is_up), job.status in ENDED_WELL
         found = [told, *found] if ended_well and told.code == "run_failed" else [*found, told]
-        following = (run_fate.next_of_run(run, job) if ended_well else []) or following
+        following = (run_fate.next_of_run(run, job, has_service=is_up) if ended_well else []) or following
     return {
         "job_id": job.id,
         "plugin": job.plugin,
@@ -76,7 +78,8 @@ def why_view(db: Any, path: Any, report: Any) -> dict[str, Any]:
 def _reasons(db: Any, path: Any, report: Any) -> list[Any]:
     """What keeps the job, or the rule by which it ended."""
     from ductile.cli import endings
-    from ductile.cli.standing import circumstances, has_service, reasons
+    from ductile.cli.orphans import has_service
+    from ductile.cli.standing import circumstances, reasons
     from ductile.ledger import explain
 
     if (waiting := explain.waiting(db, report.job.id)) is not None:
@@ -100,8 +103,8 @@ def _attempt(one: Any) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value is not None}
 
 
-def next_commands(job: Any, code: str) -> list[str]:
-    """What can be done about it, the most likely first."""
+def next_commands(job: Any, code: str, *, in_queue: bool = True) -> list[str]:
+    """What can be done about it, the most likely first; of one that has left the queue nothing can be done again."""
     fixes = {
         "service_down": ["ductile system start"],
         "service_died": ["ductile system start"],
@@ -114,18 +117,29 @@ def next_commands(job: Any, code: str) -> list[str]:
         "join": [f"ductile job tree {job.id}"],
         "not_joined": [f"ductile job tree {job.id}"],
     }
-    # A run that has gone on without the job does not come back for it.
-    again = f"ductile job {'replay' if job.tolerated else 'retry'} {job.id}"
+    if code == "never_started" and (job.last_error or "").startswith(f"plugin {job.plugin} "):
+        fixes[code] = ["ductile plugin list", "ductile system reload"]  # it was disabled or taken away
+    failed = [f"ductile job diagnose {job.id}", *(_again(job) if in_queue else [])]
     by_status = {
         "queued": [f"ductile job wait {job.id}"],
         "running": [f"ductile job tail {job.id}"],
-        "failed": [f"ductile job diagnose {job.id}", again],
-        "dead": [f"ductile job diagnose {job.id}", again],
+        "failed": failed,
+        "dead": failed,
     }
     from ductile.model import runs_nothing
 
     usual = [] if runs_nothing(job.plugin) or code == "service_died" else by_status.get(str(job.status), [])
     return [*fixes.get(code, []), *usual] or [f"ductile job inspect {job.id}"]
+
+
+def _again(job: Any) -> list[str]:
+    """What runs the job once more by itself, if anything does."""
+    from ductile.ledger.operate import was_entered
+
+    # A run that has gone on without the job does not come back for it; a copy of it would be joined with nothing.
+    if not was_entered(job) or (job.tolerated and job.join_id is not None):
+        return []
+    return [f"ductile job {'replay' if job.tolerated else 'retry'} {job.id}"]
 
 
 def why_lines(view: dict[str, Any]) -> list[str]:

@@ -187,7 +187,7 @@ def run_pipeline(
     from ductile.cli.connect import client
     from ductile.cli.payload import read_payload
     from ductile.cli.trees import run_lines, run_of
-    from ductile.cli.waiting import patience, tree_when_over
+    from ductile.cli.waiting import on_record, patience, tree_when_over
 
     if waits and leaves:
         raise UsageInvalid("--wait and --async exclude each other")
@@ -201,7 +201,8 @@ def run_pipeline(
         output.show(answer, as_json=as_json, human=lambda _: [f"would start a run of {name}"])
         return 0
     if waits:
-        answer = run_of(tree_when_over(service, answer["job_id"], seconds), name)
+        with on_record(answer["job_id"], is_run=True):
+            answer = run_of(tree_when_over(service, answer["job_id"], seconds), name)
     output.show(answer, as_json=as_json, human=lambda run: run_lines(run, verbose=verbose))
     return 0 if answer["status"] in ("succeeded", "queued") else 1
 

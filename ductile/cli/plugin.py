@@ -1,6 +1,7 @@
 """`ductile plugin`: which plugins there are, what they can do, and pausing one. Other actions have their own rooms."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def list_plugins(as_json: bool, **where: Any) -> None:
         output.show({"plugins": rows}, as_json=as_json, human=_list_lines)
         return
     examination = _examine(options.chosen(where["config_path"], where["config_dir"]))
-    rows = [_row(examination, name, plugin) for name, plugin in sorted(examination.found.items())]
+    failed = _failed_inits(examination)
+    rows = [_row(examination, name, plugin, failed) for name, plugin in sorted(examination.found.items())]
     rows += [_rejected_row(rejected) for rejected in examination.discovery.rejected]
     known = {row["name"] for row in rows}
     rows += [_absent_row(name, why) for name, why in examination.unusable.items() if name not in known]
@@ -107,18 +109,36 @@ def _examine(explicit: Path | None) -> Any:
     return examine(load(find(explicit, os.environ).path))
 
 
-def _state(examination: Any, name: str) -> tuple[str, str]:
-    """In one word what can be done with a plugin, and why not more."""
+def _failed_inits(examination: Any) -> dict[str, str]:
+    """Whose `init` has failed, as the service last knew; nothing if there is no ledger that says so."""
+    from ductile.errors import LedgerError
+    from ductile.ledger.inits import all_inits
+    from ductile.ledger.store import open_reader
+
+    path = examination.config.settings.state.path
+    if not path.exists():
+        return {}
+    try:
+        with open_reader(path) as db:
+            return {name: one.error for name, one in all_inits(db).items() if one.error is not None}
+    except LedgerError:
+        return {}  # what plugins can do is known without it
+
+
+def _state(examination: Any, name: str, failed: Mapping[str, str]) -> tuple[str, str]:
+    """In one word what can be done with a plugin, and why not more; `failed` are those whose `init` did."""
     entry = examination.config.settings.plugins.get(name)
     if name in examination.unusable:
         return "unusable", examination.unusable[name]
     if entry is None:
         return "unconfigured", "has no entry under `plugins:`; it can be triggered, not scheduled"
-    return ("enabled", "") if entry.enabled else ("disabled", "enabled: false")
+    if not entry.enabled:
+        return "disabled", "enabled: false"
+    return ("unhealthy", f"its init failed: {failed[name]}") if name in failed else ("enabled", "")
 
 
-def _row(examination: Any, name: str, plugin: Any) -> dict[str, Any]:
-    state, reason = _state(examination, name)
+def _row(examination: Any, name: str, plugin: Any, failed: Mapping[str, str]) -> dict[str, Any]:
+    state, reason = _state(examination, name, failed)
     return {
         "name": name,
         "version": plugin.manifest.version,
@@ -175,7 +195,7 @@ def _details(examination: Any, name: str) -> dict[str, Any]:
     plugin = examination.found[name]
     manifest = plugin.manifest
     entries = redacted(examination.config.settings, examination.config.mask)["plugins"]
-    return _row(examination, name, plugin) | {
+    return _row(examination, name, plugin, _failed_inits(examination)) | {
         "protocol": manifest.protocol,
         "concurrency_safe": manifest.concurrency_safe,
         "entrypoint": str(plugin.entrypoint),

@@ -74,7 +74,7 @@ def run_plugin(
         return plugin_local.exit_code(shown)
     from ductile.cli.connect import client
     from ductile.cli.payload import read_payload
-    from ductile.cli.waiting import job_when_over, patience
+    from ductile.cli.waiting import job_when_over, on_record, patience
 
     _require_nothing_local(name, only_local)
     seconds = patience(timeout)
@@ -87,7 +87,8 @@ def run_plugin(
         output.show(job, as_json=as_json, human=lambda _: [f"would run {name}.{asked}"])
         return 0
     if waits:
-        job = job_when_over(service, job["job_id"], seconds)
+        with on_record(job["job_id"]):
+            job = job_when_over(service, job["job_id"], seconds)
     output.show(job, as_json=as_json, human=_job_lines)
     return 1 if waits and job["status"] != "succeeded" else 0
 

@@ -48,7 +48,7 @@ def rehearsed(
     plan = config.plans.named(name)
     snapshot = take_snapshot(examine(config), os.environ)
     _note_absent_plugins(plan, snapshot)
-    now = datetime.now(UTC)
+    now, limits = datetime.now(UTC), config.settings.service.limits
     ask = _executing(plan, executed_step, snapshot) if executed_step is not None else None
     try:
         found = rehearse(
@@ -58,7 +58,8 @@ def rehearsed(
             read_answers(results, plan.nodes),
             now=now,
             ask=ask,
-            most_hops=config.settings.service.limits.hops,
+            most_jobs=limits.tree_jobs,
+            most_hops=limits.hops,
         )
     except TooMuch as error:
         raise UsageInvalid(f"pipeline {name} cannot begin: {error}") from error
@@ -107,7 +108,7 @@ def _execute(job: Job, snapshot: Snapshot) -> Answer:
         state = _state(config, job.plugin)
         local = trio.run(partial(attempt_locally, snapshot, job, state_json=state, instance=INSTANCE))
     if isinstance(local.run, Finished) and local.run.stderr:
-        output.note(config.mask(local.run.stderr.decode("utf-8", "backslashreplace")).rstrip())
+        output.note(local.run.words(config.mask).rstrip())
     outcome, response = local.verdict.outcome, local.verdict.response
     if not isinstance(outcome, Succeeded) or response is None:
         return Answer(error=str(getattr(outcome, "error", outcome)))
@@ -181,7 +182,7 @@ def lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
     if not shown["event_would_start_it"]:
         lines.append("  note: its own `if` is false for this payload; an event like this would not start it")
     if not shown["complete"]:
-        lines.append("  note: cut short; it has more jobs than a dry run plays")
+        lines.append("  note: cut short; it has more jobs than service.limits.tree_jobs, the others would be dead")
     return lines
 
 

@@ -103,7 +103,7 @@ def send(instance: str, waits: bool, timeout: str, dry_run: bool, as_json: bool,
     Example: ductile relay send lab --event backup.ready --payload '{"archive": "monday.tar"}' --wait
     """
     from ductile.cli.connect import client
-    from ductile.cli.waiting import job_when_over, patience
+    from ductile.cli.waiting import job_when_over, on_record, patience
 
     seconds, body = patience(timeout), _envelope(given)
     service = client(options.chosen(given["config_path"], given["config_dir"]), given["api_url"], given["api_key"])
@@ -112,7 +112,8 @@ def send(instance: str, waits: bool, timeout: str, dry_run: bool, as_json: bool,
     if dry_run or not waits:
         output.show(answer, as_json=as_json, human=_sent_lines)
         return 0
-    job = job_when_over(service, answer["job_id"], seconds)
+    with on_record(answer["job_id"]):
+        job = job_when_over(service, answer["job_id"], seconds)
     output.show(job, as_json=as_json, human=_arrived_lines)
     return 0 if job["status"] == "succeeded" else 1
 

@@ -12,13 +12,14 @@ from ductile.model import Job
 MOST_TOLD = 10
 
 
-def run_reason(run: Run) -> Reason:
-    """The run in one sentence; of a failed one, by which job."""
+def run_reason(run: Run, *, has_service: bool) -> Reason:
+    """The run in one sentence; of a failed one, by which job. Nothing goes on without a service."""
     match run.status:
         case TreeStatus.OPEN:
             verb = "is" if run.open_jobs == 1 else "are"
             failed = f", {len(run.failures)} failed" if run.failures else ""
-            return Reason("run_open", f"its run goes on: {run.open_jobs} of {run.jobs} jobs {verb} not over{failed}")
+            goes = "goes on" if has_service else "goes on when the service runs again"
+            return Reason("run_open", f"its run {goes}: {run.open_jobs} of {run.jobs} jobs {verb} not over{failed}")
         case TreeStatus.FAILED:
             first = run.failures[0]
             ended = f"{_what(first)} ended {first.status}: {first.last_error or 'no reason on record'}"
@@ -55,10 +56,10 @@ def _what(job: Job) -> str:
     return f"step {job.step_id} ({what})" if job.step_id else what
 
 
-def next_of_run(run: Run, root: Job) -> list[str]:
+def next_of_run(run: Run, root: Job, *, has_service: bool) -> list[str]:
     """What leads on from the root; nothing where the run needs nobody."""
     if run.status is TreeStatus.OPEN:
-        return [f"ductile job wait {root.id} --tree"]
+        return [*([] if has_service else ["ductile system start"]), f"ductile job wait {root.id} --tree"]
     if run.status is TreeStatus.FAILED:
         return [f"ductile job why {run.failures[0].id}", f"ductile job tree {root.id}"]
     return []

@@ -142,7 +142,8 @@ def why(
     snapshot, schedule = schedule_of(options.chosen(config_path, config_dir), plugin, schedule_id)
     now, zone = datetime.now(UTC), zone_of(schedule)
     at = read_moment(moment, "--at", zone, now=now, is_past=True) if moment else now
-    fate = read_ledger(snapshot, fate_of, plugin, schedule, at, now)
+    unavailable = snapshot.why_unavailable(plugin)
+    fate = read_ledger(snapshot, fate_of, plugin, schedule, at, now, unavailable=unavailable)
     head = {"plugin": plugin, "schedule_id": schedule.id, "when": when_text(schedule)}
     view = fate_view(fate, zone) if fate else {"verdict": "unknown", "words": "there is no ledger yet", "story": []}
     output.show({**head, **view}, as_json=as_json, human=_why_lines)
@@ -277,12 +278,13 @@ def run_now(
 
     Example: ductile schedule run backup nightly --wait
     """
-    from ductile.cli.waiting import job_when_over, patience
+    from ductile.cli.waiting import job_when_over, on_record, patience
 
     seconds = patience(timeout)
     job = _post(plugin, schedule_id, "run", where, dry_run=dry_run)
     if waits and not dry_run:
-        job = job_when_over(_client(where), job["job_id"], seconds)
+        with on_record(job["job_id"]):
+            job = job_when_over(_client(where), job["job_id"], seconds)
     output.show(job, as_json=as_json, human=_planned_lines if dry_run else _job_lines)
     return 1 if waits and not dry_run and job["status"] != "succeeded" else 0
 

@@ -5,6 +5,7 @@ Reads the ledger and tells; decides nothing. `ductile schedule why` shows it.
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
+from itertools import pairwise
 from typing import Any
 
 from ductile.calendar.definition import After, Definition, History
@@ -19,9 +20,10 @@ from ductile.ledger import journal, reports, schedules
 from ductile.ledger.connections import Connection
 from ductile.ledger.pages import NEWEST
 from ductile.ledger.schedules import Entry, EntryStatus
-from ductile.values import frozen
+from ductile.values import changed, frozen
 from ductile.web.schedule_views import local_text
 
+ON_TIME = timedelta(seconds=1)
 PAGE = 500
 MOST_ROWS = 50_000
 
@@ -42,8 +44,10 @@ class Fate:
     story: tuple[journal.Entry, ...] = ()
 
 
-def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: datetime) -> Fate:
-    """What became of the last slot that was planned until `at`."""
+def fate_of(
+    db: Connection, plugin: str, schedule: Schedule, at: datetime, now: datetime, *, unavailable: str | None = None
+) -> Fate:
+    """What became of the last slot that was planned until `at`; `unavailable` is why the plugin cannot run now."""
     entry = schedules.get(db, plugin, schedule.id)
     if entry is None or entry.anchored_at is None:
         return Fate(slot_at=None, verdict="unknown", words="no service has seen this schedule yet")
@@ -53,19 +57,22 @@ def fate_of(db: Connection, plugin: str, schedule: Schedule, at: datetime, now: 
         return fate
     definition = definition_of(plugin, schedule)
     table = timetable(definition, History(anchored_at=entry.anchored_at))
-    slot_at = _slot(table, definition, entry, at)
+    rows = list(_rows(db, plugin, schedule.id))
+    slot_at = _slot(table, definition, entry, rows, at)
     if slot_at is None:
         return _not_due(table, entry, at)
     if job_id := schedules.job_of_slot(db, plugin, schedule.id, slot_at):
-        return _fired(db, plugin, schedule.id, slot_at, job_id)
+        return _fired(db, rows, slot_at, job_id)
     if slot_at < entry.anchored_at and not isinstance(definition.when, After):
         since = f"the schedule is what it is only since {to_text(entry.anchored_at)}"
         return Fate(slot_at=slot_at, verdict="unknown", words=since)
     if slot_at > now:
         words = f"this slot has not come yet: it is {to_text(slot_at)}"
         return Fate(slot_at=slot_at, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=slot_at)
-    rows = list(_rows(db, plugin, schedule.id))
-    return _decided(table, entry, slot_at, rows, now)
+    fate = _decided(table, entry, slot_at, rows, now)
+    if fate.verdict == "undecided" and unavailable is not None:
+        return changed(fate, words=f"nobody looks at it: plugin {plugin} {unavailable}")
+    return fate
 
 
 def _faulty(db: Connection, entry: Entry, at: datetime) -> Fate | None:
@@ -78,10 +85,22 @@ def _faulty(db: Connection, entry: Entry, at: datetime) -> Fate | None:
     return Fate(slot_at=None, verdict="held", words=words, reason=reason, until=until, story=(rows[-1],))
 
 
-def _slot(table: Timetable, definition: Definition, entry: Entry, at: datetime) -> datetime | None:
-    if isinstance(definition.when, After):  # counts from each start; the ledger knows only the last one
-        return entry.last_slot_at if entry.last_slot_at and entry.last_slot_at <= at else None
-    return table.latest(at)
+def _slot(
+    table: Timetable, definition: Definition, entry: Entry, rows: list[journal.Entry], at: datetime
+) -> datetime | None:
+    if not isinstance(definition.when, After):
+        return table.latest(at)
+    # Counts from each start; the ledger knows only the last one, and the one that waits.
+    moments = (entry.last_slot_at, _waiting(entry, rows))
+    return max((moment for moment in moments if moment is not None and moment <= at), default=None)
+
+
+def _waiting(entry: Entry, rows: list[journal.Entry]) -> datetime | None:
+    """The only slot of a schedule, if its time has come and something keeps it."""
+    if entry.status is EntryStatus.PAUSED_MANUAL:
+        return entry.next_run_at
+    held = [row.data["slot_at"] for row in rows if _is_hold(row)] if entry.held_reason else []
+    return from_text(held[-1]) if held and held[-1] else None
 
 
 def _not_due(table: Timetable, entry: Entry, at: datetime) -> Fate:
@@ -90,10 +109,11 @@ def _not_due(table: Timetable, entry: Entry, at: datetime) -> Fate:
     return Fate(slot_at=None, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=coming)
 
 
-def _fired(db: Connection, plugin: str, schedule_id: str, slot_at: datetime, job_id: str) -> Fate:
+def _fired(db: Connection, rows: list[journal.Entry], slot_at: datetime, job_id: str) -> Fate:
     job = reports.job(db, job_id).job
-    held = tuple(row for row in _rows(db, plugin, schedule_id) if _is_hold(row) and _held_slot(row, slot_at))
     late = max(job.created_at - slot_at, timedelta())
+    # What held an earlier slot was over, if this one came on time.
+    held = tuple(row for row in rows if late > ON_TIME and _is_hold(row) and _held_slot(row, slot_at))
     words = f"fired {late.total_seconds():.1f} s after its time; the job is {job.status}"
     about = {"job_id": job.id, "status": str(job.status), "created_at": to_text(job.created_at)}
     return Fate(slot_at=slot_at, verdict="fired", words=words, job=about, story=held)
@@ -114,24 +134,53 @@ def _rows(db: Connection, plugin: str, schedule_id: str) -> Iterator[journal.Ent
 
 def _decided(table: Timetable, entry: Entry, slot_at: datetime, rows: list[journal.Entry], now: datetime) -> Fate:
     """The rule that kept the slot from running, as the journal has it."""
-    pauses = [row for row in rows if row.kind == "scheduler.status_changed" and row.at <= slot_at]
-    if pauses and pauses[-1].data["status"] == EntryStatus.PAUSED_MANUAL:
-        words = pauses[-1].data.get("reason") or Reason.SCHEDULE_PAUSED_MANUAL.words
-        reason = Reason.SCHEDULE_PAUSED_MANUAL
-        return Fate(slot_at=slot_at, verdict="paused", words=words, reason=reason, story=tuple(pauses[-1:]))
+    if (paused := _paused(entry, slot_at, rows)) is not None:
+        return paused
     skips = [row for row in rows if row.kind == "scheduler.skipped"]
     holds = tuple(row for row in skips if _is_hold(row) and _held_slot(row, slot_at))
-    for row in skips:
+    for row in _latest_time_first(skips):
         if not _is_hold(row) and _passed_over(table, row, slot_at):
             reason = row.data["reason"]
             words = f"{words_for(reason)} (one of {row.data['count']})" if row.data["count"] > 1 else words_for(reason)
             return Fate(slot_at=slot_at, verdict="skipped", words=words, reason=reason, story=(*holds, row))
-    if holds and (entry.last_slot_at or slot_at - TICK) < slot_at:
+    if holds and entry.held_reason and (entry.last_slot_at or slot_at - TICK) < slot_at:
         reason, until = holds[-1].data["reason"], entry.next_run_at
         return Fate(slot_at=slot_at, verdict="held", words=words_for(reason), reason=reason, until=until, story=holds)
     if (entry.last_slot_at or slot_at - TICK) < slot_at:
         return _undecided(table, slot_at, now)
     return Fate(slot_at=slot_at, verdict="unknown", words="the ledger has nothing about it any more")
+
+
+def _paused(entry: Entry, slot_at: datetime, rows: list[journal.Entry]) -> Fate | None:
+    """The pause during which the slot went by, or that the only one waits for; None if there was none.
+
+    The journal may have forgotten when a pause began, and it may still know one that ended with an earlier schedule of
+    this name. Then what comes next tells: the end of a pause, or how things stand.
+    """
+    changes = [row for row in rows if row.kind == "scheduler.status_changed"]
+    before, after = (
+        [row for row in changes if row.at <= slot_at],
+        [str(row.data["status"]) for row in changes if row.at > slot_at],
+    )
+    is_of_this_one = bool(before) and entry.anchored_at is not None and before[-1].at >= entry.anchored_at
+    if is_of_this_one:
+        is_paused = before[-1].data["status"] == EntryStatus.PAUSED_MANUAL
+    else:
+        is_paused = after[0] != EntryStatus.PAUSED_MANUAL if after else entry.status is EntryStatus.PAUSED_MANUAL
+    is_waiting = entry.status is EntryStatus.PAUSED_MANUAL and entry.next_run_at == slot_at
+    if not is_paused and not is_waiting:
+        return None
+    told = [row for row in before if row.data["status"] == EntryStatus.PAUSED_MANUAL][-1:]
+    given = told[0].data.get("reason") if told else entry.reason
+    words, reason = given or Reason.SCHEDULE_PAUSED_MANUAL.words, Reason.SCHEDULE_PAUSED_MANUAL
+    return Fate(slot_at=slot_at, verdict="paused", words=words, reason=reason, story=tuple(told))
+
+
+def _latest_time_first(skips: list[journal.Entry]) -> Iterator[journal.Entry]:
+    """Oldest first, but what was decided after the clock was set back before what it had decided until then."""
+    turns = [number for number, row in enumerate(skips) if row.data["reason"] == Reason.CLOCK_SET_BACK]
+    for start, end in reversed(list(pairwise([0, *turns, len(skips)]))):
+        yield from skips[start:end]
 
 
 def _undecided(table: Timetable, slot_at: datetime, now: datetime) -> Fate:

@@ -12,6 +12,7 @@ from typing import Any
 from ductile import strict_yaml
 from ductile.cli.ago import told
 from ductile.cli.kept import kept_object
+from ductile.cli.orphans import has_service
 from ductile.clock import to_text
 from ductile.config import relay
 from ductile.errors import Unreadable
@@ -22,8 +23,7 @@ from ductile.ledger.held import HELD
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.pauses import EVERYTHING, Pause
 from ductile.ledger.queue_reports import running_by_plugin
-from ductile.lock import LOCK_NAME, is_held
-from ductile.model import Breaker
+from ductile.model import Breaker, BreakerState
 from ductile.pipeline.plan import RELAY
 from ductile.values import field, frozen
 
@@ -78,11 +78,6 @@ def circumstances(db: Connection, ledger: Path) -> Circumstances:
         max_workers=workers,
         slots={name: _slots(name, entries.get(name), manifests[name], workers) for name in busy},
     )
-
-
-def has_service(ledger: Path) -> bool:
-    """Whether a service has the ledger; without one, nothing runs that it calls running."""
-    return is_held(ledger.parent / LOCK_NAME)
 
 
 def orphaned_words(count: int) -> str:
@@ -188,10 +183,12 @@ def _breaker(waiting: Waiting, around: Circumstances) -> Reason:
     breaker = around.breakers.get((job.plugin, job.command))
     until = to_text(job.next_retry_at) if job.next_retry_at else None
     failures = breaker.failure_count if breaker else 0
+    probe = breaker.probe_job_id if breaker and breaker.state is BreakerState.HALF_OPEN else None
     words = f"the circuit breaker of {job.plugin}.{job.command} is open after {failures} failures"
+    words = f"{words}, and its probe, job {probe}, has not ended" if probe else words
     words += f"; it is asked again {told(until)}" if until else ""
     words += f"; `ductile system reset {job.plugin} {job.command}` closes it"
-    return Reason("breaker", words, {"failure_count": failures, "until": until})
+    return Reason("breaker", words, {"failure_count": failures, "until": until} | ({"probe": probe} if probe else {}))
 
 
 def _full(db: Connection, waiting: Waiting, around: Circumstances) -> list[Reason]:

@@ -162,22 +162,26 @@ def _ask_service(checks: Checks, ledger: Path) -> dict[str, Any] | None:
 def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, Any]:
     from ductile.cli.standing import orphaned_words
     from ductile.clock import to_text
-    from ductile.ledger import breakers, latest, queue_reports
+    from ductile.ledger import breakers, inits, latest, queue_reports
+    from ductile.ledger.location import is_made
     from ductile.ledger.store import open_reader
     from ductile.model import BreakerState
 
-    if not path.exists():
-        checks.note("state_db", True, "not made yet: the first start makes it", path=str(path))
-        return {}
     try:
+        if not is_made(path):
+            checks.note("state_db", True, "not made yet: the first start makes it", path=str(path))
+            return {}
         with open_reader(path) as db:
             queue, known, last = queue_reports.queue(db), breakers.all_breakers(db), latest.last_ended(db, LAST_RUNS)
+            failed = {name: one.error for name, one in inits.all_inits(db).items() if one.error is not None}
     except DuctileError as error:
         checks.note("state_db", False, str(error), path=str(path))
         return {}
     running, orphaned = (queue.running, 0) if is_running else (0, queue.running)
     detail = f"{queue.queued} queued, {running} running, {queue.dead} dead"
     checks.note("state_db", True, f"{detail}; {orphaned_words(orphaned)}" if orphaned else detail, path=str(path))
+    for name, why in failed.items() if is_running else ():
+        checks.note("plugin_init", False, f"{name}: its init failed: {why}", plugin=name)
     names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead")
     return {
         "queue": {name: getattr(queue, name) for name in names} | {"running": running, "orphaned": orphaned},

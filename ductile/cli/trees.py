@@ -3,6 +3,7 @@
 from typing import Any
 
 from ductile.cli import output
+from ductile.cli.orphans import shown_error, shown_status
 from ductile.cli.terminal import state
 from ductile.cli.waiting import is_open
 
@@ -31,7 +32,7 @@ def _row(depth: int, node: dict[str, Any]) -> tuple[str, ...]:
     indent = "  " * min(depth - 1, DEEPEST_INDENT) + "└ " if depth else ""
     took = f"{node['duration_ms']} ms" if "duration_ms" in node else ""
     tries = f"attempt {node['attempt']}" if node["attempt"] > 1 else ""
-    status = f"{node['status']} (tolerated)" if node.get("tolerated") else node["status"]
+    status = f"{node['status']} (tolerated)" if node.get("tolerated") else shown_status(node)
     what = f"{node['plugin']}.{node['command']}"
     return (f"{indent}{_name(node)}", what, status, took, tries, node["job_id"], _words(node))
 
@@ -45,7 +46,7 @@ def _words(node: dict[str, Any]) -> str:
     result = node.get("result")
     if node["plugin"] == "core.switch" and isinstance(result, dict):
         return "if is true" if result.get("matched") else "if is false"
-    return " ".join(node.get("last_error", "").split())[:LONGEST_WORDS]
+    return " ".join(shown_error(node).split())[:LONGEST_WORDS]
 
 
 def run_of(tree: list[dict[str, Any]], pipeline: str) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Waiting for what the service does: one long question after the other, until it is done or patience is over."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import click
+
+from ductile.cli import output
 from ductile.cli.client import Client
-from ductile.errors import UsageInvalid
+from ductile.errors import DuctileError, ServiceUnreachable, UsageInvalid
 
 LONGEST_QUESTION_SECONDS = 60.0
 T = TypeVar("T")
@@ -19,6 +23,25 @@ def patience(timeout: str) -> float:
         return parse_duration(timeout).total_seconds()
     except ValueError as error:
         raise UsageInvalid(f"--timeout: {error}") from error
+
+
+@contextmanager
+def on_record(job_id: str, *, is_run: bool = False) -> Iterator[None]:
+    """Whoever waits in vain for what the service has taken is told its id: asking for it again would make two of it."""
+    again = f"ductile job wait {job_id}{' --tree' if is_run else ''}"
+    try:
+        yield
+    except ServiceUnreachable as error:
+        hint = f"job {job_id} is on record and goes on when the service runs: `ductile system start`, then `{again}`"
+        raise ServiceUnreachable(str(error), hint=hint, context={"job_id": job_id}) from error
+    except DuctileError as error:
+        error.context = {**error.context, "job_id": job_id}
+        error.hint = f"job {job_id} was taken, only the wait for it failed; do not ask for it again: `{again}`"
+        raise
+    except KeyboardInterrupt as stop:
+        for line in ("", f"job {job_id} goes on", f"  next: {again}"):  # a terminal has written ^C
+            output.note(line)
+        raise click.Abort from stop
 
 
 def job_when_over(service: Client, job_id: str, seconds: float) -> dict[str, Any]:

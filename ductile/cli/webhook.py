@@ -66,7 +66,7 @@ def list_receipts(
     """Show the latest deliveries of endpoint NAME, or of all: the job of each that was taken, why others were not.
 
     Deliveries that carry no id of their own leave no receipt. Of refused ones the latest fifty of each endpoint are
-    kept, ten a minute at most, without their bodies.
+    kept, ten a minute at most, without their bodies. They may be on record up to a minute later.
 
     Example: ductile webhook receipts github --refused
     """
@@ -99,7 +99,7 @@ def _receipt_lines(view: dict[str, Any]) -> list[str]:
         ]
         lines += ([""] if lines else []) + output.table(refused)
         lines += ["", "`ductile webhook verify ID --payload-file FILE` tries one of these again with its body"]
-    return lines or ["nothing has come yet"]
+    return lines or ["nothing is on record; what was refused may be there up to a minute later"]
 
 
 @group.command("send")

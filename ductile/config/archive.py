@@ -1,13 +1,14 @@
 """A configuration in one file: everything in its directory that is loaded, its scopes, its seal and its plugins.
 
 Writes archives and reads them back within hard limits, refusing names that lead elsewhere, links, and content that is
-not what the archive's own seal says. Called by `config backup` and `config restore`; knows nothing of the ledger.
+not what the archive's own seal says. Called by `config backup` and `config restore`; a ledger is no part of it.
 """
 
 import gzip
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -20,10 +21,14 @@ from ductile.config.pending import PENDING_FILE
 from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
 from ductile.config.seal import SEAL_FILE, read_seal
 from ductile.config.sources import CONFIG_FILE
-from ductile.errors import Complaint, IntegrityBroken, Mark, UsageInvalid
+from ductile.config.whereabouts import ledger_of
+from ductile.errors import Complaint, DuctileError, IntegrityBroken, Mark, UsageInvalid
 from ductile.values import field, frozen
 
 MAX_ENTRIES, MAX_TOTAL, MAX_FILE = 2048, 50 << 20, 10 << 20
+MAX_HEADER = CHUNK = 1 << 16
+UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, RecursionError)
+"""What reading an archive raises that somebody has damaged, or made to harm; headers of headers have no end."""
 SKIPPED = frozenset((".git", "node_modules", ".venv", "venv", "__pycache__", ".DS_Store"))
 
 
@@ -49,17 +54,28 @@ class Collected:
 
 def collect(draft: Draft) -> Collected:
     """Every file of the configuration. A broken one can be collected too, as far as it can be read."""
-    directory = draft.root.parent
+    directory, apart = draft.root.parent, ledger_files(draft.root)
     inside: dict[str, Member] = {}
     excluded: list[Path] = []
     for path in dict.fromkeys(_paths(draft, directory)):
+        if Path(os.path.realpath(path)) in apart:
+            continue
         if not path.is_relative_to(directory):
             excluded.append(path)
             continue
         found = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_FILE)
         inside[path.relative_to(directory).as_posix()] = Member(found.content, bool(found.mode & 0o100))
-    _require_limits(inside)
+    require_limits(inside)
     return Collected(inside, tuple(excluded))
+
+
+def ledger_files(root: Path) -> frozenset[Path]:
+    """The ledger of a configuration and what SQLite keeps beside it, wherever that is; none if nobody can say."""
+    try:
+        ledger = ledger_of(root, os.environ)
+    except DuctileError:
+        return frozenset()
+    return frozenset(ledger.with_name(ledger.name + ending) for ending in ("", "-wal", "-shm", "-journal"))
 
 
 def _paths(draft: Draft, directory: Path) -> Iterator[Path]:
@@ -88,7 +104,33 @@ def files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _require_limits(members: Mapping[str, Member]) -> None:
+class TooMuch(ValueError):
+    """An archive asks for more than a header may have."""
+
+
+class Unzipped(gzip.GzipFile):
+    """Gives no piece larger than a header may be, so that nothing an archive claims is believed with memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MAX_HEADER:
+            raise TooMuch("a header is too large")
+        return super().read(size)
+
+
+def chunks_of(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
+    """The content of a file in an archive, in pieces."""
+    stored = archive.extractfile(entry)
+    assert stored is not None
+    left = entry.size
+    while left:
+        chunk = stored.read(min(CHUNK, left))
+        if not chunk:
+            raise tarfile.ReadError("it ends too early")
+        left -= len(chunk)
+        yield chunk
+
+
+def require_limits(members: Mapping[str, Member]) -> None:
     total = sum(len(member.content) for member in members.values())
     if len(members) > MAX_ENTRIES or total > MAX_TOTAL:
         most = f"{MAX_ENTRIES} files and {MAX_TOTAL >> 20} MiB"
@@ -112,34 +154,41 @@ def write_archive(path: Path, members: Mapping[str, Member], *, now: datetime) -
             entry.size, entry.mode, entry.mtime = len(member.content), member.mode, int(now.timestamp())
             archive.addfile(entry, io.BytesIO(member.content))
     files.write_private(path, packed.getvalue())
-    if read_archive(path) != dict(members):
+    if _members_of(path) != dict(members):
         raise files.FileRefused(path, "does not hold what was written into it", hint="check the disk")
     return len(packed.getvalue())
 
 
 def read_archive(path: Path) -> dict[str, Member]:
-    """The files of an archive; one that is too large, damaged or sly is refused whole."""
+    """The files of a configuration; an archive that is too large, damaged or sly is refused whole."""
+    members = _members_of(path)
+    if CONFIG_FILE not in members:
+        raise files.FileRefused(path, f"has no {CONFIG_FILE}", hint="make archives with `ductile config backup`")
+    return members
+
+
+def _members_of(path: Path) -> dict[str, Member]:
     try:
         content = files.read_regular(path, max_bytes=MAX_TOTAL * 2, follow_symlinks=True).content
     except files.FileMissing as error:
         raise UsageInvalid(str(error), hint="make archives with `ductile config backup`") from error
     members: dict[str, Member] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        with (
+            Unzipped(fileobj=io.BytesIO(content), mode="rb") as unzipped,
+            tarfile.open(fileobj=unzipped, mode="r:") as archive,
+        ):
             for number, entry in enumerate(archive):
                 if number >= MAX_ENTRIES:
                     raise files.FileRefused(path, f"has more than {MAX_ENTRIES} entries")
                 if entry.isdir():
                     continue
                 name = _safe_name(path, entry, known=members)
-                stored = archive.extractfile(entry)
-                members[name] = Member(stored.read() if stored else b"", bool(entry.mode & 0o100))
+                members[name] = Member(b"".join(chunks_of(archive, entry)), bool(entry.mode & 0o100))
                 if sum(len(member.content) for member in members.values()) > MAX_TOTAL:
                     raise files.FileRefused(path, f"holds more than {MAX_TOTAL} bytes")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise files.FileRefused(path, f"is not a tar.gz archive that can be read: {error}") from error
-    if CONFIG_FILE not in members:
-        raise files.FileRefused(path, f"has no {CONFIG_FILE}", hint="make archives with `ductile config backup`")
     return members
 
 

@@ -98,9 +98,20 @@ def _unusable(config: Config, discovery: Discovery, plugins: Mapping[str, Plugin
             yield name, _why_absent(entry.uses or name, discovery, plugins)
         elif missing := plugins[name].manifest.missing_keys(entry.config):
             yield name, f"lacks required config: {', '.join(missing)}"
-    for name in plugins.keys() - config.settings.plugins.keys():
+    entries = config.settings.plugins
+    sealed = {plugins[name].base for name in entries if name in plugins}
+    for name in plugins.keys() - entries.keys():
         if missing := plugins[name].manifest.missing_keys({}):
             yield name, f"has no entry, and lacks required config: {', '.join(missing)}"
+        elif _all_must_be_sealed(config) and name not in sealed:
+            yield name, "has no entry, so it is not in the seal; give it one and run `ductile config lock`"
+
+
+def _all_must_be_sealed(config: Config) -> bool:
+    """Whether nothing is used that the seal does not have. One of the original has too little to ask that of it."""
+    service = config.settings.service
+    asked = service.strict_mode or service.admission.fail_on_drift
+    return asked and (config.seal is None or config.seal.is_complete)
 
 
 def _why_absent(name: str, discovery: Discovery, plugins: Mapping[str, Plugin]) -> str:

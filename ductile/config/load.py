@@ -84,13 +84,16 @@ def load(
     environ: Mapping[str, str] | None = None,
     verify: bool = True,
     replaced: Mapping[Path, bytes] = NOTHING_REPLACED,
+    alone: bool = False,
 ) -> Config:
     """The configuration at `root`. ConfigInvalid or IntegrityBroken say all that is wrong; nothing is changed.
 
     An edit that was interrupted after it was decided is finished first. `verify=False` is for sealing: what is about to
-    be approved need not be approved yet. `replaced` is what an edit would write: file → its new bytes.
+    be approved need not be approved yet. `replaced` is what an edit would write: file → its new bytes. `alone` is for
+    the only editor, who has finished what was interrupted.
     """
-    finish_interrupted(root.parent)
+    if not alone:
+        finish_interrupted(root.parent)
     sources = read_sources(root, os.environ if environ is None else environ, replaced=replaced)
     seal = _seal_of(root, verify=verify)
     drifts = drift_of_files(sources.files, seal)

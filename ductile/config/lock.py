@@ -9,6 +9,7 @@ from ductile.clock import to_text
 from ductile.config import seal
 from ductile.config.check import Examination, examine, sealed_plugins
 from ductile.config.load import Config, load
+from ductile.config.pending import finish, only_editor
 from ductile.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
 from ductile.values import changed, field, frozen
 
@@ -25,7 +26,14 @@ class Sealed:
 
 def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> Sealed:
     """Everything that is loaded, and every configured plugin, is sealed; an enabled one that is not there stops it."""
-    config = load(root, verify=False)
+    with only_editor(root.parent):
+        finish(root.parent)
+        return seal_alone(root, now=now, dry_run=dry_run)
+
+
+def seal_alone(root: Path, *, now: datetime, dry_run: bool = False) -> Sealed:
+    """The same for the only editor, after what was interrupted is finished."""
+    config = load(root, verify=False, alone=True)
     sealed = seal_of(config, examine(config), now=now)
     before = config.seal
     if not dry_run and not (before and before.is_complete and seal.approves_the_same(before, sealed.seal)):
@@ -35,7 +43,13 @@ def seal_configuration(root: Path, *, now: datetime, dry_run: bool = False) -> S
 
 def seal_plugins(root: Path, names: Collection[str] | None, *, now: datetime, dry_run: bool = False) -> Sealed:
     """These configured plugins (None: all) are approved as they are now; the rest of the seal stays as it is."""
-    config = load(root, verify=False)
+    with only_editor(root.parent):
+        finish(root.parent)
+        return _seal_plugins_alone(root, names, now=now, dry_run=dry_run)
+
+
+def _seal_plugins_alone(root: Path, names: Collection[str] | None, *, now: datetime, dry_run: bool) -> Sealed:
+    config = load(root, verify=False, alone=True)
     before, found = config.seal, sealed_plugins(config, examine(config).found)
     if before is None or not before.is_complete:
         raise ConfigInvalid([Complaint("there is no complete seal yet")], hint="make one with `ductile config lock`")

@@ -2,7 +2,8 @@
 
 What is decided is first written down whole beside the configuration (`.pending`); that one rename is the moment of the
 change. Then the files are replaced, the seal last, and the note goes. Whoever finds the note finishes the work, so a
-crash leaves the old configuration or the new one, never a mixture. Knows bytes and modes, not YAML.
+crash leaves the old configuration or the new one, never a mixture. Where the seal can only be made of files in their
+place, the note is of the way back, and the seal is the moment of the change. Knows bytes and modes, not YAML.
 """
 
 import base64
@@ -11,7 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ class EditBusy(DuctileError):
 
 @frozen
 class Replacement:
-    """One file and what it is about to hold; `before` is None for a new one."""
+    """One file and what it is about to hold; `before` is None for a new one, `content` for one that goes."""
 
     path: Path
-    content: bytes = field(repr=False)
+    content: bytes | None = field(repr=False)
     before: bytes | None = field(default=None, repr=False)
     mode: int = 0o600
+    mode_before: int = 0o600
 
     @classmethod
     def of(cls, path: Path, content: bytes) -> "Replacement":
@@ -49,21 +51,29 @@ class Replacement:
             now = files.read_regular(path, max_bytes=MAX_PENDING_BYTES, follow_symlinks=True)
         except files.FileMissing:
             return cls(path, content)
-        return cls(path, content, now.content, stat.S_IMODE(now.mode))
+        return cls(path, content, now.content, stat.S_IMODE(now.mode), stat.S_IMODE(now.mode))
+
+    @property
+    def back(self) -> "Replacement":
+        """What makes it undone."""
+        return Replacement(self.path, self.before, self.content, self.mode_before, self.mode)
 
 
 @contextlib.contextmanager
 def only_editor(directory: Path) -> Iterator[None]:
     """For the length of the block nobody else edits the configuration in `directory`."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise files.FileRefused(directory, os.strerror(error.errno or 0).lower()) from error
-    try:
-        _take(descriptor, directory)
+    with contextlib.ExitStack() as held:
+        try:
+            while True:
+                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                held.callback(os.close, descriptor)
+                _take(descriptor, directory)
+                if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+                    break
+                held.close()  # a restore has put another directory in its place meanwhile
+        except OSError as error:
+            raise files.FileRefused(directory, os.strerror(error.errno or 0).lower()) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _take(descriptor: int, directory: Path) -> None:
@@ -82,11 +92,32 @@ def replace_together(directory: Path, replacements: Iterable[Replacement]) -> No
     The caller is the only editor.
     """
     wanted = tuple(replacements)
-    note = directory / PENDING_FILE
-    files.write_private(note, _written(wanted))
-    try:
+    with _noted(directory, _written(wanted), wanted):
         for one in wanted:
             write(one)
+
+
+def replace_and_seal(
+    directory: Path, replacements: Iterable[Replacement], seal: Path, make_seal: Callable[[], None]
+) -> None:
+    """The same where `make_seal` can make the `seal` only of the files in their place; it may fail like a file.
+
+    A crash before that is put back by whoever finds the note: nothing is approved that nobody has seen.
+    """
+    wanted = (*replacements, Replacement.of(seal, b""))
+    with _noted(directory, _written((one.back for one in wanted), unknown=seal), wanted):
+        for one in wanted[:-1]:
+            write(one)
+        make_seal()
+
+
+@contextlib.contextmanager
+def _noted(directory: Path, content: bytes, wanted: Iterable[Replacement]) -> Iterator[None]:
+    """Inside, `content` says what to do after a crash; if the block fails, all of `wanted` is put back."""
+    note = directory / PENDING_FILE
+    files.write_private(note, content)
+    try:
+        yield
     except BaseException:
         put_back(wanted)
         note.unlink(missing_ok=True)
@@ -97,19 +128,28 @@ def replace_together(directory: Path, replacements: Iterable[Replacement]) -> No
 def put_back(replacements: Iterable[Replacement]) -> None:
     """Every file holds what it held before; new ones are gone."""
     for one in replacements:
-        if one.before is None:
-            one.path.unlink(missing_ok=True)
-        else:
-            files.write_private(one.path, one.before, mode=one.mode, follow_symlinks=True)
+        if _content(one.path) != one.before:  # else it was never changed, maybe because it cannot be
+            write(one.back)
 
 
 def finish_interrupted(directory: Path) -> None:
     """If an edit was decided and not finished, it is finished now."""
     if not os.path.lexists(directory / PENDING_FILE):
         return
+    with _telling(directory), only_editor(directory):
+        finish(directory)
+
+
+def finish(directory: Path) -> None:
+    """The same for the only editor. Files that somebody has changed since keep what they have, and stay unsealed."""
+    with _telling(directory):
+        _finish(directory / PENDING_FILE)
+
+
+@contextlib.contextmanager
+def _telling(directory: Path) -> Iterator[None]:
     try:
-        with only_editor(directory):
-            finish(directory)
+        yield
     except (files.FileRefused, Unreadable) as error:
         message = f"an edit was interrupted and cannot be finished: {error}"
         raise IntegrityBroken(
@@ -118,9 +158,7 @@ def finish_interrupted(directory: Path) -> None:
         ) from error
 
 
-def finish(directory: Path) -> None:
-    """The same for the only editor. Files that somebody has changed since keep what they have, and stay unsealed."""
-    note = directory / PENDING_FILE
+def _finish(note: Path) -> None:
     try:
         noted = files.read_regular(note, max_bytes=MAX_PENDING_BYTES)
     except files.FileMissing:
@@ -134,49 +172,60 @@ def finish(directory: Path) -> None:
         for (path, content, _, mode), state in zip(wanted, states, strict=True):
             if state == "before":
                 write(Replacement(path, content, mode=mode))
-    note.unlink(missing_ok=True)
+    write(Replacement(note, None))
 
 
 def write(one: Replacement) -> None:
-    """The file holds its new content; the folder for a new one is made."""
+    """The file holds its new content, or is gone; the folder for a new one is made."""
     try:
+        if one.content is None:
+            one.path.unlink(missing_ok=True)
+            return
         one.path.parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise files.FileRefused(one.path.parent, os.strerror(error.errno or 0).lower()) from error
     files.write_private(one.path, one.content, mode=one.mode, follow_symlinks=True)
 
 
-def _state(path: Path, content: bytes, before: str | None) -> str:
+def _state(path: Path, content: bytes | None, before: str | None) -> str:
     """Which content a file has now: the one `before`, the one `after`, or a `foreign` one."""
-    try:
-        now = files.read_regular(path, max_bytes=MAX_PENDING_BYTES, follow_symlinks=True).content
-    except files.FileMissing:
-        return "before" if before is None else "foreign"
+    now = _content(path)
     if now == content:
         return "after"
+    if now is None:
+        return "before" if before is None else "foreign"
     return "before" if before == blake3(now).hexdigest() else "foreign"
 
 
-def _written(wanted: Iterable[Replacement]) -> bytes:
+def _content(path: Path) -> bytes | None:
+    """What a file holds; None if there is none."""
+    try:
+        return files.read_regular(path, max_bytes=MAX_PENDING_BYTES, follow_symlinks=True).content
+    except files.FileMissing:
+        return None
+
+
+def _written(wanted: Iterable[Replacement], *, unknown: Path | None = None) -> bytes:
+    """The note. What the file `unknown` will hold before it is as wanted nobody can say: then it is foreign."""
     entries = [
         {
             "path": str(one.path),
             "mode": one.mode,
-            "before": blake3(one.before).hexdigest() if one.before is not None else None,
-            "content": base64.b64encode(one.content).decode(),
+            "before": "" if one.path == unknown else None if one.before is None else blake3(one.before).hexdigest(),
+            "content": None if one.content is None else base64.b64encode(one.content).decode(),
         }
         for one in wanted
     ]
     return strict_json.dumps({"version": 1, "files": entries}).encode()
 
 
-def _read(content: bytes, source: str) -> list[tuple[Path, bytes, str | None, int]]:
+def _read(content: bytes, source: str) -> list[tuple[Path, bytes | None, str | None, int]]:
     data: Any = strict_json.loads(content, source=source)
     try:
         return [
             (
                 Path(entry["path"]),
-                base64.b64decode(entry["content"], validate=True),
+                None if entry["content"] is None else base64.b64decode(entry["content"], validate=True),
                 entry["before"],
                 int(entry["mode"]),
             )

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +14,14 @@ from ductile.config.archive import Member
 from ductile.config.check import examine
 from ductile.config.draft import Draft
 from ductile.config.load import load
-from ductile.config.lock import seal_configuration
-from ductile.config.pending import Replacement, only_editor, put_back, replace_together
+from ductile.config.lock import seal_alone
+from ductile.config.pending import Replacement, finish, only_editor, replace_and_seal
 from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import ConfigInvalid
 from ductile.values import changed, frozen
+
+STAGE_PREFIX = ".ductile-restore-"
 
 
 @frozen
@@ -35,36 +37,39 @@ class Restored:
 def restore(source: Path, directory: Path, *, now: datetime, dry_run: bool = False) -> Restored:
     """`directory` has the files of the archive and is sealed. What was there is archived first; other files stay."""
     members = archive.read_archive(source)
-    _try_out(members, directory)
-    changed = tuple(name for name, member in sorted(members.items()) if _differs(directory / name, member))
+    _try_out(source, members, directory)
     if dry_run:
-        return Restored(directory, changed, None, ())
-    _make(directory)
+        return Restored(directory, _changed(members, directory), None, ())
+    files.make_private(directory)
     with only_editor(directory):
-        saved = _save(directory, now)
+        finish(directory)
+        changed = _changed(members, directory)
+        saved = _save(directory, changed, now)
         replacements = [_replacement(directory / name, members[name]) for name in changed]
         for one in replacements:
-            _make(one.path.parent)
-        replace_together(directory, replacements)
-        try:
-            sealed = seal_configuration(directory / CONFIG_FILE, now=now)
-        except BaseException:
-            put_back(replacements)
-            raise
-    return Restored(directory, changed, saved, tuple(sealed.changes))
+            files.make_private(one.path.parent)
+        sealed: list[str] = []
+        replace_and_seal(
+            directory,
+            replacements,
+            directory / SEAL_FILE,
+            lambda: sealed.extend(seal_alone(directory / CONFIG_FILE, now=now).changes),
+        )
+    return Restored(directory, changed, saved, tuple(sealed))
 
 
 def _replacement(path: Path, member: Member) -> Replacement:
     return changed(Replacement.of(path, member.content), mode=member.mode)
 
 
-def _try_out(members: Mapping[str, Member], directory: Path) -> None:
-    """The archive holds a configuration that can be used."""
+def _try_out(source: Path, members: Mapping[str, Member], directory: Path) -> None:
+    """The archive holds a configuration that can be used, and nothing that would take the place of a ledger."""
     with _staging(directory) as stage:
         for name, member in members.items():
-            _make((stage / name).parent)
+            files.make_private((stage / name).parent)
             files.write_private(stage / name, member.content, mode=member.mode)
         archive.require_sealed(stage)
+        _require_no_ledger(source, members, directory, stage)
         try:
             report = examine(load(stage / CONFIG_FILE, verify=False)).report
             if report.errors:
@@ -74,17 +79,37 @@ def _try_out(members: Mapping[str, Member], directory: Path) -> None:
             raise ConfigInvalid(invalid.complaints, hint=hint) from None
 
 
+def _require_no_ledger(source: Path, members: Mapping[str, Member], directory: Path, stage: Path) -> None:
+    """Nothing in the archive would lie where the configuration that is there, or the new one, has its ledger."""
+    taken = archive.ledger_files(directory / CONFIG_FILE) | archive.ledger_files(stage / CONFIG_FILE)
+    for name in members:
+        if not taken.isdisjoint(Path(os.path.realpath(folder / name)) for folder in (directory, stage)):
+            reason = f"{files.shown_path(name)} would take the place of the ledger"
+            raise files.FileRefused(source, reason, hint="`ductile system restore` puts ledgers in place")
+
+
 @contextmanager
 def _staging(directory: Path) -> Iterator[Path]:
-    above = next(folder for folder in (directory, *directory.parents) if folder.is_dir())
+    """A folder beside `directory`, where paths that lead out of it (`../shared.yaml`) lead to the same place.
+
+    Inside of it where nothing can be made beside it.
+    """
+    beside = next((folder for folder in directory.parents if folder.is_dir()), directory)
+    inside = [directory] if directory.is_dir() and not os.access(beside, os.W_OK | os.X_OK) else []
+    above = inside[0] if inside else beside
     try:
-        stage = Path(tempfile.mkdtemp(prefix=".restore-", dir=above))
+        stage = Path(tempfile.mkdtemp(prefix=STAGE_PREFIX, dir=above))
     except OSError as error:
         raise files.FileRefused(above, os.strerror(error.errno or 0).lower()) from error
     try:
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _changed(members: Mapping[str, Member], directory: Path) -> tuple[str, ...]:
+    """What is not yet as the archive has it."""
+    return tuple(name for name, member in sorted(members.items()) if _differs(directory / name, member))
 
 
 def _differs(path: Path, member: Member) -> bool:
@@ -96,17 +121,18 @@ def _differs(path: Path, member: Member) -> bool:
         return True
 
 
-def _save(directory: Path, now: datetime) -> Path | None:
-    if not (directory / CONFIG_FILE).is_file():
+def _save(directory: Path, changed: Iterable[str], now: datetime) -> Path | None:
+    """The configuration, and every file that is about to be replaced, whether it belongs to that or not."""
+    members: dict[str, Member] = {}
+    if (directory / CONFIG_FILE).is_file():
+        members |= archive.collect(Draft.of(directory / CONFIG_FILE, os.environ)).members
+    for name in changed:
+        if name not in members and (directory / name).is_file():
+            found = files.read_regular(Path(os.path.realpath(directory / name)), max_bytes=archive.MAX_FILE)
+            members[name] = Member(found.content, bool(found.mode & 0o100))
+    if not members:
         return None
+    archive.require_limits(members)
     saved = directory / f"before-restore-{now:%Y%m%dT%H%M%S%f}.tar.gz"
-    collected = archive.collect(Draft.of(directory / CONFIG_FILE, os.environ))
-    archive.write_archive(saved, collected.members, now=now)
+    archive.write_archive(saved, members, now=now)
     return saved
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise files.FileRefused(folder, os.strerror(error.errno or 0).lower()) from error

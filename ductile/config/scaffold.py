@@ -62,7 +62,7 @@ def require_free(directory: Path, scaffold: Scaffold, *, force: bool) -> None:
 def write(directory: Path, scaffold: Scaffold) -> None:
     """The files of `scaffold` are in `directory`."""
     for folder in (directory, directory / PLUGINS, directory / "scopes", directory / "data"):
-        _make_private(folder)
+        files.make_private(folder)
     for name, content in scaffold.files.items():
         files.write_private(directory / name, content)
     for plugin in scaffold.plugins:
@@ -73,16 +73,6 @@ def bundled_plugins() -> Path:
     """Where the plugins that come with Ductile are: inside the installed package, or beside it in a checkout."""
     installed = Path(str(resources.files("ductile"))) / "bundled"
     return installed if installed.is_dir() else installed.parent.parent / PLUGINS
-
-
-def _make_private(folder: Path) -> None:
-    """`folder` is there; whatever had to be made on the way to it is the user's alone, whatever the umask."""
-    try:
-        if not folder.parent.is_dir():
-            _make_private(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise files.FileRefused(folder, os.strerror(error.errno or 0).lower()) from error
 
 
 def copy_plugin(source: Path, target: Path) -> None:

@@ -128,12 +128,10 @@ def drift_of_plugins(plugins: Mapping[str, SealedPlugin], seal: Seal) -> list[Dr
         if sealed is None:
             drifts.append(_plugin_drift(name, "is not in the seal", Weight.UNSEALED, now))
             continue
-        for change in _changes(sealed, now):
+        found = _changes(sealed, now, has_files=seal.is_complete)
+        for change in found:
             drifts.append(_plugin_drift(name, change, Weight.CHANGED, now))
-        if (
-            not _changes(sealed, now)
-            and sealed.fingerprint.manifest_resolved_path != now.fingerprint.manifest_resolved_path
-        ):
+        if not found and sealed.fingerprint.manifest_resolved_path != now.fingerprint.manifest_resolved_path:
             moved = f"has moved from {sealed.fingerprint.manifest_resolved_path}, with the same content"
             drifts.append(_plugin_drift(name, moved, Weight.NOTED, now))
     for name in sorted(seal.plugins.keys() - plugins.keys()):
@@ -198,14 +196,15 @@ def _change(what: str, before: object, after: object) -> str:
     return f"{sign} {what}"
 
 
-def _changes(sealed: SealedPlugin, now: SealedPlugin) -> list[str]:
+def _changes(sealed: SealedPlugin, now: SealedPlugin, *, has_files: bool) -> list[str]:
+    """`has_files`: the seal names the other files of a plugin, so that one without any has none."""
     old, new, changed = sealed.fingerprint, now.fingerprint, []
     if old.manifest_hash != new.manifest_hash:
         changed.append("has another manifest than the sealed one")
     if old.entrypoint_hash != new.entrypoint_hash:
         changed.append("has another entrypoint than the sealed one")
     # The original sealed no other files of a plugin.
-    if old.files and old.files != new.files:
+    if (has_files or old.files) and old.files != new.files:
         differing = sorted(
             name for name in old.files.keys() | new.files.keys() if old.files.get(name) != new.files.get(name)
         )

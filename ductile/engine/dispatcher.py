@@ -22,6 +22,7 @@ from ductile.engine.slots import Slots
 from ductile.engine.stranded import settle_stranded
 from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
+from ductile.hub import SCHEDULES
 from ductile.ledger import outbox
 from ductile.ledger.claim import Claimed, Process, note_processes, record_and_claim
 from ductile.ledger.connections import Connection
@@ -88,6 +89,7 @@ class Dispatcher:
             with self._alarm:
                 await trio.sleep_forever()
             self._alarm = trio.CancelScope()
+            self._without_worker = None  # somebody may have asked for an old relay once more
             self.slots.hub.announce_work()
 
     def stop_job(self, job_id: str, reason: str) -> None:
@@ -131,6 +133,7 @@ class Dispatcher:
             self._announce_when_durable(ended, is_awaited=False)
         if endings and self.slots.is_outdated:
             self.slots.is_outdated = False
+            self._without_worker = None  # it may have asked for relays that this configuration does not know
             jobs.start_soon(self._settle_stranded)
         if claimed.more or self.slots.endings:
             self.slots.may_join |= claimed.more
@@ -290,6 +293,8 @@ class Dispatcher:
                 else:
                     self.slots.meters.retries[result.plugin] += 1
                 self.slots.hub.announce_end(result.job_id, tree=_done_tree(result))
+                if result.was_probe:
+                    self.slots.hub.announce(SCHEDULES)
 
     def _until(self, due: datetime | None) -> float:
         """How long nothing can be missed: until a delayed job is due, or as long as a lost hint may cost."""

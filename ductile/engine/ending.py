@@ -18,6 +18,7 @@ from ductile.engine.preflight import Ready
 from ductile.model import (
     NOTHING_TOLD,
     BreakerRule,
+    Dead,
     Ending,
     Failed,
     Following,
@@ -53,14 +54,23 @@ def ending_of(
     try:
         following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
     except TooMuch as error:
-        evidence = None if isinstance(outcome, Skipped) else outcome.evidence
-        failed = without_run(job, Failed(str(error), evidence), snapshot, now=now)
-        return evolve(failed, is_intolerable=True, told=told)
+        failed = without_run(job, _too_much(outcome, str(error)), snapshot, now=now)
+        return evolve(failed, tolerated=False, told=told)
     if isinstance(outcome, Succeeded) and response:
         return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response), told=told)
     if response and response.ok and response.events:
         following = evolve(following, notes=(*following.notes, *_withheld(response)))
     return _ending(job, outcome, following, snapshot, told=told)
+
+
+def _too_much(outcome: Outcome, error: str) -> Failed | Dead:
+    """What an ending becomes that leads to more than it may; what was wrong before is told first."""
+    match outcome:
+        case Failed(before, evidence):
+            return Failed(f"{before}; {error}", evidence)
+        case Dead(before, evidence):
+            return Dead(f"{before}; {error}", evidence)
+    return Failed(error, None if isinstance(outcome, Skipped) else outcome.evidence)
 
 
 def without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Ending:
@@ -93,6 +103,7 @@ def _ending(
         breaker=_breaker(job, snapshot),
         rule=rule_of(snapshot),
         told=told,
+        tolerated=following.tolerated,
     )
 
 

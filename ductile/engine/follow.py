@@ -38,7 +38,7 @@ def rule_of(snapshot: Snapshot) -> FollowRule:
         try:
             return after(job, ended_of(outcome), (), snapshot.world, now=now)
         except TooMuch as error:
-            return Following(notes=(Note(kind="run.ended", data={"reason": str(error)}),))
+            return Following(notes=(Note(kind="run.ended", data={"reason": str(error)}),), tolerated=False)
 
     return decide
 

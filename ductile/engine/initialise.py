@@ -5,7 +5,10 @@ is no job: nobody asked for it, nothing follows from it, and the journal tells o
 """
 
 import uuid
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
+from typing import Any
 
 import trio
 from blake3 import blake3
@@ -16,7 +19,8 @@ from ductile.engine.preflight import Ready, preflight
 from ductile.engine.run_job import Attempt, Surroundings, judge_run, spawn
 from ductile.errors import LedgerBusy, LedgerFull
 from ductile.hub import SCHEDULES, Hub
-from ductile.ledger.inits import Init, all_inits, put
+from ductile.ledger.connections import Connection
+from ductile.ledger.inits import Init, all_inits, forget, put
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
 from ductile.values import define, field
@@ -59,6 +63,10 @@ async def initialise(
         for name, fingerprint in health.initialising.items():
             if (name, fingerprint) not in health.at_work:
                 nursery.start_soon(_prepare, ledger, snapshot, health, around, hub, name, fingerprint, stopping)
+        # A failure of one that wants no `init` any more, or is gone, is over.
+        failed = [name for name, last in ledger.read(all_inits).items() if last.error is not None]
+        if over := [name for name in failed if name not in health.initialising]:
+            nursery.start_soon(_write_patiently, ledger, around, partial(forget, plugins=over))
 
 
 def _declares(lane: Lane) -> bool:
@@ -84,12 +92,15 @@ async def _prepare(
     around.log.info("init", "initialising", plugin=name)
     health.at_work.add((name, fingerprint))
     try:
+        if name in ledger.read(all_inits):
+            await _write_patiently(ledger, around, partial(forget, plugins=(name,)))
         error, new_facts, state = await _run(job, snapshot, around, stopping)
         if stopping.is_set() and error is not None:
             return  # cut short: the next start tries again
         if health.initialising.get(name) == fingerprint:
             done = Init(plugin=name, fingerprint=fingerprint, error=error)
-            await _write_patiently(ledger, done, around, job_id=job.id, new_facts=new_facts, state_updates=state)
+            known: dict[str, Any] = {"job_id": job.id, "new_facts": new_facts, "state_updates": state}
+            await _write_patiently(ledger, around, lambda db: put(db, done, now=around.clock.now(), **known))
     finally:
         health.at_work.discard((name, fingerprint))
     # Asked when all is written: a reload may want another one meanwhile, or none.
@@ -132,22 +143,11 @@ async def _run(
             return other.reason, (), None
 
 
-async def _write_patiently(
-    ledger: Ledger,
-    done: Init,
-    around: Surroundings,
-    *,
-    job_id: str,
-    new_facts: tuple[NewFact, ...],
-    state_updates: str | None,
-) -> None:
+async def _write_patiently(ledger: Ledger, around: Surroundings, function: Callable[[Connection], None]) -> None:
     """Written down as soon as the disk takes it; the plugin waits until then."""
     while True:
-        now = around.clock.now()
         try:
-            return await ledger.write(
-                put, done, now=now, job_id=job_id, new_facts=new_facts, state_updates=state_updates
-            )
+            return await ledger.write(function)
         except (LedgerFull, LedgerBusy) as error:
             around.log.error("init", f"{error}; trying again")
             await trio.sleep(LEDGER_RETRY_SECONDS)

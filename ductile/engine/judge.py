@@ -167,8 +167,8 @@ def _output_text(run: Finished, mask: Mask) -> str | None:
 def _stderr_text(run: Finished, mask: Mask) -> str | None:
     if not run.stderr:
         return None
-    text = mask(run.stderr.decode("utf-8", "backslashreplace"))
-    return f"[{run.stderr_total - len(run.stderr)} bytes cut]\n{text}" if run.stderr_truncated else text
+    cut = f"[{run.stderr_total - len(run.stderr)} bytes cut]\n" if run.stderr_truncated else ""
+    return cut + run.words(mask)
 
 
 def _with_exit(run: Finished, answer: Response | Garbled, mask: Mask) -> str:
@@ -177,7 +177,7 @@ def _with_exit(run: Finished, answer: Response | Garbled, mask: Mask) -> str:
         return f"{_exit(run)}: {answer.error}" if answer.error else f"{_exit(run)} after a response with status ok"
     parts = [answer.reason] if run.exit_code == 0 else [_exit(run), answer.reason]
     # Masked before it is cut: half a secret would no longer be recognised.
-    lines = mask(run.stderr.decode("utf-8", "backslashreplace")).strip().splitlines()
+    lines = run.words(mask).strip().splitlines()
     return "; ".join([*parts, *([f"stderr: {lines[-1][:300]}"] if lines else [])])
 
 

@@ -79,7 +79,7 @@ class Planner(Generic[LedgerT, HubT]):
         if self.snapshot() is not self._loaded:
             await self._load(self.snapshot(), now)
         elif self._stale or jumped:
-            self._refresh()
+            await self._refresh(now)
         self._stale, self._clocks = False, (now, steady)
         for keys in _portions(list(self._take_due(now)), PORTION):
             await self._let_others_work()
@@ -146,14 +146,22 @@ class Planner(Generic[LedgerT, HubT]):
         # What was expected under an older configuration is taken down too.
         expects_now = any(one.schedule.expect is not None for one in planned.values())
         self._expects = expects_now or self.ledger.look_up(expectations.next_due) is not None
-        self._refresh()
+        await self._refresh(now)
 
-    def _refresh(self) -> None:
-        """Every schedule is looked at again, with its entry as it is now."""
-        known = {(entry.plugin, entry.schedule_id): entry for entry in self.ledger.read(schedules.all_entries)}
+    async def _refresh(self, now: datetime) -> None:
+        """Every schedule is looked at again, with its entry as it is now; one that cannot be read starts anew."""
+        known = self._entries()
+        if lost := [key for key in self.planned if key not in known]:
+            await self.ledger.write(schedules.start_anew, lost, now=now)
+            known = self._entries()
+            for plugin, schedule_id in lost:
+                self.log.error("scheduler", schedules.UNREADABLE, plugin=plugin, schedule_id=schedule_id)
         self.entries = {key: known[key] for key in self.planned if key in known}
         self._ahead = [(AT_ONCE, key) for key in self.entries]
         heapq.heapify(self._ahead)
+
+    def _entries(self) -> dict[Key, Entry]:
+        return {(entry.plugin, entry.schedule_id): entry for entry in self.ledger.read(schedules.all_entries)}
 
     def _take_due(self, now: datetime) -> Iterator[Key]:
         while self._ahead and self._ahead[0][0] <= now:

@@ -102,7 +102,7 @@ def _told(around: Surroundings, job: Job, judged: Judged, snapshot: Snapshot, pa
         arrivals=judged.following.arrivals,
         notes=judged.following.notes,
         rule=rule_of(snapshot),
-        is_intolerable=judged.is_intolerable,
+        tolerated=judged.following.tolerated,
     )
 
 

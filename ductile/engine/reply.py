@@ -49,7 +49,6 @@ class Judged:
     following: Following = field(factory=Following)
     is_unrouted: bool = False
     """The event has arrived, and nobody there waits for it."""
-    is_intolerable: bool = False
 
 
 def judge_reply(
@@ -131,7 +130,8 @@ def _delivered(job: Job, parcel: Parcel, reply: Reply, evidence: Evidence, snaps
     try:
         following = after(job, ended_of(outcome, said), events, snapshot.world, now=now)
     except TooMuch as error:
-        return evolve(ended(job, Failed(str(error), outcome.evidence), snapshot, now), is_intolerable=True)
+        failed = ended(job, Failed(str(error), outcome.evidence), snapshot, now)
+        return evolve(failed, following=evolve(failed.following, tolerated=False))
     if not reply.accepted:
         about = {name: told[name] for name in ("to", "event", "receiver_event_id", "reason")}
         following = evolve(following, notes=(*following.notes, Note(kind="event.no_route", data=about)))

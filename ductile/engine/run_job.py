@@ -300,7 +300,7 @@ def _log(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdic
             log.write(str(line.level), "plugin", line.message, about)
     if isinstance(run, Finished):
         if run.stderr and log.enabled("warn"):
-            log.warn("plugin", run.stderr.decode("utf-8", "backslashreplace"), **about, bytes=run.stderr_total)
+            log.warn("plugin", run.words(log.mask), **about, bytes=run.stderr_total)
         if run.swept or run.pipe_held or run.lost:
             log.warn("spawn", "the plugin left processes behind", **about, swept=run.swept, lost=run.lost)
     ended = type(verdict.outcome).__name__.lower()

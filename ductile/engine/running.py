@@ -13,6 +13,7 @@ from contextlib import suppress
 from enum import StrEnum
 
 from ductile.engine.launch import CHUNK, WIDE_PIPE, Launched, widen
+from ductile.secret import Mask
 from ductile.values import define, field, frozen
 
 ROOMY_PIPE = 256 << 10
@@ -74,8 +75,14 @@ class Tail:
             del self._kept[: -self.cap]
 
     def read(self) -> bytes:
-        """What is kept now: everything, or the last `cap` bytes of it."""
-        return bytes(self._kept[-self.cap :])
+        """What is kept now: everything, or the last `cap` bytes of it, from the first whole character on."""
+        kept = bytes(self._kept[-self.cap :])
+        return kept[_inside_a_character(kept) :] if self.total > len(kept) else kept
+
+
+def _inside_a_character(cut: bytes) -> int:
+    """How many bytes of UTF-8 at the beginning are the rest of a character."""
+    return next((at for at, byte in enumerate(cut[:4]) if byte & 0xC0 != 0x80), 0)
 
 
 class Cause(StrEnum):
@@ -116,6 +123,11 @@ class Finished:
     @property
     def stderr_truncated(self) -> bool:
         return self.stderr_total > len(self.stderr)
+
+    def words(self, mask: Mask) -> str:
+        """What is kept of stderr, with nothing secret in it."""
+        text = self.stderr.decode("utf-8", "backslashreplace")
+        return mask.of_tail(text) if self.stderr_truncated else mask(text)
 
 
 class Running:

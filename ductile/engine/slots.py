@@ -68,7 +68,9 @@ class Slots:
         attempt = self.attempts.get(job_id)
         if attempt is None:
             return None
-        return attempt.snapshot.config.mask(attempt.tail.read().decode("utf-8", "backslashreplace"))
+        said, mask = attempt.tail.read(), attempt.snapshot.config.mask
+        hide = mask.of_tail if attempt.tail.total > len(said) else mask
+        return hide(said.decode("utf-8", "backslashreplace"))
 
     def kill_all(self) -> None:
         """The last resort: every plugin process group gets SIGKILL now; the next start recovers their jobs."""
@@ -167,7 +169,7 @@ class Slots:
             attempt=job.attempt,
             outcome=outcome,
             rule=rule_of(attempt.snapshot),
-            is_intolerable=attempt.has_run,
+            tolerated=False if attempt.has_run else None,
         )
 
     def _put_down(self, attempt: Attempt, ending: Ending | None) -> None:

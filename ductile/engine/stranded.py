@@ -9,12 +9,20 @@ from datetime import datetime
 
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import rule_of
-from ductile.ledger.claim import note_blocked
+from ductile.ledger.blocks import blocked_plugins, forget_block, note_blocked
 from ductile.ledger.operate import end_queued_jobs_of, queued_by_plugin, queued_plugins
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
 
 PORTION = 500
+
+
+async def settle_under(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
+    """`settle_stranded` under another configuration than before: a plugin that was put right holds nobody any more."""
+    for plugin in await ledger.read_slowly(blocked_plugins):
+        if snapshot.why_unavailable(plugin) is None:
+            await ledger.write(forget_block, plugin)
+    return await settle_stranded(ledger, snapshot, log, now=now)
 
 
 async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
@@ -23,13 +31,14 @@ async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: 
     Returns how many jobs of which plugin ended.
     """
     gone: dict[str, int] = {}
-    for plugin in ledger.look_up(queued_plugins):
+    for plugin in await ledger.read_slowly(queued_plugins):
         reason = snapshot.why_unavailable(plugin)
         if reason is None:
             continue
         if plugin in snapshot.failed_to_load:
             held = await ledger.write(note_blocked, plugin, f"plugin {plugin} {reason}")
-            log.warn("runtime", f"waiting jobs are held: plugin {plugin} {reason}", plugin=plugin, jobs=held)
+            if held:
+                log.warn("runtime", f"waiting jobs are held: plugin {plugin} {reason}", plugin=plugin, jobs=held)
         else:
             ended = gone[plugin] = await _end_all(ledger, snapshot, plugin, f"plugin {plugin} {reason}", now)
             log.warn("runtime", f"waiting jobs ended: plugin {plugin} {reason}", plugin=plugin, jobs=ended)

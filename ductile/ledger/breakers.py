@@ -11,6 +11,7 @@ from datetime import datetime
 from ductile.clock import from_text, to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import journal
+from ductile.ledger.faults import is_of_one_row
 from ductile.ledger.held import release
 from ductile.ledger.rows import moment
 from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
@@ -21,8 +22,13 @@ GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?
 
 
 def get(db: sqlite3.Connection, plugin: str, command: str) -> Breaker:
-    """The breaker as it stands; one that nobody has touched is closed."""
-    row = db.execute(GET, (plugin, command)).fetchone()
+    """The breaker as it stands; one that nobody has touched, or whose state nobody can read, is closed."""
+    try:
+        row = db.execute(GET, (plugin, command)).fetchone()
+    except sqlite3.Error as error:
+        if not is_of_one_row(error):
+            raise
+        row = None
     return _breaker(row) if row else Breaker(plugin=plugin, command=command)
 
 
@@ -77,11 +83,13 @@ def history(db: sqlite3.Connection, plugin: str, command: str, *, limit: int = 2
     ]
 
 
-def apply_rule(db: sqlite3.Connection, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> None:
-    """The breaker of the job's command is what `rule` makes of it."""
-    change = rule(get(db, job.plugin, job.command), job, status, now)
+def apply_rule(db: sqlite3.Connection, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> bool:
+    """The breaker of the job's command is what `rule` makes of it; True if the job was the probe of one."""
+    before = get(db, job.plugin, job.command)
+    change = rule(before, job, status, now)
     if change is not None:
         put(db, change, now=now, job_id=job.id)
+    return before.probe_job_id == job.id
 
 
 PUT = """
@@ -152,10 +160,21 @@ def _breaker(row: tuple[str, str, str, int, str | None, str | None, str | None, 
     return Breaker(
         plugin=row[0],
         command=row[1],
-        state=BreakerState(row[2]),
+        state=BreakerState(row[2]) if row[2] in _STATES else BreakerState.CLOSED,
         failure_count=row[3],
-        opened_at=moment(row[4]),
-        last_failure_at=moment(row[5]),
+        opened_at=_moment(row[4]),
+        last_failure_at=_moment(row[5]),
         last_job_id=row[6],
         probe_job_id=row[7],
     )
+
+
+_STATES = frozenset(BreakerState)
+
+
+def _moment(text: str | None) -> datetime | None:
+    """None for what is no moment: a breaker protects jobs, and must not keep all of them from being claimed."""
+    try:
+        return moment(text)
+    except ValueError:
+        return None

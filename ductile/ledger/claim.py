@@ -19,7 +19,7 @@ from ductile.ledger import breakers, dedupe, facts, held, joins, journal
 from ductile.ledger.connections import written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.endings import record_all
-from ductile.ledger.faults import told
+from ductile.ledger.faults import is_of_one_row, told
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, end_queued
@@ -76,7 +76,8 @@ def claim(
     if may_wake:
         wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
-    heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
+    look = _head_with_care if carefully else _head
+    heads = [head for lane in _lanes(db, slots) if (head := look(db, lane))]
     heapq.heapify(heads)
     jobs: list[Job] = []
     skipped: list[Recorded] = []
@@ -97,7 +98,7 @@ def claim(
             skipped.extend(taken)
             not_started += 1
         # Either way the job left its lane, so the lane has a new head.
-        if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane)):
+        if slots[head.lane] > 0 and len(jobs) < limit and (following := look(db, head.lane)):
             heapq.heappush(heads, following)
     has_room = len(jobs) < limit
     return Claimed(
@@ -105,7 +106,7 @@ def claim(
         states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
         more=(bool(heads) or held_any) and has_room,
-        next_due=next_due(db) if has_room and (may_wake or held_any) else None,
+        next_due=_next_due_or_now(db, now=now) if has_room and (may_wake or held_any) else None,
     )
 
 
@@ -206,16 +207,34 @@ def next_due(db: sqlite3.Connection) -> datetime | None:
     return moment(db.execute(NEXT_DUE).fetchone()[0])
 
 
+WAKE_UNREADABLE = f"UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at = ({NEXT_DUE})"
+
+
+def _next_due_or_now(db: sqlite3.Connection, *, now: datetime) -> datetime | None:
+    """`next_due`; but a delay that cannot be read is over."""
+    try:
+        return next_due(db)
+    except (ValueError, sqlite3.Error) as error:
+        if not is_of_one_row(error):
+            raise
+        db.execute(WAKE_UNREADABLE)
+        return now
+
+
 def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
     return list(slots) if len(slots) <= FEW_LANES else [lane for lane in lanes_with_work(db) if lane in slots]
 
 
 class Head(NamedTuple):
-    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for."""
+    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for.
+
+    With a `fault`, which says why SQLite does not give the row, that has only the job's id, attempt and place.
+    """
 
     seq: int
     lane: str
     row: tuple[Any, ...]
+    fault: str | None = None
 
     @property
     def job(self) -> Job:
@@ -237,6 +256,21 @@ LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? ORDER
 def _head(db: sqlite3.Connection, lane: str) -> Head | None:
     row = db.execute(LANE_HEAD, (lane,)).fetchone()
     return None if row is None else Head(row[SEQ], lane, row)
+
+
+HEAD_ALONE = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+
+
+def _head_with_care(db: sqlite3.Connection, lane: str) -> Head | None:
+    """`_head`; but a row with text that is none has its place all the same."""
+    try:
+        return _head(db, lane)
+    except sqlite3.Error as error:
+        if not is_of_one_row(error):
+            raise
+        row: list[Any] = [None] * (max(ID, ATTEMPT, DEDUPE_KEY, SEQ) + 1)
+        row[ID], row[ATTEMPT], row[SEQ] = db.execute(HEAD_ALONE, (lane,)).fetchone()
+        return Head(row[SEQ], lane, tuple(row), told(error))
 
 
 def _take(
@@ -273,6 +307,8 @@ def _take_with_care(
 
 def _unreadable(head: Head) -> str | None:
     """What is wrong with the values in the row; None if a job can be made of them."""
+    if head.fault is not None:
+        return head.fault
     try:
         job_from_row(head.row)
     except (ValueError, TypeError, ArithmeticError) as error:
@@ -366,16 +402,3 @@ def note_processes(db: sqlite3.Connection, processes: Iterable[Process], *, now:
     process too."""
     for process in processes:
         written_or_fault(db, partial(note_process, db, process, now=now))
-
-
-BLOCK = """
-    UPDATE job_queue INDEXED BY job_queue_by_status SET blocked_reason = ? WHERE status = 'queued' AND plugin = ?
-"""
-
-
-def note_blocked(db: sqlite3.Connection, plugin: str, reason: str | None) -> int:
-    """Readers see why a plugin's queued jobs do not start (None: nothing holds them); how many there are.
-
-    Not starting them is the dispatcher's doing: it leaves the plugin out of `free`.
-    """
-    return db.execute(BLOCK, (reason, plugin)).rowcount

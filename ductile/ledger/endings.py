@@ -76,5 +76,5 @@ def _give_up(
 ) -> Recorded | Stale:
     """The attempt is over as a death with its evidence, and what follows from that if somebody can say it."""
     if ending.rule is None:
-        joins.stop_tolerating(db, ending.job_id, ending.attempt)
+        joins.tolerate(db, ending.job_id, ending.attempt, is_tolerated=False)
     return record_one(ending_instead(db, ending, Dead(reason, evidence_of(ending.outcome)), now=now))

@@ -5,12 +5,14 @@ far as one answer may go. Reads only; the CLI calls it.
 """
 
 import sqlite3
+from collections.abc import Iterable, Iterator
 
 from ductile.ledger import journal
 from ductile.ledger.journal import Entry
 from ductile.ledger.reports import logged_job
 from ductile.ledger.rows import LISTED_COLUMNS, job_from_row
 from ductile.model import Job
+from ductile.values import frozen
 
 MOST_LOOKED_AT = 50_000
 """Rows of the journal, and of each table of jobs, that one answer looks at, the newest first."""
@@ -53,6 +55,38 @@ def led_to(db: sqlite3.Connection, event_id: str) -> list[Job]:
     return [*(job for job_id in ids if (job := logged_job(db, job_id))), *jobs]
 
 
+@frozen
+class Arrived:
+    """An event of a job that brought something to a join."""
+
+    join_id: str
+    job_id: str
+    attempt: int
+    index: int
+    """Its place among the events of the attempt."""
+    type: str
+    plugin: str
+    at: str
+
+
+# An event that ends at a join leads to no job that could name it.
+BROUGHT = f"""
+    SELECT join_id, job_id FROM arrivals
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM arrivals) - {MOST_OPENED} ORDER BY seq DESC
+"""
+EVENTS_OF_JOB = """
+    SELECT job_id, attempt, json_each.key, json_each.value ->> 'type', plugin, completed_at
+      FROM job_log JOIN json_each(CASE WHEN json_valid(result) THEN result ELSE '{}' END, '$.events')
+     WHERE job_id = ? AND status = 'succeeded' AND json_each.type = 'object'
+"""
+
+
+def arrived(db: sqlite3.Connection) -> Iterator[Arrived]:
+    """The events of jobs that brought something to a join, the newest first; all that may have been among it."""
+    for join_id, job_id in dict.fromkeys(db.execute(BROUGHT)):
+        yield from (Arrived(join_id, *row) for row in db.execute(EVENTS_OF_JOB, (job_id,)))
+
+
 # A type is told by the journal for what did not go on, and by the payload of a `handle` job for what did.
 DECIDED_IDS = f"""
     SELECT at, data ->> 'event_id' FROM journal
@@ -69,11 +103,43 @@ HANDLED_IDS = f"""
 """
 
 
-def ids_of_type(db: sqlite3.Connection, event_type: str, *, limit: int) -> list[str]:
-    """The newest events of this type."""
+# What a first step that is no `handle` got tells no type; the attempt that emitted the event does. Its events went
+# somewhere only if no attempt followed it.
+EMITTED = f"""
+    SELECT completed_at, job_id, attempt, result FROM job_log AS log
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_OPENED} AND instr(result, ?)
+       AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = log.job_id AND attempt > log.attempt)
+     ORDER BY seq DESC LIMIT {MOST_FOUND}
+"""
+
+
+def emitted(db: sqlite3.Connection, event_type: str) -> list[tuple[str, str, int, str]]:
+    """Last attempts whose answer speaks of this type, newest first: when, job, attempt and answer."""
+    return db.execute(EMITTED, (event_type,)).fetchall()
+
+
+LEADING = f"""
+    SELECT source_event_id FROM job_queue
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_LOOKED_AT} AND source_event_id IS NOT NULL
+    UNION
+    SELECT source_event_id FROM job_log
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_LOOKED_AT} AND source_event_id IS NOT NULL
+"""
+
+
+def leading(db: sqlite3.Connection) -> frozenset[str]:
+    """The events that jobs were asked for because of, as far back as `led_to` looks."""
+    return frozenset(event_id for (event_id,) in db.execute(LEADING))
+
+
+def ids_of_type(
+    db: sqlite3.Connection, event_type: str, *, limit: int, others: Iterable[tuple[str, str]] = ()
+) -> list[str]:
+    """The newest events of this type; `others` are moments and ids of some that are known from elsewhere."""
     rows: list[tuple[str, str]] = [
         *db.execute(DECIDED_IDS, (event_type,)),
         *db.execute(HANDLED_IDS, (event_type, event_type)),
+        *others,
     ]
     return list(dict.fromkeys(event_id for _, event_id in sorted(rows, reverse=True)))[:limit]
 

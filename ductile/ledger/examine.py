@@ -15,6 +15,7 @@ from urllib.parse import quote
 from ductile.errors import LedgerError
 from ductile.ledger.connections import connect_reader
 from ductile.ledger.faults import translating
+from ductile.ledger.location import require_no_log
 
 APPLICATION_ID = 0x44756374  # "Duct"
 ORIGINAL_TABLES = frozenset({"job_queue", "job_log", "plugin_state"})
@@ -54,11 +55,7 @@ def examine(path: Path, *, newest: int, tables: frozenset[str], thorough: bool =
     wal = path.with_name(path.name + "-wal")
     wal_bytes = wal.stat().st_size if wal.exists() else 0
     if not path.exists() or path.stat().st_size == 0:
-        if wal_bytes:
-            raise LedgerError(
-                f"{path}: missing or empty, but its log {wal.name} has data",
-                hint="put the database file back, or move the log away if it is not needed",
-            )
+        require_no_log(path)
         return Condition(Kind.NEW)
     header = _read_header(path)
     _check_identity(path, header.application_id, header.version, newest)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
+from ductile.ledger.faults import is_of_one_row
 from ductile.model import NewFact
 from ductile.values import frozen
 
@@ -124,8 +125,18 @@ def state(db: sqlite3.Connection, plugin: str) -> str:
     return text if text.lstrip().startswith("{") else "{}"
 
 
+GET_BYTES = "SELECT CAST(state AS BLOB) FROM plugin_state WHERE plugin_name = ?"
+
+
 def _stored(db: sqlite3.Connection, plugin: str) -> str:
-    row: tuple[str] | None = db.execute(GET_STATE, (plugin,)).fetchone()
+    try:
+        row: tuple[str] | None = db.execute(GET_STATE, (plugin,)).fetchone()
+    except sqlite3.Error as error:
+        if not is_of_one_row(error):
+            raise
+        # Text that is not UTF-8, as the original could store it: a job of the plugin is no reason to end the service.
+        stored: bytes = db.execute(GET_BYTES, (plugin,)).fetchone()[0]
+        return stored.decode("utf-8", "replace")
     return row[0] if row else "{}"
 
 

@@ -123,4 +123,5 @@ def ending_instead(
         notes=notes + following.notes,
         breaker=ending.breaker,
         told=ending.told,
+        tolerated=following.tolerated,
     )

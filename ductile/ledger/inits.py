@@ -1,6 +1,10 @@
-"""plugin_inits: for which manifest and configuration a plugin's `init` has run, and how it ended."""
+"""plugin_inits: for which manifest and configuration a plugin's `init` has run, and how it ended.
+
+A plugin whose `init` is to run, or runs, has no row: whoever reads only the ledger knows that its jobs wait for that.
+"""
 
 import sqlite3
+from collections.abc import Iterable
 from datetime import datetime
 
 from ductile.clock import to_text
@@ -24,6 +28,14 @@ ALL = "SELECT plugin, fingerprint, error FROM plugin_inits"
 def all_inits(db: sqlite3.Connection) -> dict[str, Init]:
     """What is known, by plugin."""
     return {row[0]: Init(plugin=row[0], fingerprint=row[1], error=row[2]) for row in db.execute(ALL)}
+
+
+FORGET = "DELETE FROM plugin_inits WHERE plugin = ?"
+
+
+def forget(db: sqlite3.Connection, plugins: Iterable[str]) -> None:
+    """How their last `init` ended says nothing any more."""
+    db.executemany(FORGET, [(plugin,) for plugin in plugins])
 
 
 PUT = """

@@ -84,14 +84,14 @@ def withdraw_arrivals(db: sqlite3.Connection, job: Job) -> None:
         db.execute(WITHDRAW, (job.join_id, job.id))
 
 
-NO_LONGER_TOLERATED = """
-    UPDATE job_queue SET tolerated = 0 WHERE id = ? AND attempt = ? AND status IN ('queued', 'running')
+TOLERATE = """
+    UPDATE job_queue SET tolerated = ? WHERE id = ? AND attempt = ? AND status IN ('queued', 'running')
 """
 
 
-def stop_tolerating(db: sqlite3.Connection, job_id: str, attempt: int) -> None:
-    """When the open job fails, its tree does: nothing follows from it that could stand for a success."""
-    db.execute(NO_LONGER_TOLERATED, (job_id, attempt))
+def tolerate(db: sqlite3.Connection, job_id: str, attempt: int, *, is_tolerated: bool) -> None:
+    """When the open job fails, its tree does; unless that is tolerated, because the run goes on behind it."""
+    db.execute(TOLERATE, (is_tolerated, job_id, attempt))
 
 
 ARRIVALS = "SELECT item, branch, payload FROM arrivals WHERE join_id = ? ORDER BY item, branch, seq"

@@ -43,6 +43,24 @@ def resolve_readable(path: Path) -> Path:
     return target
 
 
+def is_made(path: Path) -> bool:
+    """Whether there is a ledger, or at least its file; LedgerError where only the log of one is left."""
+    if path.exists():
+        return True
+    require_no_log(path)
+    return False
+
+
+def require_no_log(path: Path) -> None:
+    """Nothing lies beside a ledger that is not there: it would be the newest part of one that is lost."""
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        raise LedgerError(
+            f"{path}: missing or empty, but its log {log.name} has data",
+            hint="put the database file back, or move the log away if it is not needed",
+        )
+
+
 def check_kind(path: Path) -> None:
     """A ledger is a regular file in a directory; everything else is refused without being opened.
 

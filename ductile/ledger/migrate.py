@@ -15,7 +15,7 @@ from ductile.errors import LedgerError
 from ductile.ledger import migrations
 from ductile.ledger.connections import transaction
 from ductile.ledger.examine import APPLICATION_ID, Condition, Kind
-from ductile.ledger.faults import translating
+from ductile.ledger.faults import breaks_the_ledger, translating
 
 ADOPTION = 1
 Upgrade = Callable[[sqlite3.Connection, str], Iterator[str]]
@@ -39,7 +39,28 @@ def bring_up_to_date(
     if not steps:
         return
     about_to("backup")
-    back_up(db, backup_path(path, condition.version, now))
+    backup = backup_path(path, condition.version, now)
+    back_up(db, backup)
+    try:
+        _upgrade(db, path, condition, steps, newest=newest, schema=schema, about_to=about_to)
+    except LedgerError as error:
+        # The ledger is as it was, unless the disk fails. Whoever starts it again and again would fill that with copies.
+        if not breaks_the_ledger(error.__cause__ or error):
+            with contextlib.suppress(OSError):
+                backup.unlink()
+        raise
+
+
+def _upgrade(
+    db: sqlite3.Connection,
+    path: Path,
+    condition: Condition,
+    steps: list[int],
+    *,
+    newest: int,
+    schema: str,
+    about_to: Callable[[str], None],
+) -> None:
     if condition.kind is Kind.ORIGINAL:
         about_to("auto_vacuum")
         _enable_incremental_vacuum(db, path)
@@ -82,6 +103,22 @@ def backup_path(path: Path, version: int, now: datetime) -> Path:
 def back_up(db: sqlite3.Connection, target: Path) -> None:
     """A complete copy of `db`, write-ahead log included, is on disk at `target` with mode 0600."""
     partial = target.with_name(target.name + ".partial")
+    with _nothing_left_of(partial):
+        _copy(db, partial, target)
+
+
+@contextlib.contextmanager
+def _nothing_left_of(partial: Path) -> Iterator[None]:
+    """A copy that fails takes no room; one that is killed does, until the doctor finds it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _copy(db: sqlite3.Connection, partial: Path, target: Path) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()

@@ -11,10 +11,11 @@ from ductile.clock import to_text
 from ductile.errors import WrongState
 from ductile.ledger import joins, journal, trees
 from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job, no_such_job
 from ductile.ledger.trees import ORDINARY
-from ductile.model import Budget, Dead, FollowRule, Job, JobStatus, NewJob, runs_nothing
+from ductile.model import CORE, Budget, Dead, FollowRule, Job, JobStatus, NewJob, runs_nothing
 from ductile.values import frozen
 
 ENDED_BADLY = "only jobs that ended failed or dead can be tried again"
@@ -104,6 +105,7 @@ def require_retryable(db: sqlite3.Connection, job: Job) -> None:
             job,
             f"retry the one it waited for: `ductile job retry {failed[0]}`" if failed else _way_to_run_again(db, job),
         )
+    _require_entered(db, job)
     if job.tolerated:
         is_alone = job.join_id is None
         hint = (
@@ -115,6 +117,7 @@ def require_retryable(db: sqlite3.Connection, job: Job) -> None:
 FAILED_MEMBER = """
     SELECT id FROM job_queue INDEXED BY job_queue_by_join
      WHERE join_id = ? AND status IN ('failed', 'dead') AND tolerated = 0 AND plugin NOT GLOB 'core.*'
+       AND event_context_id IS NOT NULL
      ORDER BY seq LIMIT 1
 """
 
@@ -125,6 +128,19 @@ def require_replayable(db: sqlite3.Connection, job: Job) -> None:
         raise _decides(job, _way_to_run_again(db, job))
     if job.join_id is not None:
         raise WrongState(f"{job.id}: one of several that are joined", hint=_way_to_run_again(db, job))
+    _require_entered(db, job)
+
+
+def _require_entered(db: sqlite3.Connection, job: Job) -> None:
+    """Raises WrongState for a step of which nobody knows what its plugin is to be told: it would run without its
+    `with`, and everything behind it without the context of its run."""
+    if not was_entered(job):
+        raise WrongState(f"{job.id}: its step could not be entered ({job.last_error})", hint=_way_to_run_again(db, job))
+
+
+def was_entered(job: Job) -> bool:
+    """False for a step that was refused before it had a context, such as one whose claims could not be met."""
+    return job.step_id is None or job.event_context_id is not None
 
 
 def _way_to_run_again(db: sqlite3.Connection, job: Job) -> str:
@@ -132,7 +148,7 @@ def _way_to_run_again(db: sqlite3.Connection, job: Job) -> str:
     above = job
     while above.parent_job_id and (parent := get_job(db, above.parent_job_id)):
         above = parent
-        if not runs_nothing(above.plugin) and above.join_id is None:
+        if not runs_nothing(above.plugin) and above.join_id is None and was_entered(above):
             return f"replay the job that led to it: `ductile job replay {above.id}`"
     return f"run its pipeline again: `ductile pipeline run {shlex.quote(above.pipeline or job.pipeline or 'NAME')}`"
 
@@ -160,6 +176,7 @@ def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: s
         step_id=job.step_id,
         hops=job.hops,
         notify=job.notify,
+        tolerated=job.tolerated,
         replay_of=job.id,
         snapshot_id=snapshot_id,
     )
@@ -231,18 +248,18 @@ def queued_by_plugin(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute(QUEUED_BY_PLUGIN))
 
 
-QUEUED_PLUGINS = """
-    SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_by_status
-     WHERE status = 'queued' AND plugin NOT GLOB 'core.*'
-"""
+DELAYED = "SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_delayed WHERE next_retry_at IS NOT NULL"
+WAITING_FOR_KEYS = "SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_waiting WHERE waits_for_key = 1"
 
 
 def queued_plugins(db: sqlite3.Connection) -> list[str]:
-    """The plugins that have a waiting job, in alphabetical order; proportional to what waits.
+    """The plugins that have a waiting job, in alphabetical order; proportional to what is delayed or waits for a key,
+    not to a backlog in the lanes.
 
     What the core does itself (`core.*`) is no plugin that could be gone.
     """
-    return sorted(plugin for (plugin,) in db.execute(QUEUED_PLUGINS))
+    apart = {plugin for statement in (DELAYED, WAITING_FOR_KEYS) for (plugin,) in db.execute(statement)}
+    return sorted(plugin for plugin in apart.union(lanes_with_work(db)) if not plugin.startswith(CORE))
 
 
 IN_LOG = "SELECT 1 FROM job_log WHERE job_id = ? LIMIT 1"

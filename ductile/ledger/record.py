@@ -35,7 +35,7 @@ from ductile.model import (
     Skipped,
     Succeeded,
 )
-from ductile.values import frozen
+from ductile.values import changed, frozen
 
 
 @frozen(kw_only=True)
@@ -51,6 +51,8 @@ class Recorded:
     tree_is_done: bool = False
     children: tuple[Enqueued, ...] = ()
     next_retry_at: datetime | None = None
+    was_probe: bool = False
+    """The breaker of its command waited for it."""
 
 
 @frozen
@@ -79,8 +81,8 @@ def record(
         ending = ending_instead(db, ending, requeued, now=now, notes=ending.notes)
     elif problem := _beyond_limits(db, ending):
         ending = ending_instead(db, ending, problem, now=now)
-    if ending.is_intolerable:
-        joins.stop_tolerating(db, ending.job_id, ending.attempt)
+    if ending.tolerated is not None:
+        joins.tolerate(db, ending.job_id, ending.attempt, is_tolerated=ending.tolerated)
     row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now, told=ending.told)
     if row is None:
         return _stale(db, ending, now=now)
@@ -94,7 +96,9 @@ def record(
     failpoint("record.after_children")
     status = job_status(ending.outcome)
     if ending.breaker and job:
-        apply_rule(db, ending.breaker, job, status, now=now)
+        was_probe = apply_rule(db, ending.breaker, job, status, now=now)
+        recorded = _recorded(db, row, ending.attempt, status, children, now=now)
+        return changed(recorded, was_probe=True) if was_probe else recorded
     return _recorded(db, row, ending.attempt, status, children, now=now)
 
 
@@ -125,6 +129,8 @@ def end_queued(
 
     def ended(outcome: Skipped | Dead, rule: FollowRule | None) -> Recorded | None:
         following = ask(db, rule, job_id, outcome, now=now)
+        if following.tolerated is not None:
+            joins.tolerate(db, job_id, attempt, is_tolerated=following.tolerated)
         return end_waiting(db, job_id, attempt, outcome, following, now=now, default_ttl=default_ttl, budget=budget)
 
     if rule is None or isinstance(outcome, Skipped):
@@ -132,7 +138,7 @@ def end_queued(
     recorded = written_or_fault(db, lambda: ended(outcome, rule))
     if not isinstance(recorded, RowFault):
         return recorded
-    joins.stop_tolerating(db, job_id, attempt)
+    joins.tolerate(db, job_id, attempt, is_tolerated=False)
     return ended(Dead(f"{outcome.error}; what follows cannot be recorded: {recorded.reason}"), None)
 
 

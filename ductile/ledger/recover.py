@@ -8,7 +8,6 @@ fails is no row's fault: then nothing is recovered and the caller hears of it.
 import sqlite3
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 from ductile.failpoints import failpoint
 from ductile.ledger import dedupe, journal
@@ -17,7 +16,7 @@ from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.following import ending_instead
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
-from ductile.ledger.rows import JOB_COLUMNS, job_from_row
+from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY
 from ductile.model import BreakerRule, Budget, Dead, Ending, FollowRule, Job, Retried
 from ductile.values import frozen
@@ -51,22 +50,22 @@ def recover_orphans(
     """
     dedupe.release_all(db)
     recovered: list[Recorded | Quarantined] = []
-    for job_id, attempt, *row in db.execute(ORPHANS, (run_id,)).fetchall():
+    for job_id, attempt in db.execute(ORPHANS, (run_id,)).fetchall():
         ended = written_or_fault(
-            db, partial(_recover, db, tuple(row), rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
+            db, partial(_recover, db, job_id, rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
         )
         recovered.append(_quarantined(db, job_id, attempt, ended, now=now) if isinstance(ended, RowFault) else ended)
         failpoint("recover.after_first")
     return recovered
 
 
-ORPHANS = f"SELECT id, attempt, {JOB_COLUMNS} FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
+ORPHANS = "SELECT id, attempt FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
 COUNT_RECOVERY = "UPDATE job_queue SET recoveries = recoveries + 1 WHERE id = ? AND status = 'running' AND attempt = ?"
 
 
 def _recover(
     db: sqlite3.Connection,
-    row: tuple[Any, ...],
+    job_id: str,
     rule: FollowRule | None,
     breaker: BreakerRule | None,
     *,
@@ -74,7 +73,8 @@ def _recover(
     default_ttl: timedelta,
     budget: Budget,
 ) -> Recorded:
-    job = job_from_row(row)
+    job = get_job(db, job_id)
+    assert job is not None, "the row was there a moment ago in this transaction"
     outcome = outcome_of(job)
     told = {"recovery": True}
     ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule, told=told)

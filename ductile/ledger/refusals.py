@@ -14,6 +14,8 @@ from ductile.values import frozen
 
 MOST_KEPT = 50
 """For each path."""
+UNREAD_BODY = ""
+"""The hash of a body that nobody has read."""
 
 
 @frozen(kw_only=True)

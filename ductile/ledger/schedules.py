@@ -60,7 +60,8 @@ ALL = f"SELECT {_COLUMNS} FROM schedule_entries ORDER BY plugin, schedule_id"
 
 
 def all_entries(db: sqlite3.Connection) -> list[Entry]:
-    return [_entry(row) for row in db.execute(ALL)]
+    """Every entry that can be read; one that cannot does not hide the others."""
+    return [entry for row in db.execute(ALL) if (entry := _entry_or_none(row)) is not None]
 
 
 KEYS = "SELECT plugin, schedule_id FROM schedule_entries ORDER BY plugin, schedule_id"
@@ -70,12 +71,34 @@ def all_keys(db: sqlite3.Connection) -> list[tuple[str, str]]:
     return db.execute(KEYS).fetchall()
 
 
+FORGET_HISTORY = """
+    UPDATE schedule_entries
+       SET status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END,
+           reason = CASE WHEN status = 'paused_manual' THEN reason END,
+           last_fired_at = NULL, last_success_job_id = NULL, last_success_at = NULL, next_run_at = NULL,
+           last_slot_at = NULL, held_reason = NULL, anchored_at = ?, updated_at = ?
+     WHERE plugin = ? AND schedule_id = ?
+    RETURNING status
+"""
+UNREADABLE = "its entry cannot be read and starts anew"
+
+
+def start_anew(db: sqlite3.Connection, keys: Iterable[tuple[str, str]], *, now: datetime) -> None:
+    """These entries are as if their schedules were new, unless paused by the operator; the journal says why."""
+    at = to_text(now)
+    for plugin, schedule_id in keys:
+        for (status,) in db.execute(FORGET_HISTORY, (at, at, plugin, schedule_id)).fetchall():
+            data = {"schedule_id": schedule_id, "status": status, "reason": UNREADABLE}
+            journal.append(db, "scheduler.status_changed", now=now, plugin=plugin, data=data)
+
+
 DEFINE = """
     INSERT INTO schedule_entries (plugin, schedule_id, command, definition_hash, anchored_at, updated_at)
     VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (plugin, schedule_id) DO UPDATE
        SET command = excluded.command, definition_hash = excluded.definition_hash, anchored_at = excluded.anchored_at,
-           status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END, reason = NULL,
+           status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END,
+           reason = CASE WHEN status = 'paused_manual' THEN reason END,
            last_fired_at = NULL, last_success_job_id = NULL, last_success_at = NULL, next_run_at = NULL,
            last_slot_at = NULL, held_reason = NULL, updated_at = excluded.updated_at
      WHERE schedule_entries.definition_hash IS NOT excluded.definition_hash
@@ -296,6 +319,14 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         anchored_at=moment(row[12]),
         held_reason=row[13],
     )
+
+
+def _entry_or_none(row: tuple[Any, ...]) -> Entry | None:
+    """None for a row with values that no entry can have."""
+    try:
+        return _entry(row)
+    except ValueError:
+        return None
 
 
 PASS_OVER = """

@@ -96,7 +96,7 @@ def fill(db: sqlite3.Connection) -> None:
 @contextlib.contextmanager
 def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
     """One consistent view of the ledger at `path` for the length of the block. Raises NotFound if there is none."""
-    if not path.exists():
+    if not location.is_made(path):
         raise NotFound(f"{path}: there is no ledger yet", hint="start the service once; it makes the file")
     target = location.resolve_readable(path)
     condition = examine(target, newest=SCHEMA_VERSION, tables=tables(), thorough=False)
@@ -105,5 +105,17 @@ def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
             f"{path}: not yet a ledger of this version",
             hint="start the service once; it backs the file up and migrates",
         )
+    with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):
+        yield db
+
+
+@contextlib.contextmanager
+def open_another_reader(path: Path) -> Iterator[sqlite3.Connection]:
+    """`open_reader` for a process that has the ledger open.
+
+    Only SQLite may touch the file there: whoever opens a file and closes it gives up all locks that the process has on
+    it, and the next outsider to leave would take itself for the last one and remove the log.
+    """
+    target = location.resolve_readable(path)
     with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):
         yield db

@@ -21,7 +21,7 @@ from ductile.pipeline.stage import Ask, Decision, Predicates, Row, Stage, Tellin
 from ductile.pipeline.walk import FOREACH, START
 from ductile.values import field, frozen
 
-MOST_JOBS = 1_000
+MOST_JOBS = 10_000
 MOST_HOPS = 20
 NOT_REACHED = "not reached"
 
@@ -59,7 +59,7 @@ class Rehearsal:
     """What the pipeline's own `if` says about the payload; who asks for a run by name is not asked."""
     predicates: Predicates = ()
     is_complete: bool = True
-    """False if it was cut short because it has too many jobs."""
+    """False if it was cut short because it has more jobs than it may: in the service the others are dead."""
 
 
 def rehearse(
@@ -84,7 +84,7 @@ def rehearse(
     lines = tuple(_lines(stage))
     scope = Scope(payload=payload, context={})
     return Rehearsal(
-        status=JobStatus.FAILED if stage.has_failed else JobStatus.SUCCEEDED,
+        status=JobStatus.FAILED if stage.has_failed or stage.is_cut else JobStatus.SUCCEEDED,
         lines=(*lines, *_not_reached(plan, lines)),
         would_start=plan.condition is None or holds(plan.condition, scope),
         predicates=tuple(explain(plan.condition, scope)) if plan.condition else (),

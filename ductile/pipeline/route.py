@@ -130,7 +130,10 @@ def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now:
         walk.enter(place.node.on_error, step_failure(job, ended, now=now), place.at)
     if job.notify and job.is_root and ended.status is not JobStatus.SKIPPED:
         _tell_hooks(job, ended, world, walk, now=now)
-    return walk.following()
+    following = walk.following()
+    # The row is as old as the job: a reload, a budget or an earlier attempt may have made something else of its step.
+    goes_on = place is not None and place.node.tolerated
+    return changed(following, tolerated=goes_on) if ended.is_failure and goes_on != job.tolerated else following
 
 
 NOTHING = Following()
@@ -164,7 +167,7 @@ def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome,
     walk = world.walk()
     place = _place(job, world, walk)
     if place is None:
-        return Failed(f"pipeline {job.pipeline} has no step {job.step_id} any more", waited), walk.following()
+        return Failed(_lost(job, world), waited), walk.following()
     if not joined.arrivals and job.dedupe_key is not None:
         return Skipped("everything it would have joined was a duplicate"), Following()
     arrived = sum(len(arrival.payload) for arrival in joined.arrivals)
@@ -178,6 +181,14 @@ def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome,
     except TooMuch as error:
         return Failed(str(error), waited), Following()
     return Succeeded(changed(waited, result=_joined_text(results))), walk.following()
+
+
+def _lost(job: Job, world: World) -> str:
+    """Why the job stands nowhere in its run any more."""
+    plan = world.plans.by_name.get(job.pipeline or "")
+    if plan is None or job.step_id not in plan.nodes:
+        return f"pipeline {job.pipeline} has no step {job.step_id} any more"
+    return f"pipeline {job.pipeline} was changed around step {job.step_id}: the run cannot go on in it"
 
 
 def _joined_text(results: list[Any]) -> str:

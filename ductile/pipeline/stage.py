@@ -108,6 +108,8 @@ class Stage:
     arrivals: dict[str, list[NewArrival]] = field(factory=dict)
     open_joins: dict[str, Row] = field(factory=dict)
     open_members: Counter[str] = field(factory=Counter)
+    members: dict[str, list[Row]] = field(factory=dict)
+    """By the id of their join."""
     is_cut: bool = False
 
     @property
@@ -121,10 +123,7 @@ class Stage:
         while True:
             while (join := self._ready_join()) is not None:
                 self._join(join)
-            if not self.waiting:
-                return
-            if len(self.rows) > self.most_jobs:
-                self.is_cut = True
+            if not self.waiting or self.is_cut:
                 return
             self._run(self.waiting.popleft())
 
@@ -142,7 +141,9 @@ class Stage:
                 parent.led_to.append(self._name(self.rows[arrival.join_id].job))
 
     def _add(self, new: NewJob) -> Row:
-        settled, too_far = new.settled, new.hops > self.most_hops
+        settled, too_far = new.settled, new.settled is None and new.hops > self.most_hops
+        # As in the ledger: what is over when it is made is never one too many.
+        self.is_cut |= settled is None and len(self.rows) >= self.most_jobs
         status = JobStatus.DEAD if too_far else settled.status if settled else JobStatus.QUEUED
         job = Job(
             id=new.id or derived_id("rehearsal", len(self.rows)),
@@ -163,12 +164,14 @@ class Stage:
             notify=new.notify,
             join_id=new.join_id,
             is_join=new.is_join,
-            tolerated=new.tolerated,
+            tolerated=new.tolerated and not too_far,
             context=self.contexts.get(new.event_context_id or ""),
         )
         above = self.rows.get(new.parent_job_id or "")
         job = changed(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
         row = self.rows[job.id] = Row(job, settled.result if settled else None)
+        if job.join_id is not None:
+            self.members.setdefault(job.join_id, []).append(row)
         if not status.is_final:
             self.open_members[job.join_id or ""] += 1
             if job.is_join:
@@ -190,6 +193,7 @@ class Stage:
         try:
             following = after(job, ended, self._events(job, answer), self.world, now=self.now)
         except TooMuch as error:
+            row.job = changed(job, tolerated=False)
             return self._fail(row, str(error))
         return self._end(row, JobStatus.SUCCEEDED, None, following)
 
@@ -230,6 +234,7 @@ class Stage:
             following = after(row.job, Ended(status=JobStatus.FAILED, error=error), (), self.world, now=self.now)
         except TooMuch as too_much:
             following, error = Following(), f"{error}; {too_much}"
+            row.job = changed(row.job, tolerated=False)
         self._end(row, JobStatus.FAILED, error, following)
 
     def _end(self, row: Row, status: JobStatus, error: str | None, following: Following) -> None:
@@ -243,7 +248,7 @@ class Stage:
     def _join(self, row: Row) -> None:
         del self.open_joins[row.job.id]
         arrivals = sorted(self.arrivals.get(row.job.id, ()), key=lambda arrival: (arrival.item, arrival.branch))
-        failed = [each.job for each in self.rows.values() if each.job.join_id == row.job.id and each.counts_as_failed]
+        failed = [each.job for each in self.members.get(row.job.id, ()) if each.counts_as_failed]
         told = tuple(f"{job.step_id or job.plugin}: {job.last_error}" for job in failed[:MOST_TOLD])
         joined = Joined(job=row.job, arrivals=tuple(arrivals), failures=told, failed=len(failed))
         outcome, following = after_join(joined, self.world, now=self.now)

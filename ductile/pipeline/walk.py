@@ -92,6 +92,7 @@ class Walk:
     refusals: list[str] = field(factory=list)
     """Why something could not be entered; each is also a failed job."""
     _ahead: list[tuple[Entry | NewJob, Event, Position]] = field(factory=list)
+    _empty: set[tuple[str, str, str]] = field(factory=set)
     _steps: int = 0
     _bytes: int = 0
     _envelopes: dict[tuple[int, str], tuple[Event, str]] = field(factory=dict)
@@ -286,11 +287,15 @@ class Walk:
         switch = changed(switch, id=derived_id(at.parent_id, switch.child_key))
         self.add(switch)
         if not matched:
-            about = {"pipeline": at.plan.name, "step_id": gate.path, "event_id": event.id}
             why = self.mask(explain(gate.condition, scope))
-            self.notes.append(Note(kind="step.bypassed", data={**about, "predicates": why}))
+            self._bypass(gate.path, event, at, switch_id=switch.id, predicates=why)
         chosen = gate.then if matched else gate.otherwise
         self._ahead.append((chosen, event, changed(at, parent_id=switch.id, own_tree=False)))
+
+    def _bypass(self, step_id: str, event: Event, at: Position, **why: Any) -> None:
+        """The journal will say that the step does not run for this event."""
+        about = {"pipeline": at.plan.name, "step_id": step_id, "type": event.type, "event_id": event.id}
+        self.notes.append(Note(kind="step.bypassed", data={**about, **why}))
 
     def _each(self, each: Each, event: Event, at: Position) -> None:
         found = at.scope(event).look_up(each.source)
@@ -307,8 +312,16 @@ class Walk:
             self.add(self._job(FOREACH, each.path, event, at, hops=at.hops, settled=settled))
             return
         if not found:
+            self._note_empty(each, event, at)
             self._ahead.append((each.empty, event, at))
         self._ahead += reversed([(each.body, event, inside) for inside in inside_each(at, found)])
+
+    def _note_empty(self, each: Each, event: Event, at: Position) -> None:
+        """Once for all items around it: nothing bounds how many lists are empty, and nothing runs for any of them."""
+        known = (at.plan.name, each.path, event.id)
+        if known not in self._empty:
+            self._empty.add(known)
+            self._bypass(each.path, event, at, reason=f"{each.source} is an empty list")
 
     def _open(self, join: Node, body: Entry, event: Event, at: Position) -> None:
         """The members first: when the join is written, the ledger counts whom it waits for."""

@@ -35,6 +35,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 PING_SECONDS = 20.0
 # WebSocket close codes, RFC 6455 7.4.1
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
+CLOSE_FRAME = b"\x88"
 
 
 @frozen
@@ -62,9 +63,9 @@ class QuartHost:
         if exchange.client_gone or not exchange.complete:
             reply.keeps_alive = False
 
-    async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None:
+    async def websocket(self, route: ChannelRoute, request: Request, own_head: bytes, wire: Wire) -> None:
         """Hypercorn has served this connection to its end; whatever it raised stays with this connection."""
-        stream = _Replayed(wire, raw_head)
+        stream = _Replayed(wire, own_head)
         async with trio.open_nursery() as nursery:
             state = ConnectionState({STATE_KEY: Admitted(route, request, nursery.cancel_scope.cancel)})
             server = _Conversation(
@@ -200,22 +201,26 @@ class _Conversation(TCPServer):
 
 
 class _Replayed:
-    """The lane's wire as the stream of a new connection: the head again, then whatever follows it.
+    """The lane's wire as the stream of a new connection: the head in the lane's words, then whatever follows it.
 
-    What the client sends before its upgrade is answered waits until then: Hypercorn fails on it. And a write gives up
-    on a client that does not read: Hypercorn shields its sends, so a deadline around them would never fire.
+    What the client sends before its upgrade is answered waits until then: Hypercorn fails on it. A write gives up on a
+    client that does not read: Hypercorn shields its sends, so a deadline around them would never fire. And after our
+    goodbye nothing is read: Hypercorn would keep all that still comes of a message that was too long.
     """
 
-    def __init__(self, wire: Wire, raw_head: bytes) -> None:
+    def __init__(self, wire: Wire, own_head: bytes) -> None:
         self.socket = wire.stream.socket
         self._wire = wire
         self._stream = wire.stream
-        self._raw_head = raw_head
+        self._own_head = own_head
         self._answered = trio.Event()
         self._ended = trio.Event()
-        self._reading = False
+        self._reading = self._said_goodbye = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return b"" if self._said_goodbye else await self._read(max_bytes)
+
+    async def _read(self, max_bytes: int | None = None) -> bytes:
         data, self._reading = b"", True
         try:
             data = await self._receive(max_bytes)
@@ -226,9 +231,9 @@ class _Replayed:
         return data
 
     async def _receive(self, max_bytes: int | None) -> bytes:
-        if self._raw_head:
-            raw_head, self._raw_head = self._raw_head, b""
-            return raw_head
+        if self._own_head:
+            own_head, self._own_head = self._own_head, b""
+            return own_head
         if not self._answered.is_set() and await self._left_unanswered():
             return b""
         if self._wire.inbox:
@@ -239,8 +244,12 @@ class _Replayed:
 
     async def send_all(self, data: bytes) -> None:
         self._answered.set()
+        self._said_goodbye = self._said_goodbye or data.startswith(CLOSE_FRAME)  # Hypercorn sends each on its own
         with trio.move_on_after(self._wire.limits.write_stall_seconds) as patience:
-            await self._stream.send_all(data)
+            try:
+                await self._stream.send_all(data)
+            except trio.BusyResourceError as error:  # our end is being closed at this moment
+                raise trio.ClosedResourceError from error
         if patience.cancelled_caught:
             await trio.aclose_forcefully(self._stream)
             raise trio.BrokenResourceError("the client does not read")
@@ -256,7 +265,7 @@ class _Replayed:
             suppress(trio.BrokenResourceError, trio.ClosedResourceError),
         ):
             while not self._ended.is_set():
-                await (self._ended.wait() if self._reading else self.receive_some())
+                await (self._ended.wait() if self._reading else self._read())
         await self._stream.aclose()
 
     async def _left_unanswered(self) -> bool:

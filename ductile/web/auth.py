@@ -43,9 +43,11 @@ class Principal:
         """True with that scope, or with the one that speaks of this plugin alone: `plugin:echo:ro`."""
         if ALL in self.scopes or scope in self.scopes or scope == ANY_TOKEN:
             return True
-        noun, right = scope.split(":")[0], scope.rpartition(":")[2]
-        narrow = f"plugin:{plugin}:{right}"
-        return plugin is not None and noun == "plugin" and narrow in self.scopes and narrow not in FINER
+        if plugin is None or not scope.startswith("plugin:"):
+            return False
+        right = scope.rpartition(":")[2]
+        narrow = {f"plugin:{plugin}:{right}", f"plugin:{plugin}:rw"} - FINER
+        return not narrow.isdisjoint(self.scopes)
 
     def sees(self, plugin: str) -> bool:
         """True unless every right this caller has over plugins is over others."""
@@ -97,9 +99,12 @@ class Keyring:
 
 
 def implied(scopes: Iterable[str]) -> frozenset[str]:
-    """`rw` includes `ro`, and `ro` the finer scopes that it is made of."""
+    """`rw` includes `ro`, and `ro` the finer scopes that it is made of.
+
+    A finer one comes with no other `rw`: `plugin:invoke:rw` speaks of a plugin that is called invoke, and of no other.
+    """
     granted = set(scopes)
-    granted |= {f"{scope.removesuffix(':rw')}:ro" for scope in granted if scope.endswith(":rw")}
+    granted |= {f"{scope.removesuffix(':rw')}:ro" for scope in granted if scope.endswith(":rw")} - FINER
     return frozenset(granted.union(*(INCLUDED.get(scope, ()) for scope in granted)))
 
 

@@ -17,13 +17,14 @@ from ductile import strict_json
 from ductile.config.consistency import CREDENTIALS
 from ductile.config.sections import WebhookEndpoint
 from ductile.errors import DuctileError, Unreadable
-from ductile.ledger.refusals import Refused
+from ductile.ledger.refusals import UNREAD_BODY, Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
 from ductile.secret import Secret
 from ductile.values import field, frozen
 from ductile.web.message import Request
 from ductile.web.signatures import Verdict, Verifier
+from ductile.web.site import Served
 
 DEEPEST = strict_json.MAX_DEPTH - 4
 """The core wraps a body in an event, and what becomes of it in more; all of that is read again."""
@@ -186,6 +187,20 @@ def refused_delivery(endpoint: Endpoint, request: Request, refused: DeliveryRefu
         body_sha256=sha256(request.body).hexdigest(),
         body_bytes=len(request.body),
         headers=kept,
+    )
+
+
+def unread_delivery(exchange: Served, reason: str, *, now: datetime) -> Refused:
+    """What is kept of one that was sent away before its body was read: when, from where and why."""
+    return Refused(
+        at=now,
+        path=exchange.path,
+        reason=reason,
+        status=exchange.status,
+        peer=exchange.peer,
+        body_sha256=UNREAD_BODY,
+        body_bytes=0,
+        headers={},
     )
 
 

@@ -18,7 +18,7 @@ from ductile.config.show import redacted
 from ductile.config.snapshot import Snapshot
 from ductile.errors import Complaint, ConfigInvalid, DuctileError
 from ductile.ledger import queue_reports
-from ductile.ledger.store import open_reader
+from ductile.ledger.store import open_another_reader
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.graph import compiled_routes
 from ductile.secret import Mask
@@ -198,7 +198,7 @@ def _config_check(used: Config) -> Check:
 
 def _ledger_check(path: Path) -> Check:
     try:
-        with open_reader(path) as db:
+        with open_another_reader(path) as db:
             depth = queue_reports.depth(db)
     except DuctileError as error:
         return Check("ledger", "fail", str(error))

@@ -44,8 +44,8 @@ class LateHost:
     async def http(self, route: Route, request: Request, head: Head, wire: Wire, reply: Reply) -> None:
         await (self._made or await self.ready()).http(route, request, head, wire, reply)
 
-    async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None:
-        await (self._made or await self.ready()).websocket(route, request, raw_head, wire)
+    async def websocket(self, route: ChannelRoute, request: Request, own_head: bytes, wire: Wire) -> None:
+        await (self._made or await self.ready()).websocket(route, request, own_head, wire)
 
     async def stop(self) -> None:
         if self._made is not None:

@@ -141,6 +141,27 @@ def parse_head(raw: bytes, limits: Limits) -> Head:
     )
 
 
+def handshake(head: Head) -> bytes:
+    """The head of this wish for a WebSocket, in our own words: what its sender offers beside is not in it, so whoever
+    reads it next finds a WebSocket and nothing else."""
+    if head.headers.get("sec-websocket-version") != (WEBSOCKET_VERSION,):
+        raise _refused(
+            426,
+            "websocket_version_unknown",
+            f"only version {WEBSOCKET_VERSION} of WebSocket is spoken here",
+            f"send Sec-WebSocket-Version: {WEBSOCKET_VERSION}",
+            (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", WEBSOCKET_VERSION)),
+        )
+    keys = head.headers.get("sec-websocket-key", ())
+    if len(keys) != 1 or not _WEBSOCKET_KEY.fullmatch(keys[0]):
+        message = "this is not the handshake of a WebSocket: it must have exactly one Sec-WebSocket-Key, in base64"
+        raise _refused(400, "bad_handshake", message, "connect with a WebSocket client")
+    return (
+        f"GET {head.target} HTTP/1.1\r\nHost: ductile\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Version: {WEBSOCKET_VERSION}\r\nSec-WebSocket-Key: {keys[0]}\r\n\r\n"
+    ).encode("ascii")
+
+
 @define(eq=False)
 class Chunks:
     """A chunked body as it comes. Extensions and trailers are refused: readers differ about where they end."""
@@ -220,6 +241,7 @@ def too_slow(part: str) -> Refusal:
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WEBSOCKET_VERSION = "13"
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST_LINE = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) (/[!\"$-~]*) HTTP/(1\.[01])\r\n")
@@ -227,6 +249,7 @@ _FIELD = re.compile(r"\r\n([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r]*)")
 _CLEAR = bytes(code for code in range(256) if (code >= 0x20 and code != 0x7F) or code in b"\t\r\n")
 _CHUNK_SIZE, _PART_OF_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n"), re.compile(rb"[0-9A-Fa-f]{1,16}\r?")
 _LINE_END, _PART_OF_LINE_END = re.compile(rb"\r\n"), re.compile(rb"\r")
+_WEBSOCKET_KEY = re.compile(r"[A-Za-z0-9+/]{1,64}={0,2}")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 _REASONS = {status.value: status.phrase for status in HTTPStatus}

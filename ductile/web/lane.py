@@ -12,7 +12,18 @@ import trio
 
 from ductile.values import changed, field, frozen
 from ductile.web.hangups import Line
-from ductile.web.http1 import CONTINUE, Chunks, Head, Limits, head_end, malformed, parse_head, too_large, too_slow
+from ductile.web.http1 import (
+    CONTINUE,
+    Chunks,
+    Head,
+    Limits,
+    handshake,
+    head_end,
+    malformed,
+    parse_head,
+    too_large,
+    too_slow,
+)
 from ductile.web.message import Refusal, Request, Response
 from ductile.web.routes import AnyRoute, ChannelRoute, Route, decode_path, decode_query
 from ductile.web.site import Served, Site
@@ -27,7 +38,7 @@ class Host(Protocol):
 
     async def http(self, route: Route, request: Request, head: Head, wire: Wire, reply: Reply) -> None: ...
 
-    async def websocket(self, route: ChannelRoute, request: Request, raw_head: bytes, wire: Wire) -> None: ...
+    async def websocket(self, route: ChannelRoute, request: Request, own_head: bytes, wire: Wire) -> None: ...
 
 
 class Waiting(Protocol):
@@ -143,9 +154,10 @@ class Lane:
             request = self._request(head)
             route, request = self.site.admit(request, wants_websocket=head.wants_websocket)
             if isinstance(route, ChannelRoute):
+                own_head = handshake(head)
                 reply.status = 101
                 self.line.close()  # from here on the host owns the socket
-                await self.host.websocket(route, request, raw, self.wire)
+                await self.host.websocket(route, request, own_head, self.wire)
                 return False
             if head.has_body:
                 request = changed(request, body=await self._read_body(head, route.max_body))

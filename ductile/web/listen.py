@@ -103,7 +103,8 @@ def open_unix(path: Path) -> Door:
 def local_socket_path(state_dir: Path) -> Path:
     """Where the service with this state directory listens for its operator; the CLI asks the same question.
 
-    A name too long for the OS becomes a short one in a directory of the owner alone.
+    A name too long for the OS becomes a short one in a directory of the owner alone; NotAllowed if one is there that is
+    not: in a shared place anybody could have made it, to be asked instead of the service.
     """
     path = state_dir.absolute() / "ductile.sock"
     if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
@@ -112,8 +113,11 @@ def local_socket_path(state_dir: Path) -> Path:
         owner = state_dir.stat().st_uid
     except OSError:
         owner = os.geteuid()
+    folder = SHARED_DIRECTORY / f"ductile-{owner}"
+    if os.path.lexists(folder):
+        _require_private(folder, owner, 0, os.geteuid())
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return SHARED_DIRECTORY / f"ductile-{owner}" / f"{digest}.sock"
+    return folder / f"{digest}.sock"
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
@@ -147,12 +151,16 @@ def _prepare(path: Path) -> None:
         return
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        found = path.parent.lstat()
+        _require_private(path.parent, os.geteuid())
     except OSError as error:
         raise _cannot_listen(str(path), error) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+
+
+def _require_private(folder: Path, *owners: int) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o077:
         raise NotAllowed(
-            f"{path.parent} is not a directory of this user alone",
+            f"{folder} is not a directory of this user alone",
             hint="remove it, or give the service a state directory with a shorter path",
         )
 

@@ -46,7 +46,8 @@ class Verdict:
     delivery_id: str | None = None
     """The sender's own, if the scheme signs one."""
     once: str | None = None
-    """The signature itself where it covers a moment: no other delivery has the same."""
+    """What was signed, as a digest, where that has a moment in it: no other delivery has the same, whichever of several
+    good signatures it shows."""
 
     @property
     def is_valid(self) -> bool:
@@ -89,23 +90,23 @@ class Verifier:
             claim, reason = Claim(), str(malformed)
         if claim.sent_at is not None and abs(now.timestamp() - claim.sent_at) > TOLERANCE_SECONDS:
             reason = f"it was signed more than {TOLERANCE_SECONDS} s before or after now"
-        fitting = self._fitting(claim, body)
+        signed = claim.before + body
+        is_fitting = self._fits(claim, signed)
         if not self.keys:
             reason = "the endpoint has no usable secret"
-        if reason is None and fitting is None:
+        if reason is None and not is_fitting:
             reason = "the signature fits no secret of the endpoint"
-        if reason is not None or fitting is None:
+        if reason is not None:
             return Verdict(reason=reason)
-        return Verdict(delivery_id=claim.delivery_id, once=fitting.hex() if claim.sent_at is not None else None)
+        once = sha256(signed).hexdigest() if claim.sent_at is not None else None
+        return Verdict(delivery_id=claim.delivery_id, once=once)
 
-    def _fitting(self, claim: Claim, body: bytes) -> bytes | None:
-        found = None
-        signed = claim.before + body
+    def _fits(self, claim: Claim, signed: bytes) -> bool:
+        found = False
         for key in self.keys:
             expected = hmac.digest(key, signed, sha256)
             for signature in claim.signatures:
-                if hmac.compare_digest(expected, signature):
-                    found = signature
+                found |= hmac.compare_digest(expected, signature)
         return found
 
 

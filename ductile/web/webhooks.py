@@ -38,6 +38,7 @@ from ductile.web.deliveries import (
     payload_of_body,
     read_delivery,
     refused_delivery,
+    unread_delivery,
 )
 from ductile.web.desk import Desk
 from ductile.web.message import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
@@ -47,6 +48,8 @@ from ductile.web.tally import PING, REFUSED, REPEATED, Tally
 
 KEPT = timedelta(days=7)
 """How long a delivery is known."""
+UNREAD = {408: "too slow", 413: "the body is too large"}
+"""What is refused before there is a body to look at, by its answer."""
 PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
@@ -60,8 +63,10 @@ def site(
     """What `webhooks.listen` serves: every endpoint, and /healthz."""
 
     def served(exchange: Served) -> None:
-        if exchange.route is not None and exchange.status in (408, 413):
-            tally.count(REFUSED, exchange.path, "the body is too large" if exchange.status == 413 else "too slow")
+        if exchange.route is not None and exchange.status in UNREAD:
+            tally.count(REFUSED, exchange.path, UNREAD[exchange.status])
+            tally.keep_one(exchange.path, partial(unread_delivery, exchange, UNREAD[exchange.status]))
+            desk.meters.deliveries[exchange.path, "refused"] += 1
         on_request(exchange)
 
     table = EndpointTable(Receiver(desk, tally))

@@ -171,10 +171,19 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "python_is_optimised": "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")),
+        "python_is_optimised": is_optimised(sysconfig.get_config_vars()),
         "sqlite": sqlite3.sqlite_version,
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def is_optimised(build: Mapping[str, Any]) -> bool | None:
+    """Whether this build of Python was guided by a profile; None if it does not say."""
+    asked = str(build.get("CONFIG_ARGS"))
+    if "'--enable-optimizations" in asked or "-fprofile-use" in str(build.get("PY_CORE_CFLAGS")):
+        return True
+    # `configure` always leaves it there; a distribution that optimises in its own way takes it out with other traces.
+    return False if build.get("PGO_PROF_USE_FLAG") else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

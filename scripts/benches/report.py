@@ -152,8 +152,13 @@ def origin(lines: Sequence[Line]) -> str:
 
 def python_of(lines: Sequence[Line]) -> str:
     host = lines[-1]["machine"]
-    how = "with" if host["python_is_optimised"] else "without"
-    return f"Python {host['python']} (built {how} profile-guided optimisation)"
+    guided = "profile-guided optimisation"
+    how = {
+        True: f"built with {guided}",
+        False: f"built without {guided}",
+        None: f"whether built with {guided}, its build does not say",
+    }
+    return f"Python {host['python']} ({how[host['python_is_optimised']]})"
 
 
 def regions(

@@ -1,6 +1,7 @@
 """`scripts/torture NAME …`: lines of JSON on stdout; progress, violations and a table on stderr.
 
-Exit 1 if a promise was broken, 77 if this host cannot do what was asked for, so that nothing was proved.
+Exit 1 if a promise was broken, 77 if this host cannot do what was asked for, so that nothing was proved; 130 after
+Ctrl-C or SIGTERM, which leaves nothing behind and proves nothing either.
 """
 
 import argparse
@@ -15,23 +16,39 @@ from attrs import fields_dict
 
 from ductile.failpoints import NAMES
 from scripts.tortures import doors, everything
+from scripts.tortures.clearing import be_interruptible, end_children
 from scripts.tortures.programs import PROGRAMS, Program
 from scripts.tortures.shim import Unavailable
 from scripts.tortures.telling import tell, tell_table, worded
 
-NOT_POSSIBLE = os.EX_NOPERM
+NOT_POSSIBLE, INTERRUPTED = os.EX_NOPERM, 130
 PARTS = {"http": tuple(attack.name for attack in doors.ATTACKS), "failpoints": tuple(sorted(NAMES))}
 """Tortures of which single parts can be asked for."""
 
 
 def main() -> int:
+    be_interruptible()
+    try:
+        return torture()
+    except KeyboardInterrupt:
+        tell("interrupted: nothing is proved")
+        return INTERRUPTED
+
+
+def torture() -> int:
+    """What was asked for is done and told; the exit code."""
     parser = argparse.ArgumentParser(
         prog="scripts/torture", description="Break the core on purpose and check its promises."
     )
     names = parser.add_subparsers(dest="name", required=True)
     for program in PROGRAMS:
         offer(program, names.add_parser(program.name, help=program.help))
-    everything.offer(names.add_parser("all", help="all of them, a little; with --full, as much as is promised"))
+    whole = names.add_parser("all", help="all of them, a little; with --full, as much as is promised")
+    everything.offer(whole)
+    known = tuple(program.name for program in PROGRAMS)
+    whole.add_argument(
+        "--only", type=lambda text: parts(text, known), default=known, metavar="A,B", help="only these tortures"
+    )
     asked = parser.parse_args()
     if asked.name == "all":
         return everything.run(asked)
@@ -88,6 +105,9 @@ def report(program: Program, directory: Path, asked: argparse.Namespace) -> int:
     except Unavailable as error:
         tell(f"not possible here: {error}")
         return NOT_POSSIBLE
+    except KeyboardInterrupt:
+        end_children()
+        raise
     print(json.dumps(summary), flush=True)
     return judge(program, summary)
 

@@ -45,7 +45,6 @@ class Result:
 
 def offer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="as much as is promised: takes hours")
-    parser.add_argument("--only", metavar="A,B", help="only these tortures")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table between the marks in this file")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--leniency", type=float, default=1.0, help="times as long as promised, on a busy host")
@@ -53,13 +52,12 @@ def offer(parser: argparse.ArgumentParser) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """Every torture has had its turn and the table is told and, if asked for, kept; the exit code."""
-    only = asked.only.split(",") if asked.only else [program.name for program in PROGRAMS]
     if asked.report:
         require_marks(asked.report)
     results = [
         tortured(program, full=asked.full, seed=asked.seed, leniency=asked.leniency)
         for program in PROGRAMS
-        if program.name in only
+        if program.name in asked.only
     ]
     tell_table((("torture", "done", "violations", "took"), *(result.row for result in results)))
     if asked.report:
@@ -85,10 +83,15 @@ def tortured(program: Program, *, full: bool, seed: int, leniency: float) -> Res
     ) as process:
         assert process.stderr
         assert process.stdout
-        for line in process.stderr:
-            said.append(line.strip())
-            tell(f"  {line.rstrip()}")
-        told = process.stdout.read()
+        try:
+            for line in process.stderr:
+                said.append(line.strip())
+                tell(f"  {line.rstrip()}")
+            told = process.stdout.read()
+        except KeyboardInterrupt:
+            process.terminate()  # a Ctrl-C in a terminal has told it already, a SIGTERM has not
+            process.wait()
+            raise
     seconds = time.monotonic() - begun
     print(told, end="", flush=True)
     if not told or process.returncode not in (OK, VIOLATED):

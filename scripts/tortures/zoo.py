@@ -13,6 +13,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from ductile.clock import from_text
+from ductile.engine.spare_memory import QUIET_SECONDS
 from scripts.tortures.kill import percentile
 from scripts.tortures.telling import tell, tell_violations
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
@@ -63,7 +64,11 @@ class Rounds:
             self.zoo.nothing_is_left_of(*jobs)
         except AssertionError as error:
             self.violations["nothing is left"].append(str(error).replace("\n", " ")[:300])
-        self.resident.append(Traces.of(self.zoo.pid).resident)
+        # What large answers took is given back once the service has been quiet for two seconds.
+        enough = self.resident[1] + MOST_GROWTH if len(self.resident) > 1 else 0
+        self.resident.append(
+            settled(lambda: Traces.of(self.zoo.pid).resident, lambda now: now <= enough, patience=QUIET_SECONDS + 2)
+        )
 
     def _let_out(self, animal: Animal | None) -> str:
         """On its way as soon as not too many are."""

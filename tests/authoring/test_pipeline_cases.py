@@ -185,3 +185,18 @@ def test_a_case_that_expects_nothing_in_particular_expects_success(run: Run, hom
     differences, exit_code = play(run, home, failing)
 
     assert (differences, exit_code) == ([["status: expected succeeded, found failed"]], 1)
+
+
+def test_a_case_is_played_to_its_end_or_does_not_hold(run: Run, home: Home) -> None:
+    """A long list is no reason to miss what comes behind it; more than a service would run is told."""
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("service:\n", "service:\n  limits: {tree_jobs: 1500}\n"))
+    home.add("  - {name: long, on: x, steps: [{uses: say, foreach: payload.n}, {id: last, uses: say}]}\n")
+    last = {"pipeline": "long", "answers": {"last": {"fail": "no"}}}
+    whole, cut = ({**last, "payload": {"n": list(range(count))}} for count in (700, 800))
+
+    differences, exit_code = play(run, home, whole, cut, {**cut, "expect": {"status": "failed"}})
+
+    status = "status: expected succeeded, found failed"
+    told = "the run has more jobs than service.limits.tree_jobs allows; it was not played to its end"
+    assert (differences, exit_code) == ([[status], [told, status], [told]], 1)

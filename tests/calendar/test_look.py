@@ -114,6 +114,18 @@ def test_a_slot_that_fires_early_does_not_fire_again_at_its_own_time() -> None:
     assert look(definition, after, early.at + SECOND).due == ()
 
 
+@pytest.mark.parametrize("when", [every(DAY), cron("1 12 * * *"), cron("20 12 * * *")], ids=["every", "soon", "later"])
+def test_jitter_never_reaches_behind_the_moment_a_schedule_was_first_seen(when: Definition) -> None:
+    """Nobody could have looked then: the first slot fires, at once at the earliest, and is not called missed."""
+    for name in map(str, range(50)):
+        definition = evolve(when, schedule_id=name, jitter=HOUR)
+        (first,) = slots_between(definition, since(), NOON, NOON + 3 * HOUR)
+        seen = look(definition, since(), first.fire_at + SECOND)
+
+        assert first.fire_at >= NOON
+        assert ([slot.at for slot in seen.due], seen.skipped) == ([first.at], 0)
+
+
 # Missed slots
 
 

@@ -78,3 +78,42 @@ def test_the_status_does_not_count_it_among_what_runs(run: Run, demo: Path) -> N
 
     assert (report["running"], report["queue"]["running"], report["queue"]["orphaned"]) == (False, 0, 1)
     assert ledger["detail"] == "0 queued, 0 running, 0 dead; 1 was running when the service died"
+
+
+def test_lists_and_trees_do_not_say_that_it_runs(run: Run, demo: Path) -> None:
+    """`status` is what the ledger has and what filters mean; beside it stands that nobody runs the job."""
+    job_id = leave_running(demo)
+    (listed,) = run("job", "list", "--status", "running", "--config", demo, "--json").json["jobs"]
+    (node,) = run("job", "tree", job_id, "--config", demo, "--json").json
+
+    assert [(one["status"], one["orphaned"]) for one in (listed, node)] == [("running", True)] * 2
+    for told in (run("job", "list", "--config", demo).stdout, run("job", "tree", job_id, "--config", demo).stdout):
+        assert "orphaned" in told
+        assert "it was running when the service died" in told
+        assert "running  " not in told
+
+
+def test_lists_and_trees_say_that_it_runs_while_the_service_is_there(run: Run, demo: Path) -> None:
+    job_id = leave_running(demo)
+    with past_of(demo) as past, instance_lock(demo / "data", demo / "data" / "state.db", now=past.now):
+        (listed,) = run("job", "list", "--config", demo, "--json").json["jobs"]
+        (node,) = run("job", "tree", job_id, "--config", demo, "--json").json
+
+    assert "orphaned" not in listed | node
+    assert listed["status"] == node["status"] == "running"
+
+
+def test_a_run_does_not_go_on_without_a_service(run: Run, demo: Path) -> None:
+    """The first job succeeded, the second was running: what tells of both names what is to be done."""
+    with past_of(demo) as past:
+        past.enqueue(plugin="first", pipeline="greet")
+        root = past.claim_one("first")
+        past.end(root, children=(past.new(pipeline="greet", step_id="one", command="handle"),))
+        child = past.claim_one()
+    view = run("job", "why", root.id, "--config", demo, "--json").json
+    (led_to,) = run("job", "inspect", root.id, "--config", demo, "--json").json["children"]
+
+    assert view["reasons"][-1]["words"] == "its run goes on when the service runs again: 1 of 2 jobs is not over"
+    assert view["next"] == ["ductile system start", f"ductile job wait {root.id} --tree"]
+    assert (led_to["job_id"], led_to["orphaned"]) == (child.id, True)
+    assert f"led to {child.id}  echo.handle  orphaned" in run("job", "inspect", root.id, "--config", demo).stdout

@@ -121,6 +121,18 @@ def test_a_local_run_is_what_the_service_would_do_without_doing_it(home: Home, t
     assert not (home.path / "data").exists()
 
 
+def test_a_local_run_does_not_begin_its_stderr_with_the_end_of_a_secret(home: Home) -> None:
+    """Where it says more than is kept, and the cut goes through the secret."""
+    config = home.path / "config.yaml"
+    config.write_text(config.read_text().replace("service:\n", "service:\n  limits: {stderr: 1KB}\n"))
+    talks = 'print(config["api_key"] + 1013 * ".", file=sys.stderr)'
+    (home.path / "plugins" / "spy" / "run").write_text(PYTHON % talks)
+
+    done = cli("plugin", "run", "spy", "poll", "--local", "--config", home.path, "--json")
+
+    assert (done.exit_code, done.json["stderr"]) == (0, f"***{1013 * '.'}\n")
+
+
 def test_a_local_run_is_told_to_people_too(home: Home) -> None:
     """Request, response, stderr, process, verdict, and what would follow."""
     said = cli("plugin", "run", "spy", "--local", "--config", home.path).stdout

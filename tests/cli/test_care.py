@@ -332,6 +332,12 @@ def leave_a_restore(directory: Path) -> None:
     os.utime(path, (time.time() - 86_400,) * 2)
 
 
+def leave_a_restore_of_an_older_version(directory: Path) -> None:
+    path = directory / ".restore-abcd1234"
+    path.mkdir()
+    os.utime(path, (time.time() - 86_400,) * 2)
+
+
 REPAIRED: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("edit_unfinished", "finish_edit", leave_an_edit),
     ("permissions_open", "chmod", lambda directory: (directory / "tokens.yaml").chmod(0o644)),
@@ -342,6 +348,7 @@ REPAIRED: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("free_pages", "compact", leave_free_pages),
     ("temporary_left", "remove_temporary", leave_a_temporary_file),
     ("temporary_left", "remove_temporary", leave_a_restore),
+    ("temporary_left", "remove_temporary", leave_a_restore_of_an_older_version),
 ]
 
 
@@ -412,6 +419,12 @@ def break_the_ledger(directory: Path) -> None:
     ledger_of(directory).write_bytes(b"not a database" * 1000)
 
 
+def lose_the_ledger(directory: Path) -> None:
+    """All but its log, which has the newest of what was acknowledged."""
+    leave_a_log(directory)
+    ledger_of(directory).unlink()
+
+
 def fail_an_init(directory: Path) -> None:
     change(directory, "INSERT INTO plugin_inits VALUES ('echo', 'f', 'no key', '2026-01-01T00:00:00.000000Z')")
 
@@ -426,6 +439,7 @@ def fail_an_init(directory: Path) -> None:
         ("plugin_unusable", True, want_a_plugin),
         ("plugin_unwell", True, lambda directory: add_plugin(directory, "pump", SICK)),
         ("ledger_unusable", True, break_the_ledger),
+        ("ledger_unusable", True, lose_the_ledger),
         ("init_failed", True, fail_an_init),
     ],
 )
@@ -443,6 +457,31 @@ def test_what_only_the_operator_can_put_right_is_named_with_advice(
     assert seen["advice"]
     assert answer.exit_code == (1 if is_problem else 0)
     assert tree_of(kept) == before
+
+
+@pytest.mark.parametrize("command", ["status", "selfcheck", "doctor", "backup"])
+def test_a_ledger_of_which_only_the_log_is_left_is_not_one_that_was_never_made(
+    run: Run, kept: Path, tmp_path: Path, command: str
+) -> None:
+    """A start refuses it, so nobody says that all is well, and a backup does not go without it."""
+    lose_the_ledger(kept)
+    target = ["--to", tmp_path / "b.tar.gz"] if command == "backup" else []
+
+    answer = run("system", command, *target, "--config", kept)
+
+    assert answer.exit_code in (1, 78)
+    assert "missing or empty, but its log state.db-wal has data" in answer.stdout + answer.stderr
+
+
+def test_a_repair_that_fails_says_what_to_do_then(run: Run, kept: Path) -> None:
+    """The note of an edit may be damaged: no repair brings back what it said."""
+    (kept / PENDING_FILE).write_text("junk")
+    (kept / PENDING_FILE).chmod(0o600)
+
+    seen = found(run("system", "doctor", "--fix", "--config", kept, "--json"))["edit_unfinished"]
+
+    assert seen["outcome"] == "failed"
+    assert "or remove the file" in seen["reason"]
 
 
 MODES_COUNT = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
@@ -918,6 +957,24 @@ def test_what_lies_outside_goes_back_there_only_when_asked(run: Run, place: Path
     assert taken.json["code"] == "place_taken"
 
 
+def test_what_is_kept_of_a_plugin_is_no_part_of_the_plugin(run: Run, place: Path, tmp_path: Path) -> None:
+    """Where nothing is used that is not sealed, what was restored can be used all the same."""
+    outside = tmp_path / "plugins"
+    (place / "plugins").rename(outside)
+    text = (place / "config.yaml").read_text().replace("- plugins\n", f"- {outside}\n")
+    (place / "config.yaml").write_text(text)
+    assert run("config", "lock", "--config", place).exit_code == 0
+    assert run("config", "set", "service.strict_mode=true", "--config", place).exit_code == 0
+    assert run("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", place).exit_code == 0
+    (outside / "echo" / "run").write_text("broken")
+
+    done = run("system", "restore", tmp_path / "b.tar.gz", "--config-dir", place, "--replace", "--outside", "--json")
+
+    assert (done.exit_code, done.json["warnings"]) == (0, [])
+    assert "broken" in [path.read_text() for path in map(Path, done.json["kept"]) if path.is_file()]
+    assert run("config", "check", "--strict", "--config", place).exit_code == 0
+
+
 # ── archives that lie ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -1024,6 +1081,13 @@ def with_a_bomb_for_a_header(manifest: dict[str, Any], members: dict[str, bytes]
     return raw.getvalue()
 
 
+def with_headers_for_headers(manifest: dict[str, Any], members: dict[str, bytes]) -> bytes:
+    """Each is read before the one that it is about, and so on, without an end."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 512
+    return gzip.compress((info.tobuf(tarfile.USTAR_FORMAT) + b"12 path=aaa\n".ljust(512, b"\0")) * 3000)
+
+
 def with_a_ledger_that_is_none(manifest: dict[str, Any], members: dict[str, bytes]) -> bytes:
     content = b"not a database" * 100
     entry = manifest["files"][0]
@@ -1086,6 +1150,7 @@ LIES = [
     with_another_format,
     with_a_claim_of_much,
     with_a_bomb_for_a_header,
+    with_headers_for_headers,
     with_a_ledger_that_is_none,
     with_a_damaged_ledger,
     with_a_trigger,

@@ -1,19 +1,26 @@
 """`ductile config set|token|scope|plugin|route|webhook|plan|backup|restore`: what they print, change and exit with."""
 
+import base64
+import contextlib
+import gzip
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ductile.config.archive import MAX_ENTRIES
+from ductile.config.pending import only_editor
 from tests.cli.conftest import Answer, Run
 from tests.cli.test_start_up import imported_by
+from tests.e2e.actors import until
 
 Contents = dict[str, bytes]
 EDITS = [
@@ -269,6 +276,161 @@ def test_a_backup_restores_to_the_same_bytes_in_the_same_and_in_another_place(
     assert run("config", "check", "--strict", "--config", other).exit_code == 0
 
 
+def test_a_configuration_that_leads_out_of_its_directory_can_be_restored(
+    run: Run, config: Config, furnished: Path
+) -> None:
+    """It is tried out where relative paths lead to the same places, and nothing stays there."""
+    shared = furnished.parent / "shared"
+    shared.mkdir(mode=0o700)
+    (shared / "more.yaml").write_text("service: {name: shared}\n")
+    (shared / "more.yaml").chmod(0o600)
+    (furnished / "plugins").rename(shared / "plugins")
+    root = furnished / "config.yaml"
+    text = root.read_text().replace("include:\n", "include:\n  - ../shared/more.yaml\n", 1)
+    root.write_text(text.replace("  - plugins\n", "  - ../shared/plugins\n"))
+    config("lock")
+    archive = furnished.parent / "b.tar.gz"
+    assert config("backup", "--output", str(archive)).exit_code == 0
+    config("set", "service.log_level=error")
+
+    back = config("restore", str(archive), "--json")
+
+    assert back.exit_code == 0, back.stderr
+    assert back.json["files"] == ["config.yaml"]
+    assert config("check", "--strict").exit_code == 0
+    assert list(furnished.parent.rglob(".ductile-restore-*")) == []
+
+
+KILLED_BEFORE_THE_SEAL = """\
+import os, signal, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from ductile.config import restore
+restore.seal_alone = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+restore.restore(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+"""
+
+
+FAILED_AFTER_THE_SEAL = """\
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from ductile.config import restore
+seal = restore.seal_alone
+def interrupted(*given, **named):
+    seal(*given, **named)
+    raise KeyboardInterrupt
+restore.seal_alone = interrupted
+restore.restore(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+"""
+
+
+def kill_a_restore(archive: Path, directory: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_SEAL, archive, directory], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def killed(config: Config, furnished: Path, tmp_path: Path) -> Contents:
+    """What there was before a restore, of a new file too, that was killed when all was in place but the seal."""
+    archive = tmp_path / "b.tar.gz"
+    config("set", "service.strict_mode=true")
+    (furnished / "plugins/echo/more.sh").write_text("exit 0\n")
+    config("lock")
+    config("backup", "--output", str(archive))
+    config("set", "webhooks.listen=127.0.0.1:9999")
+    (furnished / "plugins/echo/more.sh").unlink()
+    (furnished / "plugins/echo/run.sh").write_text("#!/bin/sh\nexit 0\n")
+    (furnished / "plugins/echo/run.sh").chmod(0o750)
+    config("lock")
+    before = contents(furnished)
+    kill_a_restore(archive, furnished)
+    return before
+
+
+def test_a_restore_that_is_killed_before_its_seal_is_put_back_by_the_next_load(
+    config: Config, furnished: Path, killed: Contents
+) -> None:
+    """Plugins can only be sealed in their place; a seal that is made later could approve what nobody has seen."""
+    assert config("check", "--strict").exit_code == 0
+    after = contents(furnished)
+    assert {name for name in {*killed, *after} if after.get(name) != killed.get(name)} == {
+        name for name in after if name.startswith("before-restore-")
+    }
+    assert (furnished / "plugins/echo/run.sh").stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "tokens.yaml", "plugins/echo/manifest.yaml"])
+def test_what_somebody_changes_after_a_killed_restore_is_not_approved(
+    config: Config, furnished: Path, killed: Contents, name: str
+) -> None:
+    """Under strict_mode that is so for every file, whether the archive has it or not."""
+    with (furnished / name).open("a") as file:
+        file.write("# another one\n")
+
+    refused = config("check", "--json")
+
+    assert refused.exit_code == 78
+    assert {Path(one["file"]).name for one in refused.json["errors"]} == {Path(name).name}
+
+
+def test_a_restore_that_fails_at_the_seal_changes_neither_content_nor_modes(
+    config: Config, furnished: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "b.tar.gz"
+    config("backup", "--output", str(archive))
+    (furnished / "webhooks.yaml").write_text("# other\n")
+    (furnished / "webhooks.yaml").chmod(0o640)
+    script = FAILED_AFTER_THE_SEAL
+    before = contents(furnished)
+
+    subprocess.run([sys.executable, "-c", script, archive, furnished], capture_output=True, check=False)
+
+    after = contents(furnished)
+    assert {name: after[name] for name in before} == before
+    assert (furnished / "webhooks.yaml").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """As some containers and shells have it: what is made without a thought is open to everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize(("noun", "to"), [("config", "--output"), ("system", "--to")])
+def test_what_a_restore_makes_is_private_whatever_the_umask(
+    run: Run, furnished: Path, tmp_path: Path, noun: str, to: str
+) -> None:
+    """Also the folders on the way; one that anybody can write to would refuse what was just restored."""
+    archive, place = tmp_path / "b.tar.gz", tmp_path / "far" / "away" / "home"
+    assert run(noun, "backup", to, archive, "--config", furnished).exit_code == 0
+
+    assert run(noun, "restore", archive, "--config-dir", place).exit_code == 0
+
+    assert run("config", "check", "--strict", "--config", place).exit_code == 0
+    made = [tmp_path / "far", *(tmp_path / "far").rglob("*")]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_a_restore_finishes_an_interrupted_edit_first(config: Config, furnished: Path, tmp_path: Path) -> None:
+    """What is kept of before is a whole configuration, and what the archive does not hold is not left half done."""
+    archive = tmp_path / "b.tar.gz"
+    config("backup", "--output", str(archive))
+    new = furnished / "conf.d"
+    content = base64.b64encode(b"# new\n").decode()
+    note = {"files": [{"path": str(new / "new.yaml"), "mode": 0o600, "before": None, "content": content}]}
+    (furnished / ".pending").write_text(json.dumps(note))
+    (furnished / ".pending").chmod(0o600)
+
+    assert config("restore", str(archive)).exit_code == 0
+
+    assert (new / "new.yaml").read_text() == "# new\n"
+    assert not (furnished / ".pending").exists()
+
+
 def test_trials_of_backup_and_restore_write_nothing(config: Config, furnished: Path, tmp_path: Path) -> None:
     """They say what would be written."""
     archive, before = tmp_path / "b.tar.gz", contents(furnished)
@@ -306,6 +468,12 @@ HOSTILE = {
     "no configuration": ([entry("readme", b"x")], "has no config.yaml"),
     "too large a file": ([ROOT, entry("big", bytes(10 * 1024 * 1024 + 1))], "has more than"),
     "too many files": ([ROOT, *(entry(f"f{number}") for number in range(MAX_ENTRIES))], "entries"),
+    "a ledger": ([ROOT, entry("data/state.db", b"x")], "would take the place of the ledger"),
+    "the log of a ledger": ([ROOT, entry("data/state.db-wal", b"x")], "would take the place of the ledger"),
+    "a ledger for elsewhere": (
+        [entry("config.yaml", b"plugin_roots: [plugins]\nstate: {path: x.db}\n"), entry("x.db", b"x")],
+        "would take the place of the ledger",
+    ),
     "an invalid configuration": ([entry("config.yaml", b"servise: {}\n")], "did you mean 'service'?"),
     "another seal": (
         [ROOT, entry(".checksums", b"version: 2\nhashes: {/x/config.yaml: '00'}\n")],
@@ -331,6 +499,60 @@ def test_an_archive_that_is_sly_damaged_or_useless_is_refused_whole(
     assert contents(furnished) == before
 
 
+def headers(kind: bytes, size: int, count: int) -> bytes:
+    """An archive that begins with headers for headers for headers."""
+    info = tarfile.TarInfo("header")
+    info.type, info.size = kind, size
+    content = b"12 path=aaa\n".ljust(min(size, 1 << 20), b"\0")
+    return gzip.compress((info.tobuf(tarfile.USTAR_FORMAT) + content) * count)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize(("size", "count"), [(4 << 30, 1), (512, 3000)], ids=["large", "many"])
+def test_an_archive_cannot_ask_for_memory_or_depth(
+    config: Config, tmp_path: Path, kind: bytes, size: int, count: int
+) -> None:
+    """What a header claims is not believed: it is told, without a traceback."""
+    (tmp_path / "a.tar.gz").write_bytes(headers(kind, size, count))
+
+    assert "is not a tar.gz archive" in config("restore", str(tmp_path / "a.tar.gz"), "--json").json["error"]
+
+
+def test_what_a_restore_replaces_is_kept_whether_it_was_in_use_or_not(
+    run: Run, config: Config, furnished: Path, tmp_path: Path
+) -> None:
+    """A file of that name that nothing included is the operator's too, also where there is no configuration yet."""
+    archive, other = tmp_path / "b.tar.gz", tmp_path / "other"
+    config("backup", "--output", str(archive))
+    (furnished / "config.yaml").write_text("plugin_roots: [plugins]\n")
+    (furnished / "webhooks.yaml").write_text("# not included now\n")
+    other.mkdir(mode=0o700)
+    (other / "webhooks.yaml").write_text("# a note\n")
+
+    answers = [
+        config("restore", str(archive), "--json"),
+        run("config", "restore", archive, "--config-dir", other, "--json"),
+    ]
+
+    for answer, text in zip(answers, [b"# not included now\n", b"# a note\n"], strict=True):
+        assert answer.exit_code == 0, answer.stderr
+        with tarfile.open(answer.json["saved"]) as kept:
+            file = kept.extractfile("webhooks.yaml")
+            assert file is not None
+            assert file.read() == text
+
+
+def test_a_ledger_among_the_plugins_is_no_part_of_the_configuration(config: Config, furnished: Path) -> None:
+    """Restored it would take the place of what the service has done since."""
+    config("set", "state.path=plugins/state.db")
+    for name in ("state.db", "state.db-wal"):
+        (furnished / "plugins" / name).write_bytes(b"x")
+
+    names = config("backup", "--dry-run", "--json").json["files"]
+
+    assert [name for name in names if "state.db" in name] == []
+
+
 @pytest.mark.parametrize("content", [b"", b"text", b"\x1f\x8b\x08\x00junk"])
 def test_what_is_no_archive_is_told(config: Config, tmp_path: Path, content: bytes) -> None:
     """Without a traceback."""
@@ -354,6 +576,27 @@ def test_an_edit_needs_no_event_loop_and_no_ledger(furnished: Path) -> None:
     imported = imported_by("config", "set", "service.log_level=warn", "--config", str(furnished))
 
     assert imported.isdisjoint({"trio", "quart", "sqlite3"})
+
+
+def test_a_route_that_two_processes_add_is_there_once(furnished: Path) -> None:
+    """Whether it is there is asked when nobody else can add it: twice would be two jobs for each event."""
+    command = [sys.executable, "-m", "ductile", "config", "route", "add", "--from", "echo", "--event", "x"]
+    with only_editor(furnished):
+        running = [
+            subprocess.Popen([*command, "--to", "copy", "--config", furnished, "--json"], stdout=-1) for _ in range(2)
+        ]
+        until(lambda: all(has_open(process.pid, furnished) for process in running))
+    codes = sorted((process.communicate(), process.returncode)[1] for process in running)
+
+    assert codes == [0, 2]
+    assert (furnished / "config.yaml").read_text().count("event_type: x") == 1
+
+
+def has_open(pid: int, folder: Path) -> bool:
+    """An editor that waits for its turn has opened the directory."""
+    with contextlib.suppress(OSError):
+        return str(folder) in [os.path.realpath(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return False
 
 
 def test_edits_from_many_processes_are_all_there_at_the_end(furnished: Path) -> None:

@@ -21,7 +21,7 @@ from ductile.config.known_secrets import mask_of
 from ductile.config.load import load
 from ductile.config.whereabouts import ledger_of
 from ductile.ledger import breakers, claim, held, inits, operate, pauses
-from ductile.ledger.claim import note_blocked
+from ductile.ledger.blocks import note_blocked
 from ductile.ledger.connections import transaction
 from ductile.model import (
     Breaker,
@@ -235,6 +235,16 @@ def breaker_is_open(past: Past) -> str:
     return job.id
 
 
+def probe_is_out(past: Past) -> str:
+    job_id = breaker_is_open(past)
+    with transaction(past.db):
+        state = Breaker(
+            plugin="echo", command="poll", state=BreakerState.HALF_OPEN, failure_count=3, probe_job_id=NOBODY
+        )
+        breakers.put(past.db, BreakerChange(state, "cooldown_elapsed"), now=past.now)
+    return job_id
+
+
 def plugin_is_full(past: Past) -> str:
     past.loads("cfg", {"service": {"max_workers": 4}, "plugins": {"echo": {"parallelism": 1}}})
     past.enqueue()
@@ -271,6 +281,7 @@ def joins_others(past: Past) -> str:
         (unhealthy, "unhealthy", "its init failed: no login"),
         (init_is_pending, "initialising", "has not come to an end yet"),
         (breaker_is_open, "breaker", "open after 3 failures; it is asked again in "),
+        (probe_is_out, "breaker", f"and its probe, job {NOBODY}, has not ended; it is asked again in "),
         (plugin_is_full, "plugin_full", "no more than 1 may at once"),
         (workers_are_full, "workers_full", "the only worker is busy"),
         (behind, "behind", "2 older jobs of its plugin start before it"),
@@ -290,6 +301,29 @@ def test_why_names_what_keeps_a_waiting_job(
     assert list(found) == ["service_down", code]
     assert words in found[code]
     assert words in run("job", "why", job_id, "--config", demo).stdout
+
+
+def test_what_has_left_the_queue_is_not_to_be_retried(run: Run, demo: Path) -> None:
+    """What it was asked for is gone; only what is known of it can be looked at."""
+    with past_of(demo) as past:
+        job_id = ended(past, Failed("no luck", past.evidence(exit_code=1)))
+        assert f"ductile job retry {job_id}" in run("job", "why", job_id, "--config", demo, "--json").json["next"]
+        past.db.execute("DELETE FROM job_queue")
+        past.db.commit()
+
+    assert run("job", "why", job_id, "--config", demo, "--json").json["next"] == [f"ductile job diagnose {job_id}"]
+
+
+def test_what_ended_with_its_plugin_is_retried_after_that_is_back(run: Run, demo: Path) -> None:
+    """Before that the service refuses to."""
+    with past_of(demo) as past:
+        job_id, disabled = past.enqueue().job_id, "plugin echo is disabled (enabled: false)"
+        with transaction(past.db):
+            operate.end_queued_jobs_of(past.db, "echo", disabled, now=past.now)
+
+    following = run("job", "why", job_id, "--config", demo, "--json").json["next"]
+    assert following[:2] == ["ductile plugin list", "ductile system reload"]
+    assert following[-1] == f"ductile job retry {job_id}"
 
 
 @pytest.mark.parametrize(("running", "waits"), [("core.relay", "echo"), ("echo", "core.relay")])
@@ -558,6 +592,23 @@ def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
     view = run("event", "why", NOBODY, "--config", demo, "--json").json
     assert [job["via"] for job in view["led_to"]] == ["route", "pipeline big"]
     assert (view["type"], view["source"], view["verdict"]) == ("t.done", "echo", "matched")
+
+
+def test_events_of_a_type_are_found_whatever_they_led_to(run: Run, demo: Path) -> None:
+    """Also where the jobs do not tell the type: a step that is no `handle`, a condition."""
+    said = [{"type": "t.done", "payload": {}}, {"type": "other", "payload": {"t.done": 1}}, {"type": "t.done"}]
+    result = json.dumps({"status": "ok", "events": said})
+    with past_of(demo) as past:
+        past.enqueue()
+        job = past.claim_one()
+        past.end(job, Succeeded(past.evidence(result=result)))
+        events = [derived_event_id(job.id, 1, index) for index in range(3)]
+        for event_id in events[:2]:
+            past.enqueue(parent_job_id=job.id, payload="{}", source_event_id=event_id, pipeline="p", step_id="one")
+
+    view = run("event", "why", "--type", "t.done", "--config", demo, "--json").json
+    assert [event["event_id"] for event in view["events"]] == events[:1]
+    assert (view["events"][0]["verdict"], view["events"][0]["emitted_by"]) == ("matched", job.id)
 
 
 def test_an_event_is_from_its_plugin_and_says_everything_once(run: Run, demo: Path) -> None:

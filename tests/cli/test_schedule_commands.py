@@ -14,11 +14,12 @@ from ductile.calendar.look import Look
 from ductile.clock import to_text
 from ductile.engine import planner
 from ductile.engine.simulate import VirtualClock
-from ductile.ledger import breakers
+from ductile.ledger import breakers, schedules
 from ductile.ledger.connections import Connection, transaction
+from ductile.ledger.retention import Policy, prune
 from ductile.ledger.schedules import EntryStatus
 from ductile.ledger.store import open_writer
-from ductile.model import Breaker, BreakerChange, BreakerState
+from ductile.model import Breaker, BreakerChange, BreakerState, Dead
 from tests.cli.conftest import Run
 from tests.cli.test_start_up import imported_by
 from tests.e2e.service import Home
@@ -137,6 +138,24 @@ def test_an_edited_schedule_does_not_show_the_times_of_the_old_one(run: Run, pas
     often = run("schedule", "list", "--config", home.path, "--json").json["jobs"][0]
 
     assert (often["reason"], "next_run_at" in often) == ("edited since a service last saw it", False)
+
+
+def test_a_pause_keeps_its_reason_when_the_schedule_is_edited(run: Run, past: Past) -> None:
+    """The pause survives, so does what the operator said about it."""
+
+    async def story(stage: Stage) -> None:
+        await stage.turn()
+        paused = ("echo", "often", EntryStatus.PAUSED_MANUAL)
+        await stage.ledger.write(schedules.set_status, *paused, now=stage.clock.now(), reason="the disk is replaced")
+        stage.configure(SCHEDULES.replace("every: 10m", "every: 11m").rstrip("\n"))
+        await stage.pass_for(30 * MINUTE)
+
+    home = past(story)
+
+    often = run("schedule", "list", "--config", home.path, "--json").json["jobs"][0]
+    assert (often["status"], often["reason"]) == ("paused", "the disk is replaced")
+    told = why(run, home, "often", "2026-03-09T12:25:00Z")
+    assert (told["verdict"], told["words"]) == ("paused", "the disk is replaced")
 
 
 def test_listing_needs_no_event_loop(home: Home) -> None:
@@ -318,6 +337,125 @@ def test_a_slot_of_a_pause_says_who_paused(run: Run, past: Past) -> None:
 
     verdicts = [why(run, home, "often", f"2026-03-09T12:{minute}:00Z")["verdict"] for minute in ("00", 10, 20, 30, 40)]
     assert verdicts == ["fired", "paused", "paused", "fired", "fired"]
+
+
+async def forget_and_write_again(stage: Stage) -> None:
+    """The schedule `often` is taken out of the configuration, and comes back five minutes later."""
+    stage.configure(SCHEDULES.replace("      - {id: often, every: 10m, payload: {n: 1}}\n", "").rstrip("\n"))
+    await stage.pass_for(5 * MINUTE)
+    stage.configure(SCHEDULES.rstrip("\n"))
+
+
+def test_a_pause_ends_with_the_schedule_it_was_for(run: Run, past: Past) -> None:
+    """One of the same name that is written later was never paused: its slots have reasons of their own."""
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(5 * MINUTE)
+        await stage.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="often")
+        await stage.pass_for(5 * MINUTE)
+        await forget_and_write_again(stage)
+        await stage.pass_for(12 * MINUTE, then=None)
+
+    home = past(story)
+
+    told = why(run, home, "often", "2026-03-09T12:25:00Z")
+    assert (told["verdict"], told["reason"]) == ("skipped", "already_running")
+
+
+def test_a_pause_is_known_for_as_long_as_it_lasts(run: Run, past: Past) -> None:
+    """Also when the journal has long forgotten its beginning, while the service runs and when it does not."""
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(5 * MINUTE)
+        for schedule_id in ("often", "nightly"):
+            await stage.set_status(EntryStatus.PAUSED_MANUAL, schedule_id=schedule_id)
+        await stage.pass_for(20 * MINUTE)
+        await stage.ledger.write(prune, Policy(journal=timedelta()), now=stage.clock.now() + MINUTE)
+        await stage.set_status(EntryStatus.ACTIVE, schedule_id="nightly")
+
+    home = past(story)
+
+    for minute in (10, 20, 40):
+        told = why(run, home, "often", f"2026-03-09T12:{minute}:00Z")
+        assert (told["verdict"], told["reason"]) == ("paused", "schedule_paused_manual")
+    assert why(run, home, "nightly", "2026-03-10T12:00:00Z")["verdict"] == "undecided", "it was resumed before that"
+
+
+@pytest.mark.parametrize(("minutes", "verdict"), [(2, "undecided"), (9, "fired")])
+def test_a_breaker_that_was_reset_holds_no_later_slot(run: Run, past: Past, minutes: int, verdict: str) -> None:
+    """However long it would have stayed open; nor is it in the story of one that fired on time."""
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(11 * MINUTE, then=Dead("broken"))
+        await stage.pass_for(11 * MINUTE)
+        await stage.reset()
+        await stage.pass_for(minutes * MINUTE)
+
+    home = past(story)
+
+    waited = why(run, home, "often", "2026-03-09T12:20:00Z")
+    assert (waited["verdict"], [row["reason"] for row in waited["story"]]) == ("fired", ["circuit_open"])
+    later = why(run, home, "often", "2026-03-09T12:30:00Z")
+    assert (later["verdict"], later["story"]) == (verdict, [])
+
+
+@pytest.mark.parametrize(
+    ("keeps", "verdict", "reason"),
+    [("pause", "paused", "schedule_paused_manual"), ("illness", "held", "plugin_unhealthy")],
+)
+def test_a_single_moment_that_waits_says_for_what(run: Run, past: Past, keeps: str, verdict: str, reason: str) -> None:
+    """Its time has come, whether it was written as a moment or as a delay from the start."""
+
+    async def story(stage: Stage) -> None:
+        await stage.turn()
+        if keeps == "illness":
+            stage.unhealthy.add("echo")
+        else:
+            await stage.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="once")
+            await stage.set_status(EntryStatus.PAUSED_MANUAL, schedule_id="soon")
+        await stage.pass_for(45 * MINUTE)
+
+    home = past(story)
+
+    for schedule_id, slot in (("once", "12:30"), ("soon", "12:10")):
+        told = why(run, home, schedule_id, "2026-03-09T12:45:00Z")
+        assert (told["verdict"], told["reason"]) == (verdict, reason)
+        assert told["slot_at"] == f"2026-03-09T{slot}:00.000000Z"
+        assert why(run, home, schedule_id, "2026-03-09T12:09:00Z")["verdict"] == "not_due"
+
+
+def test_slots_of_a_plugin_that_cannot_run_say_so(run: Run, past: Past) -> None:
+    """Nobody looks at them, and starting the service would not help."""
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(5 * MINUTE)
+        stage.configure(SCHEDULES.replace("  echo:\n", "  echo:\n    enabled: false\n").rstrip("\n"))
+        await stage.pass_for(20 * MINUTE)
+
+    home = past(story)
+
+    assert why(run, home, "often", "2026-03-09T12:00:00Z")["verdict"] == "fired"
+    told = why(run, home, "often", "2026-03-09T12:20:00Z")
+    assert (told["verdict"], told["words"]) == (
+        "undecided",
+        "nobody looks at it: plugin echo is disabled (enabled: false)",
+    )
+
+
+def test_what_a_wrong_clock_passed_over_hides_no_later_reason(run: Run, past: Past) -> None:
+    """Ten years ahead and back again, every slot in between counted as missed; now each is decided anew."""
+
+    async def story(stage: Stage) -> None:
+        await stage.pass_for(5 * MINUTE)
+        stage.clock.jump(timedelta(days=3650))
+        await stage.pass_for(5 * MINUTE)
+        stage.clock.jump(timedelta(days=-3650))
+        await stage.pass_for(21 * MINUTE, then=None)
+
+    home = past(story)
+
+    assert why(run, home, "often", "2026-03-09T12:20:00Z")["verdict"] == "fired"
+    assert why(run, home, "often", "2026-03-09T12:30:00Z")["reason"] == "already_running"
 
 
 def test_a_slot_that_nobody_has_decided_is_no_mystery(run: Run, past: Past) -> None:

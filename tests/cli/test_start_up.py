@@ -158,6 +158,18 @@ def test_a_service_looks_for_garbage_from_ready_on_and_not_before(tmp_path: Path
     assert done.stderr.splitlines()[-1] == "True 700 False", done.stderr
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252:strict", "utf-8"])
+def test_it_speaks_utf8_whatever_the_locale_says(tmp_path: Path, encoding: str) -> None:
+    """JSON is read by programs, and a name from elsewhere is no reason for a traceback."""
+    (tmp_path / "config.yaml").write_text("service: {name: grüße ☃ 日本 😀}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "ductile", "config", "get", "service.name", "--config", str(tmp_path)]
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    for more in ([], ["--json"]):
+        done = subprocess.run([*command, *more], env=environ, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert "grüße ☃ 日本 😀" in done.stdout.decode()
+
+
 def test_ctrl_c_while_it_is_still_loading_ends_it_without_a_word(tmp_path: Path) -> None:
     """Whoever changes their mind at once sees no traceback."""
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")

@@ -234,6 +234,17 @@ def test_an_address_that_is_none_is_told_at_once(run: Run, url: str, option: str
     assert "is not an address" in answer.stderr
 
 
+@pytest.mark.parametrize("url", ["http://x/base", "https://x:1/?a=1", "http://x/#a", "http://ada:secret@x"])
+@pytest.mark.parametrize("option", ["--follow", "--limit=1"])
+def test_an_address_that_says_more_is_refused(run: Run, url: str, option: str) -> None:
+    """It would be left out, and another place asked than was named; what may be a password is not shown."""
+    answer = run("logs", option, "--api-url", url)
+
+    assert answer.exit_code == 69
+    assert "more than a host and a port" in answer.stderr
+    assert "secret" not in answer.stderr
+
+
 @pytest.mark.parametrize("option", ["--query", "--from", "--to", "--cursor"])
 def test_following_jobs_refuses_questions_about_the_past(run: Run, told: Path, option: str) -> None:
     """What is still to come cannot answer them."""

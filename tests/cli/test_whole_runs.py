@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ductile.ledger.connections import transaction
+from ductile.lock import instance_lock
 from ductile.model import Dead, Job, Succeeded
 from tests.cli.conftest import Run
 from tests.cli.history import Past, past_of
@@ -124,10 +125,11 @@ def test_why_of_the_first_job_says_that_its_run_goes_on(run: Run, demo: Path) ->
     with past_of(demo) as past:
         root = begin(past, "one", "two")
         fail(past)
+        with instance_lock(demo / "data", demo / "data" / "state.db", now=past.now):
+            view = run("job", "why", root.id, "--config", demo, "--json").json
 
-    view = run("job", "why", root.id, "--config", demo, "--json").json
     assert (view["run"]["status"], view["run"]["open"], view["run"]["failed"]) == ("open", 1, 1)
-    assert "1 of 3 jobs is not over" in view["reasons"][1]["words"]
+    assert view["reasons"][1]["words"] == "its run goes on: 1 of 3 jobs is not over, 1 failed"
     assert view["next"] == [f"ductile job wait {root.id} --tree"]
 
 

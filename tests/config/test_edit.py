@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ductile.config.check import examine
 from ductile.config.draft import Draft
 from ductile.config.edit import Edited, edit
 from ductile.config.load import load
+from ductile.config.lock import seal_plugins
 from ductile.config.pending import PENDING_FILE, EditBusy, only_editor
 from ductile.config.scopes import scopes_hash
 from ductile.config.seal import SEAL_FILE
@@ -340,6 +342,33 @@ def test_if_a_file_or_the_seal_cannot_be_written_all_is_as_before(
     assert large.contents() == before
 
 
+def test_a_file_that_can_never_be_written_does_not_keep_the_configuration_from_loading(large: Home) -> None:
+    """Nothing of it has changed, so there is nothing to put back, and no note of an edit that nobody can finish."""
+    name = f"conf.d/{'x' * 240}.yaml"  # a temporary file beside it would have a name that is too long
+    large.write(name, "service:\n  drain_timeout: 20s\n")
+    large.lock()
+    before = large.contents()
+
+    with pytest.raises(files.FileRefused, match="file name too long"):
+        assign(large, "service.drain_timeout=30s")
+
+    assert large.contents() == before
+    assert_sealed(large)
+
+
+def test_files_that_were_written_before_the_failure_are_put_back(large: Home) -> None:
+    """Those that were not are left alone; here it is the second of three, and the first was new."""
+    long = large.write(f"{'x' * 245}.yaml", "routes: []\n")
+    before = large.contents()
+    first, second = large.folder / "tokens.yaml", large.folder / "new.yaml"
+    wanted = [pending.Replacement.of(path, b"{}\n") for path in (second, first, long)]
+
+    with pytest.raises(files.FileRefused, match="file name too long"), only_editor(large.folder):
+        pending.replace_together(large.folder, wanted)
+
+    assert large.contents() == before
+
+
 KILLED_AT = """\
 import os, signal, sys
 from datetime import UTC, datetime
@@ -411,6 +440,71 @@ def test_two_editors_do_not_meet(large: Home, monkeypatch: pytest.MonkeyPatch) -
     with only_editor(large.folder), pytest.raises(EditBusy, match="somebody else is changing"):
         assign(large, "service.log_level=debug")
     assert assign(large, "service.log_level=debug").status == "changed"
+
+
+def test_whoever_waited_for_a_directory_that_was_exchanged_is_alone_in_the_new_one(
+    large: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`system restore` puts another directory in its place; the lock of the old one keeps nobody out."""
+    waits, is_inside, may_leave = (threading.Event() for _ in range(3))
+    take = pending._take
+
+    def tell_and_take(descriptor: int, directory: Path) -> None:
+        waits.set()
+        take(descriptor, directory)
+
+    def edit() -> None:
+        with only_editor(large.folder):
+            is_inside.set()
+            may_leave.wait()
+
+    other = threading.Thread(target=edit)
+    with only_editor(large.folder):
+        monkeypatch.setattr(pending, "_take", tell_and_take)
+        other.start()
+        waits.wait()
+        large.folder.rename(large.folder.with_name("before"))
+        large.folder.mkdir()
+    is_inside.wait()
+    monkeypatch.setattr(pending, "PATIENCE_SECONDS", 0)
+    try:
+        with pytest.raises(EditBusy), only_editor(large.folder):
+            pass
+    finally:
+        may_leave.set()
+        other.join()
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [
+        lambda home: home.lock(),
+        lambda home: seal_plugins(home.root, None, now=NOW),
+    ],
+    ids=["all", "plugins"],
+)
+def test_whoever_seals_does_not_meet_an_editor(
+    large: Home, monkeypatch: pytest.MonkeyPatch, seal: Callable[[Home], Any]
+) -> None:
+    """It would read the files of one moment and write their seal beside those of another."""
+    monkeypatch.setattr(pending, "PATIENCE_SECONDS", 0)
+    before = large.contents()
+
+    with only_editor(large.folder), pytest.raises(EditBusy, match="somebody else is changing"):
+        seal(large)
+    assert large.contents() == before
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_sealing_after_a_crash_finishes_the_edit_first(large: Home, writes: int) -> None:
+    """What is approved is the new configuration, not a mixture."""
+    subprocess.run([sys.executable, "-c", KILLED_AT, large.root, str(writes)], check=False)
+
+    large.lock()
+
+    assert load(large.root).grants["reader"].scopes == ("jobs:ro",)
+    assert not (large.folder / PENDING_FILE).exists()
+    assert_sealed(large)
 
 
 # ── tokens ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -365,6 +365,14 @@ def test_every_strict_switch_refuses_a_changed_plugin(
     assert plugin_drift(sealed) == ([f"plugin echo {told}"], [])
 
 
+def test_a_file_beside_a_plugin_that_was_sealed_alone_is_told(sealed: Home) -> None:
+    """Nothing was approved beside it: a module that comes there later would be imported all the same."""
+    remove_helper(sealed)
+    admit(sealed, "strict_mode: true")
+    sealed.write("plugins/echo/json.py", "x = 2")
+    assert plugin_drift(sealed) == (["plugin echo has other files than the sealed ones: json.py"], [])
+
+
 def test_a_disabled_plugin_that_changed_is_only_a_warning(sealed: Home) -> None:
     """Nothing can start it."""
     sealed.write("plugins.yaml", "plugins: {echo: {enabled: false}}")
@@ -387,6 +395,32 @@ def test_a_configured_plugin_that_is_not_in_the_seal_is_drift(sealed: Home) -> N
     sealed.plugin("new")
     sealed.write("plugins.yaml", "plugins: {echo: {}, new: {}}")
     assert "plugin new is not in the seal" in plugin_drift(sealed)[1]
+
+
+@pytest.mark.parametrize("service", ["strict_mode: true", "admission: {fail_on_drift: true}"])
+def test_a_plugin_without_an_entry_is_not_used_where_all_must_be_sealed(sealed: Home, service: str) -> None:
+    """Nobody has approved it; the rest goes on. The seal has configured plugins alone."""
+    admit(sealed, service)
+    sealed.plugin("stray")
+
+    found = sealed.examine()
+    assert found.plugins.keys() == {"echo"}
+    assert "is not in the seal" in found.unusable["stray"]
+    assert found.report.is_valid
+    assert any("stray" in warning.message and "config lock" in warning.message for warning in found.report.warnings)
+
+
+def test_the_code_behind_a_sealed_alias_is_sealed(sealed: Home) -> None:
+    """It has no entry of its own, and the same bytes."""
+    sealed.write("plugins.yaml", "plugins: {other: {uses: echo}}")
+    admit(sealed, "strict_mode: true")
+    assert sealed.examine().plugins.keys() == {"echo", "other"}
+
+
+def test_a_plugin_without_an_entry_can_be_used_where_a_difference_is_only_told(sealed: Home) -> None:
+    """As documented: triggered, not scheduled."""
+    sealed.plugin("stray")
+    assert sealed.examine().plugins.keys() == {"echo", "stray"}
 
 
 def test_a_sealed_plugin_that_is_no_longer_configured_is_noted(sealed: Home) -> None:

@@ -38,6 +38,20 @@ pipelines:
   - name: later
     on: later.wanted
     steps: [{id: begin, uses: moody}, {join: true, split: [{id: one, uses: echo}, {id: other, uses: echo}]}]
+  - name: unmet
+    on: unmet.wanted
+    steps: [{id: begin, uses: moody}, {id: claims, uses: echo, baggage: {kept: payload.gone}}]
+  - name: unmet-in-lists
+    on: unmet.wanted
+    steps: [{id: begin, uses: moody}, {foreach: payload.list, uses: echo, baggage: {kept: item.gone}}]
+  - name: unmet-in-joins
+    on: unmet.wanted
+    steps: [{id: begin, uses: moody}, {join: true, split: [{uses: echo}, {uses: echo, baggage: {kept: payload.gone}}]}]
+  - name: unmet-in-errors
+    on: unmet.wanted
+    steps:
+      - {id: begin, uses: moody}
+      - {uses: echo, baggage: {kept: payload.gone}, on_error: [{uses: echo, baggage: {kept: payload.gone}}]}
 """
 ECHO = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "heard"}\'\n'
 SAD = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no", "retry": false}\'\n'
@@ -238,6 +252,18 @@ def test_a_replayed_step_goes_on_in_its_pipeline(service: Service) -> None:
     assert len(service.ask("GET", f"/job/{root}/tree")[1]) == 2
 
 
+def test_a_replayed_step_is_tolerated_as_it_was(home: Home, start: Start, door: Door) -> None:
+    """Its run goes on without it once more, so it is not tried again either."""
+    home.add("  - {name: calm, on: c, steps: [{id: first, uses: sad, continue: true}, {id: second, uses: echo}]}\n")
+    service = start()
+    root = service.ask("POST", "/pipeline/calm")[1]["job_id"]
+    service.ask("GET", f"/job/{root}/tree?wait=20s")
+    copy = service.ask("POST", f"/job/{root}/replay")[1]["job_id"]
+    tree = service.ask("GET", f"/job/{copy}/tree?wait=20s")[1]
+    assert [(job["status"], job.get("tolerated")) for job in tree] == [("failed", True), ("succeeded", None)]
+    assert service.ask("POST", f"/job/{copy}/retry")[0] == 409
+
+
 def test_a_replay_that_is_only_planned_does_nothing(service: Service) -> None:
     first = service.run("moody")
     before = service.home.rows("SELECT COUNT(*) FROM job_queue")
@@ -300,6 +326,21 @@ def test_a_join_that_failed_names_the_member_to_retry(home: Home, start: Start, 
     status, answer = service.ask("POST", f"/job/{jobs['core.join']}/retry")
     assert (status, answer["hint"]) == (409, f"retry the one it waited for: `ductile job retry {jobs['sad']}`")
     assert follow(service, answer["hint"]) == 202
+
+
+@pytest.mark.parametrize("pipeline", ["unmet", "unmet-in-lists", "unmet-in-joins", "unmet-in-errors"])
+def test_a_step_that_could_not_be_entered_is_not_run_by_hand(service: Service, pipeline: str) -> None:
+    """Nobody claimed what it claims: its plugin would get neither its `with` nor the context of its run."""
+    root = service.ask("POST", f"/pipeline/{pipeline}", {"payload": {"list": [1, 2]}})[1]["job_id"]
+    tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
+    failed = [job for job in tree if job["status"] == "failed"]
+    assert failed
+    for job in failed:
+        for act in ("retry", "replay"):
+            status, answer = service.ask("POST", f"/job/{job['job_id']}/{act}")
+            assert (status, answer["code"]) == (409, "wrong_state")
+            assert follow(service, answer["hint"]) == 202
+    assert service.ask("GET", f"/job/{root}/tree")[1] == tree
 
 
 # ── pause ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -192,7 +192,7 @@ SPOILED = [
     ("I5", change("DROP INDEX job_queue_slot", "UPDATE job_queue SET slot_at = 'noon' WHERE plugin = 'keep'")),
     ("I6", change("UPDATE job_queue SET status = 'running', completed_at = NULL, claimed_by = 'x' WHERE seq = 1")),
     ("I7", lambda case: evolve(case, orphans=["process 1"])),
-    ("I8", change("UPDATE job_queue SET status = 'dead' WHERE seq = 1")),
+    ("I8", change("UPDATE job_queue SET status = CASE status WHEN 'dead' THEN 'failed' ELSE 'dead' END WHERE seq = 1")),
     ("I8", change("DELETE FROM journal WHERE kind = 'job.started'")),
     ("I8", change("UPDATE job_queue SET tree_jobs = tree_jobs + 1 WHERE seq = 1")),
     ("I8", change("UPDATE job_queue SET tree_completed_at = created_at WHERE root_job_id = id")),

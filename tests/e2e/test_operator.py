@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ductile.pipeline.events import event_id
+from tests.e2e.actors import ACTOR
 from tests.e2e.furnished import Door
 from tests.e2e.service import TOKEN, Home, Service
 
@@ -33,6 +35,10 @@ echo last words >&2
 echo '{"status": "ok", "result": "said"}'
 """
 ECHO = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "heard"}\'\n'
+SAYS = """#!/bin/sh
+cat > /dev/null
+echo '{"status": "ok", "result": "said", "events": [{"type": "said.it", "payload": {"names": []}}]}'
+"""
 FAILS = """#!/bin/sh
 cat > /dev/null
 echo '{"status": "error", "error": "no luck", "retry": false}'
@@ -60,6 +66,24 @@ pipelines:
   - name: maybe
     on: maybe.wanted
     steps: [{id: first, uses: echo}, {id: perhaps, uses: echo, if: {path: payload.go, op: eq, value: true}}]
+  - name: unmet
+    on: unmet.wanted
+    steps: [{id: first, uses: echo}, {id: claims, uses: echo, baggage: {kept: payload.gone}}]
+  - name: picky
+    on: picky.wanted
+    steps: [{id: each, foreach: payload.items, uses: echo, if: {path: item, op: gt, value: 5}}]
+  - name: together
+    on: together.wanted
+    steps: [{id: both, join: true, split: [{id: one, uses: says}, {uses: echo}]}, {uses: echo}]
+  - name: empty
+    on: empty.wanted
+    steps: [{id: first, uses: says}, {id: each, foreach: payload.names, uses: echo}]
+  - name: repeated
+    on: repeated.wanted
+    steps:
+      - id: both
+        join: true
+        split: [{steps: [{id: a, uses: actor}, {id: b, foreach: payload.n, uses: echo}]}]
 """
 
 
@@ -67,6 +91,8 @@ def furnish(home: Home) -> Home:
     home.plugin("moody", MOODY)
     home.plugin("echo", ECHO)
     home.plugin("fails", FAILS)
+    home.plugin("says", SAYS)
+    home.plugin("actor", ACTOR)
     home.add(PIPELINES)
     return home
 
@@ -370,6 +396,58 @@ def test_a_step_that_was_passed_over_says_why(service: Service) -> None:
 
     assert reason["code"] == "condition_false"
     assert "payload.go eq true is false: found false" in reason["words"]
+
+
+def test_a_step_that_could_not_be_entered_names_nothing_that_is_refused(service: Service) -> None:
+    """Neither a retry nor a replay of it is possible."""
+    tree = run_of(service, "unmet", {})
+    (failed,) = [node["job_id"] for node in tree if node["status"] == "failed"]
+
+    assert shown(service.home, "job", "why", failed)["next"] == [f"ductile job diagnose {failed}"]
+
+
+def test_every_item_that_was_passed_over_says_why_itself(service: Service) -> None:
+    """All of them were decided about for the same step and the same event."""
+    tree = run_of(service, "picky", {"items": [1, 7, 3]})
+    switches = [node["job_id"] for node in tree if node["plugin"] == "core.switch"]
+    reasons = [shown(service.home, "job", "why", switch)["reasons"][0]["words"] for switch in switches]
+
+    assert ["condition of step each__switch is true" in words for words in reasons] == [False, True, False]
+    assert [words.rpartition("found ")[2] for words in reasons[::2]] == ["1", "3"]
+
+
+def test_an_event_that_is_joined_names_the_join(service: Service) -> None:
+    """It leads to no job of its own, and is on record all the same: by its id, and by its type."""
+    tree = run_of(service, "together", {})
+    (emitter,) = [node["job_id"] for node in tree if node["plugin"] == "says"]
+    (join,) = [node["job_id"] for node in tree if node["plugin"] == "core.join"]
+    event = shown(service.home, "event", "why", event_id(emitter, 1, 0))
+
+    assert (event["type"], event["source"], event["emitted_by"]) == ("said.it", "says", emitter)
+    assert (event["verdict"], event["words"]) == ("matched", "it is one of the results of join both__join")
+    assert [(job["job_id"], job["step_id"], job["status"]) for job in event["led_to"]] == [
+        (join, "both__join", "succeeded")
+    ]
+    assert shown(service.home, "event", "why", "--type", "said.it", "--limit", "1")["events"] == [event]
+
+
+def test_a_repeated_event_is_no_result_of_a_join_to_which_another_came(service: Service) -> None:
+    """Its only job was done before; what came to the join is the event beside it."""
+    said = [{"type": "e", "payload": {"n": [1]}, "dedupe_key": "once"}, {"type": "f", "payload": {"n": []}}]
+    tree = [run_of(service, "repeated", {"say": {"events": said}}) for _ in range(2)][-1]
+    (emitter,) = [node["job_id"] for node in tree if node["plugin"] == "actor"]
+
+    fates = [shown(service.home, "event", "why", event_id(emitter, 1, index)) for index in (0, 1)]
+
+    assert [fate["verdict"] for fate in fates] == ["duplicate", "matched"]
+
+
+def test_an_event_with_an_empty_list_names_the_step_that_had_nothing_to_do(service: Service) -> None:
+    (first,) = run_of(service, "empty", {})
+    event = shown(service.home, "event", "why", event_id(first["job_id"], 1, 0))
+
+    words = "step each of pipeline empty did not run, payload.names is an empty list"
+    assert (event["verdict"], event["words"]) == ("unmatched", f"it led to nothing: {words}")
 
 
 def test_lists_are_the_same_over_http_and_from_the_file(service: Service) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
+from ductile.ledger.tree_reports import tree_outcome
 from tests.e2e.actors import act, cast, emit, look, until, until_idle
 from tests.e2e.furnished import Door
 from tests.e2e.service import Home, Service
@@ -567,6 +568,7 @@ plugins: {source: {}, alpha: {}, door: {parallelism: 1}}
 pipelines:
   - {name: other, on: other.wanted, steps: [{id: a, uses: door}, {id: b, uses: alpha}, {id: c, uses: alpha}]}
   - {name: fan, on: fan.wanted, steps: [{id: s, join: true, split: [{id: a, uses: door}]}, {id: b, uses: alpha}]}
+  - {name: calm, on: calm.wanted, steps: [{id: a, uses: door, continue: true}, {id: b, uses: alpha}]}
 """
 CHANGES = [
     (
@@ -622,3 +624,96 @@ def test_a_queued_job_whose_step_is_removed_is_dead_when_its_turn_comes(home: Ho
     first, second = look(home).of("a")
     assert (first["status"], second["status"]) == ("succeeded", "dead")
     assert second["last_error"] == "pipeline other has no step a any more"
+
+
+def test_a_tolerated_step_that_is_removed_fails_its_run(home: Home, start: Start, door: Door) -> None:
+    """What stands behind it never ran: nobody may take that for a success."""
+    cast(home, ("source", "alpha"))
+    home.add(CHAIN)
+    service = start()
+    first, second = (service.ask("POST", "/pipeline/calm")[1]["job_id"] for _ in range(2))
+    door.reached()
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("{id: a, uses: door, continue", "{id: c, uses: door, continue"))
+    assert service.ask("POST", "/system/reload")[0] == 200
+    door.let_through()
+    until_idle(home)
+
+    assert [row["status"] for row in look(home).rows] == ["succeeded", "dead", "succeeded"]
+    with home.read_ledger() as db:
+        assert [tree_outcome(db, root).status for root in (first, second)] == ["succeeded", "failed"]
+
+
+def test_a_step_that_is_no_longer_tolerated_fails_its_run(home: Home, start: Start) -> None:
+    """The run does not go on behind it any more, so nobody may take it for a success."""
+    cast(home, ("source", "alpha", "door"))
+    home.add(CHAIN)
+    service = start()
+    assert service.ask("POST", "/queue/pause")[0] == 200
+    root = service.ask("POST", "/pipeline/calm")[1]["job_id"]
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("uses: door, continue: true", "uses: door"))
+    assert service.ask("POST", "/system/reload")[0] == 200
+    assert service.ask("POST", f"/job/{root}/cancel")[0] == 200
+
+    with home.read_ledger() as db:
+        assert (len(look(home).rows), tree_outcome(db, root).status) == (1, "failed")
+
+
+def test_a_removed_step_that_is_put_back_is_tolerated_again(home: Home, start: Start) -> None:
+    """When it is tried once more, its run goes on behind it; so the failure does not count, and that happens once."""
+    cast(home, ("alpha",))
+    home.plugin("sad", SAD)
+    home.add("plugins: {alpha: {}, sad: {}}\npipelines:\n")
+    home.add("  - {name: calm, on: x, steps: [{id: a, uses: sad, continue: true}, {id: b, uses: alpha}]}\n")
+    service, text = start(), (home.path / "config.yaml").read_text()
+    assert service.ask("POST", "/queue/pause")[0] == 200
+    root = service.ask("POST", "/pipeline/calm")[1]["job_id"]
+    for pipeline in (text.replace("id: a,", "id: c,"), text):
+        home.write("config.yaml", pipeline)
+        assert service.ask("POST", "/system/reload")[0] == 200
+        service.ask("POST", "/queue/resume")
+        until_idle(home)
+
+    assert service.ask("POST", f"/job/{root}/retry")[0] == 202
+    until_idle(home)
+    assert service.ask("POST", f"/job/{root}/retry")[0] == 409
+    with home.read_ledger() as db:
+        assert (look(home).steps, tree_outcome(db, root).status) == (["a failed", "b succeeded"], "succeeded")
+
+
+# ── too much ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TOO_MUCH = """
+plugins: {alpha: {}, sad: {}}
+pipelines:
+  - name: refused
+    on: x
+    steps:
+      - {id: a, uses: alpha, continue: true, with: {x: "{payload.gone}"}}
+      - &rest {uses: alpha, foreach: payload.input.list}
+  - {name: failed, on: x, steps: [{id: a, uses: sad, continue: true}, *rest]}
+  - {name: cancelled, on: x, steps: [{id: a, uses: alpha, continue: true}, *rest]}
+"""
+SAD = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no luck", "retry": false}\'\n'
+
+
+def test_a_tolerated_failure_behind_which_there_is_too_much_fails_its_run(home: Home, start: Start) -> None:
+    """However the step came to fail: what was to follow does not, and the run says so."""
+    cast(home, ("alpha",))
+    home.plugin("sad", SAD)
+    text = (home.path / "config.yaml").read_text()
+    home.write("config.yaml", text.replace("service:\n", "service:\n  limits: {fan_out: 20000}\n") + TOO_MUCH)
+    service = start()
+    body = {"payload": {"list": ["x" * 200] * 60}}
+    roots = [service.ask("POST", f"/pipeline/{name}", body)[1]["job_id"] for name in ("refused", "failed")]
+    until_idle(home)
+    assert service.ask("POST", "/queue/pause")[0] == 200
+    roots.append(service.ask("POST", "/pipeline/cancelled", body)[1]["job_id"])
+    assert service.ask("POST", f"/job/{roots[-1]}/cancel")[0] == 200
+
+    with home.read_ledger() as db:
+        assert [tree_outcome(db, root).status for root in roots] == ["failed"] * 3
+    run = look(home)
+    assert len(run.rows) == len(run.notes("run.ended")) == 3
+    assert run.one("sad")["last_error"] == "no luck; it hands more than 20,000 bytes on to the next jobs"

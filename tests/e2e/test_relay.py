@@ -380,3 +380,29 @@ def test_peers_get_in_without_callers(home: Home, start: Callable[..., Service])
     service = start()
     assert service.ask("POST", "/ingest/peer/stranger", {}, token=None)[1]["error"] == "unknown relay peer"
     assert service.ask("GET", "/jobs", token=None)[0] == 401
+
+
+WAITS = f"""#!/bin/sh
+while [ ! -e go ]; do sleep 0.02; done
+{EMITS.partition(chr(10))[2]}"""
+
+
+def test_a_relay_that_a_replaced_configuration_still_asks_for_ends_with_the_reason(pair: Pair) -> None:
+    """The job that emits began when there were instances; what it leads to does not wait for ever without a word."""
+    pair.home.plugin("waits", WAITS)
+    sender = pair.start(pair.home)
+    emits = sender.post("waits")
+    text, begins = (pair.home.path / "config.yaml").read_text(), "instances:\n"
+    pair.home.write("config.yaml", text.partition(begins)[0])
+    pair.home.seal()
+    status, body = sender.ask("POST", "/system/reload")
+    assert status == 200, body
+    assert sender.run("takes")["status"] == "succeeded"  # there was a turn without instances
+
+    (pair.home.path / "go").touch()
+
+    assert sender.job(emits, wait="30s")["status"] == "succeeded"
+    (relay,) = pair.home.rows("SELECT id FROM job_queue WHERE plugin = 'core.relay'")
+    job = sender.job(relay["id"], wait="20s")
+    assert job["status"] == "dead", job
+    assert "tell-the-lab" in job["last_error"]

@@ -1,9 +1,11 @@
 """Reload by command, configurations on record, and plugins that want to be prepared."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 
 from tests.e2e.service import Home, Service
 
@@ -133,11 +135,16 @@ def test_a_plugin_whose_init_fails_is_unhealthy_until_it_is_put_right(home: Home
 
     status, answer = service.ask("POST", "/plugin/careful/poll")
     assert (status, answer["error"]) == (409, "plugin careful is unhealthy: init failed: no such account")
+    for arguments in (("show", "careful"), ("list",)):
+        assert "its init failed: no such account" in ductile(home, "plugin", *arguments)[1]
+    code, out, _ = ductile(home, "system", "status")
+    assert (code, "careful: its init failed: no such account" in out) == (1, True)
     change(home, "broken: true", "broken: false")
     assert ductile(home, "system", "reload")[0] == 0
     service.wait_for_log("initialised", plugin="careful")
 
     assert service.run("careful")["status"] == "succeeded"
+    assert ductile(home, "system", "status")[0] == 0
     kinds = [row["kind"] for row in home.rows("SELECT kind FROM journal WHERE kind LIKE 'plugin.%' ORDER BY seq")]
     assert kinds == ["plugin.unhealthy", "plugin.initialised"]
 
@@ -167,3 +174,21 @@ def test_a_job_from_before_a_reload_strands_nothing(home: Home, start: Start) ->
     assert status == 200
     assert [(node["plugin"], node["status"]) for node in tree] == [("early", "succeeded"), ("late", "dead")]
     assert tree[1]["last_error"] == "plugin late is disabled (enabled: false)"
+
+
+def test_an_entry_of_a_schedule_that_cannot_be_read_does_not_end_the_service_at_its_reload(
+    home: Home, start: Start
+) -> None:
+    """Nor does any other fault of ours: what runs goes on."""
+    home.plugin("one", OK)
+    home.add("plugins: {one: {schedules: [{id: a, every: 1h}]}}\n")
+    service = start()
+    service.wait_for(lambda _: home.rows("SELECT 1 FROM schedule_entries WHERE next_run_at > ''"), "the first look")
+    with closing(sqlite3.connect(home.ledger, timeout=30)) as db, db:
+        db.execute("UPDATE schedule_entries SET last_fired_at = 'x'")
+
+    change(home, "every: 1h", "every: 2h")
+    code, out, _ = ductile(home, "system", "reload", "--json")
+
+    assert (code, json.loads(out)["status"]) == (0, "reloaded")
+    assert service.run("one")["status"] == "succeeded"

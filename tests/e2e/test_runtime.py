@@ -63,6 +63,26 @@ def test_waiting_jobs_of_a_plugin_that_fails_to_load_wait_and_say_why(home: Home
     assert "plugin slow" in row["blocked_reason"]
 
 
+def test_jobs_of_a_plugin_that_was_put_right_no_longer_say_that_it_cannot_run(home: Home, start: Start) -> None:
+    """The first of them runs; what keeps the other is that one, not a fault that is gone."""
+    home.plugin("slow", SLOW)
+    home.add("plugins:\n  slow: {parallelism: 1}\n")
+    service = start()
+    service.post("slow")
+    waiting = service.post("slow")
+    service.kill()
+    (home.path / "plugins" / "slow" / "run").chmod(0o600)
+    again = start()
+    (home.path / "plugins" / "slow" / "run").chmod(0o700)
+
+    status, body = again.ask("POST", "/system/reload")
+
+    assert status == 200, body
+    assert home.rows("SELECT status, blocked_reason FROM job_queue WHERE id = ?", waiting) == [
+        {"status": "queued", "blocked_reason": None}
+    ]
+
+
 def test_an_event_for_a_disabled_plugin_is_a_dead_job_with_the_reason(home: Home, start: Start) -> None:
     """The tree of a route to nowhere ends."""
     emits = {"status": "ok", "result": "out", "events": [{"type": "made"}]}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,28 @@ def test_a_breaker_opens_is_seen_and_is_reset(home: Home, start: Start) -> None:
     assert {job["status"] for job in made(service, 6)} == {"failed"}
     reasons = [row["reason"] for row in home.rows("SELECT reason FROM circuit_breaker_transitions ORDER BY created_at")]
     assert reasons == ["failure_threshold", "manual_reset", "failure_threshold"]
+
+
+# Fails once; the second run ends well, after some slots have come and gone.
+RECOVERS = """#!/bin/sh
+cat > /dev/null
+[ -e tried ] || { touch tried; exit 78; }
+[ -e probed ] || { touch probed; sleep 0.5; }
+echo '{"status": "ok", "result": "done"}'
+"""
+
+
+def test_a_schedule_goes_on_as_soon_as_the_probe_has_ended_well(home: Home, start: Start) -> None:
+    """What came while the probe ran waits for its end, not for the next time somebody looks whether it was lost."""
+    home.plugin("echo", RECOVERS)
+    home.add("plugins:\n  echo: {schedules: [{every: 100ms}], circuit_breaker: {threshold: 1, reset_after: 200ms}}\n")
+    service = start()
+    ended(service, "job succeeded", "echo", 2)
+
+    (closed,) = home.rows("SELECT created_at FROM circuit_breaker_transitions WHERE to_state = 'closed'")
+    after = home.rows("SELECT MIN(created_at) AS at FROM job_queue WHERE created_at > ?", closed["created_at"])[0]["at"]
+    waited = datetime.fromisoformat(after) - datetime.fromisoformat(closed["created_at"])
+    assert waited < timedelta(seconds=10)
 
 
 def test_the_local_commands_and_another_service_say_the_same(idle: Service) -> None:

@@ -208,7 +208,8 @@ async def test_a_job_that_is_told_to_stop_before_its_start_is_never_spawned(
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("created_at", "yesterday"), ("slot_at", "x"), ("dedupe_ttl_seconds", 1e300)]
+    ("column", "value"),
+    [("created_at", "yesterday"), ("slot_at", "x"), ("dedupe_ttl_seconds", 1e300), ("payload", b'{"a": "\xff"}')],
 )
 async def test_a_row_that_cannot_be_read_ends_its_own_job_and_no_other(
     column: str, value: object, tmp_path: Path, nursery: trio.Nursery
@@ -218,7 +219,8 @@ async def test_a_row_that_cannot_be_read_ends_its_own_job_and_no_other(
         bad, good = [await hall.ledger.write(queue_one) for _ in range(2)]
 
         def spoil(db: sqlite3.Connection) -> None:
-            db.execute(f"UPDATE job_queue SET {column} = ? WHERE id = ?", (value, bad))
+            as_text = "CAST(? AS TEXT)" if isinstance(value, bytes) else "?"
+            db.execute(f"UPDATE job_queue SET {column} = {as_text} WHERE id = ?", (value, bad))
 
         await hall.ledger.write(spoil)
         with hall.hub.watch(job_topic(good)) as hints, trio.fail_after(30):
@@ -243,6 +245,21 @@ async def test_a_fault_that_is_not_in_its_row_kills_no_job(tmp_path: Path, monke
         with pytest.raises(ExceptionGroup):
             await hall.dispatcher.run(trio.Event())
         assert hall.statuses() == ["queued"]
+
+
+async def test_a_delay_that_cannot_be_read_is_over(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """A job whose next moment is none would wait for ever, and nobody could say for how long."""
+    async with open_hall(tmp_path) as hall:
+        job_id = await hall.ledger.write(queue_one)
+
+        def spoil(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE job_queue SET lane = NULL, next_retry_at = 'soon', failed_at = created_at")
+
+        await hall.ledger.write(spoil)
+        await nursery.start(hall.dispatcher.run, trio.Event())
+        await hall.until_ended(job_id)
+        assert hall.statuses() == ["succeeded"]
+        nursery.cancel_scope.cancel()
 
 
 # ── a ledger that keeps it waiting ──────────────────────────────────────────────────────────────────────────────────

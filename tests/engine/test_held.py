@@ -9,7 +9,9 @@ import pytest
 
 from ductile.engine.follow import gates_of
 from ductile.ledger import held
+from ductile.ledger.blocks import blocked_plugins, forget_block, note_blocked
 from ductile.ledger.claim import claim
+from ductile.ledger.connections import Connection
 from ductile.ledger.held import HELD
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.writer import Ledger
@@ -165,3 +167,35 @@ async def test_a_long_queue_is_held_in_portions(stage: MakeStage, monkeypatch: p
     assert counted.writes == 4
     assert one.jobs("COUNT(*)", f"blocked_reason = '{HELD}'") == [12]
     assert len(set(one.jobs("next_retry_at", "next_retry_at IS NOT NULL"))) == 2
+
+
+async def test_a_plugin_that_cannot_be_loaded_meanwhile_does_not_keep_what_the_breaker_held(stage: MakeStage) -> None:
+    """They are found again by the reason they were held for, when the breaker closes."""
+    one = await stage()
+    await opened(one)
+    waiting = await ask(one, 2)
+    assert await start(one) == ()
+    await one.ledger.write(note_blocked, "echo", "plugin echo did not load")
+    assert one.ledger.read(blocked_plugins) == []
+    await one.ledger.write(forget_block, "echo")
+    await one.reset()
+    assert [job.id for job in await start(one)] == waiting
+
+
+@pytest.mark.parametrize(("column", "value"), [("opened_at", "yesterday"), ("last_failure_at", "x"), ("state", "ajar")])
+async def test_a_breaker_that_cannot_be_read_lets_its_jobs_start(stage: MakeStage, column: str, value: str) -> None:
+    """What nobody can read holds nobody, costs no job that went well, and is written anew."""
+    one = await stage()
+    await opened(one)
+
+    def spoil(db: Connection) -> None:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute(f"UPDATE circuit_breakers SET {column} = ?", (value,))
+
+    await one.ledger.write(spoil)
+    one.clock.pass_to(one.clock.now() + 60 * MINUTE)
+    await ask(one)
+    (job,) = await start(one)
+    await one.end(job)
+    assert one.jobs("status", f"id = '{job.id}'") == ["succeeded"]
+    assert (one.breaker().state, one.breaker().opened_at) == (CLOSED, None)

@@ -1,5 +1,6 @@
 """`init` beside a reload: whatever comes first, every plugin is prepared for the configuration that is in use."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.engine.initialise import Health, fingerprint_of, initialise, mark_pending
 from ductile.engine.run_job import Surroundings
 from ductile.hub import Hub
-from ductile.ledger.inits import all_inits
+from ductile.ledger.inits import Init, all_inits, put
 from ductile.ledger.writer import Ledger, open_ledger
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
@@ -94,6 +95,45 @@ async def test_a_reload_while_the_end_of_init_is_written_is_heeded(
         assert (one.runs(), one.health.held()) == (2 if is_wanted_again else 1, frozenset())
         if is_wanted_again:
             assert one.ledger.read(all_inits)["echo"].fingerprint == fingerprint_of(reloaded[0].lanes["echo"])
+
+
+WAITS = """#!/bin/sh
+cat >/dev/null
+echo begun > {begun}
+cat {go}
+echo '{{"status": "ok", "result": "done"}}'
+"""
+
+
+@pytest.mark.parametrize("error", [None, "no login"], ids=["good", "failed"])
+async def test_how_the_last_init_ended_is_forgotten_when_another_begins(error: str | None, tmp_path: Path) -> None:
+    """Whoever looks into the ledger meanwhile finds that it has not come to an end, not what was before."""
+    async with open_preparation(tmp_path) as one:
+        before = Init(plugin="echo", fingerprint="another", error=error)
+        await one.ledger.write(put, before, now=one.around.clock.now(), job_id="x")
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        for pipe in (begun, go):
+            os.mkfifo(pipe)
+        (one.home.path / "plugins" / "echo" / "run").write_text(WAITS.format(begun=begun, go=go))
+        mark_pending(one.ledger, snapshot := snapshot_of(one.home), one.health)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.prepare, snapshot)
+            await trio.to_thread.run_sync(begun.read_text)
+            meanwhile = one.ledger.read(all_inits)
+            await trio.to_thread.run_sync(go.write_text, "")
+        assert meanwhile == {}
+        assert one.ledger.read(all_inits)["echo"].error is None
+
+
+async def test_a_failure_is_over_when_no_init_is_wanted_any_more(tmp_path: Path) -> None:
+    """The plugin is no longer unhealthy, and the ledger does not say that it is."""
+    async with open_preparation(tmp_path) as one:
+        failed = Init(plugin="echo", fingerprint="f", error="no login")
+        await one.ledger.write(put, failed, now=one.around.clock.now(), job_id="x")
+        manifest = one.home.path / "plugins" / "echo" / "manifest.yaml"
+        manifest.write_text(manifest.read_text().replace(", init: {}", ""))
+        await one.prepare(one.reload(FIRST))
+        assert (one.ledger.read(all_inits), one.health.held()) == ({}, frozenset())
 
 
 async def test_an_init_whose_end_is_being_written_is_not_begun_again(

@@ -11,7 +11,7 @@ from ductile.engine.launch import SpawnFailed
 from ductile.engine.running import Cause, Finished
 from ductile.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.plugin.protocol import Limits
-from ductile.secret import Mask
+from ductile.secret import HIDDEN, Mask
 from ductile.units import LONGEST
 from tests.engine.builders import NOW, a_job, a_run
 
@@ -225,6 +225,17 @@ def test_known_secrets_are_in_no_error_and_no_text_that_is_kept(run: Finished) -
     answers = run.stdout.startswith(b'{"status"')
     for text in kept[:2] if answers else kept:
         assert SECRET[:5] not in text
+
+
+def test_a_stderr_that_was_cut_does_not_begin_with_the_end_of_a_secret() -> None:
+    """Neither where it is kept nor where its last line says why the attempt failed."""
+    rest = SECRET[3:]
+    run = a_run(b"", exit_code=1, stderr=rest.encode(), stderr_total=1_000_000)
+    outcome = decide(run, policy=MASKING).outcome
+    assert isinstance(outcome, Retried)
+    assert outcome.evidence
+    assert rest not in outcome.error
+    assert outcome.evidence.stderr == f"[{1_000_000 - len(rest)} bytes cut]\n{HIDDEN}"
 
 
 def test_a_valid_answer_is_never_masked() -> None:

@@ -16,6 +16,7 @@ from ductile.engine.running import Cause, Finished
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.pipeline.route import event_id
+from ductile.secret import Mask
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, a_run, snapshot_of
 
@@ -148,9 +149,9 @@ def test_an_attempt_the_drain_ended_leaves_nothing(home: Home) -> None:
 class Listener:
     """A log whose lines are read back from a pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *secrets: str) -> None:
         self._reading, self._writing = os.pipe()
-        self.log = Log(level="debug", descriptor=self._writing)
+        self.log = Log(level="debug", descriptor=self._writing, mask=Mask(secrets))
 
     def heard(self) -> list[dict[str, Any]]:
         self.log.close()
@@ -159,9 +160,11 @@ class Listener:
             return [json.loads(line) for line in lines]
 
 
-async def run_once(home: Home, script: str, *, job: Job | None = None) -> tuple[Ending, list[dict[str, Any]]]:
+async def run_once(
+    home: Home, script: str, *secrets: str, job: Job | None = None
+) -> tuple[Ending, list[dict[str, Any]]]:
     home.plugin("echo", script)
-    listener = Listener()
+    listener = Listener(*secrets)
     around = Surroundings(log=listener.log, clock=Clock(), instance="i", state_of=lambda _: "{}")
     ended = await run_job(around, Attempt(job or a_job(), snapshot_of(home)))
     return ended, listener.heard()
@@ -180,6 +183,15 @@ async def test_an_attempt_is_told_in_the_log_with_what_the_plugin_said(home: Hom
         ("dispatcher", "info", "job succeeded"),
     ]
     assert {(line["plugin"], line["job_id"]) for line in lines} == {("echo", a_job().id)}
+
+
+async def test_the_log_does_not_begin_with_the_end_of_a_secret(home: Home) -> None:
+    """Where stderr is longer than is kept, and the cut goes through the secret."""
+    config = home.path / "config.yaml"
+    config.write_text(config.read_text().replace("service:\n", "service:\n  limits: {stderr: 1KB}\n"))
+    words = f"hunter2-hunter2{'.' * 1014}"
+    _, (line, *_) = await run_once(home, f"#!/bin/sh\ncat >/dev/null\nprintf %s {words} >&2\n", "hunter2-hunter2")
+    assert (line["component"], line["message"]) == ("plugin", f"***{'.' * 1014}")
 
 
 async def test_a_job_that_never_starts_is_told_in_the_log_too(home: Home) -> None:

@@ -479,6 +479,27 @@ async def test_a_schedule_that_can_be_decided_again_is_not_held_although_nothing
     assert (one.entry().held_reason, one.entry().next_run_at) == (None, NOON + 15 * HOUR)
 
 
+@pytest.mark.parametrize("column", ["last_fired_at", "last_slot_at", "next_run_at", "anchored_at", "status"])
+async def test_an_entry_that_cannot_be_read_starts_anew_and_does_not_stop_the_others(
+    stage: MakeStage, column: str
+) -> None:
+    """One row with a value that is none is one schedule's misfortune; it is told, and goes on from here."""
+    one = await stage("  echo: {schedules: [{every: 1m}]}\n  other: {schedules: [{every: 1m}]}")
+    await one.pass_for(90 * SECOND)
+
+    def spoil(db: Connection) -> None:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute(f"UPDATE schedule_entries SET {column} = 'x' WHERE plugin = 'echo'")
+
+    await one.ledger.write(spoil)
+    one.start()
+    await one.pass_for(2 * MINUTE)
+    later = "slot_at > '2026-03-09T12:01:30'"
+    assert len(one.jobs("id", f"plugin = 'other' AND {later}")) == 2
+    assert len(one.jobs("id", f"plugin = 'echo' AND {later}")) >= 2
+    assert "its entry cannot be read and starts anew" in one.said()
+
+
 async def test_a_scheduler_that_keeps_failing_is_late(
     stage: MakeStage, nursery: trio.Nursery, mock_clock: trio.testing.MockClock
 ) -> None:

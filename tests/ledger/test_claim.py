@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import Process, claim, next_due, note_blocked, note_process, record_and_claim
+from ductile.ledger.blocks import note_blocked
+from ductile.ledger.claim import Process, claim, next_due, note_process, record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.operate import cancel
 from ductile.ledger.queue_reports import queue
@@ -48,7 +49,19 @@ def test_a_plugin_that_is_not_named_is_not_claimed_but_reported(drive: Any) -> N
     assert queue(drive.db, claimable={"echo"}).unclaimable == ["ghost"]
     with transaction(drive.db):
         assert note_blocked(drive.db, "ghost", "did not load") == 1
+        assert note_blocked(drive.db, "ghost", "did not load") == 0  # told already: nothing to write
     assert drive.row(job)["blocked_reason"] == "did not load"
+
+
+def test_a_state_that_is_not_utf8_does_not_keep_its_plugin_from_running(drive: Any) -> None:
+    """A database of the original may have one; its job gets what that would have read."""
+    state = "CAST(x'7b2261223a22ff227d' AS TEXT)"
+    drive.db.execute(f"INSERT INTO plugin_state (plugin_name, state, updated_at) VALUES ('echo', {state}, '')")
+    drive.enqueue()
+    claimed = drive.claim()
+    assert (len(claimed.jobs), claimed.states["echo"]) == (1, '{"a":"\ufffd"}')
+    drive.end(claimed.jobs[0], state_updates='{"b":1}')
+    assert drive.db.execute("SELECT state FROM plugin_state").fetchall() == [('{"a":"\ufffd","b":1}',)]
 
 
 def test_two_of_a_key_never_run_side_by_side(drive: Any) -> None:

@@ -55,13 +55,26 @@ def test_an_ending_that_cannot_be_recorded_is_dead_and_the_others_go_on(drive: A
     assert drive.kinds().count("job.completed") == 2
 
 
-def test_a_breaker_that_cannot_be_read_does_not_cost_the_evidence(drive: Any) -> None:
-    """What the attempt left is kept even where the breaker's own row is the bad one."""
-    bad, other = running(drive, 2)
+def test_a_breaker_that_cannot_be_read_costs_nothing(drive: Any) -> None:
+    """What went well went well, whatever is in the breaker's own row."""
+    one, other = running(drive, 2)
     drive.db.execute(
         "INSERT INTO circuit_breakers (plugin, command, opened_at, updated_at) VALUES ('echo', 'poll', 'soon', 'now')"
     )
-    ended(drive, success(drive, bad, breaker=lambda *_: None), success(drive, other))
+    ended(drive, success(drive, one, breaker=lambda *_: None), success(drive, other))
+    report = reports.job(drive.db, one.id)
+    assert (report.job.status, report.attempts[0].stderr) == (JobStatus.SUCCEEDED, "noise")
+    assert drive.row(other.id)["status"] == "succeeded"
+
+
+def test_a_breaker_that_cannot_be_decided_does_not_cost_the_evidence(drive: Any) -> None:
+    """What the attempt left is kept even where the breaker is the bad part."""
+
+    def undecided(*_: Any) -> None:
+        raise ValueError("no such state")
+
+    bad, other = running(drive, 2)
+    ended(drive, success(drive, bad, breaker=undecided), success(drive, other))
     report = reports.job(drive.db, bad.id)
     assert (report.job.status, report.attempts[0].stderr) == (JobStatus.DEAD, "noise")
     assert drive.row(other.id)["status"] == "succeeded"

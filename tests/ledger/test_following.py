@@ -228,6 +228,18 @@ def test_recovery_asks_about_those_it_gives_up(drive: Driver) -> None:
     assert len(drive.claim(9, rescue=9).jobs) == 2
 
 
+def test_recovery_sets_a_row_apart_that_has_no_text_where_there_should_be_some(drive: Driver) -> None:
+    """SQLite does not give it as a whole; all others are recovered."""
+    for _ in range(2):
+        drive.enqueue()
+    lost = drive.claim().jobs
+    drive.db.execute("UPDATE job_queue SET payload = CAST(x'ff' AS TEXT) WHERE id = ?", (lost[0].id,))
+    with transaction(drive.db):
+        ended = recover_orphans(drive.db, run_id="run-2", now=drive.now)
+    assert [isinstance(one, Quarantined) for one in ended] == [True, False]
+    assert drive.statuses() == ["dead", "queued"]
+
+
 def started(drive: Driver, following: Following) -> list[Enqueued]:
     with transaction(drive.db):
         return start_run(drive.db, following, now=drive.now)

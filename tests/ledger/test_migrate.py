@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ductile.errors import LedgerError
+from ductile.errors import LedgerError, LedgerFull
 from ductile.ledger import migrate, reports
 from ductile.ledger.claim import claim
-from ductile.ledger.connections import transaction
-from ductile.ledger.examine import APPLICATION_ID
+from ductile.ledger.connections import connect_writer, transaction
+from ductile.ledger.examine import APPLICATION_ID, examine
 from ductile.ledger.recover import recover_orphans
-from ductile.ledger.store import SCHEMA_VERSION, open_reader, open_writer
+from ductile.ledger.store import SCHEMA_VERSION, open_reader, open_writer, schema, tables
 
 ORIGINAL = (Path(__file__).parent / "original.sql").read_text()
 NOW = datetime(2026, 1, 1, 1, tzinfo=UTC)
@@ -52,6 +52,31 @@ def test_an_adopted_database_has_exactly_the_schema_of_a_new_one(adopted: sqlite
             values = [db.execute(f"PRAGMA {pragma}").fetchone() for db in (adopted, new)]
             assert values[0] == values[1], pragma
     assert adopted.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+NOT_UTF8 = "CAST(x'7b2261223a22ff227d' AS TEXT)"
+REPLACED = '{"a":"\ufffd"}'
+
+
+def test_text_that_is_not_utf8_is_adopted_as_the_original_read_it(original: Path) -> None:
+    """It stored raw bytes and saw U+FFFD in their place; one such job does not keep the others from running."""
+    with closing(sqlite3.connect(original)) as db, db:
+        db.execute(f"UPDATE job_queue SET payload = {NOT_UTF8}, last_error = {NOT_UTF8}")
+        db.execute(f"UPDATE job_log SET result = {NOT_UTF8}, stderr = {NOT_UTF8}, last_error = {NOT_UTF8}")
+        db.execute(f"UPDATE event_context SET accumulated_json = {NOT_UTF8}")
+        db.execute(f"UPDATE plugin_facts SET fact_json = {NOT_UTF8}")
+        db.execute(f"UPDATE plugin_state SET state = {NOT_UTF8}")
+        db.execute(f"UPDATE job_transitions SET reason = {NOT_UTF8}")
+    with closing(open_writer(original, synchronous="off")) as db:
+        with transaction(db):
+            recovered = recover_orphans(db, run_id="first", now=NOW)
+            claimed = claim(db, now=NOW, run_id="first", free={"echo": 1, "next": 1, "last": 1}, limit=3)
+        assert (len(recovered), len(claimed.jobs)) == (1, 3)
+        assert {(job.payload, job.context) for job in claimed.jobs} == {(REPLACED, REPLACED), (REPLACED, None)}
+        assert claimed.states["echo"] == REPLACED
+        kept = db.execute("SELECT result, stderr, last_error FROM job_log WHERE id IN ('root-1', 'late-4')").fetchall()
+        assert kept == [(REPLACED,) * 3] * 2
+        assert db.execute("SELECT DISTINCT fact_json FROM plugin_facts").fetchall() == [(REPLACED,)]
 
 
 def test_jobs_keep_their_order_and_learn_their_roots(adopted: sqlite3.Connection) -> None:
@@ -205,6 +230,53 @@ def test_an_adoption_that_fails_leaves_the_original_as_it_was(original: Path) ->
         open_writer(original, synchronous="off")
     with closing(sqlite3.connect(original)) as db:
         assert db.execute("SELECT COUNT(*) FROM job_queue WHERE status = 'timed_out'").fetchone() == (1,)
+
+
+NO_ROOM = """\
+import resource, sqlite3, sys
+from pathlib import Path
+from ductile.ledger import migrate
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+migrate.back_up(sqlite3.connect(sys.argv[1]), Path(sys.argv[1] + ".backup"))
+"""
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing(original: Path) -> None:
+    """A service that is started again and again would leave another part of one each time."""
+    before = {path.name for path in original.parent.iterdir()}
+    done = subprocess.run([sys.executable, "-c", NO_ROOM, original], capture_output=True, text=True, check=False)
+
+    assert "LedgerError" in done.stderr
+    assert {path.name for path in original.parent.iterdir()} - {"ductile.db-shm", "ductile.db-wal"} == before
+
+
+def test_an_adoption_that_is_refused_again_and_again_leaves_no_backup(original: Path) -> None:
+    """A row that cannot be moved stays one, however often the service is started."""
+    columns = "id, job_id, plugin, command, status, attempt, submitted_by, created_at, completed_at"
+    with closing(sqlite3.connect(original)) as db:
+        values = "CAST(x'ff' AS TEXT), 'j', 'p', 'c', 'succeeded', 'many', 's', 'never', 'never'"
+        db.execute(f"INSERT INTO job_log ({columns}) VALUES ({values})")
+        db.commit()
+
+    with pytest.raises(LedgerError):
+        open_writer(original)
+
+    assert list(original.parent.glob("*backup*")) == []
+
+
+def test_an_adoption_for_which_there_is_no_room_leaves_no_backup_either(original: Path) -> None:
+    """Nothing has changed, and there would be another copy for each try on a disk that is full already."""
+    with closing(connect_writer(original, "off")) as db:
+        condition = examine(original, newest=SCHEMA_VERSION, tables=tables())
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite says is what it says of a full disk
+        with pytest.raises(LedgerFull):
+            migrate.bring_up_to_date(db, original, condition, newest=SCHEMA_VERSION, schema=schema(), now=NOW)
+        assert db.execute("SELECT COUNT(*) FROM job_queue").fetchone() == (5,)
+
+    assert list(original.parent.glob("*backup*")) == []
+    with closing(open_writer(original, synchronous="off")) as db:
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
 
 
 def test_every_version_has_its_step() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ductile.errors import LedgerError, NotFound, WrongState
 from ductile.ledger import reports
 from ductile.ledger.connections import transaction
-from ductile.ledger.operate import CancelRequested, cancel, end_queued_jobs_of, retry
+from ductile.ledger.operate import CancelRequested, cancel, end_queued_jobs_of, queued_plugins, retry
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, recover_orphans
 from ductile.model import Dead, Failed, Following, Interrupted, Job, JobStatus, Outcome, Retried
@@ -243,3 +243,17 @@ def test_a_failed_job_can_be_tried_again_more_than_once(drive: Any) -> None:
         drive.end(job, Failed("no"))
         with transaction(drive.db):
             retry(drive.db, job.id, now=drive.now)
+
+
+def test_whoever_waits_for_whatever_is_among_those_that_wait(drive: Any) -> None:
+    """In its lane, for its next attempt, or for its key; what runs or is over is not, nor is the core itself."""
+    for plugin in ("ready", "running", "over", "core.relay"):
+        drive.enqueue(plugin=plugin)
+    drive.claim(9, running=1)
+    drive.end(drive.claim_one("over"))
+    drive.enqueue(plugin="delayed")
+    drive.end(drive.claim_one("delayed"), Retried("again", timedelta(minutes=1)))
+    for _ in range(2):
+        drive.enqueue(plugin="keyed", dedupe_key="k")
+    drive.claim(9, keyed=2)
+    assert queued_plugins(drive.db) == ["delayed", "keyed", "ready"]

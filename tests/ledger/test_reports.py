@@ -9,7 +9,7 @@ import pytest
 
 from ductile.errors import NotFound
 from ductile.ledger import journal, queue_reports, reports, runs, tree_reports, trees
-from ductile.ledger.claim import note_blocked
+from ductile.ledger.blocks import note_blocked
 from ductile.ledger.connections import transaction
 from ductile.ledger.runs import Standing
 from ductile.model import Dead, Failed, NewContext, Outcome, Retried, Skipped

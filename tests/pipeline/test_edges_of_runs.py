@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from ductile.errors import NotFound
-from ductile.model import Following, Job, JobStatus, Joined, NewArrival, Skipped, Succeeded
+from ductile.model import Failed, Following, Job, JobStatus, Joined, NewArrival, Skipped, Succeeded
 from ductile.pipeline.events import Ended
 from ductile.pipeline.route import World, after, after_join, begin
 from ductile.pipeline.tell import step_of
@@ -124,6 +124,16 @@ def test_a_job_whose_pipeline_was_changed_around_it_does_not_run(before: str, no
         step_of(a_world(now).plans, job)
     following = after(job, SUCCEEDED, (), a_world(now), now=NOW)
     assert [note.kind for note in following.notes] == ["run.ended"]
+    assert not following.children
+
+
+def test_a_join_whose_pipeline_was_changed_around_it_says_so() -> None:
+    """Its step is still there, inside of something else."""
+    around = JOINED.replace("steps: [", "steps: [{foreach: payload.n, steps: [").replace("z}]}]", "z}]}]}]")
+    join = row(begun(a_world(JOINED)), "s__join")
+    outcome, following = after_join(Joined(job=join), a_world(around), now=NOW)
+    assert isinstance(outcome, Failed)
+    assert outcome.error == "pipeline p was changed around step s__join: the run cannot go on in it"
     assert not following.children
 
 

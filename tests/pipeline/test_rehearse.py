@@ -220,8 +220,37 @@ def test_a_rehearsal_of_a_very_large_run_is_cut_short() -> None:
     """It is told up to a limit, and says that it was."""
     found = rehearsed("{id: a, uses: x, foreach: payload.n}, {id: b, uses: y}", {"n": list(range(30))}, most_jobs=40)
 
-    assert not found.is_complete
+    assert (found.is_complete, found.status) == (False, JobStatus.FAILED)
     assert "b not reached: the rehearsal was cut short before it" in told(found)
+
+
+def test_decisions_are_never_too_many() -> None:
+    """As in the service, where only a job that would run is dead in a tree that is full."""
+    steps = "{id: a, uses: x, foreach: payload.n}, {id: b, uses: y, if: {path: payload.q, op: eq, value: 2}}"
+    found = rehearsed(steps, {"n": list(range(30))}, most_jobs=40)
+
+    assert (found.is_complete, found.status) == (True, JobStatus.SUCCEEDED)
+
+
+def test_what_is_too_much_is_not_tolerated() -> None:
+    """As in the service: the run does not go on behind the step, or not as it was meant to."""
+    world, calm = World(most_jobs=2), "{id: a, uses: x, continue: true}, {id: b, uses: y}"
+    emitted = rehearsed(calm, answers={"a": [{"type": "e"}] * 3}, world=world)
+    each = "{id: a, uses: x, continue: true}, {id: b, uses: y, foreach: payload.input.n}"
+    failed = rehearsed(each, {"n": [1, 2, 3]}, answers={"a": {"fail": "no"}}, world=world)
+
+    assert [found.status for found in (emitted, failed)] == [JobStatus.FAILED] * 2
+    assert line(failed, "a").why == "no; it leads to more than 2 jobs at once"
+
+
+def test_what_is_too_far_is_not_tolerated_and_decisions_are_never_too_far() -> None:
+    """As in the service, where only a job that would run is dead at the end of a long chain."""
+    calm = "{id: a, uses: x, continue: true, if: {path: payload.on, op: neq, value: 0}}"
+    far = rehearsed(calm, answers={"a": [{"type": "e"}]}, most_hops=3)
+    near = rehearsed(calm, answers={"a": [{"type": "e", "payload": {"on": 0}}]}, most_hops=0)
+
+    assert (far.status, told(far)[-1]) == (JobStatus.FAILED, "a dead: chain of more than 3 hops")
+    assert (near.status, told(near)[-1].split(":")[0]) == (JobStatus.SUCCEEDED, "a bypassed")
 
 
 def test_a_payload_that_leads_to_too_much_at_once_is_refused() -> None:

@@ -148,6 +148,7 @@ def test_a_step_that_is_bypassed_is_noted_with_what_decided() -> None:
     """The predicates with the values they saw."""
     (note,) = entered(f"{{id: a, uses: q, if: {FALSE}}}").notes
     assert (note.kind, note.data["pipeline"], note.data["step_id"]) == ("step.bypassed", "p", "a__switch")
+    assert note.data["type"] == an_event().type, "whoever looks for events of a type finds it"
     assert note.data["predicates"] == [{"path": "payload.n", "op": "eq", "value": 2, "found": 1, "holds": False}]
 
 

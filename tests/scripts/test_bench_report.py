@@ -10,7 +10,7 @@ import pytest
 
 from scripts.benches import plots, report
 from scripts.benches.all import PARTS, remaining, worded
-from scripts.benches.bench import Bench, Line, machine, percentile, short
+from scripts.benches.bench import Bench, Line, is_optimised, machine, percentile, short
 from scripts.benches.targets import MORE, SUITE, at_least, at_most, target
 from scripts.benches.usage import Spent, Used, cpu_seconds, pss_mb, used
 
@@ -305,3 +305,28 @@ def test_all_of_it_fits_its_time() -> None:
     """A coffee for the quick one, half a lesson for the other."""
     assert sum(part.quick_seconds for part in PARTS) <= 4 * 60
     assert sum(part.seconds for part in PARTS) <= 25 * 60
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        ({"CONFIG_ARGS": "'--enable-optimizations' '--with-lto'", "PGO_PROF_USE_FLAG": "-fprofile-use"}, "with"),
+        ({"CONFIG_ARGS": "'--enable-optimizations=yes'"}, "with"),
+        ({"CONFIG_ARGS": "'CFLAGS=-O3 -fprofile-use'", "PY_CORE_CFLAGS": "-O3 -fprofile-use"}, "with"),
+        ({"CONFIG_ARGS": "'--prefix=/opt'", "PGO_PROF_USE_FLAG": "-fprofile-use -fprofile-correction"}, "without"),
+        ({"CONFIG_ARGS": "'--disable-optimizations'", "PGO_PROF_USE_FLAG": "-fprofile-use"}, "without"),
+        ({"CONFIG_ARGS": "'--prefix=/usr' '--enable-shared'", "PGO_PROF_USE_FLAG": ""}, "unknown"),
+        ({}, "unknown"),
+    ],
+    ids=["asked for", "asked for in full", "by hand", "plain", "refused", "cleaned by a distribution", "silent"],
+)
+def test_a_python_is_called_optimised_only_if_its_build_says_so(build: dict[str, str], told: str) -> None:
+    """Debian optimises every Python and leaves no trace of it in what Python knows of its build."""
+    host = machine() | {"python": "3.11.2", "python_is_optimised": is_optimised(build)}
+    words = {
+        "with": "Python 3.11.2 (built with profile-guided optimisation)",
+        "without": "Python 3.11.2 (built without profile-guided optimisation)",
+        "unknown": "Python 3.11.2 (whether built with profile-guided optimisation, its build does not say)",
+    }
+
+    assert report.python_of([{"machine": host}]) == words[told]

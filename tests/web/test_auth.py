@@ -29,6 +29,10 @@ def holder(*scopes: str) -> Principal:
         ("system:rw", {"system:ro"}),
         ("system:ro", set()),
         ("plugin:echo:rw", {"plugin:echo:ro"}),
+        ("plugin:invoke:rw", set()),
+        ("plugin:catalog:rw", set()),
+        ("jobs:result:rw", set()),
+        ("events:payload:rw", set()),
     ],
 )
 def test_a_broad_scope_includes_the_finer_ones(scope: str, included: set[str]) -> None:
@@ -58,6 +62,10 @@ def test_the_operator_may_do_everything(scope: str) -> None:
         (["plugin:catalog:ro"], "plugin:invoke:ro", "catalog", False),
         (["plugin:invoke:ro"], "plugin:catalog:ro", "invoke", False),
         (["plugin:catalog:rw"], "plugin:rw", "catalog", True),
+        (["plugin:invoke:rw"], "plugin:invoke:ro", "invoke", True),
+        (["plugin:invoke:rw"], "plugin:catalog:ro", "invoke", True),
+        (["plugin:invoke:rw"], "plugin:invoke:ro", "echo", False),
+        (["plugin:catalog:rw"], "plugin:catalog:ro", "echo", False),
         ([], "token", None, True),
         ([], "plugin:invoke:ro", "token", False),
     ],

@@ -152,3 +152,29 @@ def test_a_fallback_directory_open_to_others_is_refused(tmp_path: Path, monkeypa
     with pytest.raises(DuctileError, match="not a directory of this user alone") as refused:
         open_unix(path)
     assert refused.value.exit_code == 77
+
+
+@pytest.mark.parametrize("made_by", ["another user", "nobody in particular", "a link"])
+def test_nobody_is_asked_in_a_fallback_directory_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    """Whoever made it first could listen there to what an operator says, and answer as if it were the service."""
+    monkeypatch.setattr(listen, "SHARED_DIRECTORY", tmp_path)
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    folder = local_socket_path(deep).parent
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    if made_by == "a link":
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir(mode=0o700)
+    if made_by == "nobody in particular":
+        folder.chmod(0o777)
+    if made_by == "another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a directory away")
+        os.chown(folder, 12345, -1)
+
+    with pytest.raises(DuctileError, match="not a directory of this user alone") as refused:
+        local_socket_path(deep)
+    assert refused.value.exit_code == 77

@@ -342,6 +342,18 @@ def test_the_header_can_have_another_name() -> None:
     assert not verdict("github", {"x-hub-signature-256": f"sha256={PLAIN}"}, header="X-Gitea-Sig").is_valid
 
 
+def test_a_delivery_with_two_signatures_is_good_for_once_whichever_is_shown() -> None:
+    """While a secret is replaced, Stripe signs with both: who records that cannot play it again with one of them."""
+    first = stripe()
+    second = stripe(secret=OTHER).partition(",")[2]
+    shown = [f"{first},{second}", first, f"t={SECONDS},{second}"]
+    said = [verdict("stripe", {"stripe-signature": each}, secrets=(SECRET, OTHER)) for each in shown]
+    assert all(each.is_valid for each in said)
+    assert len({each.once for each in said}) == 1
+    assert stripe(body=b"{}") != first
+    assert verdict("stripe", {"stripe-signature": stripe(body=b"{}")}, body=b"{}").once != said[0].once
+
+
 def test_a_signature_without_a_moment_says_nothing_about_uniqueness() -> None:
     """The same body has the same signature for ever; only a signed moment makes it good for once."""
     assert verdict("hmac-sha256", {"x-signature-256": PLAIN}).once is None

@@ -27,7 +27,7 @@ from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine.pausing import Pausing
 from ductile.errors import LedgerFull
 from ductile.hub import Hub
-from ductile.ledger import journal, receipts
+from ductile.ledger import journal, receipts, refusals
 from ductile.ledger.writer import Ledger, open_ledger
 from ductile.web import tally as tallies
 from ductile.web.deliveries import DeliveryRefused
@@ -848,6 +848,8 @@ async def test_what_the_lane_refuses_is_counted_too(hooks: Hooks, status: int, w
     await kept(hooks)
     (note,) = hooks.notes("webhook.refused")
     assert (note["path"], note["why"]) == ("/hook/small", {why: 1})
+    (one,) = hooks.ledger.read(refusals.newest, "/hook/small", limit=9)
+    assert (one.reason, one.status, one.peer, one.body_bytes, one.headers) == (why, status, "x", 0, {})
 
 
 async def test_the_tally_of_an_endpoint_does_not_grow(hooks: Hooks) -> None:

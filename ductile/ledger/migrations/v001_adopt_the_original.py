@@ -1,8 +1,8 @@
 """Adopts a database of the original: its rows move into our tables, its history into the journal.
 
-Moments get the fixed width, fact ids become integers, a queue status `timed_out` becomes `failed` (its attempt stays
-`timed_out`), a state that is no object becomes an empty one, and every job learns its root. Columns or tables an older
-original lacks become NULL or stay empty.
+Moments get the fixed width, bytes that are no UTF-8 become U+FFFD, fact ids become integers, a queue status `timed_out`
+becomes `failed` (its attempt stays `timed_out`), a state that is no object becomes an empty one, and every job learns
+its root. Columns or tables an older original lacks become NULL or stay empty.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ _JOB_QUEUE = {
     "id": "old.id",
     "plugin": "old.plugin",
     "command": "old.command",
-    "payload": "CAST(old.payload AS TEXT)",
+    "payload": "text(CAST(old.payload AS BLOB))",
     "status": _STATUS,
     "attempt": "MAX(old.attempt, 1)",
     "max_attempts": "MAX(old.max_attempts, 1)",
@@ -47,7 +47,7 @@ _JOB_QUEUE = {
     "completed_at": f"CASE WHEN {_IS_OPEN} THEN NULL ELSE COALESCE({{completed_at}}, moment(old.created_at)) END",
     "next_retry_at": "CASE WHEN old.status = 'queued' THEN {next_retry_at} END",
     "failed_at": "CASE WHEN old.status = 'queued' AND {next_retry_at} IS NOT NULL THEN moment(old.created_at) END",
-    "last_error": "old.last_error",
+    "last_error": "text(CAST(old.last_error AS BLOB))",
     "parent_job_id": "NULLIF(old.parent_job_id, '')",
     "source_event_id": "NULLIF(old.source_event_id, '')",
     "event_context_id": "NULLIF(old.event_context_id, '')",
@@ -68,13 +68,13 @@ _JOB_LOG = {
     "status": "CASE WHEN old.status IN ('succeeded', 'failed', 'timed_out', 'skipped', 'dead') THEN old.status"
     " ELSE 'failed' END",
     "job_status": _STATUS,
-    "result": "CAST(old.result AS TEXT)",
+    "result": "text(CAST(old.result AS BLOB))",
     "attempt": "COALESCE(old.attempt, 1)",
     "submitted_by": "COALESCE(old.submitted_by, '')",
     "created_at": "moment(old.created_at)",
     "completed_at": "COALESCE(moment_or_null(old.completed_at), moment(old.created_at))",
-    "last_error": "old.last_error",
-    "stderr": "CAST(old.stderr AS TEXT)",
+    "last_error": "text(CAST(old.last_error AS BLOB))",
+    "stderr": "text(CAST(old.stderr AS BLOB))",
     "parent_job_id": "NULLIF(old.parent_job_id, '')",
     "source_event_id": "NULLIF(old.source_event_id, '')",
     "event_context_id": "NULLIF(old.event_context_id, '')",
@@ -88,10 +88,10 @@ _EVENT_CONTEXT = {
     "parent_id": "NULLIF(old.parent_id, '')",
     "pipeline_name": "old.pipeline_name",
     "step_id": "old.step_id",
-    "accumulated_json": "COALESCE(CAST(old.accumulated_json AS TEXT), '{{}}')",
+    "accumulated_json": "COALESCE(text(CAST(old.accumulated_json AS BLOB)), '{{}}')",
     "created_at": "moment(old.created_at)",
 }
-_STATE_TEXT = "CAST(old.state AS TEXT)"
+_STATE_TEXT = "text(CAST(old.state AS BLOB))"
 _PLUGIN_STATE = {
     "plugin_name": "old.plugin_name",
     "state": f"CASE json_type(CASE WHEN json_valid({_STATE_TEXT}) THEN {_STATE_TEXT} END)"
@@ -186,7 +186,7 @@ _FINISH_TREES = """
 _FACTS = """
     INSERT INTO plugin_facts (id, seq, plugin_name, fact_type, job_id, command, fact_json, created_at)
     SELECT ROW_NUMBER() OVER (ORDER BY old.seq, old.created_at, old.id), COALESCE(old.seq, 0), old.plugin_name,
-           old.fact_type, old.job_id, old.command, CAST(old.fact_json AS TEXT), moment(old.created_at)
+           old.fact_type, old.job_id, old.command, text(CAST(old.fact_json AS BLOB)), moment(old.created_at)
       FROM original_plugin_facts AS old
 """
 _FACT_SEQUENCE = """
@@ -195,7 +195,7 @@ _FACT_SEQUENCE = """
 _TRANSITIONS = """
     INSERT INTO journal (at, kind, job_id, data)
     SELECT moment(old.created_at), 'job.transition', old.job_id,
-           json_object('from', old.from_status, 'to', old.to_status, 'reason', old.reason)
+           json_object('from', old.from_status, 'to', old.to_status, 'reason', text(CAST(old.reason AS BLOB)))
       FROM original_job_transitions AS old
      ORDER BY old.id
 """
@@ -216,6 +216,7 @@ _WINDOWS = """
 
 def upgrade(db: sqlite3.Connection, schema: str) -> Iterator[str]:
     """`db`, a database of the original, has the newest schema and every row it had."""
+    db.create_function("text", 1, _text, deterministic=True)
     db.create_function("moment", 1, _moment, deterministic=True)
     db.create_function("moment_or_null", 1, _moment_or_null, deterministic=True)
     yield "set the old tables aside"
@@ -292,6 +293,11 @@ def _has_source(expression: str, present: set[str]) -> bool:
         part.split("old.", 1)[1] for part in expression.replace("(", " ").replace(",", " ").split() if "old." in part
     ]
     return all(name.rstrip(")") in present for name in names)
+
+
+def _text(stored: bytes | None) -> str | None:
+    """What the original read: it kept bytes as they came and replaced what is no UTF-8 only when it decoded them."""
+    return None if stored is None else stored.decode("utf-8", "replace")
 
 
 def _moment(text: object) -> str:
