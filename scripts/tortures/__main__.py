@@ -17,7 +17,7 @@ from attrs import fields_dict
 from ductile.failpoints import NAMES
 from scripts.tortures import doors, everything
 from scripts.tortures.clearing import be_interruptible, end_children
-from scripts.tortures.programs import PROGRAMS, Program
+from scripts.tortures.programs import LENIENCY_HELP, PROGRAMS, Program
 from scripts.tortures.shim import Unavailable
 from scripts.tortures.telling import tell, tell_table, worded
 
@@ -69,7 +69,7 @@ def offer(program: Program, parser: argparse.ArgumentParser) -> None:
     if program.workers is not None:
         parser.add_argument("--workers", type=int, default=program.workers, help="service.max_workers")
     if program.is_timed:
-        parser.add_argument("--leniency", type=float, default=1.0, help="times as long as promised, on a busy host")
+        parser.add_argument("--leniency", type=float, default=1.0, help=LENIENCY_HELP)
     if known := PARTS.get(program.name):
         parser.add_argument(
             "--only", type=lambda text: parts(text, known), default=(), metavar="A,B", help="only these parts"

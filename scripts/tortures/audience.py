@@ -50,7 +50,8 @@ async def storm(siege: Siege, dice: random.Random, share: float) -> Findings:
         watched = await _do_jobs(siege, jobs)
         meanwhile = siege.footprint().memory - base
     found.expect(heard == [first + jobs] * len(listeners), f"of {first + jobs} ends readers heard {sorted(set(heard))}")
-    found.expect(watched > alone * LEAST_PACE, f"{watched:.0f} jobs a second with an audience, {alone:.0f} without")
+    least = alone * LEAST_PACE / siege.leniency
+    found.expect(watched > least, f"{watched:.0f} jobs a second with an audience, {alone:.0f} without")
     found.expect(meanwhile < MOST_MEMORY, f"memory has grown by {meanwhile} bytes meanwhile")
     if share >= LONG_PARTS_FROM:
         await trio.sleep(max(0, CUT_OFF_AFTER + 5 - (time.monotonic() - begun)))

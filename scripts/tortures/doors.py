@@ -56,7 +56,7 @@ class Attack:
 
 @frozen
 class Options:
-    """What was asked for. `leniency`: how many times as long as promised things may take, on a busy host."""
+    """What was asked for. `leniency`: times as long as promised things may take, on a busy host; inf: any time."""
 
     seed: int = 1
     share: float = 1.0
@@ -141,12 +141,13 @@ def watch(siege: Siege, attack: Attack, options: Options) -> tuple[dict[str, Any
     finally:
         good = bystander.stop() if bystander else None
     found.numbers["seconds"] = round(time.monotonic() - begun, 1)
-    _check_callers(found, good, options)
+    check_callers(found, good, options)
     _check_service(found, siege, attack, base)
     return found.numbers, found.wrong
 
 
-def _check_callers(found: Findings, good: Found | None, options: Options) -> None:
+def check_callers(found: Findings, good: Found | None, options: Options) -> None:
+    """Nobody who asked for ordinary things failed, or waited for long."""
     if good is None:
         return
     found.numbers["good"] = {**asdict(good), "failed": len(good.failed)}

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from scripts.tortures.programs import PROGRAMS, Program
+from scripts.tortures.programs import LENIENCY_HELP, PROGRAMS, Program
 from scripts.tortures.telling import machine, tell, tell_table, worded
 
 BEGIN, END = "<!-- torture all: begin -->", "<!-- torture all: end -->"
@@ -47,7 +47,7 @@ def offer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="as much as is promised: takes hours")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table between the marks in this file")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--leniency", type=float, default=1.0, help="times as long as promised, on a busy host")
+    parser.add_argument("--leniency", type=float, default=1.0, help=LENIENCY_HELP)
 
 
 def run(asked: argparse.Namespace) -> int:

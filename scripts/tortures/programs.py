@@ -22,6 +22,9 @@ from scripts.tortures import (
 Summary = dict[str, Any]
 
 
+LENIENCY_HELP = "times as long as promised, on a busy host; inf: speeds are told, not judged"
+
+
 @frozen
 class Number:
     """An option: the field it fills, what it is without being asked for, in `all`, and in `all --full`."""

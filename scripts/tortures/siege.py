@@ -24,6 +24,8 @@ from tests.e2e.service import Home, Service
 MIB = 1024 * 1024
 DESCRIPTORS = 16_000
 NEVER_SAID, OUR_ROOMS = ("Traceback", "internal_error"), ("api", "webhooks")
+MOST_PATIENCE = 20.0
+"""Times as long as on a quiet host."""
 SPARE_DESCRIPTORS = 12
 """Connections of the ledger's readers and the like, opened when they are first needed."""
 
@@ -54,7 +56,7 @@ class Siege:
 
     home: Home
     leniency: float = 1.0
-    """How many times as long as promised things may take, on a host that has other things to do."""
+    """How many times as long as promised things may take, on a host that has other things to do; inf: no matter."""
     service: Service = field(init=False)
     services: list[Service] = field(factory=list)
     _known: set[str] = field(factory=set)
@@ -79,6 +81,10 @@ class Siege:
         self.home.write("tokens.yaml", TOKENS)
         self.home.write("webhooks.yaml", WEBHOOKS.replace("SECRETS", secrets))
         self.home.seal()
+
+    def patient(self, seconds: float) -> float:
+        """How long to wait for what comes within so many seconds on a quiet host: never for ever."""
+        return seconds * min(self.leniency, MOST_PATIENCE)
 
     def start(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -51,12 +51,12 @@ async def storm(siege: Siege, dice: random.Random, share: float) -> Findings:
         for number in range(guests):
             nursery.start_soon(_visit, siege, kinds, number, stayed, found)
         all_in = base.descriptors + guests // 2
-        crowded = await until(lambda: siege.footprint().descriptors >= all_in, 4 * siege.leniency)
+        crowded = await until(lambda: siege.footprint().descriptors >= all_in, siege.patient(4))
         begun = trio.current_time()
         await trio.sleep(2)
         memory = siege.footprint().memory - base.memory
         most = base.descriptors + SPARE_DESCRIPTORS
-        patience = max(kind.seconds for kind in kinds) + MARGIN_SECONDS * siege.leniency
+        patience = max(kind.seconds for kind in kinds) + siege.patient(MARGIN_SECONDS)
         await until(lambda: siege.footprint().descriptors <= most, patience)
         held = siege.footprint().descriptors - base.descriptors
         gone_after = trio.current_time() - begun
@@ -79,7 +79,7 @@ async def _visit(siege: Siege, kinds: list[Kind], number: int, stayed: dict[str,
     talker = await connect(kind.port or siege.ports[number // len(kinds) % 2], source=source, receive_buffer=buffer)
     begun = trio.current_time()
     try:
-        with trio.move_on_after(kind.seconds + MARGIN_SECONDS * siege.leniency) as staying:
+        with trio.move_on_after(kind.seconds + siege.patient(MARGIN_SECONDS)) as staying:
             await kind.act(talker, kind.first)
             stayed[kind.name].append(trio.current_time() - begun)
         if staying.cancelled_caught and not is_reader:
@@ -153,7 +153,7 @@ async def crowd(siege: Siege, dice: random.Random, share: float) -> Findings:
     async def come(number: int) -> None:
         begun = trio.current_time()
         talker = await connect(siege.api, source=f"127.0.3.{number // PER_ADDRESS + 1}")
-        talker.patience = 2 * CROWD_SECONDS
+        talker.patience = 2 * siege.patient(CROWD_SECONDS)
         try:
             answer = await talker.answer()
             fates[str(answer.status) if answer else "closed"] += 1
@@ -166,7 +166,7 @@ async def crowd(siege: Siege, dice: random.Random, share: float) -> Findings:
     async with trio.open_nursery() as nursery:
         for number in range(guests):
             nursery.start_soon(come, number)
-        await until(lambda: sum(fates.values()) >= guests - LIMIT, CROWD_SECONDS * siege.leniency)
+        await until(lambda: sum(fates.values()) >= guests - LIMIT, siege.patient(CROWD_SECONDS))
         inside = guests - sum(fates.values())
         nursery.cancel_scope.cancel()
     found.expect(inside <= LIMIT, f"{inside} are inside, {LIMIT} may be")
