@@ -13,6 +13,7 @@ from typing import Any
 import trio
 from attrs import asdict, frozen
 
+from ductile.engine.spare_memory import QUIET_SECONDS
 from scripts.tortures import (
     audience,
     framing,
@@ -28,6 +29,7 @@ from scripts.tortures import (
 )
 from scripts.tortures.bystander import Bystander, Found
 from scripts.tortures.siege import MIB, Findings, Footprint, Siege, say
+from tests.e2e.enclosure import settled
 
 SHOWN = 5
 WARM_UP_SECONDS = 0.7
@@ -142,7 +144,7 @@ def watch(siege: Siege, attack: Attack, options: Options) -> tuple[dict[str, Any
         good = bystander.stop() if bystander else None
     found.numbers["seconds"] = round(time.monotonic() - begun, 1)
     check_callers(found, good, options)
-    _check_service(found, siege, attack, base)
+    check_service(found, siege, attack, base)
     return found.numbers, found.wrong
 
 
@@ -157,12 +159,16 @@ def check_callers(found: Findings, good: Found | None, options: Options) -> None
     found.expect(good.lag_p99_ms < MOST_LAG_MS * options.leniency, f"the loop was late: p99 {good.lag_p99_ms} ms")
 
 
-def _check_service(found: Findings, siege: Siege, attack: Attack, base: Footprint) -> None:
+def check_service(found: Findings, siege: Siege, attack: Attack, base: Footprint) -> None:
+    """It lives, has said nothing that it should not, and has given back what the attack took."""
     if siege.service.process.poll() is not None:
         found.wrong.append(f"the service ended: {siege.service.stderr[-3:]}")
         return
     left = siege.wait_until_left(base.descriptors + attack.holds, LEAVE_SECONDS)
-    grown = siege.footprint().memory - base.memory
+    most = base.memory + attack.memory
+    # What large answers took is given back once the service has been quiet for two seconds.
+    patience = siege.patient(QUIET_SECONDS + 2)
+    grown = settled(lambda: siege.footprint().memory, lambda now: now < most, patience=patience) - base.memory
     found.numbers["grown_mib"] = round(grown / MIB, 1)
     found.numbers["left_after_seconds"] = left if left is None else round(left, 1)
     found.expect(left is not None, f"descriptors are not given back: {base} {siege.footprint()}")

@@ -16,8 +16,8 @@ import trio
 
 from scripts.tortures import framing, intruders
 from scripts.tortures.bystander import Found
-from scripts.tortures.doors import Options, check_callers
-from scripts.tortures.siege import Findings, Siege
+from scripts.tortures.doors import Attack, Options, check_callers, check_service
+from scripts.tortures.siege import MIB, Findings, Footprint, Siege
 from scripts.tortures.talk import BadAnswer, Talker, parse_head
 
 pytestmark = pytest.mark.timeout(400)
@@ -101,6 +101,22 @@ def test_how_long_good_callers_waited_is_judged_unless_it_does_not_matter(lenien
     assert len(found.wrong) == complaints + 1
     assert found.wrong[0] == "a good caller failed: reset"
     assert 3 <= Siege(cast(Any, None), leniency).patient(3) < 120
+
+
+@pytest.mark.parametrize(("looks", "wrong"), [([90, 90, 10], 0), ([90], 1)], ids=["given back", "kept"])
+def test_memory_is_judged_when_there_was_time_to_give_it_back(looks: list[int], wrong: int) -> None:
+    """A service that has sent much does so two seconds later."""
+    base, found, left = Footprint(10 * MIB, 20), Findings(), iter(looks)
+
+    class Besieged(Siege):
+        def footprint(self) -> Footprint:
+            return Footprint(next(left, looks[-1]) * MIB, 20)
+
+    siege = Besieged(cast(Any, None), leniency=0.1)
+    siege.service = cast(Any, SimpleNamespace(process=SimpleNamespace(poll=lambda: None), stderr=[], lines=[]))
+    check_service(found, siege, Attack(name="H0", act=intruders.storm), base)
+
+    assert len(found.wrong) == wrong, found.wrong
 
 
 # ── the attackers themselves ────────────────────────────────────────────────────────────────────────────────────────
