@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,18 @@ class Options:
     jobs_per_second: float = 30.0
 
 
+@frozen
+class Death:
+    """When a life was over, by both clocks: one may be set against the other before anybody asks."""
+
+    at: int
+    wall: str
+
+    @classmethod
+    def now(cls) -> "Death":
+        return cls(time.monotonic_ns(), to_text(datetime.now(UTC)))
+
+
 @define
 class Recorded:
     """A core lived several times, each time with callers, and this is all that is known of it."""
@@ -61,7 +73,7 @@ class Recorded:
     arena: Arena
     changes: list[Change]
     acknowledged: list[Acknowledged] = field(factory=list)
-    deaths: list[int] = field(factory=list)
+    deaths: list[Death] = field(factory=list)
 
     def before(self, moment: int) -> "list[Acknowledged]":
         """What callers had been told."""
@@ -95,7 +107,7 @@ def record(directory: Path, options: Options) -> Recorded:
         clients.stop()
         code = core.stop()
         assert code in (0, -9), core.said
-        told.deaths.append(time.monotonic_ns())
+        told.deaths.append(Death.now())
         told.acknowledged += clients.acknowledged
         reap_adopted()
     told.changes = read_changes(log)
@@ -168,10 +180,9 @@ class Cuts:
 
     def go_on(self, path: Path, moment: int) -> Iterator[tuple[str, str]]:
         """A service starts on this disk and works off what is left; whatever the checker finds."""
-        arena, offset = self._arena(path, moment), time.time_ns() - time.monotonic_ns()
-        deaths = [death for death in (*self.told.deaths, moment) if death <= moment]
+        arena, lives = self._arena(path, moment), [death for death in self.told.deaths if death.at <= moment]
         service = Torture(arena, KillOptions(1, 0, workers=self.options.workers))
-        service.deaths = [to_text(EPOCH + timedelta(microseconds=(death + offset) / 1000)) for death in deaths]
+        service.deaths = [death.wall for death in (*lives, Death.now())]
         service.cut_delays_short()
         service.come_to_rest()
         seen = {"stuck": service.stuck, "orphans": service.orphans, "miscounted": service.miscounted}
@@ -198,9 +209,6 @@ class Cuts:
             "".join(line for line, effect in zip(lines, effects, strict=True) if effect.at <= moment)
         )
         return arena
-
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def missing(case: Case) -> Iterator[str]:

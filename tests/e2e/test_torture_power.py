@@ -1,6 +1,7 @@
 """Power cuts: a share of `scripts/torture power`, and cuts that lose or damage something are noticed."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ def test_a_job_that_nobody_wrote_is_missed(told: Recorded, tmp_path: Path) -> No
     faults = list(Cuts(forged, OPTIONS, tmp_path).faults(tmp_path, last))
 
     assert [(rule, fault.split()[0]) for rule, fault in faults] == [("acknowledged missing", "never-written")]
+
+
+@pytest.mark.timeout(120)
+def test_nobody_is_blamed_for_a_clock_that_was_set_after_the_recording(
+    told: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service goes on where the recorded one ended; what was lost with its lives was lost with a reason."""
+    disk, was, hour = Disk(), time.time_ns, 3_600_000_000_000
+    for change in told.changes:
+        disk.follow(change)
+    lay_out(disk.whole(), tmp_path / "data", shm=None)
+    monkeypatch.setattr(time, "time_ns", lambda: was() + hour)
+
+    faults = list(Cuts(told, OPTIONS, tmp_path).go_on(tmp_path, told.deaths[-1].at))
+
+    assert faults == []
 
 
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────────────
