@@ -24,6 +24,7 @@ from scripts.tortures.kill import Options as KillOptions
 from scripts.tortures.kill import Torture
 from scripts.tortures.play import Role
 from scripts.tortures.shim import Shim, Unavailable, turn
+from scripts.tortures.siege import MOST_PATIENCE
 from scripts.tortures.telling import tell, tell_violations
 
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365.25 * 86_400
@@ -79,7 +80,7 @@ class Jumps:
         """The clock has jumped so often, and each time the schedule was watched for a while."""
         for stand in jumps:
             turn(self.clock, stand)
-            begun, patience = time.monotonic_ns(), WATCHED_SECONDS * self.options.leniency
+            begun, patience = time.monotonic_ns(), WATCHED_SECONDS * min(self.options.leniency, MOST_PATIENCE)
             while True:
                 if core.wait_until_gone(WATCHED_SECONDS):
                     raise AssertionError(f"the core ended by itself: {core.said[-3:]}")
