@@ -1,18 +1,21 @@
-"""The program: `ductile` and `python -m ductile`. Light, so that hardly anything happens before it has begun."""
+"""The program: `ductile` and `python -m ductile`.
+
+Imports the command line inside `main`, so that Ctrl-C during the import ends the program without a traceback.
+"""
 
 import gc
 import signal
 
-YOUNG = 50_000
-"""New objects after which garbage is looked for: most commands make fewer and none of them garbage."""
+GARBAGE_THRESHOLD = 200_000
+"""New objects before a garbage collection. A command creates fewer; `system start` restores Python's default."""
 
 
 def main() -> None:
-    """The console script. Ctrl-C while it is still loading ends it without a word, as it ends any program."""
-    loading = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # otherwise whoever started us decides
+    """Run the command line."""
+    loading = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if loading:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(GARBAGE_THRESHOLD)
     from ductile.cli import main as run
 
     if loading:

@@ -7,7 +7,7 @@ for the COUNT-th time. Otherwise every place is a call that does nothing.
 import os
 import signal
 
-from ductile.values import define
+from attrs import define
 
 NAMES = frozenset(
     {

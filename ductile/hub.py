@@ -1,106 +1,86 @@
-"""In-process announcements: "work is waiting", "this job has ended", "this tree is done". Hints, never truth.
+"""In-process announcements: work is waiting, a job has ended, a tree is done. They are hints; the ledger is the truth.
 
-Whoever waits looks into the ledger after every hint, and again after a while without one.
+A waiting caller gets a memory channel. It reads the ledger after every message, and again after a while without one.
 """
 
 import math
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeAlias
 
 import trio
+from attrs import define, field, frozen
 
 SCHEDULES = "schedules"
-"""The topic of whoever changes a schedule or a breaker by hand, and of probes that have ended."""
+"""Announced when an operator changes a schedule or a breaker, and when a probe has ended."""
 JOURNAL = "journal"
-"""Something was committed, so the journal may have more rows."""
+"""Announced when the journal may have more rows."""
 CONFIGURATION = "configuration"
-"""Only told to everyone: another configuration is in use, or the service is stopping."""
+"""Announced with `announce_everyone` only: a reload, or the service is stopping."""
 
 
+@frozen
+class Completion:
+    """A job has ended or its tree is done. That is durable when `commit` is."""
+
+    job_id: str
+    commit: int
+
+
+Hint: TypeAlias = Completion | None
+"""What a waiting caller receives; None means: read the ledger again."""
+
+
+@define(eq=False)
 class Hub:
-    """Who waits for what in this process. Announcing never blocks and never fails.
+    """The callers that wait for something in this process. Announcing never blocks and never fails."""
 
-    There is one worker. That it waits is no hint: whoever hears so may rely on its next turn.
-    """
-
-    def __init__(self) -> None:
-        self._work = trio.Event()
-        self._worker_is_waiting = False
-        self._watchers: dict[str, set[trio.MemorySendChannel[None]]] = {}
+    _work: trio.Event = field(factory=trio.Event)
+    _watchers: dict[str, set[trio.MemorySendChannel[Hint]]] = field(factory=dict)
 
     def announce_work(self) -> None:
+        """Wake the dispatcher."""
         self._work.set()
 
-    def call_worker(self) -> bool:
-        """Work is announced; True if the worker waits for just that: then its turn is in the next pass of the loop."""
-        self.announce_work()
-        return self._worker_is_waiting
-
     async def work_waiting(self, *, at_most: float = math.inf) -> None:
-        """Returns when work was announced since the last call, or after `at_most` seconds."""
-        assert not self._worker_is_waiting, "there is one worker"
-        self._worker_is_waiting = True
-        try:
-            if self._work.is_set():
-                await trio.lowlevel.checkpoint()
-            elif at_most == math.inf:
-                await self._work.wait()
-            else:
-                with trio.CancelScope(deadline=trio.current_time() + at_most):
-                    await self._work.wait()
-        finally:
-            self._worker_is_waiting = False
+        """Wait until work was announced since the last call, or for `at_most` seconds. For one task only."""
+        with trio.move_on_after(at_most):
+            await self._work.wait()
         self._work = trio.Event()
 
-    def watch(self, topic: str) -> "Watch":
-        """A channel that gets something whenever `topic` is announced. Watch first, then read the ledger."""
-        return Watch(self._watchers, topic)
+    @contextmanager
+    def watch(self, topic: str) -> Iterator[trio.MemoryReceiveChannel[Hint]]:
+        """Open a channel that receives the announcements of `topic`. Watch first, then read the ledger."""
+        send, receive = trio.open_memory_channel[Hint](1)
+        self._watchers.setdefault(topic, set()).add(send)
+        try:
+            yield receive
+        finally:
+            watchers = self._watchers[topic]
+            watchers.discard(send)
+            if not watchers:
+                del self._watchers[topic]
+            send.close()
+            receive.close()
 
-    def is_awaited(self, job_id: str, *, tree: str | None) -> bool:
-        """Whether anybody waits for what `announce_end` would tell."""
-        watched = self._watchers
-        return bool(watched) and (job_topic(job_id) in watched or (tree is not None and tree_topic(tree) in watched))
-
-    def announce(self, topic: str) -> None:
+    def announce(self, topic: str, hint: Hint = None) -> None:
+        """Send `hint` to every watcher of `topic`."""
         for watcher in tuple(self._watchers.get(topic, ())):
-            with suppress(trio.WouldBlock):  # it has not read the last hint yet; one is enough
-                watcher.send_nowait(None)
+            with suppress(trio.WouldBlock):  # an unread hint is there already, and one is enough
+                watcher.send_nowait(hint)
 
-    def announce_end(self, job_id: str, *, tree: str | None) -> None:
-        """The job has ended, and `tree`, if it is given, is done with it."""
-        if not self._watchers:
-            return
-        self.announce(job_topic(job_id))
+    def announce_end(self, job_id: str, *, tree: str | None, commit: int = 0) -> None:
+        """Announce that the job has ended, and that `tree`, if given, is done. `commit` is 0 if that is durable."""
+        completion = Completion(job_id, commit)
+        self.announce(job_topic(job_id), completion)
         if tree is not None:
-            self.announce(tree_topic(tree))
+            self.announce(tree_topic(tree), completion)
 
     def announce_everyone(self) -> None:
-        """Whoever waits for anything looks again: the service is stopping, or has another configuration."""
+        """Make every waiting caller read the ledger again: a reload, or the service is stopping."""
         self.announce_work()
         for topic in tuple(self._watchers):
             self.announce(topic)
-
-
-class Watch:
-    """Inside, the channel hears of the topic."""
-
-    # A class and no generator: every waiting caller has one, and it is a few calls less.
-    __slots__ = ("_receive", "_send", "_topic", "_watchers")
-
-    def __init__(self, watchers: dict[str, set[trio.MemorySendChannel[None]]], topic: str) -> None:
-        self._watchers, self._topic = watchers, topic
-
-    def __enter__(self) -> trio.MemoryReceiveChannel[None]:
-        self._send, self._receive = trio.open_memory_channel[None](1)
-        self._watchers.setdefault(self._topic, set()).add(self._send)
-        return self._receive
-
-    def __exit__(self, *_: object) -> None:
-        watchers = self._watchers[self._topic]
-        watchers.discard(self._send)
-        if not watchers:
-            del self._watchers[self._topic]
-        self._send.close()
-        self._receive.close()
 
 
 def job_topic(job_id: str) -> str:

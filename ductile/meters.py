@@ -7,7 +7,7 @@ shows it.
 from bisect import bisect_left
 from collections import Counter
 
-from ductile.values import define, field
+from attrs import define, field
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Upper ends of the buckets, in seconds: from a commit to a long job."""

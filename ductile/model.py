@@ -9,12 +9,15 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile.statuses import AttemptStatus as AttemptStatus
 from ductile.statuses import BreakerState as BreakerState
 from ductile.statuses import JobStatus as JobStatus
-from ductile.values import field, frozen
 
 CORE, RELAY = "core.", "core.relay"
+RELAY_SLOTS = 16
+"""Relay jobs that may run at the same time. They have no process and need no worker."""
 
 
 def runs_nothing(plugin: str) -> bool:

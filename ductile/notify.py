@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
-
-from ductile.values import frozen
+from attrs import frozen
 
 STUCK_SECONDS = 10.0
 

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, field, frozen
 
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.errors import DuctileError, Unreadable
 from ductile.secret import Secret
-from ductile.values import field, frozen
 from ductile.vocabulary import EVENT_TYPE
 
 PEER, KEY_ID = "X-Ductile-Peer", "X-Ductile-Key-Id"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import define, field
 
 from ductile import __version__
 from ductile.clock import Clock
@@ -24,25 +25,23 @@ from ductile.config.seal import CATEGORY
 from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.engine import breaker
 from ductile.engine.cancelling import Cancelling
-from ductile.engine.dispatcher import Dispatcher
+from ductile.engine.dispatcher import dispatch
 from ductile.engine.housekeeping import keep_house
 from ductile.engine.initialise import Health, initialise, mark_pending
+from ductile.engine.job_context import JobContext
 from ductile.engine.next_runs import next_runs
 from ductile.engine.past import Past
 from ductile.engine.pausing import Pausing
-from ductile.engine.processes import harden_self, instance_of
+from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.recover import recover
 from ductile.engine.remember import remember
-from ductile.engine.run_job import Surroundings
 from ductile.engine.scheduler import Scheduler
-from ductile.engine.slots import Slots
 from ductile.engine.stranded import settle_under, would_end
 from ductile.engine.wishes import Wish, Wishes
 from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
 from ductile.failpoints import failpoint
 from ductile.files import FileRefused
 from ductile.hub import JOURNAL, Hub
-from ductile.ledger import facts
 from ductile.ledger.location import make_private_directory
 from ductile.ledger.schedules import all_entries
 from ductile.ledger.store import open_reader
@@ -52,14 +51,19 @@ from ductile.logs import Log
 from ductile.meters import Meters
 from ductile.notify import Notifier
 from ductile.signals import heard
-from ductile.values import define, field
 from ductile.web.auth import Keyring, authorizer
 from ductile.web.desk import Desk
-from ductile.web.doors import open_doors, open_webhook_door, require_free_doors, require_same_places
-from ductile.web.listen import Door
+from ductile.web.listeners import (
+    Listener,
+    open_listeners,
+    open_webhook_listener,
+    require_free_listeners,
+    require_same_places,
+)
 from ductile.web.rooms import api_table
-from ductile.web.serve import serve
+from ductile.web.server import serve
 from ductile.web.site import Served, Site
+from ductile.web.system import ROOT_TASK
 from ductile.web.tally import Tally
 from ductile.web.tokens import Uses
 
@@ -126,7 +130,7 @@ def rehearse(root: Path) -> dict[str, Any]:
     if ledger.exists():
         with open_reader(ledger):
             pass
-    require_free_doors(snapshot.config)
+    require_free_listeners(snapshot.config)
     plan = {"config": str(root), "ledger": str(ledger), "plugins": len(snapshot.lanes), "dry_run": True}
     return plan | snapshot.report.as_data()
 
@@ -167,10 +171,11 @@ def _enter(directory: Path) -> None:
 
 
 async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> None:
+    trio.lowlevel.current_task().name = ROOT_TASK
     # Before anything else: a signal that nobody receives ends the process, in the middle of whatever it does.
     with heard(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as watching:
-            watching.start_soon(_watch_signals, rt, signals)
+            watching.start_soon(_watch_signals, rt, signals, name="signals")
             settings = rt.config.settings
             about = {"version": __version__, "config": str(rt.config.root), "origin": origin, "pid": os.getpid()}
             rt.log.info("runtime", "starting", **about)
@@ -180,7 +185,6 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
                 settings.state.path,
                 synchronous=settings.service.synchronous,
                 on_commit=tell,
-                call_worker=rt.hub.call_worker,
             ) as ledger:
                 await _start(rt, ledger, announce)
             watching.cancel_scope.cancel()
@@ -189,12 +193,12 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
 
 async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
     """What an earlier run left behind is put right, the addresses are bound, and work begins."""
-    instance, past = instance_of(ledger.path), Past.of(ledger, rt.clock)
+    instance, past = instance_of(ledger.path), await Past.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_under(ledger, rt.snapshot, rt.log, now=rt.clock.now())
-    with open_doors(rt.config) as doors, open_webhook_door(rt.config) as webhook_doors:
-        await _work(rt, ledger, instance, past, doors, webhook_doors, announce)
+    with open_listeners(rt.config) as listeners, open_webhook_listener(rt.config) as webhook_listeners:
+        await _work(rt, ledger, instance, past, listeners, webhook_listeners, announce)
 
 
 async def _work(
@@ -202,33 +206,39 @@ async def _work(
     ledger: Ledger,
     instance: str,
     past: Past,
-    doors: Sequence[Door],
-    webhook_doors: Sequence[Door],
+    listeners: Sequence[Listener],
+    webhook_listeners: Sequence[Listener],
     announce: Callable[[str], None],
 ) -> None:
     """The service from ready to drained."""
-    around = Surroundings(
-        log=rt.log, clock=rt.clock, instance=instance, state_of=lambda plugin: ledger.look_up(facts.state, plugin)
+    pausing = await Pausing.load(ledger, rt.hub, rt.clock)
+    ctx = JobContext(
+        ledger=ledger,
+        hub=rt.hub,
+        log=rt.log,
+        clock=rt.clock,
+        instance=instance,
+        run_id=rt.run_id,
+        snapshot=lambda: rt.snapshot,
+        held=lambda: rt.health.held().union(pausing.paused),
+        meters=rt.meters,
     )
-    pausing = Pausing(ledger, rt.hub, rt.clock)
-    slots = Slots(around, ledger, rt.hub, lambda: rt.snapshot, rt.meters)
-    dispatcher = Dispatcher(slots, rt.run_id, lambda: rt.health.held().union(pausing.paused))
-    rt.kill_all = slots.kill_all
+    rt.kill_all = ctx.processes.kill_all
     async with trio.open_nursery() as root:
-        root.start_soon(_watch_ledger, ledger, dispatcher)
-        root.start_soon(_reload_when_asked, rt, ledger, around)
-        root.start_soon(keep_house, ledger, lambda: rt.snapshot, rt.log, rt.clock, past)
-        root.start_soon(rt.notifier.keep_alive, dispatcher.stuck_seconds)
+        root.start_soon(_watch_ledger, ctx, name="ledger watch")
+        root.start_soon(_reload_when_asked, rt, ctx, name="reload")
+        root.start_soon(keep_house, ledger, lambda: rt.snapshot, rt.log, rt.clock, past, name="maintenance")
+        root.start_soon(rt.notifier.keep_alive, ledger.stuck_seconds, name="watchdog")
         async with trio.open_nursery() as serving:
-            mark_pending(ledger, rt.snapshot, rt.health)
-            serving.start_soon(initialise, ledger, rt.snapshot, rt.health, around, rt.hub, rt.stopping)
-            desk = _desk(rt, ledger, dispatcher, pausing)
-            addresses = await serving.start(_serve_api, rt, desk, doors)
-            if webhook_doors:
-                more = await serving.start(_serve_webhooks, rt, desk, webhook_doors)
+            await mark_pending(ledger, rt.snapshot, rt.health)
+            serving.start_soon(initialise, rt.snapshot, rt.health, ctx, rt.stopping, name="plugin init")
+            desk = _desk(rt, ctx, pausing)
+            addresses = await serving.start(_serve_api, rt, desk, listeners, name="API server")
+            if webhook_listeners:
+                more = await serving.start(_serve_webhooks, rt, desk, webhook_listeners, name="webhook server")
                 addresses = (*addresses[:-1], *more, addresses[-1])
-            await serving.start(dispatcher.run, rt.stopping)
-            await serving.start(_schedule, rt, ledger, dispatcher)
+            await serving.start(dispatch, ctx, rt.stopping, name="dispatcher")
+            await serving.start(_schedule, rt, ctx, name="scheduler")
             rt.log.info("runtime", "ready", listening=list(addresses), plugins=len(rt.snapshot.lanes))
             rt.notifier.send("READY=1")
             announce(f"ductile {__version__} is ready: {', '.join(addresses)}")
@@ -240,15 +250,15 @@ async def _work(
         root.cancel_scope.cancel()
 
 
-def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing) -> Desk:
-    cancelling = Cancelling(ledger, rt.hub, rt.clock, lambda: rt.snapshot, dispatcher.stop_job)
+def _desk(rt: Runtime, ctx: JobContext, pausing: Pausing) -> Desk:
+    cancelling = Cancelling(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job)
     return Desk(
-        ledger=ledger,
+        ledger=ctx.ledger,
         hub=rt.hub,
         clock=rt.clock,
         snapshot=lambda: rt.snapshot,
-        live_stderr=dispatcher.slots.live_stderr,
-        stuck_seconds=lambda: max(dispatcher.stuck_seconds(), rt.scheduler_late()),
+        live_stderr=ctx.running.live_stderr,
+        stuck_seconds=lambda: max(ctx.ledger.stuck_seconds(), rt.scheduler_late()),
         is_stopping=rt.stopping.is_set,
         unhealthy=lambda: rt.health.unhealthy,
         reload=rt.wishes.ask,
@@ -261,24 +271,23 @@ def _desk(rt: Runtime, ledger: Ledger, dispatcher: Dispatcher, pausing: Pausing)
 
 async def _schedule(
     rt: Runtime,
-    ledger: Ledger,
-    dispatcher: Dispatcher,
+    ctx: JobContext,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Schedules make jobs until the service stops taking work."""
     scheduler = Scheduler(
-        ledger,
+        ctx.ledger,
         rt.hub,
         rt.clock,
         rt.log,
         lambda: rt.snapshot,
         lambda: rt.health.unhealthy,
-        dispatcher.stop_job,
+        ctx.running.stop_job,
     )
     rt.scheduler_late = scheduler.late_seconds
     async with trio.open_nursery() as nursery:
-        await nursery.start(scheduler.run)
+        await nursery.start(scheduler.run, name="ticks")
         task_status.started()
         await rt.stopping.wait()
         nursery.cancel_scope.cancel()
@@ -287,7 +296,7 @@ async def _schedule(
 async def _serve_api(
     rt: Runtime,
     desk: Desk,
-    doors: Sequence[Door],
+    listeners: Sequence[Listener],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -302,16 +311,16 @@ async def _serve_api(
         on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),
     )
     async with trio.open_nursery() as counting:
-        counting.start_soon(refusals.keep)
-        counting.start_soon(uses.keep)
-        await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+        counting.start_soon(refusals.keep, name="refusals")
+        counting.start_soon(uses.keep, name="token uses")
+        await serve(site, listeners, stopping=rt.stopping, task_status=task_status)
         counting.cancel_scope.cancel()
 
 
 async def _serve_webhooks(
     rt: Runtime,
     desk: Desk,
-    doors: Sequence[Door],
+    listeners: Sequence[Listener],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -325,8 +334,8 @@ async def _serve_webhooks(
         on_fault=lambda error, where: rt.log.error("webhooks", f"{where}: {error!r}"),
     )
     async with trio.open_nursery() as counting:
-        counting.start_soon(tally.keep)
-        await serve(site, doors, stopping=rt.stopping, task_status=task_status)
+        counting.start_soon(tally.keep, name="refusals")
+        await serve(site, listeners, stopping=rt.stopping, task_status=task_status)
         counting.cancel_scope.cancel()
 
 
@@ -371,23 +380,23 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
             os._exit(128 + number)
 
 
-async def _watch_ledger(ledger: Ledger, dispatcher: Dispatcher) -> None:
-    """A ledger that failed to write is not to be believed any more: end at once, let the next start recover."""
-    await ledger.broken.wait()
-    dispatcher.slots.kill_all()
-    raise LedgerLost(f"{ledger.path}: writing failed; ending, so that a new start can recover")
+async def _watch_ledger(ctx: JobContext) -> None:
+    """End the service at once when the ledger cannot be written any more; the next start recovers."""
+    await ctx.ledger.broken.wait()
+    ctx.processes.kill_all()
+    raise LedgerLost(f"{ctx.ledger.path}: writing failed; ending, so that a new start can recover")
 
 
-async def _reload_when_asked(rt: Runtime, ledger: Ledger, around: Surroundings) -> None:
+async def _reload_when_asked(rt: Runtime, ctx: JobContext) -> None:
     """One after the other, whoever asks; a caller that leaves does not stop what it began."""
     async with trio.open_nursery() as initialising:
         async for wish in rt.wishes.taken:
             if not wish.dry_run:
                 rt.notifier.send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             before = rt.snapshot
-            wish.answer = await _granted(rt, ledger, wish)
+            wish.answer = await _granted(rt, ctx.ledger, wish)
             if rt.snapshot is not before:
-                initialising.start_soon(initialise, ledger, rt.snapshot, rt.health, around, rt.hub, rt.stopping)
+                initialising.start_soon(initialise, rt.snapshot, rt.health, ctx, rt.stopping, name="plugin init")
             if not wish.dry_run:
                 rt.notifier.send("READY=1")
             wish.done.set()
@@ -411,13 +420,13 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     require_same_places(rt.config, snapshot.config)
     changes = changes_between(rt.snapshot, snapshot)
     now = rt.clock.now()
-    runs = next_runs(rt.snapshot, snapshot, ledger.read(all_entries), now=now)
+    runs = next_runs(rt.snapshot, snapshot, await ledger.read(all_entries), now=now)
     if dry_run:
-        ended = would_end(ledger, snapshot)
+        ended = await would_end(ledger, snapshot)
         return Reloaded(at=now, changes=changes, ended_jobs=ended, next_runs=runs, report=snapshot.report, dry_run=True)
     failpoint("reload.before_commit")
     await remember(ledger, snapshot, reason="reload", now=now)
-    mark_pending(ledger, snapshot, rt.health)
+    await mark_pending(ledger, snapshot, rt.health)
     rt.snapshot = snapshot
     failpoint("reload.after_swap")
     rt.log.mask = snapshot.config.mask

@@ -10,12 +10,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ductile.errors import Mark, Unreadable
-from ductile.patterns import compiled_late
-from ductile.units import shown
+import yaml
 
-with compiled_late("yaml"):
-    import yaml
+from ductile.errors import Mark, Unreadable
+from ductile.units import shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Annotated, Any
 
-from ductile.values import NOTHING, Field, field, fields, frozen
+from attrs import NOTHING, field, frozen
 
 DOC = "doc"
 YAML_NAME = "yaml"
@@ -27,31 +27,6 @@ def option(
     if factory is not None:
         return field(factory=factory, metadata=metadata, repr=not private)
     return field(default=default, metadata=metadata, repr=not private)
-
-
-class Section:
-    """What a class for YAML is written from: alike when its values are, and printed without those that are private.
-
-    Said here once. Made by attrs for each of them, the same would be half of what it costs to read a configuration.
-    """
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return self._values() == other._values() if isinstance(other, type(self)) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def __repr__(self) -> str:
-        shown = (f"{key.name}={getattr(self, key.name)!r}" for key in self._keys() if key.repr)
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, key.name) for key in self._keys())
-
-    def _keys(self) -> tuple[Field, ...]:
-        return fields(type(self))
 
 
 @frozen(eq=False)

@@ -45,28 +45,6 @@ async def test_whoever_waits_for_work_wakes_at_once(autojump_clock: trio.testing
     assert woken == [begun]
 
 
-async def test_who_calls_the_worker_learns_whether_it_comes_at_once() -> None:
-    """Only a worker that waits for work, and for nothing else, takes its turn in the next pass of the loop."""
-    hub, turns = Hub(), []
-
-    async def work() -> None:
-        await hub.work_waiting()
-        turns.append("turn")
-
-    assert not hub.call_worker()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)  # it was called before it came, and that call is not lost
-        await trio.testing.wait_all_tasks_blocked()
-        assert turns == ["turn"]
-        nursery.start_soon(work)
-        await trio.testing.wait_all_tasks_blocked()
-        assert hub.call_worker()
-        assert hub.call_worker()
-        await trio.testing.wait_all_tasks_blocked()
-        assert turns == ["turn", "turn"]
-        assert not hub.call_worker()
-
-
 async def test_without_a_hint_the_wait_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     """A hint that got lost costs seconds, not a job."""
     begun = trio.current_time()

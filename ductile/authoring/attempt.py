@@ -1,6 +1,6 @@
 """One attempt without a service and without a ledger, but for the run itself: what is sent, and what came of it.
 
-Decided by the service's own code. `local` runs the plugin in between on an event loop, `care.health` without one.
+Uses the service's own decisions. `local` runs the plugin in between.
 """
 
 import errno
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile import strict_json
 from ductile.authoring import disturb
@@ -17,11 +17,10 @@ from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of
 from ductile.engine.judge import Verdict, judge
-from ductile.engine.launch import SpawnFailed
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
-from ductile.engine.running import Finished
+from ductile.engine.process.run import Finished
+from ductile.engine.process.start import SpawnFailed
 from ductile.model import Ending, Job
-from ductile.values import field, frozen
 
 Alter = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes another request of the one that the service would send."""

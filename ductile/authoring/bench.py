@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile.config.check import examine
 from ductile.config.load import Config, load, secrets_among
@@ -21,7 +21,6 @@ from ductile.pipeline.plan import Plans
 from ductile.plugin.manifest import FILE_NAME
 from ductile.plugin.registry import Plugin
 from ductile.secret import Mask
-from ductile.values import frozen
 
 
 @frozen(eq=False)

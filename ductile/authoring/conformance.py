@@ -5,6 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from ductile.authoring.bench import bench_of_folder
 from ductile.authoring.fixtures import Fixture, fixture_files, read_fixture
 from ductile.authoring.reading import look_at
@@ -12,7 +14,6 @@ from ductile.authoring.rules import LEVELS, RULES, Judgement, Notebook, level_re
 from ductile.authoring.trials import try_out
 from ductile.errors import DuctileError, PluginRejected
 from ductile.plugin.registry import Plugin
-from ductile.values import frozen
 
 __all__ = ["LEVELS", "Conformance", "conformance_of"]
 

@@ -6,12 +6,14 @@ What changes from run to run, times and ids, becomes a pattern. What the ledger 
 import re
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.config.load import Config
 from ductile.config.show import without_secrets
 from ductile.errors import Unreadable, WrongState
 from ductile.ledger import facts, reports, snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.reports import Attempt
 from ductile.model import AttemptStatus, Job
 from ductile.pipeline.paths import PathAbsent
@@ -19,7 +21,6 @@ from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.tell import step_of, tell
 from ductile.plugin.protocol import Response, decode_response
 from ductile.secret import HIDDEN, Mask
-from ductile.values import frozen
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _PATTERN = re.compile(r"\$\{(?:any|text|number|absent|contains:)")
@@ -35,7 +36,7 @@ class Exported:
     content: dict[str, Any]
 
 
-def export_fixture(db: Connection, job_id: str, config: Config) -> Exported:
+def export_fixture(db: Db, job_id: str, config: Config) -> Exported:
     """A fixture that asks again what the job asked. WrongState if the ledger no longer, or not yet, knows that."""
     report = reports.job(db, job_id)
     job = report.job
@@ -60,7 +61,7 @@ def export_fixture(db: Connection, job_id: str, config: Config) -> Exported:
     return Exported(f"{job.command}-{job_id[-12:]}.json", content)  # ids of one moment begin alike
 
 
-def _config(db: Connection, job: Job, mask: Mask, notes: list[str]) -> dict[str, Any]:
+def _config(db: Db, job: Job, mask: Mask, notes: list[str]) -> dict[str, Any]:
     """The plugin's configuration as the service had it that ran the job."""
     known = snapshots.get(db, job.started_snapshot_id) if job.started_snapshot_id else None
     if known is None or known.sanitized_config is None:
@@ -73,7 +74,7 @@ def _config(db: Connection, job: Job, mask: Mask, notes: list[str]) -> dict[str,
     return config
 
 
-def _state(db: Connection, job: Job, attempt: Attempt, mask: Mask, notes: list[str]) -> dict[str, Any]:
+def _state(db: Db, job: Job, attempt: Attempt, mask: Mask, notes: list[str]) -> dict[str, Any]:
     """The newest fact from before the attempt; a state that is not made of facts has no past."""
     began = attempt.started_at or attempt.completed_at
     for fact in facts.newest(db, job.plugin, limit=1_000):

@@ -9,13 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_json, strict_yaml
 from ductile.errors import DuctileError, did_you_mean
 from ductile.files import entries_of, read_regular
 from ductile.pipeline.plan import HANDLE
 from ductile.plugin.registry import Plugin
 from ductile.units import parse_duration
-from ductile.values import field, frozen
 
 FOLDER = "fixtures"
 SUFFIXES = (".json", ".yaml", ".yml")

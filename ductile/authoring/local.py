@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_json
 from ductile.authoring.attempt import Alter, LocalRun, conclude, prepare
 from ductile.config.snapshot import Snapshot
-from ductile.engine.run_job import Attempt, spawn
-from ductile.engine.spawn import Stop
+from ductile.engine.process.descendants import ProcessTable
+from ductile.engine.process.run import ProcessControl, StopRequest, run_process
 from ductile.model import Job, JobStatus
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE
-from ductile.values import field, frozen
 
 INSTANCE = "local"
 """The mark on the processes of a local run: no service takes them for its own."""
@@ -51,12 +52,14 @@ async def attempt_locally(
     grace: timedelta | None = None,
     fault: str | None = None,
     alter: Alter | None = None,
-    stop: Stop | None = None,
+    stop: StopRequest | None = None,
+    processes: ProcessTable | None = None,
 ) -> LocalRun:
     """One attempt of the job was made as a service makes it, with its environment, deadline, caps and judgement.
 
     `deadline` and `grace` stand for the configured ones; a `fault` of `disturb.FAULTS` comes between the plugin and
-    the core. Nothing is recorded anywhere. Refused plugins and commands are verdicts too, not errors.
+    the core. Nothing is recorded anywhere. Refused plugins and commands are verdicts too, not errors. Attempts that run
+    at the same time share their `processes`.
     """
     attempt = prepare(
         snapshot,
@@ -70,7 +73,8 @@ async def attempt_locally(
     )
     if isinstance(attempt, LocalRun):
         return attempt
-    return conclude(snapshot, attempt, await spawn(Attempt(job, snapshot, stop=stop or Stop()), attempt.ready))
+    control = ProcessControl(stop=stop or StopRequest())
+    return conclude(snapshot, attempt, await run_process(attempt.ready.spec, control, processes or ProcessTable()))
 
 
 def _job(snapshot: Snapshot, plugin: str, asked: Asked, now: datetime) -> Job:

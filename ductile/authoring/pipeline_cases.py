@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_yaml
 from ductile.authoring.matching import mismatches
 from ductile.config.snapshot import Snapshot
@@ -18,7 +20,6 @@ from ductile.pipeline.answers import read_answers
 from ductile.pipeline.plan import Plan
 from ductile.pipeline.rehearse import NOT_REACHED, Line, Rehearsal, rehearse
 from ductile.pipeline.route import TooMuch
-from ductile.values import field, frozen
 
 _FILE_KEYS = ("cases",)
 _CASE_KEYS = ("name", "pipeline", "event", "payload", "answers", "expect")

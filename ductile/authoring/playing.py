@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile.authoring.attempt import Alter, LocalRun
 from ductile.authoring.bench import bench_of_folder
@@ -21,10 +21,9 @@ from ductile.authoring.fixtures import DIRECTORY, Fixture, FixtureInvalid
 from ductile.authoring.local import Asked, run_locally
 from ductile.authoring.matching import mismatches
 from ductile.authoring.tell import told
-from ductile.engine.spawn import Stop
+from ductile.engine.process.run import StopRequest
 from ductile.files import FileRefused, entries_of
 from ductile.plugin.registry import Plugin
-from ductile.values import field, frozen
 
 
 @frozen(kw_only=True)
@@ -61,7 +60,7 @@ def _played(
     alter: Alter | None = None,
     job_id: str | None = None,
     grace: timedelta | None = None,
-    stop: Callable[[Stop], Any] | None = None,
+    stop: Callable[[StopRequest], Any] | None = None,
     plugin_config: Mapping[str, Any] | None = None,
 ) -> Played:
     """The fixture was played in `work`. `alter` changed the request; `stop` ran beside it and may have stopped it."""
@@ -79,7 +78,7 @@ def _played(
         told_context = {**request, "context": fixture.context} if fixture.context is not None else request
         return alter(told_context) if alter else told_context
 
-    handle = Stop()
+    handle = StopRequest()
     attempt = partial(
         run_locally,
         bench.snapshot,

@@ -5,7 +5,7 @@ Names are stable: scripts and people refer to them. How a rule is found kept or 
 
 from collections.abc import Sequence
 
-from ductile.values import define, field, frozen
+from attrs import define, field, frozen
 
 LEVELS = ("manifest", "protocol", "robust", "exemplary")
 """Each includes those before it; the first part of a rule's name is its level."""

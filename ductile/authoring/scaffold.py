@@ -4,11 +4,12 @@ import os
 from importlib import resources
 from pathlib import Path
 
+from attrs import frozen
+
 from ductile import files
 from ductile.config.scaffold import bundled_plugins
 from ductile.errors import UsageInvalid
 from ductile.plugin.manifest import PLUGIN_NAME, PLUGIN_NAME_HELP
-from ductile.values import frozen
 
 TEMPLATES = "templates"
 SUFFIX = ".txt"

@@ -10,8 +10,8 @@ from ductile import strict_json
 from ductile.authoring.attempt import LocalRun
 from ductile.config.show import without_secrets
 from ductile.engine.judge import backoff
-from ductile.engine.launch import SpawnFailed
-from ductile.engine.running import Finished
+from ductile.engine.process.run import Finished
+from ductile.engine.process.start import SpawnFailed
 from ductile.errors import Unreadable
 from ductile.model import Dead, Ending, Failed, Retried, Skipped, Succeeded
 from ductile.secret import Mask

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile.authoring.alterations import (
     with_another_protocol,
@@ -30,8 +30,7 @@ from ductile.authoring.schemas import full_schema, misfits
 from ductile.authoring.tell import answer_of
 from ductile.config.show import looks_secret
 from ductile.engine.judge import CONFIG_ERROR
-from ductile.engine.running import Cause, Finished
-from ductile.engine.spawn import Stop
+from ductile.engine.process.run import Cause, Finished, StopRequest
 from ductile.errors import PluginRejected
 from ductile.model import Failed
 from ductile.plugin.manifest import Command, CommandType
@@ -39,7 +38,6 @@ from ductile.plugin.protocol import Garbled, Response, decode_response
 from ductile.plugin.registry import Plugin
 from ductile.secret import Mask
 from ductile.units import format_duration
-from ductile.values import field, frozen
 
 CANARY = "dctl-canary-5c0f7e1b9d"
 SECRET_KEY = "canary_secret"
@@ -255,7 +253,7 @@ class Trial:
             self.note("robust.secrets", f"a secret of its configuration is in {' and '.join(leaks)}" if leaks else None)
 
     def _stop(self) -> None:
-        async def ask(stop: Stop) -> None:
+        async def ask(stop: StopRequest) -> None:
             await trio.sleep(STOP_AFTER_SECONDS)
             stop.request("SIGTERM trial")
 

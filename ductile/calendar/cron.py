@@ -1,62 +1,59 @@
-"""Cron lines on a wall clock: which dates and times the five fields name.
+"""Cron lines on a wall clock: which dates and times the five fields name. croniter reads the fields and iterates.
 
-Wall times are datetimes without a zone; what a change of the clocks does to them is decided in `slots`. Nothing here
-walks minutes: a date is found month by month, a time of day by bisection.
+Wall times are datetimes without a zone; `slots` applies time zones and clock changes. Refuses what croniter accepts
+beyond five fields of numbers, names, ranges, steps and lists, and dates that never come.
 """
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
+from bisect import bisect_left
+from collections.abc import Callable
+from copy import copy
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 
-from ductile.values import frozen
+from attrs import field, frozen
+from croniter import croniter
 
 MAX_LENGTH = 256
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
-LONGEST_PAUSE = 41 * 12
-"""Months. 29 February comes back on the same weekday after 40 years at the latest, across a century that is no leap."""
-FIRST_MONTH, LAST_MONTH = 2 * 12, 9998 * 12
-"""Months are numbered through; the calendar's first and last year are left alone, they have no neighbours."""
-_LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-
-
-def _numbered(words: str, first: int) -> dict[str, int]:
-    return {word: number for number, word in enumerate(words.split(), first)}
+FIRST_YEAR, LAST_YEAR = 2, 9997
+"""The first and the last years of the calendar are left alone: a time zone could move their dates out of it."""
+ANY_TIME = datetime(2000, 1, 1)
+"""Where an iterator is created; every step names its own start."""
 
 
 @frozen
 class Field:
-    """One of the five: its name, the numbers that `*` stands for, and the words for them.
-
-    So many `more` numbers than `high` may be written; they count from the beginning, as 7 is Sunday.
-    """
+    """One of the five fields: its name, the numbers that `*` stands for, and what may be written."""
 
     name: str
     low: int
     high: int
-    words: Mapping[str, int] = {}
-    more: int = 0
+    allowed: str
 
     @property
-    def highest(self) -> int:
-        return self.high + self.more
+    def size(self) -> int:
+        return self.high - self.low + 1
 
-    @property
-    def allowed(self) -> str:
-        words = list(self.words)
-        return f"{self.low}-{self.highest}" + (f" or {words[0]}-{words[-1]}" if words else "")
+    def alone(self, text: str) -> str:
+        """Return a line in which only this field is restricted."""
+        return " ".join(text if kind is self else "*" for kind in FIELDS)
+
+    def number(self, text: str) -> int:
+        """Return the number that is written or named; croniter knows the names."""
+        return int(text) if text.isdigit() else int(croniter.expand(self.alone(text))[0][FIELDS.index(self)][0])
 
 
 FIELDS = (
-    Field("minute", 0, 59),
-    Field("hour", 0, 23),
-    Field("day", 1, 31),
-    Field("month", 1, 12, _numbered("jan feb mar apr may jun jul aug sep oct nov dec", 1)),
-    Field("weekday", 0, 6, _numbered("sun mon tue wed thu fri sat", 0), more=1),
+    Field("minute", 0, 59, "0-59"),
+    Field("hour", 0, 23, "0-23"),
+    Field("day", 1, 31, "1-31"),
+    Field("month", 1, 12, "1-12 or jan-dec"),
+    Field("weekday", 0, 6, "0-7 or sun-sat"),
 )
-_ITEM = re.compile(r"(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,3}))?", re.ASCII)
+_VALUE = "[0-9]{1,2}|[a-z]{3}"
+_ITEM = re.compile(rf"(?:\*|(?P<low>{_VALUE})(?:-(?P<high>{_VALUE}))?)(?:/(?P<step>[0-9]{{1,3}}))?", re.ASCII)
 
 
 @frozen(kw_only=True)
@@ -75,121 +72,71 @@ class Line:
     weekdays: tuple[int, ...]
     either: bool
     is_fixed: bool
+    iterator: croniter = field(eq=False, repr=False)
 
     def matches(self, wall: datetime) -> bool:
-        on_the_minute = wall == _whole_minute_from(wall)
-        return on_the_minute and wall.minute in self.minutes and wall.hour in self.hours and self.matches_date(wall)
+        return self.first(wall) == wall
 
-    def matches_date(self, day: date) -> bool:
+    def first(self, wall: datetime) -> datetime | None:
+        """Return the first match at or after `wall`; None if the calendar ends before."""
+        return self._step(croniter.get_next, _whole_minute_from(wall) - MINUTE)
+
+    def last(self, wall: datetime) -> datetime | None:
+        """Return the last match before `wall`; None if the calendar begins after."""
+        return self._step(croniter.get_prev, _whole_minute_from(wall))
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """Count the matches in [start, end), date by date."""
+        if start >= end:
+            return 0
+        ordinals = range(start.toordinal(), end.toordinal())
+        dates = sum(self._matches_date(date.fromordinal(ordinal)) for ordinal in ordinals)
+        return dates * len(self.hours) * len(self.minutes) + self._earlier_times(end) - self._earlier_times(start)
+
+    def _step(self, step: Callable[..., datetime], start: datetime) -> datetime | None:
+        try:
+            found = step(
+                copy(self.iterator), datetime, start
+            )  # a copy: croniter keeps its position, threads share lines
+        except (ValueError, OverflowError):  # CroniterBadDateError is a ValueError
+            return None
+        return found if FIRST_YEAR <= found.year <= LAST_YEAR else None
+
+    def _matches_date(self, day: date) -> bool:
         by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return day.month in self.months and (by_day or by_weekday if self.either else by_day and by_weekday)
 
-    def date_from(self, day: date) -> date | None:
-        """The first matching date at or after `day`; None if the calendar ends before."""
-        if self.matches_date(day):
-            return day
-        first = _month(day)
-        for month in range(first, min(first + LONGEST_PAUSE, LAST_MONTH)):
-            if month % 12 + 1 not in self.months:
-                continue
-            days = [number for number in self._days_of(month) if month > first or number > day.day]
-            if days:
-                return date(month // 12, month % 12 + 1, days[0])
-        return None
-
-    def date_until(self, day: date) -> date | None:
-        """The last matching date at or before `day`; None if the calendar begins after."""
-        if self.matches_date(day):
-            return day
-        last = _month(day)
-        for month in range(last, max(last - LONGEST_PAUSE, FIRST_MONTH), -1):
-            if month % 12 + 1 not in self.months:
-                continue
-            days = [number for number in self._days_of(month) if month < last or number < day.day]
-            if days:
-                return date(month // 12, month % 12 + 1, days[-1])
-        return None
-
-    def first(self, wall: datetime) -> datetime | None:
-        """The first match at or after `wall`."""
-        wall = _whole_minute_from(wall)
-        day = self.date_from(wall.date())
-        if day == wall.date():
-            index = bisect_left(self.minutes, wall.minute) if wall.hour in self.hours else len(self.minutes)
-            if index < len(self.minutes):
-                return wall.replace(minute=self.minutes[index])
-            index = bisect_right(self.hours, wall.hour)
-            if index < len(self.hours):
-                return wall.replace(hour=self.hours[index], minute=self.minutes[0])
-            day = self.date_from(day + DAY)
-        return datetime.combine(day, time(self.hours[0], self.minutes[0])) if day else None
-
-    def last(self, wall: datetime) -> datetime | None:
-        """The last match before `wall`."""
-        wall = _whole_minute_from(wall) - MINUTE
-        day = self.date_until(wall.date())
-        if day == wall.date():
-            index = bisect_right(self.minutes, wall.minute) if wall.hour in self.hours else 0
-            if index:
-                return wall.replace(minute=self.minutes[index - 1])
-            index = bisect_left(self.hours, wall.hour)
-            if index:
-                return wall.replace(hour=self.hours[index - 1], minute=self.minutes[-1])
-            day = self.date_until(day - DAY)
-        return datetime.combine(day, time(self.hours[-1], self.minutes[-1])) if day else None
-
-    def count(self, start: datetime, end: datetime) -> int:
-        """How many matches lie in [start, end)."""
-        if start >= end:
-            return 0
-        dates = sum(len(self._days_of(month)) for month in range(_month(start), _month(end)))
-        dates += self._earlier_dates(end) - self._earlier_dates(start)
-        return dates * len(self.hours) * len(self.minutes) + self._earlier_times(end) - self._earlier_times(start)
-
-    def _days_of(self, month: int) -> Sequence[int]:
-        """The matching days of a month, in order."""
-        if month % 12 + 1 not in self.months:
-            return ()
-        return _days_in(month, self.days, self.weekdays, self.either)
-
-    def _earlier_dates(self, wall: datetime) -> int:
-        """How many dates match in the same month before the date of `wall`."""
-        return bisect_left(self._days_of(_month(wall)), wall.day)
-
     def _earlier_times(self, wall: datetime) -> int:
-        """How many matches lie on the same date before `wall`."""
-        later = _whole_minute_from(wall)
-        if not self.matches_date(wall):
+        """Count the matches on the date of `wall` that are earlier than `wall`."""
+        if not self._matches_date(wall):
             return 0
+        later = _whole_minute_from(wall)
         if later.date() != wall.date():
             return len(self.hours) * len(self.minutes)
         in_this_hour = bisect_left(self.minutes, later.minute) if later.hour in self.hours else 0
         return bisect_left(self.hours, later.hour) * len(self.minutes) + in_this_hour
 
 
-@lru_cache(maxsize=1 << 12)  # thousands of lines name the same days, at other times of day
-def _days_in(month: int, days: tuple[int, ...], weekdays: tuple[int, ...], either: bool) -> Sequence[int]:
-    """Those of the `days` of a month that fall on one of the `weekdays`; with `either`, one of the two is enough."""
-    year, index = divmod(month, 12)
-    length = _LONGEST_MONTHS[index] if index != 1 or _is_leap(year) else 28
-    eve = date(year, index + 1, 1).isoweekday() - 1
-    by_day = [number for number in days if number <= length]
-    if either:
-        return sorted({*by_day, *(number for number in range(1, length + 1) if (eve + number) % 7 in weekdays)})
-    return [number for number in by_day if (eve + number) % 7 in weekdays]
-
-
-@lru_cache(maxsize=1 << 14)  # the same line is asked for by the check, the scheduler and its hash, at every reload
+@lru_cache(maxsize=1 << 14)  # the check, the scheduler and its hash ask for the same line, at every reload
 def parse_line(text: str) -> Line:
-    """The line behind `text`; ValueError with what it is instead, also for a line that can never fire."""
+    """Parse a cron line. Raises ValueError with the reason, also for a line that can never fire."""
     try:
         fields = _fields(text)
-        minutes, hours, days, months, weekdays = (_values(*pair) for pair in zip(FIELDS, fields, strict=True))
+        plain = list(map(_plain, FIELDS, fields))
     except ValueError as reason:
         raise ValueError(f"is not a cron line of five fields (minute hour day month weekday): {reason}") from None
     either = not fields[2].startswith("*") and not fields[4].startswith("*")
-    if not either and days[0] > max(_LONGEST_MONTHS[month - 1] for month in months):
-        raise ValueError("names a date that never comes")
+    iterator = croniter(" ".join(plain), ANY_TIME, day_or=either)
+    values = iterator.expanded
+    if not croniter.is_valid(" ".join(plain), strict=True):
+        if not either:
+            raise ValueError("names a date that never comes")
+        plain[2] = "*"  # croniter would search for the day of month and give up, although the weekday comes
+        iterator = croniter(" ".join(plain), ANY_TIME)
+    minutes, hours, days, months, weekdays = (
+        tuple(range(kind.low, kind.high + 1)) if "*" in found else tuple(map(int, found))
+        for kind, found in zip(FIELDS, values, strict=True)
+    )
     return Line(
         minutes=minutes,
         hours=hours,
@@ -198,6 +145,7 @@ def parse_line(text: str) -> Line:
         weekdays=weekdays,
         either=either,
         is_fixed=not any(mark in written for written in fields[:2] for mark in "*/"),
+        iterator=iterator,
     )
 
 
@@ -210,44 +158,36 @@ def _fields(text: str) -> list[str]:
     return fields
 
 
-def _values(kind: Field, text: str) -> tuple[int, ...]:
-    """The numbers that one field allows, in order."""
-    values: set[int] = set()
-    for item in text.split(","):
-        match = _ITEM.fullmatch(item)
-        if match is None:
-            raise ValueError(
-                f"the {kind.name} must be *, {kind.allowed} or a range a-b, each with /n for steps, or a list"
-            )
-        every, low, high, step = match.groups()
-        first = kind.low if every else _number(kind, low)
-        last = _number(kind, high) if high else kind.high if every or step else first
-        values.update(_stepped(kind, first, last, int(step or 1)))
-    return tuple(sorted(values))
-
-
-def _stepped(kind: Field, first: int, last: int, step: int) -> Iterator[int]:
-    """From first to last; a range such as `fri-mon` or `22-2` goes round."""
-    if step == 0:
+def _plain(kind: Field, text: str) -> str:
+    """Return the field for croniter. Raises ValueError with what is allowed."""
+    matches = [_ITEM.fullmatch(item) for item in text.split(",")]
+    items = [match for match in matches if match]
+    if len(items) < len(matches):
+        raise ValueError(f"the {kind.name} must be *, {kind.allowed} or a range a-b, each with /n for steps, or a list")
+    if any(int(item["step"] or 1) == 0 for item in items):
         raise ValueError(f"a step of the {kind.name} must be 1 or more")
-    size = kind.high - kind.low + 1
-    for number in range(first, (last if first <= last else last + size) + 1, step):
-        yield (number - kind.low) % size + kind.low
-
-
-def _number(kind: Field, text: str) -> int:
-    number = int(text) if text.isdigit() else kind.words.get(text, -1)
-    if not kind.low <= number <= kind.highest:
+    values = [value for item in items for value in item.group("low", "high") if value]
+    if values and not croniter.is_valid(kind.alone(",".join(values))):
         raise ValueError(f"the {kind.name} must be {kind.allowed}")
-    return number
+    return ",".join(_plain_item(kind, item) for item in items)
 
 
-def _month(day: date) -> int:
-    return day.year * 12 + day.month - 1
+def _plain_item(kind: Field, item: re.Match[str]) -> str:
+    """Return the item without `*`; a range such as `2-2` or `fri-mon` becomes a list of numbers.
 
-
-def _is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    croniter takes `2-2` for the whole field, miscounts the steps of a range that wraps around, and reads `*` in a list
+    as if the list were not there.
+    """
+    low, high, step = item.group("low", "high", "step")
+    if low is None:
+        return f"{kind.low}-{kind.high}{item[0][1:]}"
+    if not high and not step:
+        return item[0]
+    first, last = kind.number(low), kind.number(high) if high else kind.high
+    if first < last:
+        return item[0]
+    end = last if first == last else last + kind.size
+    return ",".join(str((number - kind.low) % kind.size + kind.low) for number in range(first, end + 1, int(step or 1)))
 
 
 def _whole_minute_from(wall: datetime) -> datetime:

@@ -6,9 +6,10 @@ The configuration makes definitions, the scheduler takes histories from the ledg
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
+from attrs import frozen
+
 from ductile.calendar.cron import Line
 from ductile.calendar.hours import Hours, Window
-from ductile.values import frozen
 
 
 class CatchUp(StrEnum):

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
 
+from attrs import evolve, frozen
+
 from ductile.calendar.bounds import LAST, within
 from ductile.calendar.definition import After, At, Definition, Every, History
 from ductile.calendar.slots import TICK, Dial, Grid, Once, Slots
 from ductile.clock import to_text
-from ductile.values import changed, frozen
 
 GRACE = timedelta(seconds=60)
 """A firing that is later than this was missed."""
@@ -84,7 +85,7 @@ class Timetable:
         if now > firing.fire_at + GRACE and self.definition.hours.closed(firing.fire_at + GRACE):
             opening = self.definition.hours.opens_at(firing.fire_at + GRACE)
             deadline = opening and opening + GRACE
-        return changed(firing, is_catch_up=deadline is not None and now > deadline)
+        return evolve(firing, is_catch_up=deadline is not None and now > deadline)
 
     def _draw(self, at: datetime) -> int:
         """From -2**63 to 2**63 - 1, evenly, always the same for this slot."""

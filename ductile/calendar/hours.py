@@ -6,10 +6,11 @@ that day, and one in the repeated hour opens twice.
 
 from datetime import datetime, time, timedelta, tzinfo
 
+from attrs import frozen
+
 from ductile.calendar.cron import DAY
 from ductile.calendar.reasons import Reason
 from ductile.calendar.zones import stretches, wall_time
-from ductile.values import frozen
 
 WEEK = timedelta(days=7)
 LONGEST_CLOSED = timedelta(days=16)

@@ -5,16 +5,17 @@ stores `decided_to`; it alone knows of breakers and running jobs. A slot may be 
 later it counts as missed, and `catch_up` decides.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import dropwhile, islice, takewhile
+
+from attrs import frozen
 
 from ductile.calendar.definition import At, CatchUp, Definition, History
 from ductile.calendar.firing import Slot, Timetable, timetable
 from ductile.calendar.reasons import Reason
 from ductile.calendar.slots import TICK, Once
 from ductile.calendar.zones import wall_time
-from ductile.values import frozen
 
 MOST_CATCH_UPS = 100
 
@@ -93,11 +94,6 @@ def slots_between(
         begin = max(begin, floor)
     coming = dropwhile(lambda slot: slot.fire_at < start, table.firings(begin))
     return islice(takewhile(lambda slot: slot.fire_at < end, coming), limit)
-
-
-def next_look_at(looks: Iterable[Look]) -> datetime | None:
-    """When the first of these schedules needs another look; None if none ever does."""
-    return min((one.next_at for one in looks if one.next_at is not None), default=None)
 
 
 def _nothing_but_coming(table: Timetable, history: History, now: datetime) -> datetime | None:

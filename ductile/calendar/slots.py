@@ -5,16 +5,19 @@ a rhythm (`*` or `/` in minute or hour) goes by the minutes that really pass. Wh
 """
 
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Protocol
+
+from attrs import frozen
 
 from ductile.calendar.cron import DAY, Line
 from ductile.calendar.zones import Stretch, stretches
-from ductile.values import frozen
 
 TICK = timedelta.resolution
 REACH = timedelta(days=3)
-"""How much is searched at once; longer pauses are jumped over by date."""
+"""How much is searched at once; longer pauses are jumped over."""
+FURTHEST = timedelta(days=2)
+"""More than the clocks of any zone differ from UTC, with a change of them."""
 
 
 class Slots(Protocol):
@@ -88,29 +91,31 @@ class Dial:
 
     def after(self, moment: datetime) -> datetime | None:
         start = moment
-        while (day := self.line.date_from(start.date() - 2 * DAY)) is not None:
-            start = max(start, _midnight(day) - DAY)
+        while True:
+            found = None
             for piece in self._pieces(start, start + REACH):
                 if piece.moved and piece.stretch.start > moment:
                     return piece.stretch.start
                 found = self.line.first(max(piece.first, piece.stretch.wall(moment) + TICK))
                 if found and found < piece.end:
                     return piece.stretch.moment(found)
-            start += REACH
-        return None
+            if found is None:
+                return None
+            start = max(start + REACH, found.replace(tzinfo=UTC) - FURTHEST)
 
     def before(self, moment: datetime) -> datetime | None:
         end = moment
-        while (day := self.line.date_until(end.date() + 2 * DAY)) is not None:
-            end = min(end, _midnight(day) + 3 * DAY)
+        while True:
+            found = None
             for piece in reversed(list(self._pieces(end - REACH, end))):
                 found = self.line.last(piece.end)
                 if found and found >= piece.first:
                     return piece.stretch.moment(found)
                 if piece.moved:
                     return piece.stretch.start
-            end -= REACH
-        return None
+            if found is None:
+                return None
+            end = min(end - REACH, found.replace(tzinfo=UTC) + FURTHEST)
 
     def count(self, start: datetime, end: datetime) -> int:
         total = 0
@@ -132,7 +137,3 @@ class Dial:
             first = max(first, stretch.wall(start))
             if moved or first < last:
                 yield Piece(stretch, first, last, moved)
-
-
-def _midnight(day: date) -> datetime:
-    return datetime.combine(day, time(), UTC)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, cast
 
+from attrs import define
 from blake3 import blake3
 
 from ductile import files
 from ductile.care.manifest import FILE_NAME, ArchiveRefused, Entry, Manifest, read_manifest
 from ductile.config.archive import CHUNK, UNREADABLE, Unzipped, chunks_of
 from ductile.errors import UsageInvalid
-from ductile.values import define
 
 MAX_MANIFEST = 64 << 20
 COMPRESSION = 4

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
+from attrs import define, field, frozen
 from blake3 import blake3
 
 from ductile import __version__, files
@@ -28,7 +29,6 @@ from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, LedgerFull, UsageInvalid
 from ductile.ledger.copying import LedgerFacts, beside, copy_ledger, facts_of_copy, require_copyable
 from ductile.ledger.location import is_made
-from ductile.values import define, field, frozen
 
 LEDGER_NAME = "ledger.db"
 

@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
+from attrs import frozen
+
 from ductile.care import findings, host
 from ductile.care.findings import Finding, Severity
 from ductile.care.health import ask_plugins, remembered
@@ -20,8 +22,7 @@ from ductile.config.sources import find
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import ConfigInvalid, DuctileError, IntegrityBroken
 from ductile.lock import LOCK_NAME, holder, instance_lock, is_held
-from ductile.values import frozen
-from ductile.web.listen import local_socket_path
+from ductile.web.listeners import local_socket_path
 
 
 class Outcome(StrEnum):

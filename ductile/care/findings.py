@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from attrs import frozen
 
 from ductile import files
 from ductile.care.storage import rewrite
 from ductile.config.check import Examination
 from ductile.config.pending import PENDING_FILE, finish_interrupted
 from ductile.config.restore import STAGE_PREFIX
-from ductile.engine.processes import find_marked, instance_of, kill_marked
+from ductile.engine.process.procfs import find_marked, instance_of, kill_marked
 from ductile.errors import Complaint, DuctileError, IntegrityBroken, LedgerError
 from ductile.ledger import inits, location, search, sizes
 from ductile.ledger.connections import WAL_LIMIT_BYTES
@@ -29,7 +30,6 @@ from ductile.ledger.copying import fold_log
 from ductile.ledger.store import open_reader
 from ductile.lock import lock_paths
 from ductile.units import format_size
-from ductile.values import frozen
 
 LEFT_SECONDS = 3600.0
 """Younger temporary files may belong to somebody who is at work."""

@@ -1,7 +1,6 @@
-"""How plugins are: each one that declares `health` is asked, in a process as a job would have, outside the ledger.
+"""Run the `health` command of every plugin that declares it, as a job would run, but outside the ledger.
 
-Nothing follows from the answer: no facts, no events, no row. `system status` and `system doctor` call it. Plugins are
-waited for in threads: an event loop would take longer to import than most answers take.
+Nothing is recorded: no facts, no events, no row. `system status` and `system doctor` call it.
 """
 
 import time
@@ -10,22 +9,24 @@ from collections.abc import Mapping
 from contextlib import chdir
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Event
+from typing import TYPE_CHECKING
 
-from ductile.authoring.attempt import LocalRun, conclude, prepare
-from ductile.config.snapshot import Lane, Snapshot
-from ductile.engine.ask import end_strays, run_and_wait
-from ductile.engine.processes import become_subreaper, is_subreaper
+from attrs import frozen
+
+from ductile.config.snapshot import Snapshot
+from ductile.engine.process.procfs import become_subreaper, heed_children, is_subreaper
 from ductile.errors import DuctileError
 from ductile.ledger import facts
 from ductile.ledger.store import open_reader
 from ductile.model import Job, JobStatus, Succeeded
-from ductile.values import frozen
+
+if TYPE_CHECKING:
+    from ductile.engine.process.descendants import ProcessTable
 
 HEALTH = "health"
-PATIENCE = timedelta(seconds=10)
-GRACE = timedelta(seconds=1)
-AT_ONCE = 16
+HEALTH_TIMEOUT = timedelta(seconds=10)
+HEALTH_GRACE = timedelta(seconds=1)
+MAX_CONCURRENT = 16
 
 
 @frozen
@@ -52,37 +53,43 @@ def remembered(snapshot: Snapshot, ledger: Path) -> Mapping[str, str]:
 
 
 def ask_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[Health]:
-    """The health of every plugin that can run and declares it, by name; `states` is what each one remembers."""
-    asked = sorted(name for name, lane in snapshot.lanes.items() if _declares(lane))
-    if not asked:
+    """Run `health` of every plugin that can run and declares it; `states` has the state of each plugin."""
+    declared = sorted(name for name, lane in snapshot.lanes.items() if HEALTH in lane.plugin.manifest.commands)
+    if not declared:
         return []
+    import trio  # without a plugin to run, `system status` needs no event loop
+
     was_subreaper = is_subreaper()
-    become_subreaper()  # what a plugin leaves behind comes to us and is ended with it
+    become_subreaper()  # orphans of a plugin become our children and are ended with it
+    heed_children()
     try:
-        with chdir(snapshot.config.directory):  # where a service runs them
-            return _ask(snapshot, asked, states)
+        with chdir(snapshot.config.directory):  # the working directory that a service has
+            return trio.run(_ask_all, snapshot, declared, states)
     finally:
-        end_strays()
         become_subreaper(was_subreaper)
 
 
-def _declares(lane: Lane) -> bool:
-    return HEALTH in lane.plugin.manifest.commands
+async def _ask_all(snapshot: Snapshot, plugins: list[str], states: Mapping[str, str]) -> list[Health]:
+    import trio
+
+    from ductile.engine.process.descendants import ProcessTable
+
+    answers: dict[str, Health] = {}
+    processes, slots = ProcessTable(), trio.CapacityLimiter(MAX_CONCURRENT)
+
+    async def ask(name: str) -> None:
+        async with slots:
+            answers[name] = await _health(snapshot, name, states.get(name, "{}"), processes)
+
+    async with trio.open_nursery() as nursery:
+        for name in plugins:
+            nursery.start_soon(ask, name, name=f"health {name}")
+    return [answers[name] for name in plugins]
 
 
-def _ask(snapshot: Snapshot, asked: list[str], states: Mapping[str, str]) -> list[Health]:
-    from concurrent.futures import ThreadPoolExecutor
+async def _health(snapshot: Snapshot, name: str, state_json: str, processes: "ProcessTable") -> Health:
+    from ductile.authoring.local import attempt_locally
 
-    stop = Event()
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        try:
-            return list(threads.map(lambda name: _health(snapshot, name, states.get(name, "{}"), stop), asked))
-        except BaseException:  # nobody wants the answers any more
-            stop.set()
-            raise
-
-
-def _health(snapshot: Snapshot, name: str, state_json: str, stop: Event) -> Health:
     began, job_id = time.monotonic(), str(uuid.uuid4())
     job = Job(
         id=job_id,
@@ -94,30 +101,19 @@ def _health(snapshot: Snapshot, name: str, state_json: str, stop: Event) -> Heal
         submitted_by="cli",
         created_at=datetime.now(UTC),
     )
-    local = _attempt(snapshot, job, state_json, stop)
-    outcome, response = local.verdict.outcome, local.verdict.response
-    is_well = isinstance(outcome, Succeeded)
-    said = response.result if response and is_well else getattr(outcome, "error", "")
-    return Health(name, is_well, _first_line(snapshot.config.mask(said or "")), time.monotonic() - began)
-
-
-def _attempt(snapshot: Snapshot, job: Job, state_json: str, stop: Event) -> LocalRun:
-    """As a service makes it, with its environment, caps and judgement."""
-    attempt = prepare(snapshot, job, state_json=state_json, instance=f"health-{job.id}", deadline=PATIENCE, grace=GRACE)
-    if isinstance(attempt, LocalRun):
-        return attempt
-    ready = attempt.ready
-    run = run_and_wait(
-        ready.argv,
-        ready.request,
-        timeout=ready.policy.timeout.total_seconds(),
-        env=ready.environment,
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        limits=ready.limits,
-        stop=stop,
+    local = await attempt_locally(
+        snapshot,
+        job,
+        state_json=state_json,
+        instance=f"health-{job_id}",
+        deadline=HEALTH_TIMEOUT,
+        grace=HEALTH_GRACE,
+        processes=processes,
     )
-    return conclude(snapshot, attempt, run)
+    outcome, response = local.verdict.outcome, local.verdict.response
+    is_healthy = isinstance(outcome, Succeeded)
+    text = response.result if response and is_healthy else getattr(outcome, "error", "")
+    return Health(name, is_healthy, _first_line(snapshot.config.mask(text or "")), time.monotonic() - began)
 
 
 def _first_line(text: str) -> str:

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from attrs import define, field
+
 from ductile import files
 from ductile.care import archive, exchange
 from ductile.care.archive import Tell
@@ -27,7 +29,6 @@ from ductile.errors import ConfigInvalid, DuctileError, LedgerError, UsageInvali
 from ductile.ledger.copying import beside, facts_of_copy, fold_log, make_its_own
 from ductile.ledger.location import make_private_directory
 from ductile.lock import instance_lock, require_free
-from ductile.values import define, field
 
 SPARE_BYTES = 16 << 20
 

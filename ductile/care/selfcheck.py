@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from attrs import frozen
+
 from ductile.errors import DuctileError
 from ductile.ledger import soundness
 from ductile.ledger.location import is_made
 from ductile.ledger.store import open_reader
-from ductile.values import frozen
 
 
 @frozen

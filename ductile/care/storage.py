@@ -9,14 +9,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from ductile.errors import LedgerFull
 from ductile.ledger import sizes, snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.sizes import Sizes, TableSize
 from ductile.ledger.store import open_reader
 from ductile.lock import instance_lock, require_free
 from ductile.units import format_size, parse_duration
-from ductile.values import frozen
 
 AHEAD = timedelta(days=30)
 LARGEST_JOBS = 5
@@ -82,7 +83,7 @@ def _table(table: TableSize, kept: timedelta | None) -> dict[str, Any]:
     }
 
 
-def kept_for(db: Connection) -> dict[str, timedelta]:
+def kept_for(db: Db) -> dict[str, timedelta]:
     """How long rows are kept, by table; a table that is not named is never pruned by age."""
     last = snapshots.newest(db)
     try:

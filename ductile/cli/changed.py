@@ -13,7 +13,7 @@ from ductile.cli.ago import told
 from ductile.cli.kept import kept_object
 from ductile.clock import to_text
 from ductile.ledger import explain, snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.snapshots import Snapshot
 
 MOST_TOLD = 50
@@ -25,7 +25,7 @@ _MEMBER = re.compile(r"(.+)\[([^\[\]]+)\]")
 
 
 def changes_since(
-    db: Connection, snapshot_id: str | None, plugin: str, *, since: datetime | None, until_id: str | None = None
+    db: Db, snapshot_id: str | None, plugin: str, *, since: datetime | None, until_id: str | None = None
 ) -> dict[str, Any]:
     """What changed from the configuration `snapshot_id` to `until_id`, or to the newest one, as far as is known."""
     old = snapshots.get(db, snapshot_id) if snapshot_id else None

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from attrs import field, frozen
+
 from ductile.cli import output
 from ductile.cli.codes import EXIT_CODE_OF
 from ductile.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
-from ductile.values import field, frozen
 
 CONNECT_SECONDS = 5.0
 LONGEST_ANSWER_SECONDS = 330.0

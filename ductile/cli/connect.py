@@ -26,7 +26,7 @@ def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "
 
     if api_url:
         return Client(url=api_url, key=api_key or os.environ.get("DUCTILE_API_KEY"))
-    from ductile.web.listen import local_socket_path
+    from ductile.web.listeners import local_socket_path
 
     return Client(local_socket_path(ledger_path(explicit).parent))
 
@@ -35,8 +35,7 @@ def running(explicit: Path | None) -> "Client | None":
     """The service that runs this configuration; None if none does, and its files tell as much."""
     import socket
 
-    from ductile.cli.client import Client
-    from ductile.web.listen import local_socket_path
+    from ductile.web.listeners import local_socket_path
 
     path = local_socket_path(ledger_path(explicit).parent)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
@@ -44,6 +43,8 @@ def running(explicit: Path | None) -> "Client | None":
             door.connect(str(path))
         except OSError:
             return None
+    from ductile.cli.client import Client
+
     return Client(path)
 
 

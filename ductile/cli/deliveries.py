@@ -1,13 +1,11 @@
 """Deliveries and endpoints of webhooks as commands see them: from the configuration and the ledger, without a service.
 
-Also the sender's side: a signed request, and what came back.
+Also the sender's side: the signed request that `webhook send` posts.
 """
 
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +16,7 @@ from ductile.clock import to_text
 from ductile.config.load import Config, load
 from ductile.config.sections import WebhookEndpoint
 from ductile.config.sources import find
-from ductile.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean
+from ductile.errors import NotFound, UsageInvalid, did_you_mean
 from ductile.ledger import receipts, refusals
 from ductile.ledger.refusals import UNREAD_BODY, Refused
 from ductile.ledger.store import open_reader
@@ -170,24 +168,6 @@ def signed_request(config: Config, entry: WebhookEndpoint, body: bytes, headers:
     now = datetime.now(UTC)
     signed = signed_headers(entry.scheme, known.reveal(), body, now=now, header=entry.signature_header)
     return {"content-type": media, **signed, **dict(map(header_of, headers))}
-
-
-def posted(address: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
-    request = urllib.request.Request(address, body, headers, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return {"status": answer.status, "answer": _answer(answer.read())}
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, "answer": _answer(error.read())}
-    except (OSError, ValueError) as error:
-        raise ServiceUnreachable(f"{address}: {error}", hint="is the service running?") from error
-
-
-def _answer(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body.decode("utf-8", "replace")[:1000]
 
 
 def verdict_view(

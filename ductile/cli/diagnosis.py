@@ -18,7 +18,7 @@ from ductile.cli.terminal import state
 from ductile.clock import to_text
 from ductile.config.show import without_secrets
 from ductile.ledger import explain, reports
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.reports import Attempt, JobReport
 from ductile.ledger.rows import get_job
 from ductile.model import Job, runs_nothing
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"\d+")
 _USED_UP = re.compile(r"^attempts used up \(\d+ of \d+\): ")
 
 
-def diagnosis(db: Connection, path: Path, job_id: str, mask: Mask) -> dict[str, Any]:
+def diagnosis(db: Db, path: Path, job_id: str, mask: Mask) -> dict[str, Any]:
     """The whole bundle, however large."""
     report = reports.job(db, job_id)
     job, last = report.job, report.attempts[-1] if report.attempts else None
@@ -126,7 +126,7 @@ def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
     ]
 
 
-def _since_success(db: Connection, job: Job) -> dict[str, Any] | None:
+def _since_success(db: Db, job: Job) -> dict[str, Any] | None:
     """The last time the same command went well before, and what has changed from then to this job."""
     if runs_nothing(job.plugin):
         return None  # the core's own decisions are no runs of a command that could be compared

@@ -36,6 +36,7 @@ SCOPES: dict[str, str | None] = {
     "GET /relay": "jobs:ro",
     "GET /scheduler/jobs": "jobs:ro",
     "GET /skills": ANY_TOKEN,
+    "GET /system/tasks": "system:ro",
     "POST /breaker/{plugin}/reset": "system:rw",
     "POST /job/{id}/cancel": "jobs:rw",
     "POST /job/{id}/replay": "jobs:rw",
@@ -165,6 +166,7 @@ EFFECTS = {
     "system status": Effect("reads", ("GET /healthz", "POST /system/reload")),
     "system storage compact": Effect("changes_ledger"),
     "system storage show": _READS,
+    "system tasks": Effect("reads", ("GET /system/tasks",)),
     "system watch": Effect(
         "reads",
         (

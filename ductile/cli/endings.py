@@ -11,7 +11,7 @@ from ductile.cli.predicates import predicate_words
 from ductile.cli.standing import Reason
 from ductile.clock import to_text
 from ductile.ledger import journal
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.recover import outcome_of
 from ductile.ledger.reports import Attempt, JobReport
 from ductile.model import AttemptStatus, Dead, Job, JobStatus, Retried, runs_nothing
@@ -23,7 +23,7 @@ _WINNER = re.compile(r"deduplicated: (\S+) succeeded meanwhile")
 _BUDGET = re.compile(r"(?:chain|tree) of more than \d+ (?:hops|jobs)")
 
 
-def ended_by(db: Connection, report: JobReport) -> Reason:
+def ended_by(db: Db, report: JobReport) -> Reason:
     """The rule, in words, with what it was applied to."""
     job, last = report.job, report.attempts[-1] if report.attempts else None
     match job.status:
@@ -62,7 +62,7 @@ def orphaned(job: Job) -> Reason:
     return Reason("service_died", f"it was running when the service died{then}", facts)
 
 
-def _success(db: Connection, job: Job, last: Attempt | None) -> Reason:
+def _success(db: Db, job: Job, last: Attempt | None) -> Reason:
     if job.plugin == "core.switch":
         return _switch(db, job, last)
     if runs_nothing(job.plugin) or last is None:
@@ -74,7 +74,7 @@ def _success(db: Connection, job: Job, last: Attempt | None) -> Reason:
     return Reason("answered_ok", words, {"exit_code": last.exit_code, "attempt": last.attempt})
 
 
-def _switch(db: Connection, job: Job, last: Attempt | None) -> Reason:
+def _switch(db: Db, job: Job, last: Attempt | None) -> Reason:
     """A condition of a pipeline: which predicates said no is noted with the job that led to it."""
     if kept_object(last.result if last else None).get("matched"):
         return Reason("condition_true", f"the condition of step {job.step_id} is true: the step runs")

@@ -11,7 +11,7 @@ from ductile.cli.terminal import state
 from ductile.clock import to_text
 from ductile.errors import NotFound, did_you_mean
 from ductile.ledger import event_trail, reports, snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.journal import Entry
 from ductile.ledger.rows import get_job
 from ductile.model import Job
@@ -21,7 +21,7 @@ HINT = "the journal is kept for service.job_transitions_retention; `ductile job 
 NOTHING = "it led to nothing: "
 
 
-def fate(db: Connection, event_id: str) -> dict[str, Any]:
+def fate(db: Db, event_id: str) -> dict[str, Any]:
     """What became of one event; NotFound if nothing on record speaks of it."""
     decided, jobs = event_trail.decisions(db, event_id), event_trail.led_to(db, event_id)
     is_gone = jobs or _is_duplicate(decided) or any(entry.kind == "event.unmatched" for entry in decided)
@@ -42,7 +42,7 @@ def fate(db: Connection, event_id: str) -> dict[str, Any]:
     }
 
 
-def fates(db: Connection, event_type: str, *, limit: int) -> dict[str, Any]:
+def fates(db: Db, event_type: str, *, limit: int) -> dict[str, Any]:
     """The newest events of a type, and who waits for it in the configuration that was loaded last."""
     waiting = _waiting(db, event_type)
     others = [*_emitted_ids(db, event_type), *islice(_joined_ids(db, event_type), limit)]
@@ -72,12 +72,12 @@ def _envelope_of(arrived: event_trail.Arrived) -> dict[str, Any]:
     }
 
 
-def _joined_ids(db: Connection, event_type: str) -> Iterator[tuple[str, str]]:
+def _joined_ids(db: Db, event_type: str) -> Iterator[tuple[str, str]]:
     """Moment and id of events of this type that came to a join."""
     return ((one.at, _id_of(one)) for one in event_trail.arrived(db) if one.type == event_type)
 
 
-def _emitted_ids(db: Connection, event_type: str) -> Iterator[tuple[str, str]]:
+def _emitted_ids(db: Db, event_type: str) -> Iterator[tuple[str, str]]:
     """Moment and id of events of this type that a plugin emitted and that led to a job."""
     attempts = event_trail.emitted(db, event_type)
     leading = event_trail.leading(db) if attempts else frozenset()
@@ -89,7 +89,7 @@ def _emitted_ids(db: Connection, event_type: str) -> Iterator[tuple[str, str]]:
                 yield at, event_id
 
 
-def _envelope(db: Connection, event_id: str, jobs: list[Job], decided: list[Entry]) -> dict[str, Any]:
+def _envelope(db: Db, event_id: str, jobs: list[Job], decided: list[Entry]) -> dict[str, Any]:
     """Type, source, moment and emitting job, from whoever still has them."""
     found: dict[str, Any] = {"type": None, "source": None, "at": None, "emitted_by": None}
     for job in jobs:
@@ -109,7 +109,7 @@ def _envelope(db: Connection, event_id: str, jobs: list[Job], decided: list[Entr
     return found
 
 
-def _emitted(db: Connection, job_id: str, event_id: str) -> tuple[str, str] | None:
+def _emitted(db: Db, job_id: str, event_id: str) -> tuple[str, str] | None:
     """The plugin that emitted the event in an attempt of the job, and under which type; None if it did not."""
     for attempt in reports.attempts(db, job_id):
         events = kept_object(attempt.result).get("events")
@@ -181,7 +181,7 @@ def _count_words(jobs: int) -> str:
     return f"it led to {jobs} job{'' if jobs == 1 else 's'}"
 
 
-def _waiting(db: Connection, event_type: str) -> dict[str, Any]:
+def _waiting(db: Db, event_type: str) -> dict[str, Any]:
     """Who would take an event of this type, and which types there are."""
     last = snapshots.newest(db)
     config = kept_object(last.sanitized_config if last else None)

@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 import trio
+from attrs import define, field
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection, wrap_client_stream
 
 from ductile.cli import output
 from ductile.cli.client import CONNECT_SECONDS, Busy, Client, address_of, refusal
 from ductile.cli.foreground import lone
 from ductile.errors import NotAllowed, ServiceUnreachable
-from ductile.values import define, field
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
 SILENCE_SECONDS = 10.0

@@ -132,7 +132,7 @@ def _glimpse(value: Any) -> str:
 
 def _live_stderr(ledger: Path, job_id: str) -> str | None:
     from ductile.cli.client import Client
-    from ductile.web.listen import local_socket_path
+    from ductile.web.listeners import local_socket_path
 
     try:
         return Client(local_socket_path(ledger.parent)).ask("GET", f"/job/{job_id}").get("stderr")

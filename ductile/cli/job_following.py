@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import trio
+from attrs import define, field
 
 from ductile.cli import output, terminal
 from ductile.cli.client import Busy, Client
@@ -17,7 +18,6 @@ from ductile.cli.following import Event, Follower, Lost
 from ductile.cli.foreground import run_until_signal, tell_breaks
 from ductile.cli.telling import moment, plain, what
 from ductile.errors import ServiceUnreachable, UsageInvalid
-from ductile.values import define, field
 
 OF_A_JOB = ("plugin", "command", "submitted_by", "pipeline", "step_id", "schedule_id", "parent_job_id", "root_job_id")
 """What never changes about a job."""

@@ -7,11 +7,11 @@ from ductile.cli import endings
 from ductile.cli.orphans import has_service
 from ductile.clock import to_text
 from ductile.ledger import snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.model import Job, JobStatus
 
 
-def past(db: Connection, report: Any) -> dict[str, Any]:
+def past(db: Db, report: Any) -> dict[str, Any]:
     """Transitions, consistency and configurations of a reported job."""
     transitions = [
         {"from": entry.data.get("from"), "to": entry.data["to"], "at": to_text(entry.at), "reason": _reason(entry.data)}
@@ -45,7 +45,7 @@ def _reason(data: Any) -> str | None:
     return str(reason) if reason else None
 
 
-def _config(db: Connection, enqueued: str | None, started: str | None) -> dict[str, Any]:
+def _config(db: Db, enqueued: str | None, started: str | None) -> dict[str, Any]:
     """Under which configuration it was asked for and began."""
     named = {"enqueued": enqueued, "started": started}
     known = {moment: snapshots.get(db, ref) for moment, ref in named.items() if ref is not None}

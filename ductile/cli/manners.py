@@ -160,7 +160,7 @@ def _tell_places(given: Mapping[str, Any]) -> None:
     from ductile.cli import options
     from ductile.config.sources import find
     from ductile.config.whereabouts import ledger_of
-    from ductile.web.listen import local_socket_path
+    from ductile.web.listeners import local_socket_path
 
     try:
         found = find(options.chosen(given["config_path"], given.get("config_dir")), os.environ)

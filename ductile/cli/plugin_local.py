@@ -34,7 +34,7 @@ def run_here(
     """What the plugin did, as plain data."""
     import trio
 
-    from ductile.engine.processes import harden_self
+    from ductile.engine.process.procfs import harden_self
 
     asked = Asked(
         command=command,

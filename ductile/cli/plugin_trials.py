@@ -9,7 +9,7 @@ from ductile.authoring.conformance import LEVELS, conformance_of, told
 from ductile.authoring.fixtures import fixture_files, read_fixture
 from ductile.authoring.playing import play
 from ductile.cli.plugin_local import config_given, read_span
-from ductile.engine.processes import harden_self
+from ductile.engine.process.procfs import harden_self
 from ductile.errors import DuctileError, NotFound
 from ductile.plugin.registry import Plugin
 

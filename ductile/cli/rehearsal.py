@@ -97,8 +97,8 @@ def _execute(job: Job, snapshot: Snapshot) -> Answer:
     import trio
 
     from ductile.authoring.local import attempt_locally
-    from ductile.engine.processes import harden_self
-    from ductile.engine.running import Finished
+    from ductile.engine.process.procfs import harden_self
+    from ductile.engine.process.run import Finished
     from ductile.model import Succeeded
 
     output.note(f"really running {job.plugin}.{job.command}")

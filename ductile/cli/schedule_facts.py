@@ -17,7 +17,7 @@ from ductile.config.sections import Schedule
 from ductile.config.snapshot import Snapshot, take_snapshot
 from ductile.config.sources import find
 from ductile.ledger import schedules
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.ledger.store import open_reader
 from ductile.web.schedule_views import local_text, schedule_view, written_schedule, zone_of
@@ -38,7 +38,7 @@ def schedule_of(explicit: Path | None, plugin: str, schedule_id: str | None) -> 
 
 
 def read_ledger(
-    snapshot: Snapshot, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    snapshot: Snapshot, function: Callable[Concatenate[Db, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> T | None:
     """What `function(db, …)` finds; None if there is no ledger yet."""
     path = snapshot.config.settings.state.path

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
 from typing import Any
 
+from attrs import evolve, frozen
+
 from ductile.calendar.definition import After, Definition, History
 from ductile.calendar.firing import Timetable, timetable
 from ductile.calendar.look import MOST_CATCH_UPS
@@ -17,10 +19,9 @@ from ductile.clock import from_text, to_text
 from ductile.config.schedules import definition_hash, definition_of
 from ductile.config.sections import Schedule
 from ductile.ledger import journal, reports, schedules
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.pages import NEWEST
 from ductile.ledger.schedules import Entry, EntryStatus
-from ductile.values import changed, frozen
 from ductile.web.schedule_views import local_text
 
 ON_TIME = timedelta(seconds=1)
@@ -45,7 +46,7 @@ class Fate:
 
 
 def fate_of(
-    db: Connection, plugin: str, schedule: Schedule, at: datetime, now: datetime, *, unavailable: str | None = None
+    db: Db, plugin: str, schedule: Schedule, at: datetime, now: datetime, *, unavailable: str | None = None
 ) -> Fate:
     """What became of the last slot that was planned until `at`; `unavailable` is why the plugin cannot run now."""
     entry = schedules.get(db, plugin, schedule.id)
@@ -71,11 +72,11 @@ def fate_of(
         return Fate(slot_at=slot_at, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=slot_at)
     fate = _decided(table, entry, slot_at, rows, now)
     if fate.verdict == "undecided" and unavailable is not None:
-        return changed(fate, words=f"nobody looks at it: plugin {plugin} {unavailable}")
+        return evolve(fate, words=f"nobody looks at it: plugin {plugin} {unavailable}")
     return fate
 
 
-def _faulty(db: Connection, entry: Entry, at: datetime) -> Fate | None:
+def _faulty(db: Db, entry: Entry, at: datetime) -> Fate | None:
     """What keeps the scheduler from deciding about slots; None if it could at that time."""
     rows = [row for row in _rows(db, entry.plugin, entry.schedule_id) if row.data.get("reason") == entry.held_reason]
     if not rows or at < rows[-1].at:
@@ -109,7 +110,7 @@ def _not_due(table: Timetable, entry: Entry, at: datetime) -> Fate:
     return Fate(slot_at=None, verdict="not_due", words=words, reason=Reason.NOT_DUE, until=coming)
 
 
-def _fired(db: Connection, rows: list[journal.Entry], slot_at: datetime, job_id: str) -> Fate:
+def _fired(db: Db, rows: list[journal.Entry], slot_at: datetime, job_id: str) -> Fate:
     job = reports.job(db, job_id).job
     late = max(job.created_at - slot_at, timedelta())
     # What held an earlier slot was over, if this one came on time.
@@ -119,7 +120,7 @@ def _fired(db: Connection, rows: list[journal.Entry], slot_at: datetime, job_id:
     return Fate(slot_at=slot_at, verdict="fired", words=words, job=about, story=held)
 
 
-def _rows(db: Connection, plugin: str, schedule_id: str) -> Iterator[journal.Entry]:
+def _rows(db: Db, plugin: str, schedule_id: str) -> Iterator[journal.Entry]:
     """What the journal has about the schedule, oldest first."""
     found: list[journal.Entry] = []
     before = NEWEST

@@ -9,23 +9,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_yaml
 from ductile.cli.ago import told
 from ductile.cli.kept import kept_object
 from ductile.cli.orphans import has_service
 from ductile.clock import to_text
-from ductile.config import relay
 from ductile.errors import Unreadable
 from ductile.ledger import breakers, explain, inits, pauses, snapshots
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.explain import Waiting
 from ductile.ledger.held import HELD
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.pauses import EVERYTHING, Pause
 from ductile.ledger.queue_reports import running_by_plugin
-from ductile.model import Breaker, BreakerState
-from ductile.pipeline.plan import RELAY
-from ductile.values import field, frozen
+from ductile.model import RELAY, RELAY_SLOTS, Breaker, BreakerState
 
 INIT = "init"
 
@@ -59,7 +58,7 @@ class Circumstances:
     """How many jobs of a plugin with work run at once; None if that cannot be told."""
 
 
-def circumstances(db: Connection, ledger: Path) -> Circumstances:
+def circumstances(db: Db, ledger: Path) -> Circumstances:
     """What holds now, under the configuration that was loaded last."""
     last = snapshots.newest(db)
     config = kept_object(last.sanitized_config if last else None)
@@ -89,7 +88,7 @@ def _slots(
     plugin: str, entry: Mapping[str, Any] | None, manifest: Mapping[str, Any], workers: int | None
 ) -> int | None:
     if plugin == RELAY:
-        return relay.SLOTS
+        return RELAY_SLOTS
     if entry is None:
         return 1
     if (wanted := entry.get("parallelism")) is not None:
@@ -114,7 +113,7 @@ def _manifest(fingerprint: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def reasons(db: Connection, waiting: Waiting, around: Circumstances, *, now: datetime | None = None) -> list[Reason]:
+def reasons(db: Db, waiting: Waiting, around: Circumstances, *, now: datetime | None = None) -> list[Reason]:
     """What keeps the job, the hardest first; at least one."""
     found = [
         *_nobody(around),
@@ -156,7 +155,7 @@ def _cannot_run(waiting: Waiting, around: Circumstances) -> list[Reason]:
     return found
 
 
-def _not_yet(db: Connection, waiting: Waiting, around: Circumstances, now: datetime) -> list[Reason]:
+def _not_yet(db: Db, waiting: Waiting, around: Circumstances, now: datetime) -> list[Reason]:
     job = waiting.job
     if waiting.waits_for:
         members = [one.id for one in explain.open_members(db, job.id)]
@@ -191,7 +190,7 @@ def _breaker(waiting: Waiting, around: Circumstances) -> Reason:
     return Reason("breaker", words, {"failure_count": failures, "until": until} | ({"probe": probe} if probe else {}))
 
 
-def _full(db: Connection, waiting: Waiting, around: Circumstances) -> list[Reason]:
+def _full(db: Db, waiting: Waiting, around: Circumstances) -> list[Reason]:
     """It is ready; so only others keep it."""
     job, found = waiting.job, []
     own, slots = around.running.get(job.plugin, 0), around.slots.get(job.plugin)

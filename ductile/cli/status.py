@@ -139,7 +139,7 @@ def check_lock(checks: Checks, ledger: Path) -> bool:
 def _ask_service(checks: Checks, ledger: Path) -> dict[str, Any] | None:
     """What the running service says of itself, and of the configuration on disk; None if it does not answer."""
     from ductile.cli.client import Client
-    from ductile.web.listen import local_socket_path
+    from ductile.web.listeners import local_socket_path
 
     client = Client(local_socket_path(ledger.parent))
     try:

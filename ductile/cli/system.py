@@ -12,8 +12,8 @@ from ductile.cli.manners import WithRooms
 from ductile.cli.terminal import state
 from ductile.errors import Complaint, DuctileError
 
-USUAL_YOUNG = 700
-"""New objects after which Python looks for garbage unless told otherwise; `ductile` itself thinks of short commands."""
+DEFAULT_GARBAGE_THRESHOLD = 700
+"""Python's own default, which `ductile.__main__` raises for short commands."""
 
 NOT_SEALED = "is not in the seal; `ductile config plugin set` makes an entry for it, and seals it"
 
@@ -52,17 +52,12 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
 
     Example: ductile system start --config ./my-config
     """
-    # Nearly all that is made on the way to ready stays; searching it for garbage takes longer than the two megabytes
-    # are worth that would be found.
-    gc.disable()
     try:
         _start(options.chosen(config_path, config_dir), dry_run=dry_run, as_json=as_json)
     except (DuctileError, BaseExceptionGroup) as error:
         if dry_run or not as_json:
             raise
         return output.fail_in_a_line(error)
-    finally:
-        gc.enable()
     return 0
 
 
@@ -94,9 +89,8 @@ def finding_lines(report: dict[str, Any]) -> list[str]:
 
 
 def _tell_ready(text: str) -> None:
-    gc.freeze()  # what is there by now stays: no search for garbage needs to look at it again
-    gc.set_threshold(USUAL_YOUNG)
-    gc.enable()
+    gc.freeze()  # imported modules stay until the process ends: collections need not visit them
+    gc.set_threshold(DEFAULT_GARBAGE_THRESHOLD)
     output.note(text)
 
 
@@ -152,6 +146,36 @@ def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
     rows = [("schedule", "next run before", "after")]
     rows += [(name, run["before"] or "none", run["after"] or "none") for name, run in runs.items()]
     return [f"  {line}" for line in output.table(rows)]
+
+
+@group.command("tasks")
+@options.config
+@options.service
+@options.as_json
+def tasks(
+    config_path: Path | None, config_dir: Path | None, api_url: str | None, api_key: str | None, as_json: bool
+) -> None:
+    """Show the tree of tasks that run in the service.
+
+    Each running job has a task of its own below the dispatcher, with one task for each of its pipes.
+
+    Example: ductile system tasks
+    """
+    from ductile.cli.connect import client
+
+    running = client(options.chosen(config_path, config_dir), api_url, api_key)
+    output.show(running.ask("GET", "/system/tasks"), as_json=as_json, human=task_lines)
+
+
+def task_lines(task: dict[str, Any]) -> list[str]:
+    """Draw the task and everything below it."""
+    lines = [task["name"]]
+    for child in task["tasks"]:
+        is_last = child is task["tasks"][-1]
+        first, *rest = task_lines(child)
+        lines.append(f"{'└── ' if is_last else '├── '}{first}")
+        lines += [f"{'    ' if is_last else '│   '}{line}" for line in rest]
+    return lines
 
 
 @group.command("breaker")

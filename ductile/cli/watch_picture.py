@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, frozen
 from rich.text import Text
 
 from ductile.cli.ago import rounded
 from ductile.cli.client import Busy, Client
 from ductile.cli.telling import level_of, plain, what, words
 from ductile.clock import from_text
-from ductile.values import frozen
 
 COLOURS = {"debug": "dim", "info": "", "warn": "yellow", "error": "red"}
 FEWEST_LINES = 2

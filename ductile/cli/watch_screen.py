@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import trio
+from attrs import define, field
 from rich.console import Console, Group
 from rich.live import Live
 
@@ -23,7 +24,6 @@ from ductile.cli.following import Event, Follower
 from ductile.cli.telling import is_at_least
 from ductile.cli.watch_picture import Picture, frame, look
 from ductile.errors import ServiceUnreachable
-from ductile.values import define, field
 
 SHORTEST_SECONDS = 0.25
 """Between two looks, and between two drawings."""

@@ -128,7 +128,8 @@ def send_delivery(
 
     Example: ductile webhook send github --payload-file push.json -H 'X-GitHub-Event: push'
     """
-    from ductile.cli.deliveries import configuration, endpoint_named, posted, reachable, read_body, signed_request
+    from ductile.cli.deliveries import configuration, endpoint_named, reachable, read_body, signed_request
+    from ductile.cli.webhook_post import posted
 
     config = configuration(options.chosen(config_path, config_dir))
     entry = endpoint_named(config, name)

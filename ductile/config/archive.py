@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
+from attrs import field, frozen
 from blake3 import blake3
 
 from ductile import files
@@ -23,7 +24,6 @@ from ductile.config.seal import SEAL_FILE, read_seal
 from ductile.config.sources import CONFIG_FILE
 from ductile.config.whereabouts import ledger_of
 from ductile.errors import Complaint, DuctileError, IntegrityBroken, Mark, UsageInvalid
-from ductile.values import field, frozen
 
 MAX_ENTRIES, MAX_TOTAL, MAX_FILE = 2048, 50 << 20, 10 << 20
 MAX_HEADER = CHUNK = 1 << 16

@@ -8,6 +8,8 @@ from collections.abc import Container, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile.clock import to_text
 from ductile.config.callers import unnamed
 from ductile.config.check import Report
@@ -15,7 +17,6 @@ from ductile.config.load import Config
 from ductile.config.show import plain
 from ductile.config.snapshot import Snapshot
 from ductile.secret import Secret
-from ductile.values import field, frozen
 
 
 @frozen
@@ -82,7 +83,7 @@ class Reloaded:
     """Waiting jobs that ended because their plugin is gone, by plugin."""
     next_runs: Mapping[str, NextRun] = field(factory=dict)
     """Of the schedules that came, went or changed, as `plugin/schedule`."""
-    report: Report = Report((), ())
+    report: Report = field(factory=lambda: Report((), ()))
     """What the doctor found in the new configuration."""
     dry_run: bool = False
 

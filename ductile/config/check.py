@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+from attrs import frozen
+
 from ductile.config import seal
 from ductile.config.load import Config
 from ductile.config.scopes import SCOPES, is_scope
@@ -17,7 +19,6 @@ from ductile.config.sections import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.errors import Complaint, did_you_mean
 from ductile.files import shown_path
 from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resolve_aliases
-from ductile.values import frozen
 
 SHORT_INTERVAL = timedelta(minutes=1)
 SHORT_TICK = timedelta(seconds=1)

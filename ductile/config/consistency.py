@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
+from attrs import frozen
+
 from ductile.config.callers import DERIVED, caller
 from ductile.config.relay import is_address
 from ductile.config.scopes import Grant
@@ -15,7 +17,6 @@ from ductile.config.sections import PluginEntry, Schedule, Settings, WebhookEndp
 from ductile.errors import did_you_mean
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.dsl import RelayStep, textual
-from ductile.values import frozen
 from ductile.vocabulary import SLUG
 
 LEAST_TICK = timedelta(milliseconds=100)

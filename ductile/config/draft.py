@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve, field, frozen
+
 from ductile import files, strict_yaml
 from ductile.config import tree_edit
 from ductile.config.sources import NOTHING_REPLACED, Sources, read_sources
@@ -15,7 +17,6 @@ from ductile.config.tree_edit import same
 from ductile.config.ways import Way, spelled, value_at
 from ductile.errors import Complaint, ConfigInvalid, Mark, NotFound
 from ductile.strict_yaml import Node
-from ductile.values import changed, field, frozen
 
 
 @frozen
@@ -50,11 +51,11 @@ class Draft:
         """The same with other bytes in one file, which may be a new one."""
         replaced = {**self.replaced, path: content}
         sources = read_sources(self.root, self.environ, replaced=replaced)
-        return changed(self, replaced=replaced, sources=sources)
+        return evolve(self, replaced=replaced, sources=sources)
 
     def with_environment(self, name: str, value: str) -> "Draft":
         """The same for a service that has one more environment variable."""
-        return changed(self, environ={**self.environ, name: value})
+        return evolve(self, environ={**self.environ, name: value})
 
     def with_value(self, path: Way, value: Any) -> "Draft":
         """The same with `value` at `path`; whoever asks for it finds it there."""

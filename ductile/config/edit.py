@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from attrs import evolve, frozen
+
 from ductile import files
 from ductile.config import seal
 from ductile.config.check import Examination, examine, sealed_plugins
@@ -21,7 +23,6 @@ from ductile.config.lock import Sealed, seal_of
 from ductile.config.pending import Replacement, finish, only_editor, replace_together
 from ductile.errors import Complaint, ConfigInvalid, IntegrityBroken
 from ductile.secret import HIDDEN, Mask
-from ductile.values import changed, frozen
 
 CONTEXT_LINES = 2
 NOTHING_CHANGED = "nothing was changed"
@@ -101,7 +102,7 @@ def _tried(draft: Draft, now: datetime) -> tuple[Examination, Sealed]:
         config = load(draft.root, environ=draft.environ, verify=False, replaced=draft.replaced)
         # What differs from the old seal is about to be sealed: no news.
         warnings = tuple(warning for warning in config.warnings if warning.category != seal.CATEGORY)
-        examination = examine(changed(config, seal=None, warnings=warnings))
+        examination = examine(evolve(config, seal=None, warnings=warnings))
         if examination.report.errors:
             raise ConfigInvalid(examination.report.errors)
         _require_known_plugins(config, examination)

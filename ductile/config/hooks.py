@@ -10,11 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from attrs import fields
+
 from ductile.errors import did_you_mean
 from ductile.secret import Secret
 from ductile.strict_yaml import Node
 from ductile.units import DURATION_HELP, parse_duration, shown
-from ductile.values import fields
 from ductile.vocabulary import YAML_NAME, Lone, Reader, Rule
 
 _TRUE = {"true", "yes", "on", "y"}

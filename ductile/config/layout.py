@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 import yaml
-
-from ductile.values import define, field
+from attrs import define, field
 
 _PARSER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve, field, frozen
 from blake3 import blake3
 
 from ductile.config.consistency import breaches
@@ -43,7 +44,6 @@ from ductile.files import permission_findings
 from ductile.pipeline.dsl import Pipeline, textual
 from ductile.pipeline.plans import Plans
 from ductile.secret import Mask, Secret
-from ductile.values import changed, field, frozen
 
 
 @frozen(kw_only=True)
@@ -104,7 +104,7 @@ def load(
     settings = _structure(resolved, errors=(*sources.errors, *translated.errors))
     # A path that is written starts at its file; the default one has no file but the root.
     # Two names for one ledger are one ledger: the lock and the socket lie beside the file itself.
-    settings = changed(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
+    settings = evolve(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
     unset_errors, unset_warnings = _unset(settings, resolved.unset)
     grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks, replaced=replaced)
     places = {path: node.mark for path, node in resolved.root.walk() if path}

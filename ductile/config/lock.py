@@ -4,6 +4,8 @@ from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
+from attrs import evolve, field, frozen
+
 from ductile import files, strict_yaml
 from ductile.clock import to_text
 from ductile.config import seal
@@ -11,7 +13,6 @@ from ductile.config.check import Examination, examine, sealed_plugins
 from ductile.config.load import Config, load
 from ductile.config.pending import finish, only_editor
 from ductile.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
-from ductile.values import changed, field, frozen
 
 
 @frozen
@@ -58,7 +59,7 @@ def _seal_plugins_alone(root: Path, names: Collection[str] | None, *, now: datet
             known = f"configured and there: {', '.join(sorted(found)) or 'none'}"
             raise NotFound(f"there is no configured plugin {name!r}{did_you_mean(name, found)}", hint=known)
     chosen = {name: found[name] for name in (found if names is None else names)}
-    made = changed(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
+    made = evolve(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
     sealed = Sealed(config.seal_path, made, seal.changes(before, made), seal.render(made))
     if not dry_run and not seal.approves_the_same(before, made):
         files.write_private(sealed.path, sealed.content)

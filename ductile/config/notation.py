@@ -4,8 +4,9 @@ import json
 import re
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_yaml
-from ductile.values import frozen
 
 LONGEST_LINE = 100
 _PLAIN_IN_FLOW = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)

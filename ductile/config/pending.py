@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
 from blake3 import blake3
 
 from ductile import files, strict_json
 from ductile.errors import Complaint, DuctileError, IntegrityBroken, Mark, Unreadable
-from ductile.values import field, frozen
 
 PENDING_FILE = ".pending"
 MAX_PENDING_BYTES = 128 << 20

@@ -6,6 +6,8 @@ Warnings only: what is worth a look but may be meant. Called by `check`, which o
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
+from attrs import frozen
+
 from ductile.config.load import Config
 from ductile.errors import Complaint
 from ductile.pipeline.conditions import paths_of
@@ -14,7 +16,6 @@ from ductile.pipeline.plan import Node, Plan
 from ductile.plugin.manifest import Emission
 from ductile.plugin.registry import Plugin
 from ductile.units import format_duration
-from ductile.values import frozen
 
 MOST_CIRCLES = 20
 

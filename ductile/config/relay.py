@@ -12,8 +12,6 @@ from ductile.secret import Secret
 
 SEND = "send"
 """The command of a relay job that no step made."""
-SLOTS = 16
-"""Events that are on their way at the same time. They have no process and need no worker."""
 ATTEMPTS, BACKOFF = 30, timedelta(seconds=30)
 """An event waits about a day for an instance that is down: the delays double up to an hour."""
 BREAKER = CircuitBreaker(threshold=3, reset_after=timedelta(minutes=1), applies_to="all")

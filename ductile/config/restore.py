@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from attrs import evolve, frozen
+
 from ductile import files
 from ductile.config import archive
 from ductile.config.archive import Member
@@ -19,7 +21,6 @@ from ductile.config.pending import Replacement, finish, only_editor, replace_and
 from ductile.config.seal import SEAL_FILE
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import ConfigInvalid
-from ductile.values import changed, frozen
 
 STAGE_PREFIX = ".ductile-restore-"
 
@@ -59,7 +60,7 @@ def restore(source: Path, directory: Path, *, now: datetime, dry_run: bool = Fal
 
 
 def _replacement(path: Path, member: Member) -> Replacement:
-    return changed(Replacement.of(path, member.content), mode=member.mode)
+    return evolve(Replacement.of(path, member.content), mode=member.mode)
 
 
 def _try_out(source: Path, members: Mapping[str, Member], directory: Path) -> None:

@@ -17,6 +17,16 @@ def _is_listen_address(text: str) -> bool:
     return match is not None and int(match[1]) <= 65535
 
 
+def _is_network(text: str) -> bool:
+    from ipaddress import ip_network  # only a configuration with proxies pays for it
+
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
 NO_NUL = Rule(lambda text: "\0" not in text, "text without NUL")
 BYTES = Rule(lambda size: size >= 1, "1 byte or more", {"minimum": 1})
 URL_PATH = pattern("/[^\\s?#\\x00-\\x1f\\x7f]*", "a path that begins with '/' and has no spaces, '?' or '#'")
@@ -32,6 +42,7 @@ ONE_OR_TWO = Rule(
 )
 CLOCK_TIME = pattern("(?:[01]?[0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 08:30")
 LISTEN = Rule(_is_listen_address, "host:port, such as 127.0.0.1:8080 or [::1]:8080", {"pattern": f"^{_HOST_AND_PORT}$"})
+NETWORK = Rule(_is_network, "an address or network, such as 10.0.0.0/8 or ::1", {"type": "string"})
 
 Header = Annotated[str, HEADER]
 

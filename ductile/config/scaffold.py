@@ -10,11 +10,12 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
+from attrs import frozen
+
 from ductile import files
 from ductile.config.schema import schema
 from ductile.config.sources import CONFIG_FILE
 from ductile.errors import UsageInvalid
-from ductile.values import frozen
 
 SCHEMA_FILE = "ductile.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from zoneinfo import ZoneInfo
 
+from attrs import fields
 from blake3 import blake3
 
 from ductile import strict_json
@@ -18,7 +19,6 @@ from ductile.calendar.hours import Window
 from ductile.clock import to_text
 from ductile.config.sections import Schedule
 from ductile.units import format_duration
-from ductile.values import fields
 
 
 class HostZone(tzinfo):
@@ -71,7 +71,7 @@ def definition_hash(schedule: Schedule) -> str:
         case Line() as line:
             slots = [
                 "cron",
-                {each.name: getattr(line, each.name) for each in fields(Line)},
+                {each.name: getattr(line, each.name) for each in fields(Line) if each.eq},
                 schedule.timezone or HOST_ZONE.tzname(None),
             ]
     return blake3(strict_json.dumps([schedule.command, *slots]).encode()).hexdigest()

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from attrs import frozen
 from blake3 import blake3
 
 from ductile import files, strict_json
 from ductile.config.sections import TokenEntry
 from ductile.config.sources import NOTHING_REPLACED, SourceFile, Tier
 from ductile.errors import Complaint, Mark, Unreadable
-from ductile.values import frozen
 
 MAX_SCOPE_BYTES = 64 << 10
 PREFIX = "blake3:"

@@ -10,12 +10,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve, field, frozen
+
 from ductile import __version__, files, strict_yaml
 from ductile.clock import to_text
 from ductile.config.sources import SourceFile, Tier
 from ductile.errors import Complaint, Mark, Unreadable
 from ductile.plugin.registry import PluginFingerprint
-from ductile.values import changed, field, frozen
 
 SEAL_FILE = ".checksums"
 VERSION = 2
@@ -157,17 +158,17 @@ def moved(seal: Seal, old: Path, new: Path) -> Seal:
 
     def plugin(sealed: SealedPlugin) -> SealedPlugin:
         known = sealed.fingerprint
-        fingerprint = changed(
+        fingerprint = evolve(
             known,
             manifest_path=place(known.manifest_path),
             manifest_resolved_path=place(known.manifest_resolved_path),
             entrypoint_path=place(known.entrypoint_path),
             entrypoint_resolved_path=place(known.entrypoint_resolved_path),
         )
-        return changed(sealed, fingerprint=fingerprint)
+        return evolve(sealed, fingerprint=fingerprint)
 
     hashes = {str(place(Path(path))): digest for path, digest in seal.hashes.items()}
-    return changed(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
+    return evolve(seal, hashes=hashes, plugins={name: plugin(one) for name, one in seal.plugins.items()})
 
 
 def approves_the_same(before: Seal, after: Seal) -> bool:

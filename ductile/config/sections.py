@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from attrs import frozen
+
 from ductile.config.rules import (
     BASE_URL,
     BYTES,
@@ -16,6 +18,7 @@ from ductile.config.rules import (
     ENV_NAME,
     ENV_NAME_OR_ALL,
     LISTEN,
+    NETWORK,
     NO_NUL,
     ONE_OR_TWO,
     URL_PATH,
@@ -26,7 +29,6 @@ from ductile.config.timing import parse_at, parse_cron, parse_every, parse_weekd
 from ductile.pipeline.dsl import Pipeline
 from ductile.secret import Secret
 from ductile.units import parse_size
-from ductile.values import frozen
 from ductile.vocabulary import (
     COMMAND,
     NOT_NEGATIVE,
@@ -36,7 +38,6 @@ from ductile.vocabulary import (
     Name,
     Reader,
     Retention,
-    Section,
     Slug,
     Span,
     Text,
@@ -58,8 +59,8 @@ EnvValue = Annotated[str, NO_NUL]
 PassedName = Annotated[str, ENV_NAME_OR_ALL]
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Admission(Section):
+@frozen(kw_only=True)
+class Admission:
     """`service.admission`: what must hold before the service starts or reloads; `strict_mode` means all of them."""
 
     verify_integrity_on_boot: bool = option("refuse to start when a sealed file is missing or differs", default=False)
@@ -68,8 +69,8 @@ class Admission(Section):
     require_api_auth: bool = option("refuse to start when no token can use the API", default=False)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Limits(Section):
+@frozen(kw_only=True)
+class Limits:
     """`service.limits`: how much one plugin run may produce, and how far one trigger may spread."""
 
     stdout: Size = option("bytes of standard output; more ends the attempt", default=10 << 20)
@@ -84,8 +85,8 @@ class Limits(Section):
     tree_jobs: Count = option("jobs that one trigger may lead to", default=10_000)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Service(Section):
+@frozen(kw_only=True)
+class Service:
     """`service`: the process itself."""
 
     name: Text = option("who this instance is: its identity towards peers", default="ductile")
@@ -132,22 +133,22 @@ class Service(Section):
     limits: Limits = option("sizes and counts", factory=Limits)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class State(Section):
+@frozen(kw_only=True)
+class State:
     """`state`: where the ledger is."""
 
     path: Path = option("the SQLite file", default=Path("data/state.db"))
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class EnvironmentVars(Section):
+@frozen(kw_only=True)
+class EnvironmentVars:
     """`environment_vars`: `.env` files whose values `${NAME}` may use; they never reach the process environment."""
 
     include: tuple[Path, ...] = option("files of NAME=value lines", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ApiToken(Section):
+@frozen(kw_only=True)
+class ApiToken:
     """`api.auth.tokens[]`: who may call the API, and for what."""
 
     token: Secret = option("the bearer token, best as ${NAME}")
@@ -156,15 +157,15 @@ class ApiToken(Section):
     expires_at: At | None = option("an RFC 3339 time from which on it is worth nothing", default=None)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ApiAuth(Section):
+@frozen(kw_only=True)
+class ApiAuth:
     """`api.auth`: authentication of the API."""
 
     tokens: tuple[ApiToken, ...] = option("bearer tokens", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Api(Section):
+@frozen(kw_only=True)
+class Api:
     """`api`: the HTTP API."""
 
     enabled: bool = option("listen on `listen`; the local unix socket is always there", default=False)
@@ -176,24 +177,24 @@ class Api(Section):
     allowed_origins: tuple[Text, ...] = option("web origins that may call from a browser", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class PreferredWindow(Section):
+@frozen(kw_only=True)
+class PreferredWindow:
     """`schedules[].preferred_window`: the part of the day in which the schedule fires."""
 
     start: Annotated[str, CLOCK_TIME] = option("first minute, such as 08:00")
     end: Annotated[str, CLOCK_TIME] = option("first minute after it, such as 10:30")
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Expect(Section):
+@frozen(kw_only=True)
+class Expect:
     """`schedules[].expect`: when silence is an alarm. The events can start pipelines, routes and hooks."""
 
     start_within: Span | None = option("no job of a slot runs so long after its time: `schedule.late`", default=None)
     finish_within: Span | None = option("it is not over so long after its time: `job.overdue`", default=None)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Schedule(Section):
+@frozen(kw_only=True)
+class Schedule:
     """`plugins.<name>.schedules[]`: one reason to run at a time. Exactly one of every, cron, at, after."""
 
     id: Name = option("unique within the plugin", default="default")
@@ -213,8 +214,8 @@ class Schedule(Section):
     expect: Expect | None = option("raise an alarm when a run is late or overdue", default=None)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Retry(Section):
+@frozen(kw_only=True)
+class Retry:
     """`plugins.<name>.retry`: when a failed attempt is tried again."""
 
     max_attempts: Count = option("attempts in all, the first included", default=4)
@@ -223,8 +224,8 @@ class Retry(Section):
     )
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class CircuitBreaker(Section):
+@frozen(kw_only=True)
+class CircuitBreaker:
     """`plugins.<name>.circuit_breaker`: when a failing schedule is held."""
 
     threshold: Count = option("failures in a row that open it", default=3)
@@ -234,8 +235,8 @@ class CircuitBreaker(Section):
     )
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class ProcessLimits(Section):
+@frozen(kw_only=True)
+class ProcessLimits:
     """`plugins.<name>.limits`: operating system limits for its processes; none by default."""
 
     memory: Size | None = option("address space in bytes", default=None)
@@ -254,8 +255,8 @@ DEFAULT_TIMEOUTS: Mapping[str, timedelta] = {
 OTHER_TIMEOUT = timedelta(seconds=60)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class PluginEntry(Section):
+@frozen(kw_only=True)
+class PluginEntry:
     """`plugins.<name>`: how one plugin (or an alias of one) is used."""
 
     enabled: bool = option("false: nothing can start it", default=True)
@@ -280,8 +281,8 @@ class PluginEntry(Section):
         return self.timeouts.get(command, DEFAULT_TIMEOUTS.get(command, OTHER_TIMEOUT))
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RouteEntry(Section):
+@frozen(kw_only=True)
+class RouteEntry:
     """`routes[]`: events of one plugin become jobs of another."""
 
     source: Name = option("the plugin that emits", name="from")
@@ -289,8 +290,8 @@ class RouteEntry(Section):
     to: Name = option("the plugin whose `handle` gets it")
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class WebhookEndpoint(Section):
+@frozen(kw_only=True)
+class WebhookEndpoint:
     """`webhooks.endpoints[]`: one signed address. Exactly one of plugin, pipeline, event."""
 
     path: Annotated[str, URL_PATH] = option("where senders post")
@@ -316,17 +317,20 @@ class WebhookEndpoint(Section):
     )
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Webhooks(Section):
+@frozen(kw_only=True)
+class Webhooks:
     """`webhooks`: signed deliveries from outside."""
 
     listen: Annotated[str, LISTEN] = option("address and port", default="127.0.0.1:8081")
     public_health: bool = option("answer /healthz to everybody, not to this host only", default=False)
+    trusted_proxies: tuple[Annotated[str, NETWORK], ...] = option(
+        "proxies in front: `X-Forwarded-For` from them names the sender, and they may hold more connections", default=()
+    )
     endpoints: tuple[WebhookEndpoint, ...] = option("the addresses", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Instance(Section):
+@frozen(kw_only=True)
+class Instance:
     """`instances[]`: another Ductile that relay steps may send to."""
 
     name: Slug = option("its name in `relay: {to: …}`")
@@ -339,15 +343,15 @@ class Instance(Section):
     allow: tuple[EventType, ...] = option("event types that may be sent; empty: all", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class PeerBaggage(Section):
+@frozen(kw_only=True)
+class PeerBaggage:
     """`remote_ingress.peers[].baggage`: what a peer may put into a run's context."""
 
     allow: tuple[Text, ...] = option("top-level names that are taken over", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Peer(Section):
+@frozen(kw_only=True)
+class Peer:
     """`remote_ingress.peers[]`: another Ductile that may send events here."""
 
     name: Slug = option("its service name")
@@ -358,8 +362,8 @@ class Peer(Section):
     baggage: PeerBaggage = option("what of its baggage is taken", factory=PeerBaggage)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RemoteIngress(Section):
+@frozen(kw_only=True)
+class RemoteIngress:
     """`remote_ingress`: events from other instances."""
 
     listen_path: Annotated[str, URL_PATH] = option("path on the API's address", default="/ingest/peer")
@@ -369,8 +373,8 @@ class RemoteIngress(Section):
     peers: tuple[Peer, ...] = option("who may send", default=())
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class TokenEntry(Section):
+@frozen(kw_only=True)
+class TokenEntry:
     """`tokens[]` in tokens.yaml: a named secret, with scopes when it may call the API."""
 
     name: Name = option("what `secret_ref` and `_ref` keys name")
@@ -382,8 +386,8 @@ class TokenEntry(Section):
     description: str = option("what it is for", default="")
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Settings(Section):
+@frozen(kw_only=True)
+class Settings:
     """The whole configuration: config.yaml with everything it includes."""
 
     include: tuple[Path, ...] = option(

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from attrs import fields, has
 from blake3 import blake3
 
 from ductile import strict_json
@@ -14,7 +15,6 @@ from ductile.config.sections import Settings
 from ductile.pipeline.dsl import Pipeline, written
 from ductile.secret import HIDDEN, Mask, Secret
 from ductile.units import format_duration
-from ductile.values import fields, is_value
 from ductile.vocabulary import YAML_NAME
 
 _SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
@@ -83,7 +83,7 @@ def plain(value: Any, *, hide: Callable[[Secret], str]) -> Any:
     """JSON-like data under the names YAML uses; durations, paths and moments as text."""
     if isinstance(value, Pipeline):
         return written(value)
-    if is_value(type(value)):
+    if has(type(value)):
         keys = fields(type(value))
         return {key.metadata.get(YAML_NAME, key.name): plain(getattr(value, key.name), hide=hide) for key in keys}
     match value:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import attrs
+from attrs import field, frozen
 
 from ductile import strict_json
 from ductile.config import relay
@@ -21,7 +22,6 @@ from ductile.pipeline.plan import RELAY, Plans
 from ductile.pipeline.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
-from ductile.values import field, frozen
 
 INHERITED = (
     "PATH",

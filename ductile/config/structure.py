@@ -1,55 +1,114 @@
-"""Plain YAML values → section classes, as cheaply as a configuration that is sound allows.
+"""Turn marked YAML nodes into section classes with cattrs, and report every mistake at once with its file and line.
 
-Works on marked nodes. Stops at the first thing that is wrong: then `complaints` reads it again, and tells all of it.
-Knows types and rules, not what the sections mean; rules that span sections are the doctor's.
+Knows types and the rules of single values, not what the sections mean. Rules that span sections are in `consistency`.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
-from ductile.config.hooks import FACTORIES, SCALARS, Hook, members_of, yaml_names
+import attrs
+from cattrs import Converter
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+from cattrs.gen import make_dict_structure_fn, override
+
+from ductile.config.hooks import FACTORIES, SCALARS, AtMember, Hook, HookOf, Problems, members_of, yaml_names
 from ductile.config.sections import Settings
+from ductile.errors import Complaint, ConfigInvalid, did_you_mean
 from ductile.strict_yaml import Node
-from ductile.values import fields, is_value
+from ductile.units import shown
+
+MAX_COMPLAINTS = 500
+"""Looking for a similar name for each unknown key takes time."""
+MAX_SHOWN_NAME = 128
 
 
 def structure(root: Node) -> Settings:
-    """The settings that `root` spells out; ConfigInvalid lists everything that is wrong with it."""
+    """Return the settings in `root`. Raises ConfigInvalid with every mistake."""
     try:
-        settings: Settings = read(root, Settings)
-    except Exception:  # whatever it is, the one who collects complaints decides and tells it
-        from ductile.config.complaints import structure_or_complain
-
-        return structure_or_complain(root)
-    return settings
-
-
-def read(node: Node, kind: Any) -> Any:
-    """The value of this kind that `node` spells out; an exception of any type if it does not."""
-    return hook_of(kind)(node, kind)
+        return make_converter().structure(root, Settings)
+    except (ExceptionGroup, ValueError) as problems:
+        told = list(islice(_complaints(problems, root, ""), MAX_COMPLAINTS + 1))
+        if len(told) > MAX_COMPLAINTS:
+            told[-1] = Complaint(f"there is more; these are the first {MAX_COMPLAINTS} mistakes", mark=root.mark)
+        raise ConfigInvalid(told) from None
 
 
 @cache
-def hook_of(kind: Any) -> Hook:
-    """How a value of this kind is read."""
-    if is_value(kind):
-        return _class_hook(kind)
-    if kind in SCALARS:
-        return SCALARS[kind]
-    return next(factory(kind, hook_of) for fits, factory in FACTORIES if fits(kind))
+def make_converter() -> Converter:
+    """Return the converter from nodes to section classes. It is strict: YAML has typed the scalars already."""
+    converter = Converter(forbid_extra_keys=True, detailed_validation=True)
+    converter.register_structure_hook_factory(attrs.has, _class_hook)
+    for predicate, factory in FACTORIES:
+        converter.register_structure_hook_factory(predicate, _asking_converter(factory))
+    for kind, hook in SCALARS.items():
+        converter.register_structure_hook(kind, hook)
+    return converter
 
 
-def _class_hook(cls: Any) -> Hook:
+def _asking_converter(factory: Callable[[Any, HookOf], Hook]) -> Callable[[Any, Converter], Hook]:
+    return lambda kind, converter: factory(kind, converter.get_structure_hook)
+
+
+def _class_hook(cls: Any, converter: Converter) -> Hook:
     @cache
-    def keys() -> dict[str, tuple[str, Any, Hook]]:  # made when needed: a step holds steps, and most texts few sections
-        names = yaml_names(cls)
-        return {names[field.name]: (field.alias, field.type, hook_of(field.type)) for field in fields(cls)}
+    def builder() -> Hook:  # generated on first use: most configurations have few of the sections
+        renamed: dict[str, Any] = {name: override(rename=key) for name, key in yaml_names(cls).items() if name != key}
+        return make_dict_structure_fn(
+            cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **renamed
+        )
 
-    def build(node: Node, _: Any) -> Any:
-        known, values = keys(), {}
-        for name, member in members_of(node).items():
-            alias, kind, hook = known[name]  # KeyError: nobody knows this key
-            values[alias] = hook(member, kind)
-        return cls(**values)  # TypeError: a key is missing
+    return lambda node, _: builder()(members_of(node), cls)
 
-    return build
+
+def _complaints(problem: BaseException, node: Node, path: str) -> Iterator[Complaint]:
+    """Yield the complaints in a tree of exceptions, each with the position of its value."""
+    if isinstance(problem, ClassValidationError):
+        names = yaml_names(problem.cl)
+        noted, bare = problem.group_exceptions()
+        for inner, note in noted:
+            name = names[note.name]
+            if isinstance(inner, KeyError):
+                yield Complaint(_missing(problem.cl, note.name), _join(path, name), node.mark)
+            else:
+                yield from _complaints(inner, _child(node, name), _join(path, name))
+        for inner in bare:
+            yield from _complaints(inner, node, path)
+    elif isinstance(problem, Problems):
+        for inner in problem.exceptions:
+            yield from _complaints(inner, node, path)
+    elif isinstance(problem, AtMember):
+        yield from _complaints(problem.problem, _child(node, problem.member), _join(path, problem.member))
+    elif isinstance(problem, ForbiddenExtraKeysError):
+        known = yaml_names(problem.cl).values()
+        for name in sorted(problem.extra_fields):
+            yield _unknown_key(name, known, _child(node, name), path)
+    else:
+        yield Complaint(str(problem), path, node.mark)
+
+
+def _unknown_key(name: str, known: Iterable[str], node: Node, path: str) -> Complaint:
+    hint = did_you_mean(name, known) or f"; known here: {', '.join(sorted(known))}"
+    return Complaint(f"unknown key{hint}", _join(path, name), node.mark)
+
+
+def _missing(cls: type, name: str) -> str:
+    return f"is missing: {getattr(attrs.fields(cls), name).metadata['doc']}"
+
+
+def _child(node: Node, member: str | int) -> Node:
+    if isinstance(node.value, dict) and isinstance(member, str):
+        child: Node = node.value.get(member, node)
+    elif isinstance(node.value, tuple) and isinstance(member, int):
+        child = node.value[member]
+    else:
+        child = node
+    return child
+
+
+def _join(path: str, member: str | int) -> str:
+    if isinstance(member, int):
+        return f"{path}[{member}]"
+    name = member if member.isprintable() and len(member) <= MAX_SHOWN_NAME else shown(member, MAX_SHOWN_NAME)
+    return f"{path}.{name}" if path else name

@@ -7,12 +7,13 @@ caller, `tree_edit`, to find out: some texts have forms that cannot be changed h
 import re
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_yaml
 from ductile.config.layout import Kind, Member, Spot, layout
 from ductile.config.notation import Lines, flow, indented, lines_of, member_text
 from ductile.config.ways import Way, spelled
 from ductile.errors import Complaint, ConfigInvalid, Mark
-from ductile.values import frozen
 
 
 @frozen

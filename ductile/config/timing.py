@@ -6,6 +6,7 @@ Every reader gives a value or raises ValueError with what is allowed. When a sch
 import re
 from datetime import datetime, timedelta
 
+from ductile.clock import from_text
 from ductile.units import parse_duration, shown
 
 _WORDS = {
@@ -44,8 +45,6 @@ def parse_at(text: str) -> datetime:
     """A moment with its offset, as RFC 3339 writes it."""
     if not re.fullmatch(_MOMENT, text.strip()):
         raise ValueError(f"{shown(text)} is not an RFC 3339 time such as 2026-03-01T08:00:00+01:00")
-    from ductile.clock import from_text
-
     try:
         return from_text(text.strip().upper().replace(" ", "T"))
     except (ValueError, OverflowError) as error:

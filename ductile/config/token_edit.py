@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.config import tree_edit
@@ -21,7 +23,6 @@ from ductile.config.interpolate import read_env_file
 from ductile.config.scopes import SCOPES, is_scope, scopes_hash
 from ductile.config.sources import TOKENS_FILE
 from ductile.errors import NotFound, UsageInvalid, did_you_mean
-from ductile.values import field, frozen
 from ductile.vocabulary import NAME
 
 SCOPES_FOLDER = "scopes"

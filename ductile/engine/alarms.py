@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from attrs import frozen
+
 from ductile.calendar.firing import Slot
 from ductile.calendar.reasons import Reason
 from ductile.clock import to_text
 from ductile.config.sections import Expect
 from ductile.config.snapshot import Snapshot
 from ductile.ledger import expectations, journal, schedules
-from ductile.ledger.connections import Connection, RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.expectations import Expectation
 from ductile.ledger.following import start_run
 from ductile.ledger.rows import get_job
@@ -24,7 +26,6 @@ from ductile.model import Job, JobStatus
 from ductile.pipeline.events import Event, derived_id
 from ductile.pipeline.ingress import sound
 from ductile.units import format_duration
-from ductile.values import frozen
 
 LATE, OVERDUE = "schedule.late", "job.overdue"
 
@@ -43,7 +44,7 @@ class Alarm:
         return str(self.data["message"])
 
 
-def expect(db: Connection, key: tuple[str, str], wanted: Expect | None, slots: Sequence[Slot]) -> None:
+def expect(db: Db, key: tuple[str, str], wanted: Expect | None, slots: Sequence[Slot]) -> None:
     """What the operator expects of these slots is written down."""
     if wanted is None:
         return
@@ -55,7 +56,7 @@ def expect(db: Connection, key: tuple[str, str], wanted: Expect | None, slots: S
                 expectations.put(db, one)
 
 
-def raise_alarms(db: Connection, snapshot: Snapshot, *, now: datetime) -> list[Alarm | RowFault]:
+def raise_alarms(db: Db, snapshot: Snapshot, *, now: datetime) -> list[Alarm | RowFault]:
     """Every expectation whose moment has come was looked at; what waits for those that were not met has begun.
 
     One that cannot be looked at is told and does not touch the others.
@@ -65,14 +66,14 @@ def raise_alarms(db: Connection, snapshot: Snapshot, *, now: datetime) -> list[A
     return [one for one in looked if one is not None]
 
 
-def _raised(db: Connection, one: Expectation, snapshot: Snapshot, *, now: datetime) -> Alarm | None:
+def _raised(db: Db, one: Expectation, snapshot: Snapshot, *, now: datetime) -> Alarm | None:
     alarm = _judged(db, one, snapshot)
     if alarm is not None:
         _sound(db, one, alarm, snapshot, now=now)
     return alarm
 
 
-def _judged(db: Connection, one: Expectation, snapshot: Snapshot) -> Alarm | None:
+def _judged(db: Db, one: Expectation, snapshot: Snapshot) -> Alarm | None:
     """The alarm; None if the expectation was met, or nobody holds it any more."""
     entry = schedules.get(db, one.plugin, one.schedule_id)
     patience = _patience(snapshot, one)
@@ -121,7 +122,7 @@ def _reason(held: str | None, job: Job | None) -> str:
     return "no job was made for it: the service was down, or the slot was passed over"
 
 
-def _sound(db: Connection, one: Expectation, alarm: Alarm, snapshot: Snapshot, *, now: datetime) -> None:
+def _sound(db: Db, one: Expectation, alarm: Alarm, snapshot: Snapshot, *, now: datetime) -> None:
     job = alarm.job
     about = {"job_id": job.id if job else None, "root_job_id": job.root_job_id if job else None}
     journal.append(db, alarm.kind, now=now, plugin=alarm.plugin, data=alarm.data, **about)

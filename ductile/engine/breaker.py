@@ -6,7 +6,7 @@ the breaker is kept, and in which transaction it changes, is the ledger's matter
 
 from datetime import datetime, timedelta
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile.config.sections import CircuitBreaker
 from ductile.model import (
@@ -20,7 +20,6 @@ from ductile.model import (
     JobStatus,
     NewJob,
 )
-from ductile.values import frozen
 
 RECHECK_PROBE = timedelta(seconds=30)
 """How soon to look again whether a probe was lost."""

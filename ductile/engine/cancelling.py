@@ -1,6 +1,9 @@
 """Jobs that somebody does not want any more: dead at once while they wait, told to end while they run."""
 
 from collections.abc import Callable
+from functools import partial
+
+from attrs import frozen
 
 from ductile.clock import Clock
 from ductile.config.snapshot import Snapshot
@@ -10,7 +13,6 @@ from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.purge import purge
 from ductile.ledger.record import Recorded
 from ductile.ledger.writer import Ledger
-from ductile.values import frozen
 
 
 @frozen(eq=False)
@@ -26,17 +28,20 @@ class Cancelling:
     async def cancel(self, job_id: str, reason: str) -> bool:
         """True: the job is dead, and what follows from that has begun. False: it runs, and its process is ending."""
         snapshot = self.snapshot()
-        result = await self.ledger.write(
+        work = partial(
             cancel,
-            job_id,
-            reason,
+            job_id=job_id,
+            reason=reason,
             now=self.clock.now(),
             rule=rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
+        result = await self.ledger.transact(work, wait=False)
         if isinstance(result, CancelRequested):
-            self.stop_job(job_id, reason)
+            self.stop_job(job_id, reason)  # at the commit: a slow disk does not keep the process alive
+        await self.ledger.until_durable()
+        if isinstance(result, CancelRequested):
             return False
         self._announce(result)
         self.hub.announce_work()
@@ -45,16 +50,17 @@ class Cancelling:
     async def purge(self, plugin: str | None, up_to: int, reason: str) -> int:
         """A portion of the plugin's waiting jobs, of everybody's without one, is dead; how many that were."""
         snapshot = self.snapshot()
-        ended = await self.ledger.write(
+        end_portion = partial(
             purge,
-            plugin,
-            up_to,
-            reason,
+            plugin=plugin,
+            up_to=up_to,
+            reason=reason,
             now=self.clock.now(),
             rule=rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
+        ended = await self.ledger.transact(end_portion, in_thread=True)
         for one in ended:
             self._announce(one)
         self.hub.announce_work()

@@ -4,6 +4,7 @@ All are functions of one configuration; what they decide is the pipeline room's 
 """
 
 from datetime import datetime
+from functools import lru_cache
 
 from ductile.config.snapshot import Snapshot
 from ductile.engine import breaker
@@ -62,8 +63,9 @@ def breaker_rule_of(snapshot: Snapshot) -> BreakerRule:
     return decide
 
 
+@lru_cache(maxsize=2)
 def gates_of(snapshot: Snapshot) -> dict[str, GateRule]:
-    """The plugins whose breakers hold every job, with the rule."""
+    """Return the plugins whose breakers hold every job, with the rule. Cached: every claim asks."""
     rules = ((name, breaker.gate(lane.entry.circuit_breaker)) for name, lane in snapshot.lanes.items())
     return {name: rule for name, rule in rules if rule is not None}
 

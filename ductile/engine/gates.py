@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile import strict_json
 from ductile.calendar.definition import After, At, CatchUp, Definition
@@ -24,13 +24,12 @@ from ductile.engine.alarms import expect
 from ductile.engine.follow import rule_of
 from ductile.failpoints import failpoint
 from ductile.ledger import breakers, journal, schedules
-from ductile.ledger.connections import Connection, RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.operate import CancelRequested, cancel
 from ductile.ledger.record import Recorded
 from ductile.ledger.rows import get_job
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Held, NewJob
-from ductile.values import changed, frozen
 
 RECHECK_AFTER_CANCEL = timedelta(seconds=1)
 RECHECK_HEALTH = timedelta(minutes=1)
@@ -105,7 +104,7 @@ class Now:
     unhealthy: frozenset[str]
 
 
-def apply_all(db: Connection, decisions: list[Decision], now: Now) -> list[Applied | RowFault]:
+def apply_all(db: Db, decisions: list[Decision], now: Now) -> list[Applied | RowFault]:
     """Every decision is in the ledger, as far as the gates let it; one that cannot be written does not touch others."""
     applied: list[Applied | RowFault] = []
     for only_looks_ahead, group in groupby(decisions, key=_only_looks_ahead):
@@ -126,19 +125,19 @@ def _only_looks_ahead(decision: Decision) -> bool:
     return not (found.due or is_held or found.decided_to or found.clock_set_back or decision.planned.is_once)
 
 
-def _look_ahead(db: Connection, decisions: list[Decision], now: Now) -> list[Applied]:
+def _look_ahead(db: Db, decisions: list[Decision], now: Now) -> list[Applied]:
     """What `_applied` does for these, without asking first what is not to be decided."""
     next_runs = [(*decision.planned.key, decision.look.next_at) for decision in decisions]
     written = schedules.set_all_next(db, next_runs, now=now.at)
     assert written == len(decisions), WITHOUT_ENTRY
     # Not read again: whatever else is in an entry was no part of the look, and who changes it by hand announces that.
     return [
-        Applied(entry=changed(decision.entry, next_run_at=decision.look.next_at), next_at=decision.look.next_at)
+        Applied(entry=evolve(decision.entry, next_run_at=decision.look.next_at), next_at=decision.look.next_at)
         for decision in decisions
     ]
 
 
-def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
+def _applied(db: Db, decision: Decision, now: Now) -> Applied:
     planned, found = decision.planned, decision.look
     if _fresh(db, planned).status is EntryStatus.PAUSED_MANUAL:
         return _paused(db, decision, now)
@@ -160,7 +159,7 @@ def _applied(db: Connection, decision: Decision, now: Now) -> Applied:
     return Applied(entry=_fresh(db, planned), next_at=found.next_at)
 
 
-def _paused(db: Connection, decision: Decision, now: Now) -> Applied:
+def _paused(db: Db, decision: Decision, now: Now) -> Applied:
     """Slots go by unused, as the journal's pause says; the only slot of a schedule waits for the end of the pause."""
     planned, found = decision.planned, decision.look
     if planned.is_once:
@@ -172,7 +171,7 @@ def _paused(db: Connection, decision: Decision, now: Now) -> Applied:
     return Applied(entry=_fresh(db, planned), next_at=found.next_at)
 
 
-def _fired(db: Connection, decision: Decision, now: Now) -> Applied:
+def _fired(db: Db, decision: Decision, now: Now) -> Applied:
     """The due slots are jobs, or one of the gates holds or drops them."""
     planned, found = decision.planned, decision.look
     if planned.lane.name in now.unhealthy:
@@ -214,7 +213,7 @@ class Room:
     to_stop: tuple[str, ...] = ()
 
 
-def _make_room(db: Connection, decision: Decision, due: tuple[Slot, ...], now: Now) -> Room:
+def _make_room(db: Db, decision: Decision, due: tuple[Slot, ...], now: Now) -> Room:
     """`if_running` is asked for slots that are on time or were held; missed ones queue behind each other."""
     planned, hold = decision.planned, decision.hold
     outstanding = schedules.outstanding(db, *planned.key)
@@ -233,7 +232,7 @@ def _make_room(db: Connection, decision: Decision, due: tuple[Slot, ...], now: N
             return Room(slots=due)
 
 
-def _cancel_all(db: Connection, outstanding: list[str], due: tuple[Slot, ...], now: Now) -> Room:
+def _cancel_all(db: Db, outstanding: list[str], due: tuple[Slot, ...], now: Now) -> Room:
     """Waiting jobs are over; while a process runs the slots wait until it is really gone."""
     ttl = now.snapshot.config.settings.service.dedupe_ttl
     rule, budget = rule_of(now.snapshot), now.snapshot.budget
@@ -247,7 +246,7 @@ def _cancel_all(db: Connection, outstanding: list[str], due: tuple[Slot, ...], n
     )
 
 
-def _fire(db: Connection, planned: Planned, slot: Slot, found: Look, now: Now) -> str:
+def _fire(db: Db, planned: Planned, slot: Slot, found: Look, now: Now) -> str:
     """The slot is a job, and the entry points at the next run; the id of the job."""
     schedule, lane = planned.schedule, planned.lane
     new = NewJob(
@@ -272,22 +271,20 @@ def _fire(db: Connection, planned: Planned, slot: Slot, found: Look, now: Now) -
     return made.job_id
 
 
-def _stopped(db: Connection, decision: Decision, reason: Reason, until: datetime, now: Now) -> Applied:
+def _stopped(db: Db, decision: Decision, reason: Reason, until: datetime, now: Now) -> Applied:
     """A gate that only the ledger can open holds the latest slot; its run is expected all the same."""
     latest = decision.look.due[-1]
     expect(db, decision.planned.key, decision.planned.schedule.expect, (latest,))
     return _held(db, decision, reason, latest.at, until, now)
 
 
-def _faulty(db: Connection, decision: Decision, now: Now) -> Applied:
+def _faulty(db: Db, decision: Decision, now: Now) -> Applied:
     """Nobody knows its slots; what stands for them in the journal is when this began."""
     known = decision.hold if decision.hold and decision.hold[0] is Reason.SCHEDULE_FAULT else None
     return _held(db, decision, Reason.SCHEDULE_FAULT, known[1] if known else now.at, decision.look.next_at, now)
 
 
-def _held(
-    db: Connection, decision: Decision, reason: Reason, slot_at: datetime, until: datetime | None, now: Now
-) -> Applied:
+def _held(db: Db, decision: Decision, reason: Reason, slot_at: datetime, until: datetime | None, now: Now) -> Applied:
     """The slot waits. The journal is told once for each slot and reason, not with every look."""
     planned, hold = decision.planned, (reason, slot_at)
     if decision.hold == hold:
@@ -298,7 +295,7 @@ def _held(
     return Applied(entry=_fresh(db, planned), next_at=until, hold=hold)
 
 
-def _pass_over(db: Connection, decision: Decision, reason: Reason, count: int, now: Now) -> None:
+def _pass_over(db: Db, decision: Decision, reason: Reason, count: int, now: Now) -> None:
     """Everything up to the look is decided; `count` slots will never run, and the journal says why."""
     found = decision.look
     assert found.decided_to is not None, "a look that passes over something says how far"
@@ -317,7 +314,7 @@ def _skip_reason(decision: Decision) -> Reason:
     return found.skip_reason or Reason.MISSED
 
 
-def _tell_set_back(db: Connection, decision: Decision, now: Now) -> None:
+def _tell_set_back(db: Db, decision: Decision, now: Now) -> None:
     """No slot is passed over by this, but whoever asks why the schedule went on earlier finds the reason."""
     plugin, schedule_id = decision.planned.key
     next_at = decision.look.next_at
@@ -332,7 +329,7 @@ def _tell_set_back(db: Connection, decision: Decision, now: Now) -> None:
     journal.append(db, "scheduler.skipped", now=now.at, plugin=plugin, data=data)
 
 
-def _fresh(db: Connection, planned: Planned) -> Entry:
+def _fresh(db: Db, planned: Planned) -> Entry:
     entry = schedules.get(db, *planned.key)
     assert entry is not None, WITHOUT_ENTRY
     return entry

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import trio
 
@@ -23,12 +24,12 @@ async def keep_house(ledger: Ledger, snapshot: Callable[[], Snapshot], log: Log,
         try:
             await settle_stranded(ledger, snapshot(), log, now=clock.now())
             policy = retention_policy(snapshot().config.settings.service)
-            reach = past.reach(ledger, policy, clock)
-            # Nearly always nothing is old: an idle service wakes neither the disk nor its own threads.
-            while ledger.look_up(retention.anything_old, policy, now=past.now(clock)):
-                if not (await ledger.write(retention.prune, policy, now=past.now(clock), reach=reach)).total:
+            reach = await past.reach(ledger, policy, clock)
+            # Nearly always nothing is old: an idle service does not write.
+            while await ledger.read(retention.anything_old, policy, now=past.now(clock)):
+                prune = partial(retention.prune, policy=policy, now=past.now(clock), reach=reach)
+                if not (await ledger.transact(prune, in_thread=True)).total:
                     break
-                await trio.lowlevel.checkpoint()
         except DuctileError as error:
             log.warn("housekeeping", f"not everything is tidy: {error}")
         except Exception as error:

@@ -11,19 +11,23 @@ from functools import partial
 from typing import Any
 
 import trio
+from attrs import define, field
 from blake3 import blake3
 
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.ending import facts_of
+from ductile.engine.job_context import JobContext
 from ductile.engine.preflight import Ready, preflight
-from ductile.engine.run_job import Attempt, Surroundings, judge_run, spawn
+from ductile.engine.process.run import run_process
+from ductile.engine.run_job import judge_run
+from ductile.engine.running_jobs import Attempt
 from ductile.errors import LedgerBusy, LedgerFull
-from ductile.hub import SCHEDULES, Hub
-from ductile.ledger.connections import Connection
+from ductile.hub import SCHEDULES
+from ductile.ledger import facts
+from ductile.ledger.db import Db
 from ductile.ledger.inits import Init, all_inits, forget, put
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
-from ductile.values import define, field
 
 INIT = "init"
 LEDGER_RETRY_SECONDS = 1.0
@@ -42,9 +46,9 @@ class Health:
         return frozenset((*self.unhealthy, *self.initialising))
 
 
-def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> None:
+async def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> None:
     """From now on the plugins wait that `initialise` will prepare; those that need it no longer do not."""
-    known, wanted = ledger.read(all_inits), {}
+    known, wanted = await ledger.read(all_inits), {}
     for name, lane in snapshot.lanes.items():
         if not _declares(lane):
             continue
@@ -55,18 +59,17 @@ def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> None:
     health.initialising = wanted
 
 
-async def initialise(
-    ledger: Ledger, snapshot: Snapshot, health: Health, around: Surroundings, hub: Hub, stopping: trio.Event
-) -> None:
+async def initialise(snapshot: Snapshot, health: Health, ctx: JobContext, stopping: trio.Event) -> None:
     """Every plugin that is pending has been prepared for its manifest and configuration, or is unhealthy."""
     async with trio.open_nursery() as nursery:
         for name, fingerprint in health.initialising.items():
             if (name, fingerprint) not in health.at_work:
-                nursery.start_soon(_prepare, ledger, snapshot, health, around, hub, name, fingerprint, stopping)
+                nursery.start_soon(_prepare, snapshot, health, ctx, name, fingerprint, stopping, name=f"init {name}")
         # A failure of one that wants no `init` any more, or is gone, is over.
-        failed = [name for name, last in ledger.read(all_inits).items() if last.error is not None]
+        known = await ctx.ledger.read(all_inits)
+        failed = [name for name, last in known.items() if last.error is not None]
         if over := [name for name in failed if name not in health.initialising]:
-            nursery.start_soon(_write_patiently, ledger, around, partial(forget, plugins=over))
+            nursery.start_soon(_write_patiently, ctx, partial(forget, plugins=over))
 
 
 def _declares(lane: Lane) -> bool:
@@ -79,28 +82,26 @@ def fingerprint_of(lane: Lane) -> str:
 
 
 async def _prepare(
-    ledger: Ledger,
     snapshot: Snapshot,
     health: Health,
-    around: Surroundings,
-    hub: Hub,
+    ctx: JobContext,
     name: str,
     fingerprint: str,
     stopping: trio.Event,
 ) -> None:
-    job = _as_job(name, snapshot, now=around.clock.now())
-    around.log.info("init", "initialising", plugin=name)
+    job = _as_job(name, snapshot, now=ctx.clock.now())
+    ctx.log.info("init", "initialising", plugin=name)
     health.at_work.add((name, fingerprint))
     try:
-        if name in ledger.read(all_inits):
-            await _write_patiently(ledger, around, partial(forget, plugins=(name,)))
-        error, new_facts, state = await _run(job, snapshot, around, stopping)
+        if name in await ctx.ledger.read(all_inits):
+            await _write_patiently(ctx, partial(forget, plugins=(name,)))
+        error, new_facts, state = await _run(job, snapshot, ctx, stopping)
         if stopping.is_set() and error is not None:
             return  # cut short: the next start tries again
         if health.initialising.get(name) == fingerprint:
             done = Init(plugin=name, fingerprint=fingerprint, error=error)
             known: dict[str, Any] = {"job_id": job.id, "new_facts": new_facts, "state_updates": state}
-            await _write_patiently(ledger, around, lambda db: put(db, done, now=around.clock.now(), **known))
+            await _write_patiently(ctx, lambda db: put(db, done, now=ctx.clock.now(), **known))
     finally:
         health.at_work.discard((name, fingerprint))
     # Asked when all is written: a reload may want another one meanwhile, or none.
@@ -109,28 +110,42 @@ async def _prepare(
     del health.initialising[name]
     if error is None:
         health.unhealthy.pop(name, None)
-        around.log.info("init", "initialised", plugin=name)
+        ctx.log.info("init", "initialised", plugin=name)
     else:
         health.unhealthy[name] = f"is unhealthy: init failed: {error}"
-        around.log.error("init", f"init failed: {error}", plugin=name)
-    hub.announce_work()
-    hub.announce(SCHEDULES)
+        ctx.log.error("init", f"init failed: {error}", plugin=name)
+    ctx.hub.announce_work()
+    ctx.hub.announce(SCHEDULES)
 
 
 async def _run(
-    job: Job, snapshot: Snapshot, around: Surroundings, stopping: trio.Event
+    job: Job, snapshot: Snapshot, ctx: JobContext, stopping: trio.Event
 ) -> tuple[str | None, tuple[NewFact, ...], str | None]:
-    """What went wrong, or None; and what the plugin wants to be known."""
-    attempt = Attempt(job, snapshot)
-    began = around.clock.now()
+    """Run `init`. Return the error or None, and the facts and the state to store. An internal error is an error too."""
+    try:
+        result = await _run_plugin(job, snapshot, ctx, stopping)
+    except* Exception as errors:
+        result = snapshot.config.mask(f"internal error: {errors.exceptions[0]!r}"), (), None
+    return result
+
+
+async def _run_plugin(
+    job: Job, snapshot: Snapshot, ctx: JobContext, stopping: trio.Event
+) -> tuple[str | None, tuple[NewFact, ...], str | None]:
+    attempt, began = Attempt(job, snapshot), ctx.clock.now()
     ready = preflight(
-        snapshot, job, state_json=around.state_of(job.plugin), instance=around.instance, now=began, memory=around.memory
+        snapshot,
+        job,
+        state_json=await ctx.ledger.read(facts.state, job.plugin),
+        instance=ctx.instance,
+        now=began,
+        memory=ctx.preflight_cache,
     )
     if not isinstance(ready, Ready):
         return ready.error, (), None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_with, attempt, stopping)
-        run = await spawn(attempt, ready)
+        nursery.start_soon(_stop_with, attempt, stopping, name="stop")
+        run = await run_process(ready.spec, attempt.control, ctx.processes)
         nursery.cancel_scope.cancel()
     verdict = await judge_run(job, run, ready.policy, began)
     match verdict.outcome:
@@ -143,19 +158,20 @@ async def _run(
             return other.reason, (), None
 
 
-async def _write_patiently(ledger: Ledger, around: Surroundings, function: Callable[[Connection], None]) -> None:
-    """Written down as soon as the disk takes it; the plugin waits until then."""
+async def _write_patiently(ctx: JobContext, function: Callable[[Db], None]) -> None:
+    """Write in one transaction, and wait for the disk however long that takes."""
     while True:
         try:
-            return await ledger.write(function)
+            await ctx.ledger.transact(function, wait=False)
+            return await ctx.ledger.until_durable()
         except (LedgerFull, LedgerBusy) as error:
-            around.log.error("init", f"{error}; trying again")
+            ctx.log.error("init", f"{error}; trying again")
             await trio.sleep(LEDGER_RETRY_SECONDS)
 
 
 async def _stop_with(attempt: Attempt, stopping: trio.Event) -> None:
     await stopping.wait()
-    attempt.stop.request("the service stops")
+    attempt.control.stop.request("the service stops")
 
 
 def _as_job(plugin: str, snapshot: Snapshot, *, now: datetime) -> Job:

@@ -1,22 +1,21 @@
 """What a finished process means for its job: exit, output and policy → outcome. Pure.
 
-The decision table of the service in one place. Knows nothing of processes beyond what `spawn` reports, and nothing of
-rows; randomness comes in as a number.
+The decision table of the service in one place. Knows nothing of processes beyond what `process.run` reports, and
+nothing of rows; randomness comes in as a number.
 """
 
 import signal
 from datetime import datetime, timedelta
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile import strict_json
-from ductile.engine.launch import SpawnFailed
-from ductile.engine.running import Cause, Finished
+from ductile.engine.process.run import Cause, Finished
+from ductile.engine.process.start import SpawnFailed
 from ductile.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Retried, Succeeded
 from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, Limits, Response, decode_response
 from ductile.secret import Mask
 from ductile.units import format_duration
-from ductile.values import field, frozen
 
 CONFIG_ERROR = 78
 """EX_CONFIG of sysexits: trying again would not help."""

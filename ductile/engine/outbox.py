@@ -10,21 +10,16 @@ from ductile.config.relay import BREAKER
 from ductile.engine import breaker
 from ductile.engine.breaker import Allowed, Probe
 from ductile.ledger import breakers, outbox
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.rows import get_job
-from ductile.model import Breaker, BreakerState, Held, Job, JobStatus
+from ductile.model import BreakerState, Held, Job, JobStatus
 from ductile.pipeline.plan import RELAY
 
 PROBE_IS_SOON_OVER = timedelta(seconds=15)
 LONG_WAIT = timedelta(minutes=30)
 
 
-def is_untroubled(known: Breaker) -> bool:
-    """Nothing speaks against sending, and a success would change nothing."""
-    return known.state is BreakerState.CLOSED and known.failure_count == 0
-
-
-def held_back(db: Connection, instance: str, job: Job, *, now: datetime, chance: float) -> bool:
+def held_back(db: Db, instance: str, job: Job, *, run_id: str, now: datetime, chance: float) -> bool:
     """True, and the job waits again, while the instance does not answer; one job at a time is let through."""
     known = breakers.get(db, RELAY, instance)
     if known.state is BreakerState.HALF_OPEN and known.probe_job_id == job.id:
@@ -41,10 +36,11 @@ def held_back(db: Connection, instance: str, job: Job, *, now: datetime, chance:
             if outbox.somebody_asks_by(db, instance, soon):
                 # One that finds out is enough; an answer ends the wait of all of them.
                 soon = now + LONG_WAIT * (1 + chance)
-            return outbox.hold(db, job.id, job.attempt, outbox.reason_of(instance), until=soon, now=now)
+            reason = outbox.reason_of(instance)
+            return outbox.hold(db, job.id, job.attempt, reason, run_id=run_id, until=soon, now=now)
 
 
-def note_attempt(db: Connection, instance: str, job: Job, *, is_answered: bool, now: datetime) -> None:
+def note_attempt(db: Db, instance: str, job: Job, *, is_answered: bool, now: datetime) -> None:
     """The breaker has counted the attempt; when an instance answers again, everything that waits may go."""
     rule, known = breaker.rule(BREAKER), breakers.get(db, RELAY, instance)
     change = rule(known, job, JobStatus.SUCCEEDED if is_answered else JobStatus.FAILED, now)

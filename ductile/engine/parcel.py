@@ -6,7 +6,7 @@ be sent ends here with its reason. Called by `relay`.
 
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile import strict_json
 from ductile.config.relay import instance_for, secret_named
@@ -23,7 +23,6 @@ from ductile.pipeline.plan import Relay
 from ductile.pipeline.tell import step_of
 from ductile.relay_wire import Envelope, Origin, encode, envelope_of
 from ductile.secret import Secret
-from ductile.values import field, frozen
 
 
 @frozen(kw_only=True)

@@ -7,11 +7,12 @@ it is right again. Both are held against the clock that only goes forward. `hous
 from collections import deque
 from datetime import datetime, timedelta
 
+from attrs import define, field
+
 from ductile.clock import Clock
 from ductile.ledger.journal import newest_moment
 from ductile.ledger.retention import Policy, Reach, positions
 from ductile.ledger.writer import Ledger
-from ductile.values import define, field
 
 CATCHES_UP = 24
 """How much faster than time itself the past is believed to go by, where the clock says that much of it has."""
@@ -53,9 +54,9 @@ class Past:
     trails: dict[str, Trail] = field(factory=dict)
 
     @classmethod
-    def of(cls, ledger: Ledger, clock: Clock) -> "Past":
-        newest, now, steady = ledger.look_up(newest_moment), clock.now(), clock.monotonic()
-        start = ledger.look_up(positions)
+    async def of(cls, ledger: Ledger, clock: Clock) -> "Past":
+        newest, now, steady = await ledger.read(newest_moment), clock.now(), clock.monotonic()
+        start = await ledger.read(positions)
         trails = {kind: Trail(deque([(steady, start.get(table, 0))])) for kind, (table, _) in FOLLOWED.items()}
         return cls(min(now, newest + ONE_DAY) if newest else now, steady, trails)
 
@@ -64,9 +65,9 @@ class Past:
         uptime = timedelta(seconds=clock.monotonic() - self.started)
         return min(clock.now(), self.believed_at + uptime * CATCHES_UP)
 
-    def reach(self, ledger: Ledger, policy: Policy, clock: Clock) -> Reach:
+    async def reach(self, ledger: Ledger, policy: Policy, clock: Clock) -> Reach:
         """What is not younger than it is kept by the clock that only goes forward."""
-        here, steady = ledger.look_up(positions), clock.monotonic()
+        here, steady = await ledger.read(positions), clock.monotonic()
         for kind, (table, kept_as) in FOLLOWED.items():
             self.trails[kind].note(steady, here.get(table, 0), getattr(policy, kept_as))
         return Reach(**{kind: trail.reach for kind, trail in self.trails.items()})

@@ -3,11 +3,15 @@
 The ledger has the truth; it is read at start and changed together with what is known here.
 """
 
-from attrs import define, field
+from collections.abc import Callable
+from functools import partial
+
+from attrs import define
 
 from ductile.clock import Clock
 from ductile.hub import Hub
 from ductile.ledger import pauses
+from ductile.ledger.db import Db
 from ductile.ledger.pauses import Pause
 from ductile.ledger.writer import Ledger
 
@@ -19,26 +23,29 @@ class Pausing:
     ledger: Ledger
     hub: Hub
     clock: Clock
-    paused: dict[str, Pause] = field(init=False)
+    paused: dict[str, Pause]
 
-    @paused.default
-    def _read(self) -> dict[str, Pause]:
-        return {one.plugin: one for one in self.ledger.read(pauses.all_pauses)}
+    @classmethod
+    async def load(cls, ledger: Ledger, hub: Hub, clock: Clock) -> "Pausing":
+        """Read who is paused."""
+        return cls(ledger, hub, clock, await ledger.read(_by_plugin))
 
     async def pause(self, plugin: str, reason: str) -> bool:
-        """Nothing of the plugin starts from now on; what runs goes on. False if it was paused already."""
-        now = self.clock.now()
-        # Known here first: what is claimed from now on leaves the plugin out already.
-        self.paused = {plugin: Pause(plugin=plugin, reason=reason, paused_at=now)} | self.paused
-        try:
-            changed: bool = await self.ledger.write(pauses.pause, plugin, reason, now=now)
-        finally:
-            self.paused = self._read()
-        return changed
+        """Stop starting jobs of the plugin; running ones continue. False if it was paused already."""
+        return await self._change(partial(pauses.pause, plugin=plugin, reason=reason, now=self.clock.now()))
 
     async def resume(self, plugin: str) -> bool:
-        """What waited starts. False if it was not paused."""
-        changed: bool = await self.ledger.write(pauses.resume, plugin, now=self.clock.now())
-        self.paused = self._read()
+        """Start jobs of the plugin again. False if it was not paused."""
+        changed = await self._change(partial(pauses.resume, plugin=plugin, now=self.clock.now()))
         self.hub.announce_work()
         return changed
+
+    async def _change(self, change: Callable[[Db], bool]) -> bool:
+        # No checkpoint between the commit and the assignment: what is known here follows the order of the commits.
+        changed, self.paused = await self.ledger.transact(lambda db: (change(db), _by_plugin(db)), wait=False)
+        await self.ledger.until_durable()
+        return changed
+
+
+def _by_plugin(db: Db) -> dict[str, Pause]:
+    return {one.plugin: one for one in pauses.all_pauses(db)}

@@ -7,7 +7,10 @@ looks. Waits for nothing but the ledger: `scheduler` turns it for the service, `
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Generic, Protocol, TypeVar
+
+from attrs import define, field
 
 from ductile.calendar.definition import After, History
 from ductile.calendar.look import Look, look
@@ -19,14 +22,15 @@ from ductile.engine.alarms import raise_alarms
 from ductile.engine.gates import CANCELLED, Applied, Decision, Hold, Key, Now, Planned, apply_all
 from ductile.failpoints import failpoint
 from ductile.ledger import expectations, schedules
-from ductile.ledger.alone import AnyLedger
-from ductile.ledger.connections import Connection, RowFault
+from ductile.ledger.db import Db, RowFault
 from ductile.ledger.schedules import Entry, EntryStatus
+from ductile.ledger.sync_ledger import AnyLedger
 from ductile.logs import Log
-from ductile.values import define, field
 
 PORTION = 100
 """Schedules decided in one transaction."""
+FEW = 5
+"""So many are decided on the event loop."""
 CLOCK_JUMP = timedelta(seconds=1)
 AFTER_A_FAULT = timedelta(seconds=30)
 AT_ONCE = datetime.min.replace(tzinfo=UTC)
@@ -88,17 +92,18 @@ class Planner(Generic[LedgerT, HubT]):
                 await self._apply(decisions, now)
         await self._raise_alarms(now)
         ahead = self._ahead[0][0] if self._ahead else None
-        return min((moment for moment in (ahead, self._next_alarm()) if moment is not None), default=None)
+        alarm = await self._next_alarm()
+        return min((moment for moment in (ahead, alarm) if moment is not None), default=None)
 
     async def _let_others_work(self) -> None:
         """Thousands of schedules do not keep everybody else from working, where there is anybody else."""
 
-    def _next_alarm(self) -> datetime | None:
-        return self.ledger.look_up(expectations.next_due) if self._expects else None
+    async def _next_alarm(self) -> datetime | None:
+        return await self.ledger.read(expectations.next_due) if self._expects else None
 
     async def _raise_alarms(self, now: datetime) -> None:
         """Whatever was expected by now has been looked at, and whoever waits for an alarm works."""
-        while (due := self._next_alarm()) is not None and due <= now:
+        while (due := await self._next_alarm()) is not None and due <= now:
             assert self._loaded is not None, "expectations are held under a configuration"
             alarms = await self.ledger.write(raise_alarms, self._loaded, now=now)
             for alarm in alarms:
@@ -129,13 +134,13 @@ class Planner(Generic[LedgerT, HubT]):
         """
         planned = {one.key: one for one in _planned(snapshot)}
         for portion in _portions(list(planned.values()), PORTION * 10):
-            await self.ledger.write(_define_all, portion, now=now)
+            await self.ledger.transact(partial(_define_all, planned=portion, now=now), in_thread=True)
         written = {
             (name, schedule.id)
             for name, entry in snapshot.config.settings.plugins.items()
             for schedule in entry.schedules
         }
-        if gone := [key for key in self.ledger.read(schedules.all_keys) if key not in written]:
+        if gone := [key for key in await self.ledger.read(schedules.all_keys) if key not in written]:
             await self.ledger.write(_forget_all, gone)
         same = {key for key, one in planned.items() if key in self.planned and self.planned[key].hash == one.hash}
         steady = self.clock.monotonic()
@@ -145,23 +150,23 @@ class Planner(Generic[LedgerT, HubT]):
         self.planned, self._loaded = planned, snapshot
         # What was expected under an older configuration is taken down too.
         expects_now = any(one.schedule.expect is not None for one in planned.values())
-        self._expects = expects_now or self.ledger.look_up(expectations.next_due) is not None
+        self._expects = expects_now or await self.ledger.read(expectations.next_due) is not None
         await self._refresh(now)
 
     async def _refresh(self, now: datetime) -> None:
         """Every schedule is looked at again, with its entry as it is now; one that cannot be read starts anew."""
-        known = self._entries()
+        known = await self._entries()
         if lost := [key for key in self.planned if key not in known]:
             await self.ledger.write(schedules.start_anew, lost, now=now)
-            known = self._entries()
+            known = await self._entries()
             for plugin, schedule_id in lost:
                 self.log.error("scheduler", schedules.UNREADABLE, plugin=plugin, schedule_id=schedule_id)
         self.entries = {key: known[key] for key in self.planned if key in known}
         self._ahead = [(AT_ONCE, key) for key in self.entries]
         heapq.heapify(self._ahead)
 
-    def _entries(self) -> dict[Key, Entry]:
-        return {(entry.plugin, entry.schedule_id): entry for entry in self.ledger.read(schedules.all_entries)}
+    async def _entries(self) -> dict[Key, Entry]:
+        return {(entry.plugin, entry.schedule_id): entry for entry in await self.ledger.read(schedules.all_entries)}
 
     def _take_due(self, now: datetime) -> Iterator[Key]:
         while self._ahead and self._ahead[0][0] <= now:
@@ -211,8 +216,11 @@ class Planner(Generic[LedgerT, HubT]):
         assert self._loaded is not None, "decisions are made under a configuration"
         failpoint("schedule.before_fire")
         moment = Now(at=now, snapshot=self._loaded, unhealthy=frozenset(self.unhealthy()))
-        applied = await self.ledger.write(apply_all, decisions, moment)
+        applied = await self.ledger.transact(
+            partial(apply_all, decisions=decisions, now=moment), wait=False, in_thread=len(decisions) > 1
+        )
         failpoint("schedule.after_commit")
+        # Noted at the commit: a slot that the disk confirms late must not fire again.
         for decision, one in zip(decisions, applied, strict=True):
             if isinstance(one, RowFault):
                 self._set_apart(decision, one, now)
@@ -220,9 +228,12 @@ class Planner(Generic[LedgerT, HubT]):
                 self._note(decision, one)
         if any(isinstance(one, Applied) and one.fired for one in applied):
             self.hub.announce_work()
+        await self.ledger.until_durable()
+        for ended in (ended for one in applied if isinstance(one, Applied) for ended in one.ended):
+            self.hub.announce_end(ended.job_id, tree=ended.root_job_id if ended.tree_is_done else None)
 
     def _note(self, decision: Decision, one: Applied) -> None:
-        """This process knows what the ledger does, and whoever waits for something has been told."""
+        """Take over what the ledger knows, and stop the processes of jobs that are to end."""
         key = decision.planned.key
         self.entries[key] = one.entry
         if one.hold is None:
@@ -236,8 +247,6 @@ class Planner(Generic[LedgerT, HubT]):
             self.log.warn("scheduler", Reason.CATCH_UP_CAPPED.words, **told)
         for job_id in one.to_stop:
             self.stop_job(job_id, CANCELLED)
-        for ended in one.ended:
-            self.hub.announce_end(ended.job_id, tree=ended.root_job_id if ended.tree_is_done else None)
         self._look_again(key, one.next_at)
 
     def _set_apart(self, decision: Decision, fault: RowFault, now: datetime) -> None:
@@ -257,11 +266,11 @@ def _portions(items: list[T], size: int) -> Iterator[list[T]]:
         yield items[start : start + size]
 
 
-def _define_all(db: Connection, planned: list[Planned], *, now: datetime) -> None:
+def _define_all(db: Db, planned: list[Planned], *, now: datetime) -> None:
     schedules.define_all(db, ((*one.key, one.schedule.command, one.hash) for one in planned), now=now)
 
 
-def _forget_all(db: Connection, keys: list[Key]) -> None:
+def _forget_all(db: Db, keys: list[Key]) -> None:
     for plugin, schedule_id in keys:
         schedules.forget(db, plugin, schedule_id)
         expectations.forget(db, plugin, schedule_id)

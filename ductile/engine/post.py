@@ -12,9 +12,9 @@ from urllib.parse import quote, urlsplit
 
 import h11
 import trio
+from attrs import field, frozen
 
 from ductile import __version__
-from ductile.values import field, frozen
 
 MOST_ANSWER = 64 << 10
 MOST_HEAD = 32 << 10

@@ -4,28 +4,25 @@ at the entrypoint.
 A job that must not run ends here with its reason.
 """
 
-import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+
+from attrs import define, field, frozen
 
 from ductile.config.sections import ProcessLimits
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.judge import Policy
-from ductile.engine.limits import Limits
-from ductile.engine.processes import INSTANCE_MARKER, JOB_MARKER
-from ductile.engine.running import Caps
+from ductile.engine.process.limits import Limits
+from ductile.engine.process.procfs import INSTANCE_MARKER, JOB_MARKER
+from ductile.engine.process.start import ProcessSpec
+from ductile.engine.process.streams import Caps
 from ductile.errors import DuctileError, Unreadable
-from ductile.files import Finding
 from ductile.model import Dead, Failed, Job
 from ductile.pipeline.paths import PathAbsent
 from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.tell import Told, step_of, tell
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
-from ductile.plugin.registry import Plugin
-from ductile.values import define, field, frozen
-
-LOOK_IS_GOOD_FOR_SECONDS = 0.1
 
 
 @frozen(kw_only=True)
@@ -43,6 +40,19 @@ class Ready:
     """How long the process may take to end after SIGTERM."""
     warnings: tuple[str, ...] = ()
     """What is odd about the plugin now, without being a reason not to run it."""
+
+    @property
+    def spec(self) -> ProcessSpec:
+        """What the process is given."""
+        return ProcessSpec(
+            argv=self.argv,
+            request=self.request,
+            environment=self.environment,
+            timeout_seconds=self.policy.timeout.total_seconds(),
+            grace_seconds=self.grace.total_seconds(),
+            caps=self.caps,
+            limits=self.limits,
+        )
 
 
 @frozen
@@ -78,10 +88,9 @@ class Terms:
 
 @define(eq=False)
 class Memory:
-    """What need not be worked out again for every job: terms, and how a plugin's files looked a moment ago."""
+    """What is the same for every job of a command, computed once per configuration."""
 
     terms: dict[tuple[str, str, str], Terms] = field(factory=dict)
-    looks: dict[str, tuple[float, Plugin, tuple[Finding, ...]]] = field(factory=dict)
 
     def terms_of(self, snapshot: Snapshot, plugin: str, command: str) -> Terms:
         """Raises DuctileError if nothing of that name may run."""
@@ -93,16 +102,6 @@ class Memory:
                 self.terms.clear()
             found = self.terms[key] = terms_of(snapshot, plugin, command)
         return found
-
-    def findings(self, plugin: Plugin) -> tuple[Finding, ...]:
-        """What speaks against the plugin's files. The entrypoint is looked at every time; the way to it, with all its
-        folders, once for everything that starts within a moment."""
-        seen = self.looks.get(plugin.name)
-        moment = time.monotonic()
-        is_fresh = seen is not None and seen[1] is plugin and moment - seen[0] <= LOOK_IS_GOOD_FOR_SECONDS
-        if seen is None or not is_fresh or not plugin.is_as_loaded():
-            seen = self.looks[plugin.name] = (moment, plugin, plugin.recheck())
-        return seen[2]
 
 
 def preflight(
@@ -122,7 +121,7 @@ def preflight(
     except DuctileError as error:
         return Refuse(Dead(str(error)))
     lane, policy = terms.lane, terms.policy
-    findings = memory.findings(lane.plugin)
+    findings = lane.plugin.recheck()
     if refusals := [str(finding) for finding in findings if finding.is_refusal]:
         return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
     try:

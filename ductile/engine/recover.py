@@ -4,16 +4,18 @@ Done once per start, under the lock, before the first claim: nobody else can own
 """
 
 from datetime import datetime
+from functools import partial
+
+from attrs import frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import breaker_rule_of, rule_of
-from ductile.engine.processes import Leftovers, ProcessId, kill_marked
+from ductile.engine.process.procfs import Leftovers, ProcessId, kill_marked
 from ductile.ledger.record import Recorded
 from ductile.ledger.recover import Quarantined, noted_processes, recover_orphans
 from ductile.ledger.writer import Ledger
 from ductile.logs import Log
 from ductile.model import JobStatus
-from ductile.values import frozen
 
 PATIENCE_SECONDS = 10.0
 
@@ -30,7 +32,7 @@ async def recover(
     ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str, run_id: str, now: datetime
 ) -> Recovery:
     """No plugin process of an earlier run is alive and no job is `running`. What is found is told, one line each."""
-    stored = [ProcessId(*process) for process in ledger.read(noted_processes)]
+    stored = [ProcessId(*process) for process in await ledger.read(noted_processes)]
     leftovers = await kill_marked(instance, stored, patience=PATIENCE_SECONDS)
     for process in leftovers.killed:
         log.warn("recovery", "a plugin process of an earlier run was still alive and was ended", pid=process.pid)
@@ -40,7 +42,7 @@ async def recover(
             "a plugin process of an earlier run cannot be ended; its job runs again beside it",
             pid=process.pid,
         )
-    jobs = await ledger.write(
+    recover_all = partial(
         recover_orphans,
         run_id=run_id,
         now=now,
@@ -49,6 +51,7 @@ async def recover(
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
         budget=snapshot.budget,
     )
+    jobs = await ledger.transact(recover_all, in_thread=True)
     for job in jobs:
         _tell(log, job)
     return Recovery(leftovers, tuple(jobs))

@@ -1,57 +1,61 @@
 """One attempt to send an event to another instance, on one page: pack, ask the breaker, send, judge.
 
-The job itself is the outbox: it is tried until somebody has taken the event. Called by `slots` for the jobs of
+The job itself is the outbox: it is tried until somebody has taken the event. Called by `run_job` for the jobs of
 `core.relay`, which have no process.
 """
 
 import random
 from datetime import datetime, timedelta
+from functools import partial
 
 import trio
 
 from ductile.config.relay import address_of, path_of
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import rule_of
-from ductile.engine.outbox import held_back, is_untroubled, note_attempt
+from ductile.engine.job_context import JobContext
+from ductile.engine.outbox import held_back, note_attempt
 from ductile.engine.parcel import Parcel, pack
 from ductile.engine.post import Unanswered, post
 from ductile.engine.reply import Judged, Sent, ended, judge_reply
-from ductile.engine.run_job import Attempt, Surroundings
-from ductile.errors import LedgerError
-from ductile.ledger import breakers
+from ductile.engine.running_jobs import Attempt
+from ductile.errors import LedgerBusy, LedgerError, LedgerFull
 from ductile.ledger.writer import Ledger
 from ductile.model import Dead, Ending, Evidence, Failed, Job, Retried, Succeeded
-from ductile.pipeline.plan import RELAY
 from ductile.relay_wire import signed_headers
 from ductile.units import format_duration
 
 
-async def send_job(around: Surroundings, attempt: Attempt, ledger: Ledger) -> Ending | None:
+async def send_job(ctx: JobContext, attempt: Attempt) -> Ending | None:
     """The attempt is over and this is what it came to; None if the job was put back, to wait for its instance."""
-    job, snapshot, now = attempt.job, attempt.snapshot, around.clock.now()
+    job, snapshot, now = attempt.job, attempt.snapshot, ctx.clock.now()
     parcel = pack(snapshot, job)
     if not isinstance(parcel, Parcel):
-        return _told(around, job, ended(job, parcel, snapshot, now), snapshot)
-    if await _is_held(ledger, parcel, job, now=now):
-        around.log.info("relay", "the event waits: its instance does not answer", **_about(job, parcel))
+        return _told(ctx, job, ended(job, parcel, snapshot, now), snapshot)
+    if await _is_held(ctx, parcel, job, now=now):
+        ctx.log.info("relay", "the event waits: its instance does not answer", **_about(job, parcel))
         return None
     since = trio.current_time()
     sent = await _send(attempt, parcel, now=now)
     duration = timedelta(seconds=trio.current_time() - since)
     evidence = Evidence(started_at=now, duration=duration, timed_out=sent.is_late)
     try:
-        await _note(ledger, parcel, job, sent, now=around.clock.now())
+        await _note(ctx.ledger, parcel, job, sent, now=ctx.clock.now())
     except LedgerError as error:  # what was delivered is delivered, whatever the breaker knows
-        around.log.warn("relay", f"the breaker does not know of this attempt: {error}", **_about(job, parcel))
-    judged = judge_reply(job, parcel, sent, evidence, snapshot, now=around.clock.now(), chance=random.random())
-    return _told(around, job, judged, snapshot, parcel)
+        ctx.log.warn("relay", f"the breaker does not know of this attempt: {error}", **_about(job, parcel))
+    judged = judge_reply(job, parcel, sent, evidence, snapshot, now=ctx.clock.now(), chance=random.random())
+    return _told(ctx, job, judged, snapshot, parcel)
 
 
-async def _is_held(ledger: Ledger, parcel: Parcel, job: Job, *, now: datetime) -> bool:
-    name = parcel.instance.name
-    if is_untroubled(ledger.look_up(breakers.get, RELAY, name)):
+async def _is_held(ctx: JobContext, parcel: Parcel, job: Job, *, now: datetime) -> bool:
+    """Put the job back if its instance does not answer. It need not be durable: recovery queues the job again too."""
+    name, chance = parcel.instance.name, random.random()
+    decide = partial(held_back, instance=name, job=job, run_id=ctx.run_id, now=now, chance=chance)
+    try:
+        return await ctx.ledger.transact(decide, wait=False)
+    except (LedgerFull, LedgerBusy) as error:  # send it: to fail here would use up an attempt
+        ctx.log.warn("relay", f"the breaker was not asked: {error}", **_about(job, parcel))
         return False
-    return await ledger.write(held_back, name, job, now=now, chance=random.random())
 
 
 async def _send(attempt: Attempt, parcel: Parcel, *, now: datetime) -> Sent:
@@ -59,8 +63,8 @@ async def _send(attempt: Attempt, parcel: Parcel, *, now: datetime) -> Sent:
     instance, url = parcel.instance, address_of(parcel.instance)
     own = attempt.snapshot.config.settings.service.name
     headers = signed_headers(own, instance.key_id, parcel.secret, path_of(url), parcel.body, now=now)
-    with trio.CancelScope() as stopping:
-        attempt.stop.wakes(stopping.cancel)
+    stop = attempt.control.stop
+    with trio.CancelScope() as stopping, stop.cancels(stopping):
         with trio.move_on_after(instance.timeout.total_seconds()):
             try:
                 return Sent(answer=await post(url, headers, parcel.body))
@@ -68,20 +72,18 @@ async def _send(attempt: Attempt, parcel: Parcel, *, now: datetime) -> Sent:
                 return Sent(answer=error)
         if not stopping.cancel_called:
             return Sent(answer=Unanswered(f"no answer within {format_duration(instance.timeout)}"), is_late=True)
-    return Sent(stopped=attempt.stop.reason)
+    return Sent(stopped=stop.reason)
 
 
 async def _note(ledger: Ledger, parcel: Parcel, job: Job, sent: Sent, *, now: datetime) -> None:
     """The breaker of the instance knows of the attempt; in ordinary times there is nothing to write."""
-    name = parcel.instance.name
-    if sent.answer is None or (sent.is_answered and is_untroubled(ledger.look_up(breakers.get, RELAY, name))):
-        return
-    await ledger.write(note_attempt, name, job, is_answered=sent.is_answered, now=now)
+    if sent.answer is not None:
+        await ledger.write(note_attempt, parcel.instance.name, job, is_answered=sent.is_answered, now=now)
 
 
-def _told(around: Surroundings, job: Job, judged: Judged, snapshot: Snapshot, parcel: Parcel | None = None) -> Ending:
+def _told(ctx: JobContext, job: Job, judged: Judged, snapshot: Snapshot, parcel: Parcel | None = None) -> Ending:
     """The ending as `record` gets it; the log has heard of it."""
-    log, about = around.log, _about(job, parcel)
+    log, about = ctx.log, _about(job, parcel)
     match judged.outcome:
         case Succeeded() if judged.is_unrouted:
             log.warn("relay", "event relayed, but nobody there takes it", **about)

@@ -7,7 +7,7 @@ number. Called by `relay`.
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ductile import strict_json
 from ductile.config.relay import BACKOFF
@@ -21,7 +21,6 @@ from ductile.pipeline.events import Event, entered_with, event_id
 from ductile.pipeline.plan import STEP_SUCCEEDED
 from ductile.pipeline.route import TooMuch, after
 from ductile.relay_wire import Reply, read_refusal, read_reply
-from ductile.values import field, frozen
 
 AGAIN = frozenset({401, 403, 404, 408, 425, 429})
 """Refusals that need not last: a clock that is off, a secret in rotation, a proxy without its service. So are 5xx."""

@@ -1,12 +1,13 @@
-"""One attempt of one job on one page: preflight, spawn, judge, and the ending that `record` will write.
+"""Run one attempt of one job: preflight, process, judge, record, announce.
 
-Called by the dispatcher, which hands the ending to the ledger. What is `at_once` needs no task, and says so where it
-would have to wait after all.
+The dispatcher starts `run_job` in a task of its own for every claimed job. An error in here is this attempt's failure
+and does not reach other jobs; only a ledger that cannot be written ends the service.
 """
 
 import errno
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -14,285 +15,260 @@ from typing import Any, TypeVar
 import trio
 from attrs import evolve
 
-from ductile.clock import Clock
-from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of, without_run
+from ductile.engine.follow import join_rule_of, rule_of
+from ductile.engine.job_context import JobContext
 from ductile.engine.judge import Policy, Verdict, backoff, judge, stopped
-from ductile.engine.launch import Launched, SpawnFailed, launch
-from ductile.engine.preflight import Memory, Postpone, Ready, Refuse, preflight
-from ductile.engine.running import Finished, Tail
-from ductile.engine.spare_memory import SpareMemory
-from ductile.engine.spawn import Run, Start, Stop, launch_at_once, launch_in_turn, run_plugin
+from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+from ductile.engine.process.procfs import identify
+from ductile.engine.process.run import Finished, run_process
+from ductile.engine.process.start import Process, SpawnFailed
+from ductile.engine.relay import send_job
+from ductile.engine.running_jobs import Attempt
+from ductile.engine.stranded import settle_stranded
+from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.failpoints import failpoint
+from ductile.hub import SCHEDULES
+from ductile.ledger.claim import ProcessNote, note_process
+from ductile.ledger.db import Db
+from ductile.ledger.endings import record_completion
+from ductile.ledger.record import Recorded, Stale
 from ductile.logs import Log
-from ductile.model import (
-    Dead,
-    Ending,
-    Failed,
-    Job,
-    Retried,
-    Succeeded,
-)
-from ductile.values import define, field, frozen
+from ductile.model import RELAY, Dead, Ending, Failed, Job, Retried, Succeeded
 
-LARGE = 512 << 10
-REFUSED = {"preflight": "fail"}
-MOST_DELAYS_TOLD = 20
+LARGE_BYTES = 512 << 10
+"""More text than this is parsed in a thread, so that it does not hold up the event loop."""
+INTERNAL_ERROR_RETRY = timedelta(seconds=30)
+LEDGER_TIMEOUT, LEDGER_RETRY_INTERVAL = 60.0, 0.5
+MAX_BACKOFF_STEPS = 20
 T = TypeVar("T")
 
 
-@frozen(kw_only=True, eq=False)
-class Surroundings:
-    """What every attempt of one service shares."""
-
-    log: Log
-    clock: Clock
-    instance: str
-    state_of: Callable[[str], str]
-    """A plugin's state as JSON text."""
-    memory: Memory = field(factory=Memory)
-    spare_memory: SpareMemory = field(factory=SpareMemory)
-
-
-@define(eq=False)
-class Attempt:
-    """A running attempt as others see it: how to stop it, its live stderr, its process id."""
-
-    job: Job
-    snapshot: Snapshot
-    state: str = "{}"
-    """Its plugin's state when it was claimed, as JSON text."""
-    stop: Stop = field(factory=Stop)
-    tail: Tail = field(factory=Tail)
-    pid: int | None = None
-    told_pid: int | None = None
-    """The process it ran as, also after its end."""
-    has_run: bool = False
-    """Whether its plugin has come to an end: from then on nothing may have it run again by accident."""
-    since: float = field(factory=trio.current_time)
-    is_noted: bool = False
-
-    @property
-    def size(self) -> int:
-        """How much there is to read before anything is said."""
-        job = self.job
-        return len(job.payload or "") + len(job.context or "")
-
-    def note_start(self, pid: int) -> None:
-        self.pid = self.told_pid = pid
-        failpoint("spawn.after")
-
-    def note_end(self, run: Finished | SpawnFailed) -> None:
-        self.pid = None  # from now on it can mean another process
-        self.has_run = isinstance(run, Finished)
+async def run_job(ctx: JobContext, attempt: Attempt) -> None:
+    """Run one attempt of a claimed job, record its completion and announce it."""
+    try:
+        await _until_durable(ctx, attempt.queued_in)
+        completion = await _complete(ctx, attempt)
+        recorded = await _record(ctx, attempt, completion) if completion is not None else []
+    finally:
+        ctx.running.remove(attempt)
+    ctx.meters.ran(attempt.job.plugin, trio.current_time() - attempt.since)
+    ctx.hub.announce_work()  # a free slot, and perhaps follow-up jobs
+    announce(ctx, recorded)
+    if attempt.snapshot is not ctx.snapshot():
+        await _end_unrunnable_jobs(ctx)
 
 
-@frozen(eq=False)
-class Begun:
-    """An attempt whose process has started."""
-
-    attempt: Attempt
-    ready: Ready
-    started_at: datetime
-    run: Run
-
-
-async def run_job(around: Surroundings, attempt: Attempt) -> Ending:
-    """Run one attempt; what it came to and everything that follows from it."""
-    begun = await start_job(around, attempt)
-    return begun if isinstance(begun, Ending) else await see_through(around, begun)
+async def _complete(ctx: JobContext, attempt: Attempt) -> Ending | None:
+    """Return what the attempt led to, or None if a relay was put back to wait for its instance."""
+    job = attempt.job
+    if job.attempt == 1 and job.started_at is not None:
+        ctx.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
+    try:
+        if job.plugin == RELAY:
+            return await send_job(ctx, attempt)
+        return await attempt_job(ctx, attempt)
+    except* Exception as errors:
+        completion = _internal_error(ctx, attempt, errors.exceptions[0])
+    return completion
 
 
-async def start_job(around: Surroundings, attempt: Attempt) -> Begun | Ending:
-    """The attempt with its process, which the caller owns; or what it came to without one."""
-    started_at = around.clock.now()
-    if attempt.stop.reason is not None:
-        return _never_started(around, attempt, attempt.stop.reason, started_at)
-    ready = await _in_a_thread_if_large(partial(_ready, around, attempt, started_at), len(attempt.job.payload or ""))
-    if not isinstance(ready, Ready):
-        return _without_process(around, attempt, ready, started_at)
-    _warn(around, attempt, ready)
-    failpoint("spawn.before")
-    launched = await launch_in_turn(_start(ready))
-    if isinstance(launched, SpawnFailed):
-        return await _ended(around, attempt, ready, launched, started_at)
-    return _begun(attempt, ready, launched, started_at)
+async def attempt_job(ctx: JobContext, attempt: Attempt) -> Ending:
+    """Run the plugin of one attempt and decide what follows from it."""
+    job, started_at = attempt.job, ctx.clock.now()
+    if reason := attempt.control.stop.reason:
+        verdict = Verdict(stopped(reason))
+        return _logged(ctx, job, None, verdict, without_run(job, verdict.outcome, attempt.snapshot, now=started_at))
+    ready = await _in_thread_if_large(partial(_preflight, ctx, attempt, started_at), attempt.input_bytes)
+    match ready:
+        case Ready():
+            for warning in ready.warnings:
+                ctx.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
+            failpoint("spawn.before")
+            attempt.control.on_long_run = partial(_note_process, ctx, attempt)
+            run = await run_process(ready.spec, attempt.control, ctx.processes)
+            attempt.note_end(run)
+            decide = partial(_judge, ctx, attempt, ready, run, started_at)
+            verdict, ending = await _in_thread_if_large(decide, attempt.input_bytes + _output_bytes(run))
+            return _logged(ctx, job, run, verdict, ending)
+        case Refuse(outcome):
+            verdict, refused = Verdict(outcome), None
+        case Postpone(error, policy):
+            refused = SpawnFailed(error, errno.EACCES)
+            verdict = judge(job, refused, policy, started_at=started_at, chance=random.random())
+    ending = without_run(job, verdict.outcome, attempt.snapshot, now=started_at)
+    return _logged(ctx, job, refused, verdict, evolve(ending, told={"preflight": "fail"}))
 
 
-def start_at_once(around: Surroundings, attempt: Attempt) -> Begun | Ending | None:
-    """`start_job` for who has asked whether it may be at once; None if there is something to wait for after all."""
-    started_at = around.clock.now()
-    ready = _ready(around, attempt, started_at)
-    if not isinstance(ready, Ready):
-        return _without_process(around, attempt, ready, started_at)
-    _warn(around, attempt, ready)
-    failpoint("spawn.before")
-    launched = launch_at_once(_start(ready))
-    if not isinstance(launched, SpawnFailed):
-        return _begun(attempt, ready, launched, started_at)
-    if launched.is_busy_file:
-        return None
-    return _tell(around, attempt, launched, *_decide(around, attempt, ready, launched, started_at))
-
-
-def end_at_once(around: Surroundings, begun: Begun) -> Ending | None:
-    """What the attempt came to, if its process has exited and nothing else is to be waited for."""
-    attempt = begun.attempt
-    run = begun.run.finish_at_once(LARGE - attempt.size)
-    if run is None:
-        return None
-    attempt.note_end(run)
-    failpoint("plugin.exited")
-    return _tell(around, attempt, run, *_decide(around, attempt, begun.ready, run, begun.started_at))
-
-
-async def see_through(around: Surroundings, begun: Begun) -> Ending:
-    """What the attempt came to, however long that takes."""
-    run = await begun.run.to_its_end()
-    begun.attempt.note_end(run)
-    return await _ended(around, begun.attempt, begun.ready, run, begun.started_at)
-
-
-async def spawn(attempt: Attempt, ready: Ready) -> Finished | SpawnFailed:
-    """The plugin has run to its end, and the attempt knew its process while it lived."""
-    attempt.tail.cap = ready.caps.stderr
-    run = await run_plugin(
-        ready.argv,
-        ready.request,
-        timeout=ready.policy.timeout.total_seconds(),
-        env=ready.environment,
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        limits=ready.limits,
-        stop=attempt.stop,
-        tail=attempt.tail,
-        on_started=attempt.note_start,
-    )
-    attempt.note_end(run)
-    return run
-
-
-def _ready(around: Surroundings, attempt: Attempt, started_at: datetime) -> Ready | Refuse | Postpone:
+def _preflight(ctx: JobContext, attempt: Attempt, now: datetime) -> Ready | Refuse | Postpone:
     return preflight(
         attempt.snapshot,
         attempt.job,
         state_json=attempt.state,
-        instance=around.instance,
-        now=started_at,
-        memory=around.memory,
+        instance=ctx.instance,
+        now=now,
+        memory=ctx.preflight_cache,
     )
 
 
-def _start(ready: Ready) -> Start:
-    return partial(launch, ready.argv, ready.request, ready.environment, ready.limits)
-
-
-def _begun(attempt: Attempt, ready: Ready, launched: Launched, started_at: datetime) -> Begun:
-    attempt.tail.cap = ready.caps.stderr
-    run = Run(
-        launched,
-        ready.argv[0],
-        ready.environment,
-        timeout=ready.policy.timeout.total_seconds(),
-        grace=ready.grace.total_seconds(),
-        caps=ready.caps,
-        stop=attempt.stop,
-        tail=attempt.tail,
-    )
-    attempt.note_start(launched.pid)
-    return Begun(attempt, ready, started_at, run)
-
-
-def _warn(around: Surroundings, attempt: Attempt, ready: Ready) -> None:
-    for warning in ready.warnings:
-        around.log.warn("preflight", warning, plugin=attempt.job.plugin, job_id=attempt.job.id)
-
-
-def _never_started(around: Surroundings, attempt: Attempt, reason: str, now: datetime) -> Ending:
-    """The ending of an attempt that was told to stop before it had a process."""
-    outcome = stopped(reason)
-    return _tell(around, attempt, None, Verdict(outcome), without_run(attempt.job, outcome, attempt.snapshot, now=now))
-
-
-def _without_process(
-    around: Surroundings, attempt: Attempt, refusal: Refuse | Postpone, started_at: datetime
-) -> Ending:
-    """The ending of an attempt that may not start."""
-    job, run = attempt.job, None
-    if isinstance(refusal, Refuse):
-        verdict = Verdict(refusal.outcome)
-    else:
-        run = SpawnFailed(refusal.error, errno.EACCES)
-        verdict = judge(job, run, refusal.policy, started_at=started_at, chance=random.random())
-    ending = without_run(job, verdict.outcome, attempt.snapshot, now=started_at)
-    return _tell(around, attempt, run, verdict, evolve(ending, told=REFUSED))
-
-
-async def _ended(
-    around: Surroundings, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
-) -> Ending:
-    """What follows from the run."""
-    failpoint("plugin.exited")
-    much = attempt.size + _said(run)
-    if much > LARGE:
-        around.spare_memory.need()
-    verdict, ending = await _in_a_thread_if_large(partial(_decide, around, attempt, ready, run, started_at), much)
-    return _tell(around, attempt, run, verdict, ending)
-
-
-def _decide(
-    around: Surroundings, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
+def _judge(
+    ctx: JobContext, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
 ) -> tuple[Verdict, Ending]:
-    """What the run means, and the ending it leads to."""
+    """Decide what the run means and what follows from it."""
     job = attempt.job
     verdict = judge(job, run, ready.policy, started_at=started_at, chance=random.random())
-    told = _told(attempt, ready, verdict)
-    ending = ending_of(job, ready, verdict, attempt.snapshot, now=around.clock.now(), told=told)
-    if ending.outcome is not verdict.outcome:
-        verdict = evolve(verdict, outcome=ending.outcome)
-    return verdict, ending
+    told = _journal_fields(attempt, ready, verdict)
+    ending = ending_of(job, ready, verdict, attempt.snapshot, now=ctx.clock.now(), told=told)
+    # A success can become a failure that leads to too much, or to a state that is too large.
+    return verdict if ending.outcome is verdict.outcome else evolve(verdict, outcome=ending.outcome), ending
 
 
 async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
-    """What the run means."""
-    return await _in_a_thread_if_large(
-        partial(judge, job, run, policy, started_at=started_at, chance=random.random()), _said(run)
-    )
+    """Decide what a run outside of the queue means."""
+    decide = partial(judge, job, run, policy, started_at=started_at, chance=random.random())
+    return await _in_thread_if_large(decide, _output_bytes(run))
 
 
-async def _in_a_thread_if_large(decide: Callable[[], T], much: int) -> T:
-    """What `decide` says; in a thread when there is much to read, so that it does not hold up the others."""
-    return await trio.to_thread.run_sync(decide) if much > LARGE else decide()
+async def _in_thread_if_large(decide: Callable[[], T], text_bytes: int) -> T:
+    return await trio.to_thread.run_sync(decide) if text_bytes > LARGE_BYTES else decide()
 
 
-def _said(run: Finished | SpawnFailed) -> int:
+def _output_bytes(run: Finished | SpawnFailed) -> int:
     return len(run.stdout) if isinstance(run, Finished) else 0
 
 
-def _told(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
-    """What the journal tells of the run, unless it has told it while the process lived."""
-    told: dict[str, Any] = {} if attempt.is_noted else {"preflight": "run"}
-    if attempt.told_pid is not None and not attempt.is_noted:
-        told["pid"] = attempt.told_pid
+def _journal_fields(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:
+    """Return what the journal records about the run, unless `_note_process` has recorded it."""
+    fields: dict[str, Any] = {} if attempt.is_noted else {"preflight": "run"}
+    if attempt.pid is not None and not attempt.is_noted:
+        fields["pid"] = attempt.pid
     if isinstance(verdict.outcome, Retried | Dead) and verdict.response and not verdict.response.ok:
-        told["plugin_retry_field"] = verdict.response.retry
+        fields["plugin_retry_field"] = verdict.response.retry
     if isinstance(verdict.outcome, Retried):
-        base, most = ready.policy.backoff_base, min(attempt.job.max_attempts, MOST_DELAYS_TOLD + 1)
-        told["backoff_schedule"] = [backoff(base, tries, 0.0) // timedelta(milliseconds=1) for tries in range(1, most)]
-    return told
+        base, steps = ready.policy.backoff_base, min(attempt.job.max_attempts, MAX_BACKOFF_STEPS + 1)
+        delays = (backoff(base, tries, 0.0) for tries in range(1, steps))
+        fields["backoff_schedule"] = [delay // timedelta(milliseconds=1) for delay in delays]
+    return fields
 
 
-def _tell(
-    around: Surroundings, attempt: Attempt, run: Finished | SpawnFailed | None, verdict: Verdict, ending: Ending
-) -> Ending:
-    """The ending, of which the log has been told."""
-    _log(around.log, attempt.job, run, verdict)
-    return ending
+async def _note_process(ctx: JobContext, attempt: Attempt, process: Process) -> None:
+    """Store the process id of a long attempt, so that recovery can find it. Not durable when it returns."""
+    job = attempt.job
+    try:
+        seen = identify(process.pid)
+        if seen is None:
+            return
+        note = ProcessNote(job.id, job.attempt, seen.pid, seen.start_ticks, seen.boot_id)
+        work = partial(note_process, process=note, run_id=ctx.run_id, now=ctx.clock.now())
+        attempt.is_noted = await ctx.ledger.transact(work, wait=False)
+        failpoint("process.after_commit")
+    except (LedgerError, OSError) as error:  # OSError: no free descriptor. The marker still finds the process
+        ctx.log.warn("dispatcher", f"the process id is not stored: {error}", plugin=job.plugin, job_id=job.id)
 
 
-def _log(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:
-    """The log lines of one attempt: the plugin's own, its stderr, and how it ended."""
-    about = {"plugin": job.plugin, "job_id": job.id}
+def _internal_error(ctx: JobContext, attempt: Attempt, error: Exception) -> Ending:
+    """Fail the attempt because of an error in Ductile. A plugin that has run is not run again."""
+    job = attempt.job
+    message = attempt.snapshot.config.mask(f"internal error: {error!r}")
+    ctx.log.error("dispatcher", message, plugin=job.plugin, job_id=job.id)
+    return Ending(
+        job_id=job.id,
+        attempt=job.attempt,
+        outcome=Failed(message) if attempt.has_run else Retried(message, INTERNAL_ERROR_RETRY),
+        rule=rule_of(attempt.snapshot),
+        tolerated=False if attempt.has_run else None,
+    )
+
+
+# ── record and announce ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _record(ctx: JobContext, attempt: Attempt, completion: Ending) -> list[Recorded | Stale]:
+    """Record the completion and its follow-up jobs in one transaction. Return at the commit, before it is durable.
+
+    A full disk or a busy ledger is retried until there is space again; a service that stops retries LEDGER_TIMEOUT
+    seconds more.
+    """
+    failpoint("record.before")
+    give_up_at = math.inf
+    while True:
+        try:
+            with trio.CancelScope(shield=True):  # bounded: the ledger waits for another writer for a few seconds only
+                recorded = await _try_to_record(ctx, attempt, completion)
+        except (LedgerFull, LedgerBusy) as error:
+            ctx.log.error("dispatcher", f"{error}; trying again", job_id=completion.job_id)
+            now = trio.current_time()
+            if trio.current_effective_deadline() == -math.inf:
+                give_up_at = min(give_up_at, now + LEDGER_TIMEOUT)
+            if now >= give_up_at:
+                raise
+            with trio.CancelScope(shield=True, deadline=now + LEDGER_RETRY_INTERVAL):
+                await trio.sleep_forever()
+        except LedgerError as error:
+            raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
+        else:
+            failpoint("record.after_commit")
+            return recorded
+
+
+async def _try_to_record(ctx: JobContext, attempt: Attempt, completion: Ending) -> list[Recorded | Stale]:
+    snapshot = ctx.snapshot()
+
+    def work(db: Db) -> list[Recorded | Stale]:
+        return record_completion(
+            db,
+            completion,
+            now=ctx.clock.now(),  # inside the transaction: the order of times is the order of commits
+            run_id=ctx.run_id,
+            default_ttl=snapshot.config.settings.service.dedupe_ttl,
+            budget=snapshot.budget,
+            join_rule=join_rule_of(snapshot),
+        )
+
+    is_large = not completion.is_small or attempt.job.join_id is not None
+    return await ctx.ledger.transact(work, wait=False, in_thread=is_large)
+
+
+async def _until_durable(ctx: JobContext, commit: int) -> None:
+    """Wait until that commit is durable. Raises LedgerLost if it never will be."""
+    try:
+        await ctx.ledger.until_durable(commit)
+    except LedgerError as error:
+        raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
+
+
+def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
+    """Count the results of the last commit and wake the callers that wait for them; they wait until it is durable."""
+    for result in results:
+        if isinstance(result, Stale):
+            about = {"job_id": result.job_id, "attempt": result.attempt}
+            ctx.log.warn("dispatcher", f"late result dropped: the job is {result.found}", **about)
+            continue
+        if result.status.is_final:
+            ctx.meters.jobs[result.plugin, result.command, result.status] += 1
+        else:
+            ctx.meters.retries[result.plugin] += 1
+        tree = result.root_job_id if result.tree_is_done else None
+        ctx.hub.announce_end(result.job_id, tree=tree, commit=ctx.ledger.commits)
+        if result.was_probe:
+            ctx.hub.announce(SCHEDULES)
+
+
+async def _end_unrunnable_jobs(ctx: JobContext) -> None:
+    """End follow-up jobs of plugins that a reload has removed while this job ran."""
+    try:
+        await settle_stranded(ctx.ledger, ctx.snapshot(), ctx.log, now=ctx.clock.now())
+    except LedgerError as error:
+        ctx.log.warn("dispatcher", f"jobs of removed plugins were not ended: {error}")
+    ctx.hub.announce_everyone()
+
+
+# ── log lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _logged(ctx: JobContext, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict, ending: Ending) -> Ending:
+    """Log the plugin's own lines, its stderr and how the attempt ended; return `ending`."""
+    log, about = ctx.log, {"plugin": job.plugin, "job_id": job.id}
     if verdict.response:
         for note in verdict.response.notes:
             log.warn("protocol", note, **about)
@@ -302,9 +278,14 @@ def _log(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdic
         if run.stderr and log.enabled("warn"):
             log.warn("plugin", run.words(log.mask), **about, bytes=run.stderr_total)
         if run.swept or run.pipe_held or run.lost:
-            log.warn("spawn", "the plugin left processes behind", **about, swept=run.swept, lost=run.lost)
-    ended = type(verdict.outcome).__name__.lower()
-    fields = {**about, "command": job.command, "attempt": job.attempt, "outcome": ended}
+            log.warn("process", "the plugin left processes behind", **about, swept=run.swept, lost=run.lost)
+    _log_outcome(log, job, run, verdict)
+    return ending
+
+
+def _log_outcome(log: Log, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict) -> None:
+    fields: dict[str, Any] = {"plugin": job.plugin, "job_id": job.id, "command": job.command, "attempt": job.attempt}
+    fields["outcome"] = type(verdict.outcome).__name__.lower()
     if isinstance(run, Finished):
         fields["duration_ms"] = round(run.duration * 1000, 1)
     match verdict.outcome:

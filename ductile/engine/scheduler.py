@@ -7,12 +7,12 @@ makes it look again.
 from datetime import datetime, timedelta
 
 import trio
+from attrs import define
 
 from ductile.engine.planner import AFTER_A_FAULT, Planner
 from ductile.errors import LedgerError, LedgerLost
 from ductile.hub import SCHEDULES, Hub
 from ductile.ledger.writer import Ledger
-from ductile.values import define
 
 
 @define(eq=False)

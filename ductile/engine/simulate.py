@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import define, evolve, field, frozen
 
 from ductile.calendar.definition import Definition, History
 from ductile.calendar.firing import timetable
@@ -23,14 +23,13 @@ from ductile.config.sections import Schedule
 from ductile.config.snapshot import Lane, Snapshot
 from ductile.engine.planner import Planner
 from ductile.ledger import journal, schedules
-from ductile.ledger.alone import LoneLedger, open_alone, run_alone
 from ductile.ledger.claim import claim
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.record import record
 from ductile.ledger.rows import get_job
+from ductile.ledger.sync_ledger import SyncLedger, open_sync_ledger, run_sync
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Evidence, Interrupted, Job, Outcome, Succeeded
-from ductile.values import define, field, frozen
 
 MOST_EVENTS = 200
 INSTANTLY = timedelta()
@@ -130,13 +129,13 @@ class Question:
 def simulate(question: Question) -> Simulation:
     """What would happen, told in order; every slot of the time before counts as decided."""
     with tempfile.TemporaryDirectory(prefix="ductile-simulation-") as folder:
-        return run_alone(_simulate(question, Path(folder) / "ledger.db"))
+        return run_sync(_simulate(question, Path(folder) / "ledger.db"))
 
 
 async def _simulate(question: Question, path: Path) -> Simulation:
     log = Log(level="error", descriptor=2)
     try:
-        with open_alone(path, synchronous="off") as ledger:
+        with open_sync_ledger(path, synchronous="off") as ledger:
             play = _Play(question, ledger, log, VirtualClock(question.start))
             await play.begin()
             is_complete = await play.play()
@@ -162,7 +161,7 @@ class _Play:
     """The service as the simulation plays it."""
 
     question: Question
-    ledger: LoneLedger
+    ledger: SyncLedger
     log: Log
     clock: VirtualClock
     told: list[Happening] = field(factory=list)
@@ -212,7 +211,7 @@ class _Play:
             await self._end_all(tuple(to_stop), Dead("cancelled"))
             to_stop.clear()
             await self._run_jobs()
-            if not self._listen():
+            if not await self._listen():
                 return False
             coming = [moment for moment in (until, *(done_at for _, done_at in self.running.values())) if moment]
             self.clock.pass_to(max(self.clock.now(), min([*coming, end])))
@@ -238,9 +237,9 @@ class _Play:
             ending = Ending(job_id=job_id, attempt=job.attempt, outcome=outcome)
             await self.ledger.write(record, ending, now=now)
 
-    def _listen(self) -> bool:
+    async def _listen(self) -> bool:
         """What the journal says about slots since the last time is told; False if that would be too much."""
-        for entry, job in self.ledger.read(_news, self._read):
+        for entry, job in await self.ledger.read(_news, self._read):
             self._read = entry.seq
             if job is None and entry.kind != "scheduler.skipped":
                 continue
@@ -254,7 +253,7 @@ class _Play:
         self.told.append(happening)
 
 
-def _news(db: Connection, seq: int) -> list[tuple[journal.Entry, Job | None]]:
+def _news(db: Db, seq: int) -> list[tuple[journal.Entry, Job | None]]:
     """New rows of the journal; those that say that a slot became a job come with the job."""
     entries = journal.read_since(db, seq, limit=10_000)
     return [(one, get_job(db, one.job_id or "") if one.kind == "job.enqueued" else None) for one in entries]

@@ -6,6 +6,7 @@ put right.
 """
 
 from datetime import datetime
+from functools import partial
 
 from ductile.config.snapshot import Snapshot
 from ductile.engine.follow import rule_of
@@ -19,7 +20,7 @@ PORTION = 500
 
 async def settle_under(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
     """`settle_stranded` under another configuration than before: a plugin that was put right holds nobody any more."""
-    for plugin in await ledger.read_slowly(blocked_plugins):
+    for plugin in await ledger.read(blocked_plugins):
         if snapshot.why_unavailable(plugin) is None:
             await ledger.write(forget_block, plugin)
     return await settle_stranded(ledger, snapshot, log, now=now)
@@ -31,7 +32,7 @@ async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: 
     Returns how many jobs of which plugin ended.
     """
     gone: dict[str, int] = {}
-    for plugin in await ledger.read_slowly(queued_plugins):
+    for plugin in await ledger.read(queued_plugins):
         reason = snapshot.why_unavailable(plugin)
         if reason is None:
             continue
@@ -45,26 +46,27 @@ async def settle_stranded(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: 
     return gone
 
 
-def would_end(ledger: Ledger, snapshot: Snapshot) -> dict[str, int]:
+async def would_end(ledger: Ledger, snapshot: Snapshot) -> dict[str, int]:
     """How many waiting jobs of which plugin would end under this configuration."""
     return {
         plugin: jobs
-        for plugin, jobs in ledger.read(queued_by_plugin).items()
+        for plugin, jobs in (await ledger.read(queued_by_plugin)).items()
         if snapshot.why_unavailable(plugin) is not None and plugin not in snapshot.failed_to_load
     }
 
 
 async def _end_all(ledger: Ledger, snapshot: Snapshot, plugin: str, reason: str, now: datetime) -> int:
     total = 0
-    while ended := await ledger.write(
+    end_portion = partial(
         end_queued_jobs_of,
-        plugin,
-        reason,
+        plugin=plugin,
+        reason=reason,
         now=now,
         limit=PORTION,
         rule=rule_of(snapshot),
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
         budget=snapshot.budget,
-    ):
+    )
+    while ended := await ledger.transact(end_portion, in_thread=True):
         total += len(ended)
     return total

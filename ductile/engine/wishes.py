@@ -6,10 +6,10 @@ Neither side knows the other. Whoever waits for an answer may leave; the wish is
 import math
 
 import trio
+from attrs import define, field
 
 from ductile.config.changes import Reloaded
 from ductile.errors import DuctileError
-from ductile.values import define, field
 
 
 @define(eq=False)

@@ -4,23 +4,25 @@ Reads only, through an index, and a bounded number of rows where the rows themse
 """
 
 import math
-import sqlite3
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
 from ductile.ledger import history, listed
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.model import JobStatus
-from ductile.values import frozen
 
 TREND_SLOTS = 60
 MOST_SAMPLES = 20_000
 MOST_ACTIVE = 200
 
-COUNT_SINCE = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = ? AND seq >= ?"
+COUNT_SINCE = f"SELECT COUNT(*) FROM job_queue {using('job_queue_by_status')} WHERE status = ? AND seq >= ?"
 
 
-def asked_since(db: sqlite3.Connection, since: datetime) -> dict[str, int]:
+def asked_since(db: Db, since: datetime) -> dict[str, int]:
     """How many of the jobs that were asked for since then and are in the queue have each status."""
     first = listed.first_since(db, since)
     counts = {str(status): db.execute(COUNT_SINCE, (status, first)).fetchone()[0] for status in JobStatus}
@@ -40,7 +42,7 @@ class Active:
 ACTIVE = "SELECT id, plugin, command, started_at FROM job_queue WHERE claimed_by > '' LIMIT ?"
 
 
-def active_jobs(db: sqlite3.Connection, *, limit: int = MOST_ACTIVE) -> list[Active]:
+def active_jobs(db: Db, *, limit: int = MOST_ACTIVE) -> list[Active]:
     """What runs now, longest first."""
     rows = db.execute(ACTIVE, (limit,)).fetchall()
     active = [Active(job_id=row[0], plugin=row[1], command=row[2], started_at=from_text(row[3])) for row in rows]
@@ -58,14 +60,14 @@ class Sample:
     milliseconds: int
 
 
-SAMPLES = """
-    SELECT command, pipeline, step_id, completed_at, duration_ms FROM job_log INDEXED BY job_log_by_plugin
+SAMPLES = f"""
+    SELECT command, pipeline, step_id, completed_at, duration_ms FROM job_log {using("job_log_by_plugin")}
      WHERE plugin = ? AND seq >= ? AND completed_at >= ? AND duration_ms IS NOT NULL
      ORDER BY seq DESC LIMIT ?
 """
 
 
-def samples(db: sqlite3.Connection, plugin: str, since: datetime, *, limit: int = MOST_SAMPLES) -> list[Sample]:
+def samples(db: Db, plugin: str, since: datetime, *, limit: int = MOST_SAMPLES) -> list[Sample]:
     """The plugin's newest attempts since then, newest first."""
     first = history.first_log_since(db, since)
     return [

@@ -4,18 +4,17 @@ A job that ended without running (skipped, cancelled in the queue, settled) has 
 inspected for as long as the log is kept. Called by `jobs`, `record` and `quarantine`.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
 from ductile.clock import to_text
+from ductile.ledger.db import Db
 from ductile.model import AttemptStatus, Evidence, JobStatus, Settled
 
 MILLISECOND = timedelta(milliseconds=1)
 
-# OR FAIL: one row that is refused leaves nothing behind to undo, so that SQLite need not prepare for it.
 LOG_ATTEMPT = """
-    INSERT OR FAIL INTO job_log (
+    INSERT INTO job_log (
         id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
@@ -30,7 +29,7 @@ LOG_ATTEMPT = """
 
 
 def log_attempt(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     status: AttemptStatus,
@@ -85,12 +84,12 @@ def _values(
 LOG_LAST = f"{LOG_ATTEMPT} ON CONFLICT (id) DO UPDATE SET job_status = excluded.job_status"
 
 
-def log_last(db: sqlite3.Connection, job_id: str, attempt: int, *, now: datetime, error: str) -> None:
+def log_last(db: Db, job_id: str, attempt: int, *, now: datetime, error: str) -> None:
     """The attempt a job was set apart in has a row, whatever the log had before."""
     db.execute(LOG_LAST, _values(job_id, attempt, AttemptStatus.FAILED, to_text(now), error))
 
 
-def log_settled(db: sqlite3.Connection, job_id: str, settled: Settled, *, now: datetime) -> None:
+def log_settled(db: Db, job_id: str, settled: Settled, *, now: datetime) -> None:
     """A job that was over when it was written has its one row."""
     status = AttemptStatus(settled.status.value)
     log_attempt(db, job_id, 1, status, now=now, error=settled.error, result=settled.result)

@@ -3,36 +3,36 @@
 Only words for readers. Not starting them is the dispatcher's doing: it leaves the plugin out of what is free.
 """
 
-import sqlite3
-
 from ductile.ledger import held
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 
 # What a breaker holds keeps that reason: by it the breaker finds them again. What relays wait for is not a plugin.
-_SAYS_OTHERWISE = "status = 'queued' AND blocked_reason IS NOT :held AND plugin NOT GLOB 'core.*'"
+_SAYS_OTHERWISE = "status = 'queued' AND blocked_reason IS DISTINCT FROM :held AND substr(plugin, 1, 5) <> 'core.'"
 BLOCK = f"""
-    UPDATE job_queue INDEXED BY job_queue_by_status SET blocked_reason = :reason
-     WHERE {_SAYS_OTHERWISE} AND blocked_reason IS NOT :reason AND plugin = :plugin
+    UPDATE job_queue {using("job_queue_by_status")} SET blocked_reason = :reason
+     WHERE {_SAYS_OTHERWISE} AND blocked_reason IS DISTINCT FROM :reason AND plugin = :plugin
 """
 BLOCKED = f"""
-    SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_by_status
+    SELECT DISTINCT plugin FROM job_queue {using("job_queue_by_status")}
      WHERE {_SAYS_OTHERWISE} AND blocked_reason IS NOT NULL ORDER BY plugin
 """
 UNBLOCK = f"""
-    UPDATE job_queue INDEXED BY job_queue_by_status SET blocked_reason = NULL
+    UPDATE job_queue {using("job_queue_by_status")} SET blocked_reason = NULL
      WHERE {_SAYS_OTHERWISE} AND blocked_reason IS NOT NULL AND plugin = :plugin
 """
 
 
-def note_blocked(db: sqlite3.Connection, plugin: str, reason: str) -> int:
+def note_blocked(db: Db, plugin: str, reason: str) -> int:
     """Readers see why a plugin's queued jobs do not start; how many did not say so before."""
     return db.execute(BLOCK, {"plugin": plugin, "reason": reason, "held": held.HELD}).rowcount
 
 
-def blocked_plugins(db: sqlite3.Connection) -> list[str]:
+def blocked_plugins(db: Db) -> list[str]:
     """The plugins that cannot run by what their queued jobs say; proportional to what waits."""
     return [plugin for (plugin,) in db.execute(BLOCKED, {"held": held.HELD})]
 
 
-def forget_block(db: sqlite3.Connection, plugin: str) -> int:
+def forget_block(db: Db, plugin: str) -> int:
     """No queued job of the plugin says that it cannot run; how many did."""
     return db.execute(UNBLOCK, {"plugin": plugin, "held": held.HELD}).rowcount

@@ -8,20 +8,22 @@ import sqlite3
 import uuid
 from datetime import datetime
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import journal
+from ductile.ledger.db import Db
 from ductile.ledger.faults import is_of_one_row
 from ductile.ledger.held import release
 from ductile.ledger.rows import moment
 from ductile.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
-from ductile.values import frozen
 
 _COLUMNS = "plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id"
 GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?"
 
 
-def get(db: sqlite3.Connection, plugin: str, command: str) -> Breaker:
+def get(db: Db, plugin: str, command: str) -> Breaker:
     """The breaker as it stands; one that nobody has touched, or whose state nobody can read, is closed."""
     try:
         row = db.execute(GET, (plugin, command)).fetchone()
@@ -35,14 +37,14 @@ def get(db: sqlite3.Connection, plugin: str, command: str) -> Breaker:
 ALL = f"SELECT {_COLUMNS} FROM circuit_breakers ORDER BY plugin, command"
 
 
-def all_breakers(db: sqlite3.Connection) -> list[Breaker]:
+def all_breakers(db: Db) -> list[Breaker]:
     return [_breaker(row) for row in db.execute(ALL)]
 
 
 COUNT_OPEN = "SELECT COUNT(DISTINCT plugin) FROM circuit_breakers WHERE state <> 'closed'"
 
 
-def plugins_with_open_breakers(db: sqlite3.Connection) -> int:
+def plugins_with_open_breakers(db: Db) -> int:
     """How many plugins have a command that is held, or that a probe decides about."""
     count: int = db.execute(COUNT_OPEN).fetchone()[0]
     return count
@@ -67,7 +69,7 @@ HISTORY = """
 """
 
 
-def history(db: sqlite3.Connection, plugin: str, command: str, *, limit: int = 20) -> list[Transition]:
+def history(db: Db, plugin: str, command: str, *, limit: int = 20) -> list[Transition]:
     """How the breaker came to its state, newest first."""
     return [
         Transition(
@@ -83,7 +85,7 @@ def history(db: sqlite3.Connection, plugin: str, command: str, *, limit: int = 2
     ]
 
 
-def apply_rule(db: sqlite3.Connection, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> bool:
+def apply_rule(db: Db, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> bool:
     """The breaker of the job's command is what `rule` makes of it; True if the job was the probe of one."""
     before = get(db, job.plugin, job.command)
     change = rule(before, job, status, now)
@@ -103,7 +105,7 @@ PUT = """
 """
 
 
-def put(db: sqlite3.Connection, change: BreakerChange, *, now: datetime, job_id: str | None = None) -> None:
+def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = None) -> None:
     """The breaker has its new values; a change of state is in its history and in the journal."""
     new = change.breaker
     old = get(db, new.plugin, new.command)
@@ -135,9 +137,7 @@ NOTE_TRANSITION = """
 """
 
 
-def _note_transition(
-    db: sqlite3.Connection, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime
-) -> None:
+def _note_transition(db: Db, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime) -> None:
     values = (new.plugin, new.command, old.state, new.state, new.failure_count, reason, job_id, to_text(now))
     db.execute(NOTE_TRANSITION, (str(uuid.uuid4()), *values))
     journal.append(

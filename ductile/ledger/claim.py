@@ -6,32 +6,32 @@ the cost of a claim depends neither on history nor on the backlog behind them. C
 
 import heapq
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile.clock import to_text
 from ductile.ledger import breakers, dedupe, facts, held, joins, journal
-from ductile.ledger.connections import written_or_fault
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
-from ductile.ledger.endings import record_all
 from ductile.ledger.faults import is_of_one_row, told
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.quarantine import quarantine
-from ductile.ledger.record import Recorded, Stale, end_queued
+from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row, moment
 from ductile.ledger.settle import MOST_AT_ONCE, settle_joins
 from ductile.ledger.trees import ORDINARY
-from ductile.model import Budget, Ending, GateRule, Held, Job, JobStatus, JoinRule, Skipped
-from ductile.values import frozen
+from ductile.model import Budget, GateRule, Held, Job, JobStatus, JoinRule, Skipped
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
 FEW_LANES = 4
+BEFORE_ALL = -1 << 62
+"""Before the first place in the queue: an adopted ledger has negative ones."""
 NO_STATES: Mapping[str, str] = MappingProxyType({})
 NO_GATES: Mapping[str, GateRule] = MappingProxyType({})
 MOST_NOT_STARTED = 40
@@ -54,7 +54,7 @@ class Claimed:
 
 
 def claim(
-    db: sqlite3.Connection,
+    db: Db,
     *,
     now: datetime,
     run_id: str,
@@ -64,42 +64,44 @@ def claim(
     snapshot_id: str | None = None,
     gates: Mapping[str, GateRule] | None = None,
     may_wake: bool = True,
-    carefully: bool = True,
 ) -> Claimed:
-    """Up to `limit` jobs are running under `run_id`, oldest first, no plugin with more than its `free` slots.
+    """Start up to `limit` jobs under `run_id`, oldest first, no plugin with more than its `free` slots.
 
-    A plugin that `free` does not name gets nothing: paused, blocked and unknown lanes are simply left out. A job of a
-    plugin that `gates` names starts only if the breaker of its command lets it. Whoever knows that no job is delayed
-    says so with `may_wake`. A row that cannot be read is set apart; without care it raises, and what was written before
-    it is for the caller to undo.
+    A plugin that `free` does not name gets nothing: paused, blocked and unknown plugins are left out. A job of a plugin
+    that `gates` names starts only if the breaker of its command allows it. `may_wake=False` says that no job is
+    delayed. A row that cannot be read is quarantined.
     """
     if may_wake:
         wake_due(db, now=now)
     slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
-    look = _head_with_care if carefully else _head
-    heads = [head for lane in _lanes(db, slots) if (head := look(db, lane))]
+    heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
     heapq.heapify(heads)
+    start = Start(now, snapshot_id)
     jobs: list[Job] = []
+    to_start: list[Job] = []
     skipped: list[Recorded] = []
     not_started, held_any = 0, False
     gates = gates or NO_GATES
-    take = partial(_take_with_care if carefully else _take, db, now=now, ttl=default_ttl, gates=gates)
     while heads and len(jobs) < limit and not_started < MOST_NOT_STARTED:
         head = heapq.heappop(heads)
-        taken = take(head, Start(now, snapshot_id), run_id=run_id)
+        taken = _take(db, head, start, now=now, ttl=default_ttl, gates=gates)
         if taken is None:
             # The rest of this lane has its turn with the next claim, so that this one stays short.
             held_any |= head.lane in gates
             continue
         if isinstance(taken, Job):
             jobs.append(taken)
+            to_start.append(taken)
             slots[head.lane] -= 1
+            if head.is_keyed or head.lane in gates:  # what is decided next depends on it
+                _start_all(db, to_start, start, run_id=run_id)
+                to_start = []
         else:
             skipped.extend(taken)
             not_started += 1
-        # Either way the job left its lane, so the lane has a new head.
-        if slots[head.lane] > 0 and len(jobs) < limit and (following := look(db, head.lane)):
+        if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane, after=head.seq)):
             heapq.heappush(heads, following)
+    _start_all(db, to_start, start, run_id=run_id)
     has_room = len(jobs) < limit
     return Claimed(
         jobs=tuple(jobs),
@@ -110,62 +112,40 @@ def claim(
     )
 
 
-# One look for two questions that nearly always are answered no.
+# One statement for three questions whose answer is nearly always no.
 WAITING = """
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.join' AND is_join = 1),
-           EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL)
+           EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL),
+           EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.relay')
 """
 
 
-def record_and_claim(
-    db: sqlite3.Connection,
-    endings: Sequence[Ending],
+def claim_next(
+    db: Db,
     *,
     now: datetime,
     run_id: str,
     free: Mapping[str, int],
     limit: int,
+    relays: Mapping[str, int] | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = ORDINARY,
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
-    without_worker: Mapping[str, int] | None = None,
-    carefully: bool = True,
-) -> tuple[list[Recorded | Stale], Claimed]:
-    """`record_all`, `settle_joins`, then `claim`, in one transaction; `free` counts the slots the endings give back.
+) -> tuple[list[Recorded], Claimed]:
+    """End the joins that are ready, then claim. Relays need no worker: their slots are their only limit.
 
-    The joins that came to their end stand behind the endings. The slots of lanes `without_worker` are
-    their only limit.
+    Returns the joins that ended, and the claim.
     """
-    recorded = record_all(db, endings, now=now, default_ttl=default_ttl, budget=budget, carefully=carefully)
-    join_is_ready, anyone_delayed = db.execute(WAITING).fetchone()
+    join_is_ready, any_delayed, any_relay = db.execute(WAITING).fetchone()
     settled: list[Recorded] = []
     if join_rule and join_is_ready:
         settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
-    claimed = claim(
-        db,
-        now=now,
-        run_id=run_id,
-        free=free,
-        limit=limit,
-        default_ttl=default_ttl,
-        snapshot_id=snapshot_id,
-        gates=gates,
-        may_wake=bool(anyone_delayed or settled),
-        carefully=carefully,
-    )
-    if without_worker:
-        more = claim(
-            db,
-            now=now,
-            run_id=run_id,
-            free=without_worker,
-            limit=sum(without_worker.values()),
-            default_ttl=default_ttl,
-            snapshot_id=snapshot_id,
-            carefully=carefully,
-        )
+    start = partial(claim, db, now=now, run_id=run_id, default_ttl=default_ttl, snapshot_id=snapshot_id)
+    claimed = start(free=free, limit=limit, gates=gates, may_wake=bool(any_delayed or settled))
+    if relays and (any_relay or any_delayed or settled):
+        more = start(free=relays, limit=sum(relays.values()))
         claimed = evolve(
             claimed,
             jobs=claimed.jobs + more.jobs,
@@ -177,7 +157,7 @@ def record_and_claim(
     # A skipped job can be the last that a join waited for.
     if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
         claimed = evolve(claimed, more=True)
-    return [*recorded, *settled], claimed
+    return settled, claimed
 
 
 # Asked first, because nearly always nobody is due and an update that finds nothing costs three times as much.
@@ -191,7 +171,7 @@ WAKE_STRANDED = """
 """
 
 
-def wake_due(db: sqlite3.Connection, *, now: datetime) -> None:
+def wake_due(db: Db, *, now: datetime) -> None:
     """Jobs whose delay is over are in their lanes; so are those a clock that was set back would strand for years."""
     due, stranded = to_text(now), to_text(now + CLOCK_SLACK)
     if db.execute(ANYONE_DUE, (due, stranded)).fetchone()[0]:
@@ -202,7 +182,7 @@ def wake_due(db: sqlite3.Connection, *, now: datetime) -> None:
 NEXT_DUE = "SELECT MIN(next_retry_at) FROM job_queue WHERE next_retry_at IS NOT NULL"
 
 
-def next_due(db: sqlite3.Connection) -> datetime | None:
+def next_due(db: Db) -> datetime | None:
     """When the next delayed job becomes claimable, if one is delayed."""
     return moment(db.execute(NEXT_DUE).fetchone()[0])
 
@@ -210,7 +190,7 @@ def next_due(db: sqlite3.Connection) -> datetime | None:
 WAKE_UNREADABLE = f"UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at = ({NEXT_DUE})"
 
 
-def _next_due_or_now(db: sqlite3.Connection, *, now: datetime) -> datetime | None:
+def _next_due_or_now(db: Db, *, now: datetime) -> datetime | None:
     """`next_due`; but a delay that cannot be read is over."""
     try:
         return next_due(db)
@@ -221,7 +201,7 @@ def _next_due_or_now(db: sqlite3.Connection, *, now: datetime) -> datetime | Non
         return now
 
 
-def _lanes(db: sqlite3.Connection, slots: Mapping[str, int]) -> list[str]:
+def _lanes(db: Db, slots: Mapping[str, int]) -> list[str]:
     return list(slots) if len(slots) <= FEW_LANES else [lane for lane in lanes_with_work(db) if lane in slots]
 
 
@@ -250,59 +230,38 @@ class Head(NamedTuple):
         return self.row[DEDUPE_KEY] is not None
 
 
-LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
 
 
-def _head(db: sqlite3.Connection, lane: str) -> Head | None:
-    row = db.execute(LANE_HEAD, (lane,)).fetchone()
-    return None if row is None else Head(row[SEQ], lane, row)
+HEAD_ALONE = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
 
 
-HEAD_ALONE = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
-
-
-def _head_with_care(db: sqlite3.Connection, lane: str) -> Head | None:
-    """`_head`; but a row with text that is none has its place all the same."""
+def _head(db: Db, lane: str, *, after: int = BEFORE_ALL) -> Head | None:
+    """Return the oldest job of the lane behind the position `after`. A row that SQLite cannot decode has a fault."""
     try:
-        return _head(db, lane)
+        row = db.execute(LANE_HEAD, (lane, after)).fetchone()
     except sqlite3.Error as error:
         if not is_of_one_row(error):
             raise
-        row: list[Any] = [None] * (max(ID, ATTEMPT, DEDUPE_KEY, SEQ) + 1)
-        row[ID], row[ATTEMPT], row[SEQ] = db.execute(HEAD_ALONE, (lane,)).fetchone()
-        return Head(row[SEQ], lane, tuple(row), told(error))
+        columns: list[Any] = [None] * (max(ID, ATTEMPT, DEDUPE_KEY, SEQ) + 1)
+        columns[ID], columns[ATTEMPT], columns[SEQ] = db.execute(HEAD_ALONE, (lane, after)).fetchone()
+        return Head(columns[SEQ], lane, tuple(columns), told(error))
+    return None if row is None else Head(row[SEQ], lane, row)
 
 
 def _take(
-    db: sqlite3.Connection,
-    head: Head,
-    start: Start,
-    *,
-    run_id: str,
-    now: datetime,
-    ttl: timedelta,
-    gates: Mapping[str, GateRule],
+    db: Db, head: Head, start: Start, *, now: datetime, ttl: timedelta, gates: Mapping[str, GateRule]
 ) -> Job | tuple[Recorded, ...] | None:
-    """The job, which runs; or, if it is not to start, what was skipped; None if it stays: its breaker holds it."""
+    """Return the job if it is to start; what was skipped or quarantined if not; None if it stays in its lane."""
+    if fault := _unreadable(head):
+        reason = f"cannot be started: {fault}"
+        ended = quarantine(db, head.row[ID], head.row[ATTEMPT], reason, now=now, was=JobStatus.QUEUED)
+        return (ended,) if ended else None
     if head.is_keyed and (not_started := _not_started(db, head, now=now, ttl=ttl)) is not None:
         return not_started
     if head.lane in gates and not _passes(db, head.job, gates[head.lane], now=now):
         return None
-    return _start(db, head, start, run_id=run_id)
-
-
-def _take_with_care(
-    db: sqlite3.Connection, head: Head, start: Start, *, now: datetime, **rest: Any
-) -> Job | tuple[Recorded, ...] | None:
-    """`_take`; but a job whose own row cannot be read is dead, and stays only if that cannot be written either.
-
-    Any other fault is none of the job's, and is raised.
-    """
-    if (fault := _unreadable(head)) is None:
-        return _take(db, head, start, now=now, **rest)
-    reason = f"cannot be started: {fault}"
-    ended = quarantine(db, head.row[ID], head.row[ATTEMPT], reason, now=now, was=JobStatus.QUEUED)
-    return (ended,) if ended else None
+    return job_from_row(head.row, start)
 
 
 def _unreadable(head: Head) -> str | None:
@@ -316,7 +275,7 @@ def _unreadable(head: Head) -> str | None:
     return None
 
 
-def _not_started(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
+def _not_started(db: Db, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
     """A keyed job that must not start waits for its key, or is skipped and returned; None if it may start."""
     job = head.job
     assert job.dedupe_key is not None
@@ -330,7 +289,7 @@ def _not_started(db: sqlite3.Connection, head: Head, *, now: datetime, ttl: time
     return None
 
 
-def _passes(db: sqlite3.Connection, job: Job, rule: GateRule, *, now: datetime) -> bool:
+def _passes(db: Db, job: Job, rule: GateRule, *, now: datetime) -> bool:
     """True, and the breaker knows its probe; False, and the job waits with all of its kind."""
     verdict = held.judged(db, rule, breakers.get(db, job.plugin, job.command), job, now=now)
     if isinstance(verdict, Held):
@@ -349,11 +308,19 @@ START = """
 """
 
 
-def _start(db: sqlite3.Connection, head: Head, start: Start, *, run_id: str) -> Job:
-    job, moment = job_from_row(head.row, start), to_text(start.at)
-    changed = db.execute(START, (moment, run_id, start.snapshot_id, job.seq, job.attempt)).rowcount
-    assert changed == 1, "a head that was just read is queued: this transaction is the only writer"
-    data = {
+def _start_all(db: Db, jobs: Sequence[Job], start: Start, *, run_id: str) -> None:
+    """The jobs run, and the journal tells of each."""
+    if not jobs:
+        return
+    claimed = (to_text(start.at), run_id, start.snapshot_id)
+    changed = db.executemany(START, [(*claimed, job.seq, job.attempt) for job in jobs]).rowcount
+    assert changed == len(jobs), "heads that were just read are queued: this transaction is the only writer"
+    told = ((job.plugin, job.id, job.root_job_id or job.id, _started(job)) for job in jobs)
+    journal.append_all(db, "job.started", told, now=start.at)
+
+
+def _started(job: Job) -> dict[str, Any]:
+    data: dict[str, Any] = {
         "from": "queued",
         "to": "running",
         "attempt": job.attempt,
@@ -364,19 +331,17 @@ def _start(db: sqlite3.Connection, head: Head, start: Start, *, run_id: str) -> 
         data["parent_job_id"] = job.parent_job_id
     if job.schedule_id is not None:
         data["schedule_id"] = job.schedule_id
-    journal.append(
-        db, "job.started", now=moment, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
-    )
-    return job
+    return data
 
 
 NOTE_PROCESS = """
-    UPDATE job_queue SET pid = ?, pid_started = ?, boot_id = ? WHERE id = ? AND status = 'running' AND attempt = ?
+    UPDATE job_queue SET pid = ?, pid_started = ?, boot_id = ?
+     WHERE id = ? AND status = 'running' AND attempt = ? AND claimed_by = ?
     RETURNING plugin, command, root_job_id
 """
 
 
-class Process(NamedTuple):
+class ProcessNote(NamedTuple):
     """The process that an attempt runs as, for all time."""
 
     job_id: str
@@ -386,19 +351,14 @@ class Process(NamedTuple):
     boot_id: str
 
 
-def note_process(db: sqlite3.Connection, process: Process, *, now: datetime) -> bool:
-    """The running attempt names its process, so that recovery can find and end it, and the journal tells of it; False
-    if the attempt is over."""
+def note_process(db: Db, process: ProcessNote, *, run_id: str, now: datetime) -> bool:
+    """Store and journal the process of a running attempt, so that recovery can find it.
+
+    False if the attempt is over or belongs to another run.
+    """
     job_id, attempt, pid, start_ticks, boot_id = process
-    rows = db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt)).fetchall()
+    rows = db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt, run_id)).fetchall()
     for plugin, command, root_job_id in rows:
         data = {"attempt": attempt, "command": command, "pid": pid}
         journal.append(db, "plugin.spawned", now=now, plugin=plugin, job_id=job_id, root_job_id=root_job_id, data=data)
     return bool(rows)
-
-
-def note_processes(db: sqlite3.Connection, processes: Iterable[Process], *, now: datetime) -> None:
-    """`note_process` for each; a row that cannot be changed is left as it is, for the mark in the environment finds the
-    process too."""
-    for process in processes:
-        written_or_fault(db, partial(note_process, db, process, now=now))

@@ -1,4 +1,4 @@
-"""Connections to a ledger file and what holds on them: pragmas, transactions, savepoints, snapshots.
+"""Connections to a ledger file and what holds on them: pragmas, transactions, snapshots.
 
 One connection writes and checkpoints; every other one is read-only and never checkpoints, because a second writer or
 checkpointer can damage a write-ahead log. Knows nothing of tables.
@@ -7,20 +7,16 @@ checkpointer can damage a write-ahead log. Knows nothing of tables.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal
 from urllib.parse import quote
 
 from ductile.errors import LedgerError
-from ductile.ledger.faults import is_of_one_row, told, translating
+from ductile.ledger.faults import translating
 from ductile.statuses import AttemptStatus, JobStatus
 
-Connection: TypeAlias = sqlite3.Connection
-"""For rooms that decide inside a transaction and leave the statements to this one."""
-
-T = TypeVar("T")
 Synchronous = Literal["full", "normal", "off"]
 BUSY_SECONDS = 5.0
 WAL_LIMIT_BYTES = 32 << 20
@@ -32,6 +28,8 @@ READER_CACHE_KILOBYTES = 500
 # What one transaction may change before it is written in pieces: a page that leaves the cache early costs more than one
 # that goes with its commit, and the memory is free again when that is done. Enough for two answers.
 UNWRITTEN_KILOBYTES = 24_000
+# IMMEDIATE: a transaction that reads first and writes later fails if another process wrote between.
+BEGIN = "BEGIN IMMEDIATE"
 _SYNCHRONOUS = {"off": 0, "normal": 1, "full": 2}
 
 
@@ -90,8 +88,7 @@ def write_ahead(db: sqlite3.Connection, where: object) -> None:
 def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Inside, `db` writes in one transaction: committed at the end, rolled back if anything is raised."""
     with translating("ledger"):
-        # IMMEDIATE: a transaction that reads first and writes later fails at once when somebody else wrote between.
-        db.execute("BEGIN IMMEDIATE")
+        db.execute(BEGIN)
         try:
             yield db
             db.execute("COMMIT")
@@ -99,30 +96,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-
-
-class RowFault(NamedTuple):
-    """Why something could not be written because of the row it was about."""
-
-    reason: str
-
-
-def written_or_fault(db: sqlite3.Connection, work: Callable[[], T]) -> T | RowFault:
-    """What `work()` gave; or the fault of a row, with nothing written and the transaction as it was before.
-
-    Errors that are not one row's are raised.
-    """
-    db.execute("SAVEPOINT attempted")
-    try:
-        result = work()
-    except Exception as error:
-        if not is_of_one_row(error) or not db.in_transaction:
-            raise
-        db.execute("ROLLBACK TO attempted")
-        db.execute("RELEASE attempted")
-        return RowFault(told(error))
-    db.execute("RELEASE attempted")
-    return result
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -165,3 +138,31 @@ class snapshot:  # noqa: N801 (read as what holds inside: `with snapshot(db):`)
     def __exit__(self, *_: object) -> None:
         if self._db.in_transaction:
             self._db.execute("COMMIT")
+
+
+def wait_when_busy(db: sqlite3.Connection, seconds: float) -> None:
+    """Set how long a statement waits for another process."""
+    db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
+def checkpoint(db: sqlite3.Connection) -> None:
+    """Move the log into the file, as far as no reader needs it. Raises sqlite3.Error."""
+    ((_, in_log, moved),) = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    if in_log != moved:
+        return
+    # The first commit into an emptied log syncs it, whatever `synchronous` says. Make it here, with no change in it, so
+    # that the event loop never does.
+    ((version,),) = db.execute("PRAGMA user_version").fetchall()
+    db.execute(BEGIN)
+    try:
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute("COMMIT")
+    except sqlite3.Error:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def fold_log(db: sqlite3.Connection) -> None:
+    """Move the whole log into the file and empty it."""
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -3,13 +3,14 @@
 What goes into a row was decided by the pipeline room; here it is only kept and found again.
 """
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
 from ductile.model import NewContext
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -32,7 +33,7 @@ PUT = """
 """
 
 
-def put_all(db: sqlite3.Connection, contexts: Iterable[NewContext], *, now: datetime) -> None:
+def put_all(db: Db, contexts: Iterable[NewContext], *, now: datetime) -> None:
     """Every context has its row."""
     moment = to_text(now)
     rows = ((new.id, new.parent_id, new.pipeline_name, new.step_id, new.accumulated_json, moment) for new in contexts)
@@ -42,7 +43,7 @@ def put_all(db: sqlite3.Connection, contexts: Iterable[NewContext], *, now: date
 GET = "SELECT id, parent_id, pipeline_name, step_id, accumulated_json, created_at FROM event_context WHERE id = ?"
 
 
-def get(db: sqlite3.Connection, context_id: str) -> Context | None:
+def get(db: Db, context_id: str) -> Context | None:
     row = db.execute(GET, (context_id,)).fetchone()
     return _context(row) if row else None
 
@@ -60,7 +61,7 @@ LINEAGE = """
 """
 
 
-def lineage(db: sqlite3.Connection, context_id: str) -> list[Context]:
+def lineage(db: Db, context_id: str) -> list[Context]:
     """The rows from the root of the run to `context_id`."""
     return [_context(row) for row in db.execute(LINEAGE, {"id": context_id})]
 

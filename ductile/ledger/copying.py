@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from attrs import frozen
+
 from ductile.errors import LedgerError
-from ductile.ledger import location
+from ductile.ledger import connections, location
 from ductile.ledger.connections import connect_reader, connect_writer, snapshot, transaction
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 from ductile.ledger.soundness import pages_in_order, references_kept
 from ductile.ledger.store import SCHEMA_VERSION, open_writer, tables
-from ductile.values import frozen
 
 PAGES_PER_STEP = 2_000
 SOUND_ONE = "restore a backup that is sound"
@@ -104,7 +105,7 @@ def beside(path: Path) -> tuple[Path, Path]:
 def fold_log(path: Path) -> None:
     """The ledger at `path` has no log beside it any more; the caller holds the instance lock."""
     with contextlib.closing(open_writer(path)) as db, translating(path):
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connections.fold_log(db)
 
 
 NEW_IDENTITY = "UPDATE sqlite_sequence SET seq = abs(random()) WHERE name = 'ledger'"

@@ -4,12 +4,13 @@ A success within the window wins; a twin still in flight wins only against a pro
 live apart from the jobs, so pruning a job cannot reopen its window. Called by `jobs`, `claim` and `record`.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 
+from attrs import frozen
+
 from ductile.clock import to_text
+from ductile.ledger.db import Db
 from ductile.model import Job, NewJob
-from ductile.values import frozen
 
 DEFAULT_TTL = timedelta(hours=24)
 
@@ -20,7 +21,7 @@ class Winner:
     reason: str
 
 
-def winner_over(db: sqlite3.Connection, new: NewJob, *, now: datetime, default_ttl: timedelta) -> Winner | None:
+def winner_over(db: Db, new: NewJob, *, now: datetime, default_ttl: timedelta) -> Winner | None:
     """The job that makes `new` a duplicate at this moment, or None."""
     if new.dedupe_key is None:
         return None
@@ -32,7 +33,7 @@ def winner_over(db: sqlite3.Connection, new: NewJob, *, now: datetime, default_t
     return Winner(recent, "recent_success") if recent else None
 
 
-def winner_meanwhile(db: sqlite3.Connection, job: Job, *, asked_at: str, now: datetime, ttl: timedelta) -> str | None:
+def winner_meanwhile(db: Db, job: Job, *, asked_at: str, now: datetime, ttl: timedelta) -> str | None:
     """The twin that succeeded since `job` was asked for, if its window is still open."""
     assert job.dedupe_key is not None
     since = max(asked_at, to_text(now - (ttl if job.dedupe_ttl is None else job.dedupe_ttl)))
@@ -46,7 +47,7 @@ IN_FLIGHT = """
 """
 
 
-def _in_flight(db: sqlite3.Connection, scope: tuple[str, str, str]) -> str | None:
+def _in_flight(db: Db, scope: tuple[str, str, str]) -> str | None:
     row = db.execute(IN_FLIGHT, scope).fetchone()
     return row[0] if row else None
 
@@ -61,9 +62,7 @@ SUCCESS_SINCE = """
 """
 
 
-def _success_between(
-    db: sqlite3.Connection, scope: tuple[str, str, str], since: datetime, until: datetime
-) -> str | None:
+def _success_between(db: Db, scope: tuple[str, str, str], since: datetime, until: datetime) -> str | None:
     # A success "from the future" counts only within one window: after a clock was set back, keys come free again.
     row = db.execute(SUCCESS_BETWEEN, (*scope, to_text(since), to_text(until))).fetchone()
     return row[0] if row else None
@@ -77,9 +76,7 @@ PUT_RECEIPT = """
 """
 
 
-def put_receipt(
-    db: sqlite3.Connection, scope: tuple[str, str, str], job_id: str, *, now: datetime, ttl: timedelta
-) -> None:
+def put_receipt(db: Db, scope: tuple[str, str, str], job_id: str, *, now: datetime, ttl: timedelta) -> None:
     """The success of `job_id` closes the window of its key until now + ttl."""
     db.execute(PUT_RECEIPT, (*scope, job_id, to_text(now), to_text(now + ttl)))
 
@@ -91,7 +88,7 @@ HELD = """
 """
 
 
-def is_held(db: sqlite3.Connection, scope: tuple[str, str, str]) -> bool:
+def is_held(db: Db, scope: tuple[str, str, str]) -> bool:
     """True while a job with this key runs: two of a key never run side by side."""
     return db.execute(HELD, scope).fetchone() is not None
 
@@ -99,7 +96,7 @@ def is_held(db: sqlite3.Connection, scope: tuple[str, str, str]) -> bool:
 WAIT_FOR_KEY = "UPDATE job_queue SET waits_for_key = 1, lane = NULL WHERE id = ? AND status = 'queued'"
 
 
-def wait_for_key(db: sqlite3.Connection, job_id: str) -> None:
+def wait_for_key(db: Db, job_id: str) -> None:
     """The job left its lane until its key comes free, so that it is not looked at again with every claim."""
     db.execute(WAIT_FOR_KEY, (job_id,))
 
@@ -112,7 +109,7 @@ RELEASE_NEXT = """
 """
 
 
-def release_next(db: sqlite3.Connection, scope: tuple[str, str, str]) -> None:
+def release_next(db: Db, scope: tuple[str, str, str]) -> None:
     """The oldest job waiting for this key is back in its lane. Due whenever a job with a key stops running or ends."""
     db.execute(RELEASE_NEXT, scope)
 
@@ -120,6 +117,6 @@ def release_next(db: sqlite3.Connection, scope: tuple[str, str, str]) -> None:
 RELEASE_ALL = "UPDATE job_queue SET waits_for_key = 0, lane = plugin WHERE waits_for_key = 1"
 
 
-def release_all(db: sqlite3.Connection) -> None:
+def release_all(db: Db) -> None:
     """No job waits for a key; the next claim decides anew."""
     db.execute(RELEASE_ALL)

@@ -1,55 +1,54 @@
-"""Many endings in one transaction: together while all is well, one by one when a row of one of them is bad.
+"""Record a completion, whatever its rows are like: as it is, or dead with the reason, or quarantined.
 
-A bad ending ends its own job and no other: dead, with its evidence, and followed by what follows from a death, not by
-what it brought. What the disk does is not an ending's fault and is raised. Called by `claim`.
+A bad ending ends its own job and no other. A failure of the disk is not the fault of an ending and is raised.
 """
 
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 
 from attrs import evolve
 
 from ductile.ledger import joins
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.following import ending_instead
 from ductile.ledger.outcomes import evidence_of
 from ductile.ledger.quarantine import quarantine
 from ductile.ledger.record import Recorded, Stale, record
-from ductile.model import Budget, Dead, Ending
+from ductile.ledger.settle import settle_joins
+from ductile.model import Budget, Dead, Ending, JoinRule
 
 RecordOne = Callable[[Ending], Recorded | Stale]
 
 
-def record_all(
-    db: sqlite3.Connection,
-    endings: Sequence[Ending],
+def record_completion(
+    db: Db,
+    ending: Ending,
     *,
     now: datetime,
+    run_id: str,
     default_ttl: timedelta,
     budget: Budget,
-    carefully: bool = True,
+    join_rule: JoinRule,
 ) -> list[Recorded | Stale]:
-    """Every attempt is over, in the order of `endings`; those that cannot be recorded as they are say why.
+    """Record one ending with its follow-up jobs, and end the joins that waited for it.
 
-    Without care the first of those raises, and what was written before it is for the caller to undo.
+    An attempt that another run than `run_id` owns is stale.
     """
+    recorded = record_or_give_up(db, ending, now=now, default_ttl=default_ttl, budget=budget, run_id=run_id)
+    if not joins.any_ready(db):
+        return [recorded]
+    return [recorded, *settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)]
+
+
+def record_or_give_up(
+    db: Db, ending: Ending, *, now: datetime, default_ttl: timedelta, budget: Budget, run_id: str | None = None
+) -> Recorded | Stale:
+    """Record the ending; if a bad row prevents that, end the job dead with the reason, or quarantine it."""
 
     def record_one(ending: Ending) -> Recorded | Stale:
-        return record(db, ending, now=now, default_ttl=default_ttl, budget=budget)
+        return record(db, ending, now=now, default_ttl=default_ttl, budget=budget, run_id=run_id)
 
-    if not carefully:
-        return [record_one(ending) for ending in endings]
-    if not endings:
-        return []
-    recorded = written_or_fault(db, lambda: [record_one(ending) for ending in endings])
-    if isinstance(recorded, RowFault):
-        return [_record_alone(db, ending, record_one, now=now) for ending in endings]
-    return recorded
-
-
-def _record_alone(db: sqlite3.Connection, ending: Ending, record_one: RecordOne, *, now: datetime) -> Recorded | Stale:
     recorded = written_or_fault(db, partial(record_one, ending))
     if not isinstance(recorded, RowFault):
         return recorded
@@ -58,7 +57,7 @@ def _record_alone(db: sqlite3.Connection, ending: Ending, record_one: RecordOne,
         given_up = written_or_fault(db, partial(_give_up, db, refusal, reason, record_one, now=now))
         if not isinstance(given_up, RowFault):
             return given_up
-    set_apart = quarantine(db, ending.job_id, ending.attempt, reason, now=now)
+    set_apart = quarantine(db, ending.job_id, ending.attempt, reason, now=now, run_id=run_id)
     return set_apart or Stale(ending.job_id, ending.attempt, f"running; {reason}")
 
 
@@ -71,9 +70,7 @@ def _refusals(ending: Ending) -> Iterator[Ending]:
     yield evolve(ending, rule=None, breaker=None)
 
 
-def _give_up(
-    db: sqlite3.Connection, ending: Ending, reason: str, record_one: RecordOne, *, now: datetime
-) -> Recorded | Stale:
+def _give_up(db: Db, ending: Ending, reason: str, record_one: RecordOne, *, now: datetime) -> Recorded | Stale:
     """The attempt is over as a death with its evidence, and what follows from that if somebody can say it."""
     if ending.rule is None:
         joins.tolerate(db, ending.job_id, ending.attempt, is_tolerated=False)

@@ -4,15 +4,17 @@ There is no table of events. Their ids stand in the jobs and in the journal, and
 far as one answer may go. Reads only; the CLI calls it.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 
+from attrs import frozen
+
 from ductile.ledger import journal
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import contains, elements, is_json
 from ductile.ledger.journal import Entry
 from ductile.ledger.reports import logged_job
 from ductile.ledger.rows import LISTED_COLUMNS, job_from_row
 from ductile.model import Job
-from ductile.values import frozen
 
 MOST_LOOKED_AT = 50_000
 """Rows of the journal, and of each table of jobs, that one answer looks at, the newest first."""
@@ -30,7 +32,7 @@ DECISIONS = f"""
 """
 
 
-def decisions(db: sqlite3.Connection, event_id: str) -> list[Entry]:
+def decisions(db: Db, event_id: str) -> list[Entry]:
     """What was decided about the event, first to last."""
     return journal.entries(db.execute(DECISIONS, (event_id,)))
 
@@ -47,7 +49,7 @@ LED_TO_LONG_AGO = f"""
 """
 
 
-def led_to(db: sqlite3.Connection, event_id: str) -> list[Job]:
+def led_to(db: Db, event_id: str) -> list[Job]:
     """The jobs that were asked for because of the event, also those of which only the log is left."""
     jobs = [job_from_row(row) for row in db.execute(LED_TO, (event_id,))]
     known = {job.id for job in jobs}
@@ -74,14 +76,15 @@ BROUGHT = f"""
     SELECT join_id, job_id FROM arrivals
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM arrivals) - {MOST_OPENED} ORDER BY seq DESC
 """
-EVENTS_OF_JOB = """
-    SELECT job_id, attempt, json_each.key, json_each.value ->> 'type', plugin, completed_at
-      FROM job_log JOIN json_each(CASE WHEN json_valid(result) THEN result ELSE '{}' END, '$.events')
-     WHERE job_id = ? AND status = 'succeeded' AND json_each.type = 'object'
+_RESULT = f"CASE WHEN {is_json('result')} THEN result ELSE '{{}}' END"
+EVENTS_OF_JOB = f"""
+    SELECT job_id, attempt, event.key, event.value ->> 'type', plugin, completed_at
+      FROM job_log JOIN {elements(_RESULT, "$.events")} AS event
+     WHERE job_id = ? AND status = 'succeeded' AND event.type = 'object'
 """
 
 
-def arrived(db: sqlite3.Connection) -> Iterator[Arrived]:
+def arrived(db: Db) -> Iterator[Arrived]:
     """The events of jobs that brought something to a join, the newest first; all that may have been among it."""
     for join_id, job_id in dict.fromkeys(db.execute(BROUGHT)):
         yield from (Arrived(join_id, *row) for row in db.execute(EVENTS_OF_JOB, (job_id,)))
@@ -97,8 +100,8 @@ DECIDED_IDS = f"""
 HANDLED_IDS = f"""
     SELECT created_at, source_event_id FROM job_queue
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_OPENED}
-       AND command = 'handle' AND source_event_id IS NOT NULL AND instr(payload, ?)
-       AND CASE WHEN json_valid(payload) THEN payload ->> 'type' END = ?
+       AND command = 'handle' AND source_event_id IS NOT NULL AND {contains("payload")}
+       AND CASE WHEN {is_json("payload")} THEN payload ->> 'type' END = ?
      ORDER BY seq DESC LIMIT {MOST_FOUND}
 """
 
@@ -107,13 +110,13 @@ HANDLED_IDS = f"""
 # somewhere only if no attempt followed it.
 EMITTED = f"""
     SELECT completed_at, job_id, attempt, result FROM job_log AS log
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_OPENED} AND instr(result, ?)
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_OPENED} AND {contains("result")}
        AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = log.job_id AND attempt > log.attempt)
      ORDER BY seq DESC LIMIT {MOST_FOUND}
 """
 
 
-def emitted(db: sqlite3.Connection, event_type: str) -> list[tuple[str, str, int, str]]:
+def emitted(db: Db, event_type: str) -> list[tuple[str, str, int, str]]:
     """Last attempts whose answer speaks of this type, newest first: when, job, attempt and answer."""
     return db.execute(EMITTED, (event_type,)).fetchall()
 
@@ -127,14 +130,12 @@ LEADING = f"""
 """
 
 
-def leading(db: sqlite3.Connection) -> frozenset[str]:
+def leading(db: Db) -> frozenset[str]:
     """The events that jobs were asked for because of, as far back as `led_to` looks."""
     return frozenset(event_id for (event_id,) in db.execute(LEADING))
 
 
-def ids_of_type(
-    db: sqlite3.Connection, event_type: str, *, limit: int, others: Iterable[tuple[str, str]] = ()
-) -> list[str]:
+def ids_of_type(db: Db, event_type: str, *, limit: int, others: Iterable[tuple[str, str]] = ()) -> list[str]:
     """The newest events of this type; `others` are moments and ids of some that are known from elsewhere."""
     rows: list[tuple[str, str]] = [
         *db.execute(DECIDED_IDS, (event_type,)),
@@ -147,12 +148,12 @@ def ids_of_type(
 WITHHELD = f"""
     SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND kind = 'event.withheld'
-       AND EXISTS (SELECT 1 FROM json_each(data, '$.types') WHERE value = ?)
+       AND EXISTS (SELECT 1 FROM {elements("data", "$.types")} WHERE value = ?)
      ORDER BY seq DESC LIMIT ?
 """
 
 
-def withheld(db: sqlite3.Connection, event_type: str, *, limit: int) -> list[Entry]:
+def withheld(db: Db, event_type: str, *, limit: int) -> list[Entry]:
     """Attempts that were tried again, so that their events of this type went nowhere; newest first."""
     return journal.entries(db.execute(WITHHELD, (event_type, limit)))
 
@@ -164,6 +165,6 @@ TYPES = f"""
 """
 
 
-def known_types(db: sqlite3.Connection) -> list[str]:
+def known_types(db: Db) -> list[str]:
     """Types that events have had lately, for whoever mistypes one."""
     return [name for (name,) in db.execute(TYPES)]

@@ -4,12 +4,13 @@ Written in the transaction that decides the slot, taken in the one that raises t
 so that no alarm is lost and none is raised twice. What an alarm is, is the engine's matter.
 """
 
-import sqlite3
 from datetime import datetime
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
 from ductile.ledger.rows import moment
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -34,7 +35,7 @@ REPLACE = """
 """
 
 
-def put(db: sqlite3.Connection, expectation: Expectation) -> None:
+def put(db: Db, expectation: Expectation) -> None:
     """Somebody will look at the slot when it is due, unless somebody has; older ones that are done with are gone."""
     one = expectation
     db.execute(REPLACE, (one.plugin, one.schedule_id, to_text(one.slot_at)))
@@ -44,7 +45,7 @@ def put(db: sqlite3.Connection, expectation: Expectation) -> None:
 NEXT_DUE = "SELECT MIN(due_at) FROM expectations WHERE taken_at IS NULL"
 
 
-def next_due(db: sqlite3.Connection) -> datetime | None:
+def next_due(db: Db) -> datetime | None:
     """When the next one is to be looked at."""
     return moment(db.execute(NEXT_DUE).fetchone()[0])
 
@@ -58,7 +59,7 @@ TAKE_DUE = """
 """
 
 
-def take_due(db: sqlite3.Connection, *, now: datetime, limit: int = 100) -> list[Expectation]:
+def take_due(db: Db, *, now: datetime, limit: int = 100) -> list[Expectation]:
     """Those whose moment has come, oldest first; nobody will be told of them again."""
     rows = db.execute(TAKE_DUE, {"now": to_text(now), "limit": limit}).fetchall()
     return [
@@ -70,6 +71,6 @@ def take_due(db: sqlite3.Connection, *, now: datetime, limit: int = 100) -> list
 FORGET = "DELETE FROM expectations WHERE plugin = ? AND schedule_id = ?"
 
 
-def forget(db: sqlite3.Connection, plugin: str, schedule_id: str) -> None:
+def forget(db: Db, plugin: str, schedule_id: str) -> None:
     """Nothing is expected of the schedule any more."""
     db.execute(FORGET, (plugin, schedule_id))

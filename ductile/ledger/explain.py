@@ -3,16 +3,18 @@
 Reads only, offline too. Every answer looks at a bounded number of rows. Words are made by whoever asks: the CLI.
 """
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.ledger.reports import ATTEMPT_COLUMNS, Attempt, attempt_from_row
 from ductile.ledger.rows import LISTED_COLUMNS, job_from_row, moment
 from ductile.model import Job
-from ductile.values import frozen
 
 MOST_COUNTED = 10_000
 """Jobs ahead of another that one answer counts."""
@@ -34,20 +36,20 @@ class Waiting:
 
 _WAITING = f"{LISTED_COLUMNS}, lane IS NOT NULL, waits_for_key, waits_for, blocked_reason"
 ONE = f"SELECT {_WAITING} FROM job_queue WHERE id = ? AND status = 'queued'"
-ALL = f"SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' ORDER BY seq LIMIT ?"
+ALL = f"SELECT {_WAITING} FROM job_queue {using('job_queue_by_status')} WHERE status = 'queued' ORDER BY seq LIMIT ?"
 OF_PLUGIN = f"""
-    SELECT {_WAITING} FROM job_queue INDEXED BY job_queue_by_status
+    SELECT {_WAITING} FROM job_queue {using("job_queue_by_status")}
      WHERE status = 'queued' AND plugin = ? ORDER BY seq LIMIT ?
 """
 
 
-def waiting(db: sqlite3.Connection, job_id: str) -> Waiting | None:
+def waiting(db: Db, job_id: str) -> Waiting | None:
     """The job, if it waits."""
     row = db.execute(ONE, (job_id,)).fetchone()
     return _waiting(row) if row else None
 
 
-def all_waiting(db: sqlite3.Connection, plugin: str | None = None, *, limit: int) -> list[Waiting]:
+def all_waiting(db: Db, plugin: str | None = None, *, limit: int) -> list[Waiting]:
     """The oldest jobs that wait, in the order in which they were asked for."""
     rows = db.execute(OF_PLUGIN, (plugin, limit)) if plugin else db.execute(ALL, (limit,))
     return [_waiting(row) for row in rows]
@@ -67,7 +69,7 @@ def _waiting(row: tuple[Any, ...]) -> Waiting:
 AHEAD = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE lane = ? AND seq < ? LIMIT ?)"
 
 
-def ahead_of(db: sqlite3.Connection, job: Job) -> int:
+def ahead_of(db: Db, job: Job) -> int:
     """How many ready jobs of its plugin start before it, counted up to `MOST_COUNTED`."""
     count: int = db.execute(AHEAD, (job.plugin, job.seq, MOST_COUNTED)).fetchone()[0]
     return count
@@ -80,19 +82,19 @@ HOLDER = """
 """
 
 
-def holder_of_key(db: sqlite3.Connection, job: Job) -> str | None:
+def holder_of_key(db: Db, job: Job) -> str | None:
     """The running job that has the dedupe key of this one."""
     row = db.execute(HOLDER, (job.plugin, job.command, job.dedupe_key)).fetchone()
     return row[0] if row else None
 
 
 OPEN_MEMBERS = f"""
-    SELECT {LISTED_COLUMNS} FROM job_queue INDEXED BY job_queue_by_join
+    SELECT {LISTED_COLUMNS} FROM job_queue {using("job_queue_by_join")}
      WHERE join_id = ? AND status IN ('queued', 'running') ORDER BY seq LIMIT ?
 """
 
 
-def open_members(db: sqlite3.Connection, join_id: str, *, limit: int = 5) -> list[Job]:
+def open_members(db: Db, join_id: str, *, limit: int = 5) -> list[Job]:
     """Some of the jobs that a join waits for."""
     return [job_from_row(row) for row in db.execute(OPEN_MEMBERS, (join_id, limit))]
 
@@ -100,7 +102,7 @@ def open_members(db: sqlite3.Connection, join_id: str, *, limit: int = 5) -> lis
 LANE_HEAD = "SELECT seq, id, plugin, created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
-def oldest_ready(db: sqlite3.Connection, plugins: Iterable[str]) -> tuple[str, str, datetime] | None:
+def oldest_ready(db: Db, plugins: Iterable[str]) -> tuple[str, str, datetime] | None:
     """Id, plugin and moment of the ready job of these plugins that has waited longest."""
     heads = [row for name in plugins if (row := db.execute(LANE_HEAD, (name,)).fetchone())]
     if not heads:
@@ -109,12 +111,12 @@ def oldest_ready(db: sqlite3.Connection, plugins: Iterable[str]) -> tuple[str, s
     return job_id, plugin, from_text(created_at)
 
 
-COUNT_BLOCKED = """
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' AND blocked_reason IS NOT NULL
+COUNT_BLOCKED = f"""
+    SELECT COUNT(*) FROM job_queue {using("job_queue_by_status")} WHERE status = 'queued' AND blocked_reason IS NOT NULL
 """
 
 
-def count_blocked(db: sqlite3.Connection) -> int:
+def count_blocked(db: Db) -> int:
     """How many waiting jobs something holds: a breaker, or a plugin that cannot run."""
     count: int = db.execute(COUNT_BLOCKED).fetchone()[0]
     return count
@@ -123,7 +125,7 @@ def count_blocked(db: sqlite3.Connection) -> int:
 STATE_CHANGED = "SELECT updated_at FROM plugin_state WHERE plugin_name = ?"
 
 
-def state_changed_at(db: sqlite3.Connection, plugin: str) -> datetime | None:
+def state_changed_at(db: Db, plugin: str) -> datetime | None:
     """When the plugin's state last became another one."""
     row = db.execute(STATE_CHANGED, (plugin,)).fetchone()
     return moment(row[0]) if row else None
@@ -138,14 +140,14 @@ class Success:
     snapshot_id: str | None
 
 
-LAST_SUCCESS = """
+LAST_SUCCESS = f"""
     SELECT job_id, completed_at, started_config_snapshot_id
-      FROM (SELECT * FROM job_log INDEXED BY job_log_by_plugin WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
+      FROM (SELECT * FROM job_log {using("job_log_by_plugin")} WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
      WHERE command = ? AND job_id <> ? AND status = 'succeeded' AND completed_at <= ? LIMIT 1
 """
 
 
-def last_success(db: sqlite3.Connection, job: Job, *, until: datetime) -> Success | None:
+def last_success(db: Db, job: Job, *, until: datetime) -> Success | None:
     """Of another job of the same command; None also if it lies further back than one answer looks."""
     row = db.execute(LAST_SUCCESS, (job.plugin, MOST_LOOKED_AT, job.command, job.id, to_text(until))).fetchone()
     return Success(job_id=row[0], completed_at=from_text(row[1]), snapshot_id=row[2]) if row else None
@@ -153,12 +155,12 @@ def last_success(db: sqlite3.Connection, job: Job, *, until: datetime) -> Succes
 
 FAILURES = f"""
     SELECT {ATTEMPT_COLUMNS.replace(" stderr, result", " NULL, NULL")} FROM (
-        SELECT * FROM job_log INDEXED BY job_log_by_plugin WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
+        SELECT * FROM job_log {using("job_log_by_plugin")} WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
      WHERE command = ? AND status NOT IN ('succeeded', 'skipped') AND job_id <> ?
 """
 
 
-def failures_like(db: sqlite3.Connection, job: Job) -> list[Attempt]:
+def failures_like(db: Db, job: Job) -> list[Attempt]:
     """Attempts of the same command by other jobs that did not succeed, newest first, without their output."""
     rows = db.execute(FAILURES, (job.plugin, MOST_LOOKED_AT, job.command, job.id))
     return [attempt_from_row(row) for row in rows]

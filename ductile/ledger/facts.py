@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import as_bytes
 from ductile.ledger.faults import is_of_one_row
 from ductile.model import NewFact
-from ductile.values import frozen
 
 MOST_TOLD = 200
 """How many characters of a discarded state the journal repeats."""
@@ -35,7 +38,7 @@ class Fact:
 
 
 def keep(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str,
     command: str,
     job_id: str,
@@ -56,7 +59,7 @@ def keep(
 
 
 def too_large(
-    db: sqlite3.Connection, plugin: str, news: Sequence[NewFact], state_updates: str | None, *, most_bytes: int
+    db: Db, plugin: str, news: Sequence[NewFact], state_updates: str | None, *, most_bytes: int
 ) -> str | None:
     """Why these facts or the state they lead to cannot be kept; None if they can."""
     new_state = _state_after(db, plugin, news, state_updates).state
@@ -72,7 +75,7 @@ class _After:
     discarded: str | None = None
 
 
-def _state_after(db: sqlite3.Connection, plugin: str, news: Sequence[NewFact], state_updates: str | None) -> _After:
+def _state_after(db: Db, plugin: str, news: Sequence[NewFact], state_updates: str | None) -> _After:
     mirrored = next((fact.fact_json for fact in reversed(news) if fact.mirrored), None)
     if state_updates is None:
         return _After(mirrored)
@@ -101,7 +104,7 @@ APPEND = """
 """
 
 
-def _append(db: sqlite3.Connection, plugin: str, command: str, job_id: str, fact: NewFact, *, now: datetime) -> None:
+def _append(db: Db, plugin: str, command: str, job_id: str, fact: NewFact, *, now: datetime) -> None:
     ((seq,),) = db.execute(NEXT_SEQ).fetchall()
     db.execute(APPEND, (seq, plugin, fact.fact_type, job_id, command, fact.fact_json, to_text(now)))
 
@@ -112,23 +115,23 @@ PUT_STATE = """
 """
 
 
-def _put_state(db: sqlite3.Connection, plugin: str, text: str, *, now: datetime) -> None:
+def _put_state(db: Db, plugin: str, text: str, *, now: datetime) -> None:
     db.execute(PUT_STATE, (plugin, text, to_text(now)))
 
 
 GET_STATE = "SELECT state FROM plugin_state WHERE plugin_name = ?"
 
 
-def state(db: sqlite3.Connection, plugin: str) -> str:
+def state(db: Db, plugin: str) -> str:
     """The plugin's state as JSON text; an empty object if it has none, or has something else than an object."""
     text = _stored(db, plugin)
     return text if text.lstrip().startswith("{") else "{}"
 
 
-GET_BYTES = "SELECT CAST(state AS BLOB) FROM plugin_state WHERE plugin_name = ?"
+GET_BYTES = f"SELECT {as_bytes('state')} FROM plugin_state WHERE plugin_name = ?"
 
 
-def _stored(db: sqlite3.Connection, plugin: str) -> str:
+def _stored(db: Db, plugin: str) -> str:
     try:
         row: tuple[str] | None = db.execute(GET_STATE, (plugin,)).fetchone()
     except sqlite3.Error as error:
@@ -150,9 +153,7 @@ NEWEST_OF_TYPE = """
 """
 
 
-def newest(
-    db: sqlite3.Connection, plugin: str, *, fact_type: str | None = None, before: int = 1 << 62, limit: int = 50
-) -> list[Fact]:
+def newest(db: Db, plugin: str, *, fact_type: str | None = None, before: int = 1 << 62, limit: int = 50) -> list[Fact]:
     """A plugin's facts, newest first."""
     if fact_type is None:
         rows = db.execute(NEWEST, (plugin, before, limit))

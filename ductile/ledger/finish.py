@@ -4,13 +4,13 @@ Between the two steps others write what follows from the ending: jobs that come 
 Called by `record` only.
 """
 
-import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, joins, journal, trees
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import Enqueued
 from ductile.ledger.outcomes import attempt_status, error_of, evidence_of, job_status
 from ductile.model import NOTHING_TOLD, Outcome, Skipped
@@ -40,6 +40,7 @@ class Row(NamedTuple):
 
 # Read first: an update that returns what it changed makes a table for that, which costs more than the look.
 FIND = f"SELECT {ROW}, open_jobs - 1, seq, started_at FROM job_queue WHERE id = ? AND status = ? AND attempt = ?"
+FIND_CLAIMED = f"{FIND} AND claimed_by = ?"
 # A root counts itself out in the same step: it is the only job of most trees.
 END = """
     UPDATE job_queue
@@ -52,7 +53,7 @@ END = """
 
 
 def end(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     was: str,
@@ -60,10 +61,16 @@ def end(
     *,
     now: datetime,
     told: Mapping[str, Any] = NOTHING_TOLD,
+    run_id: str | None = None,
 ) -> Row | None:
-    """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more."""
+    """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more.
+
+    With a `run_id` also None if that run does not own the attempt.
+    """
     status, error, evidence = job_status(outcome), error_of(outcome), evidence_of(outcome)
-    found = db.execute(FIND, (job_id, was, attempt)).fetchone()
+    token = (job_id, was, attempt)
+    found = db.execute(FIND_CLAIMED, (*token, run_id)) if run_id else db.execute(FIND, token)
+    found = found.fetchone()
     if found is None:
         return None
     *columns, seq, started_at = found
@@ -93,7 +100,7 @@ def end(
     return row
 
 
-def give_back(db: sqlite3.Connection, row: Row, children: tuple[Enqueued, ...], *, now: datetime) -> bool:
+def give_back(db: Db, row: Row, children: tuple[Enqueued, ...], *, now: datetime) -> bool:
     """The ended job holds no key and no place in its join and its tree any more; True if the tree is done."""
     if row.scope:
         dedupe.release_next(db, row.scope)

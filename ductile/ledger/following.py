@@ -4,23 +4,24 @@ What it is was decided by a pure rule. Most endings bring it along; one that the
 Called by `record`, `settle` and the web, which starts runs.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
+
+from attrs import evolve
 
 from ductile.failpoints import failpoint
 from ductile.ledger import contexts, joins, journal
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs import Enqueued, enqueue, enqueue_all
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY
 from ductile.model import Budget, Ending, Following, FollowRule, NewJob, Note, Outcome, Skipped
-from ductile.values import changed
 
 NOTHING = Following()
 
 
 def start_run(
-    db: sqlite3.Connection,
+    db: Db,
     following: Following,
     *,
     now: datetime,
@@ -42,7 +43,7 @@ def start_run(
     failpoint("start_run.after_root")
     if not (others or following.contexts or following.arrivals or following.notes):
         return [root]
-    rest = changed(following, children=tuple(others))
+    rest = evolve(following, children=tuple(others))
     children = write_following(
         db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
     )
@@ -50,7 +51,7 @@ def start_run(
 
 
 def write_following(
-    db: sqlite3.Connection,
+    db: Db,
     following: Following | Ending,
     job_id: str,
     plugin: str,
@@ -73,11 +74,11 @@ def write_following(
 
 
 def _child_of(job_id: str, new: NewJob) -> NewJob:
-    return new if new.parent_job_id else changed(new, parent_job_id=job_id)
+    return new if new.parent_job_id else evolve(new, parent_job_id=job_id)
 
 
 def note_all(
-    db: sqlite3.Connection,
+    db: Db,
     notes: tuple[Note, ...],
     job_id: str | None,
     plugin: str | None,
@@ -97,7 +98,7 @@ def note_all(
         )
 
 
-def ask(db: sqlite3.Connection, rule: FollowRule | None, job_id: str, outcome: Outcome, *, now: datetime) -> Following:
+def ask(db: Db, rule: FollowRule | None, job_id: str, outcome: Outcome, *, now: datetime) -> Following:
     """What the rule says about this ending of a job that is still open.
 
     Nothing follows from a job that was decided not to run, nor from a join that its members did not bring to its end.
@@ -108,9 +109,7 @@ def ask(db: sqlite3.Connection, rule: FollowRule | None, job_id: str, outcome: O
     return NOTHING if job is None or job.is_join else rule(job, outcome, now)
 
 
-def ending_instead(
-    db: sqlite3.Connection, ending: Ending, outcome: Outcome, *, now: datetime, notes: tuple[Note, ...] = ()
-) -> Ending:
+def ending_instead(db: Db, ending: Ending, outcome: Outcome, *, now: datetime, notes: tuple[Note, ...] = ()) -> Ending:
     """Another final ending of the attempt: nothing that was brought is kept, its rule says what follows."""
     following = ask(db, ending.rule, ending.job_id, outcome, now=now)
     return Ending(

@@ -4,11 +4,11 @@ The rule that decides is a pure function from outside; it is asked inside the cl
 concern every job. A breaker that closes puts everything it held back at once.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 
 from ductile.clock import to_text
 from ductile.ledger import journal
+from ductile.ledger.db import Db
 from ductile.model import Breaker, BreakerChange, GateRule, Held, Job, JobStatus
 
 HELD = "the circuit breaker of its command is open"
@@ -17,9 +17,7 @@ SHORTEST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(minutes=10)
 STATUS = "SELECT status FROM job_queue WHERE id = ?"
 
 
-def judged(
-    db: sqlite3.Connection, rule: GateRule, breaker: Breaker, job: Job, *, now: datetime
-) -> Held | BreakerChange | None:
+def judged(db: Db, rule: GateRule, breaker: Breaker, job: Job, *, now: datetime) -> Held | BreakerChange | None:
     """What the breaker says about the head of a lane: held, or it starts and that changes the breaker, or nothing."""
     row = db.execute(STATUS, (breaker.probe_job_id,)).fetchone() if breaker.probe_job_id else None
     return rule(breaker, job, JobStatus(row[0]) if row else None, now)
@@ -38,7 +36,7 @@ NEW_ONES = """
 """
 
 
-def hold(db: sqlite3.Connection, job: Job, held: Held, *, now: datetime) -> None:
+def hold(db: Db, job: Job, held: Held, *, now: datetime) -> None:
     """The lane's jobs of this command wait, a portion of them at a time; the journal says so in one row for each once.
 
     The first one, `job`, finds out whether the breaker lets it through. The others wait until it has, or longer.
@@ -68,6 +66,6 @@ RELEASE = """
 """
 
 
-def release(db: sqlite3.Connection, plugin: str, command: str) -> None:
+def release(db: Db, plugin: str, command: str) -> None:
     """What the breaker of this command held is in its lane again."""
     db.execute(RELEASE, (plugin, command, HELD))

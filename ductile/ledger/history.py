@@ -3,9 +3,10 @@
 Words are looked for in `search`. Reads only.
 """
 
-import sqlite3
 from datetime import datetime
 
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import as_bytes
 from ductile.ledger.pages import (
     CLOCK_SLACK,
     EVERYTHING,
@@ -34,26 +35,24 @@ LOGS = Listing[Attempt](
 )
 
 
-def logs(
-    db: sqlite3.Connection, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50
-) -> Page[Attempt]:
+def logs(db: Db, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[Attempt]:
     """The attempts that fit, without their results."""
     return page(db, LOGS, of_logs(db, wanted), before=before, limit=limit)
 
 
-RESULT = """
+RESULT = f"""
     SELECT CASE WHEN octets <= ? THEN result END, octets
-      FROM (SELECT result, length(CAST(result AS BLOB)) AS octets FROM job_log WHERE seq = ?)
+      FROM (SELECT result, length({as_bytes("result")}) AS octets FROM job_log WHERE seq = ?)
 """
 
 
-def result_of(db: sqlite3.Connection, attempt: Attempt) -> tuple[str | None, bool]:
+def result_of(db: Db, attempt: Attempt) -> tuple[str | None, bool]:
     """What the attempt left, if it is small enough for a list; and whether it left anything."""
     row = db.execute(RESULT, (LONGEST_RESULT, attempt.seq)).fetchone()
     return (row[0], row[1] is not None) if row else (None, False)
 
 
-def of_logs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
+def of_logs(db: Db, wanted: Wanted) -> Terms:
     """`wanted` as a question to the log."""
     status, plugin = wanted.status, wanted.plugin
     if wanted.root or wanted.job_id:
@@ -67,6 +66,6 @@ def of_logs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
     return asking(db, LOGS, wanted, known)
 
 
-def first_log_since(db: sqlite3.Connection, since: datetime) -> int:
+def first_log_since(db: Db, since: datetime) -> int:
     """The `seq` before which no attempt ended at that moment or later."""
     return seq_at(db, LOGS, since, -CLOCK_SLACK)

@@ -3,14 +3,15 @@
 A plugin whose `init` is to run, or runs, has no row: whoever reads only the ledger knows that its jobs wait for that.
 """
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 
+from attrs import frozen
+
 from ductile.clock import to_text
 from ductile.ledger import facts, journal
+from ductile.ledger.db import Db
 from ductile.model import NewFact
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -25,7 +26,7 @@ class Init:
 ALL = "SELECT plugin, fingerprint, error FROM plugin_inits"
 
 
-def all_inits(db: sqlite3.Connection) -> dict[str, Init]:
+def all_inits(db: Db) -> dict[str, Init]:
     """What is known, by plugin."""
     return {row[0]: Init(plugin=row[0], fingerprint=row[1], error=row[2]) for row in db.execute(ALL)}
 
@@ -33,7 +34,7 @@ def all_inits(db: sqlite3.Connection) -> dict[str, Init]:
 FORGET = "DELETE FROM plugin_inits WHERE plugin = ?"
 
 
-def forget(db: sqlite3.Connection, plugins: Iterable[str]) -> None:
+def forget(db: Db, plugins: Iterable[str]) -> None:
     """How their last `init` ended says nothing any more."""
     db.executemany(FORGET, [(plugin,) for plugin in plugins])
 
@@ -46,7 +47,7 @@ PUT = """
 
 
 def put(
-    db: sqlite3.Connection,
+    db: Db,
     init: Init,
     *,
     now: datetime,

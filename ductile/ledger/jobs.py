@@ -5,23 +5,22 @@ is in `claim` (queued → running) and `record` (running → everything else).
 """
 
 import os
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import attempts, dedupe, joins, journal, trees
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.portions import in_portions, insert_all
 from ductile.ledger.trees import ORDINARY
 from ductile.model import Budget, JobStatus, NewJob, Settled
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -43,17 +42,17 @@ class Enqueued:
         return self.is_new and not self.status.is_final and self.root_job_id == root_job_id
 
 
-NEWEST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'job_queue'"
+NEWEST_SEQ = "SELECT COALESCE(MAX(seq), 0) FROM job_queue"
 
 
-def newest_seq(db: sqlite3.Connection) -> int:
-    """The place in the queue of the newest job there ever was; 0 before the first."""
-    row = db.execute(NEWEST_SEQ).fetchone()
-    return row[0] if row else 0
+def newest_seq(db: Db) -> int:
+    """Return the position of the newest job in the queue; 0 if the queue is empty."""
+    newest: int = db.execute(NEWEST_SEQ).fetchone()[0]
+    return newest
 
 
 def enqueue(
-    db: sqlite3.Connection,
+    db: Db,
     new: NewJob,
     *,
     now: datetime,
@@ -89,7 +88,7 @@ def enqueue(
 
 
 def enqueue_all(
-    db: sqlite3.Connection,
+    db: Db,
     news: Iterable[NewJob],
     *,
     now: datetime,
@@ -118,9 +117,7 @@ def _have_room(siblings: list[NewJob], root: trees.Root, budget: Budget) -> bool
     return root.tree_jobs + len(siblings) <= budget.tree_jobs and max(new.hops for new in siblings) <= budget.hops
 
 
-def _enqueue_siblings(
-    db: sqlite3.Connection, siblings: list[NewJob], root: trees.Root, *, now: datetime
-) -> list[Enqueued]:
+def _enqueue_siblings(db: Db, siblings: list[NewJob], root: trees.Root, *, now: datetime) -> list[Enqueued]:
     """What `enqueue` does for each of these, done once for all of them where it is the same."""
     ids = new_ids(now, len(siblings))
     are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
@@ -201,9 +198,7 @@ INSERT_PLAIN_JOB = _inserting(_USUAL)[1]
 """To bind values that a column has anyway takes a quarter of the insert."""
 
 
-def _insert(
-    db: sqlite3.Connection, new: NewJob, job_id: str, root_id: str, settled: Settled | None, moment: str
-) -> bool:
+def _insert(db: Db, new: NewJob, job_id: str, root_id: str, settled: Settled | None, moment: str) -> bool:
     """True if the row is new; False if the same child, slot or id is there already."""
     # The members of a join are written before it.
     waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
@@ -260,9 +255,7 @@ def _values(
     return usual, rare
 
 
-def _insert_siblings(
-    db: sqlite3.Connection, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime
-) -> list[bool]:
+def _insert_siblings(db: Db, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime) -> list[bool]:
     """For each whether its row is new; False if the same child is there already. The ids are fresh."""
     moment = to_text(now)
     valued = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
@@ -277,7 +270,7 @@ SAME_SLOT = "SELECT id, root_job_id, status FROM job_queue WHERE plugin = ? AND 
 SAME_ID = "SELECT id, root_job_id, status FROM job_queue WHERE id = ?"
 
 
-def _existing(db: sqlite3.Connection, new: NewJob, job_id: str) -> Enqueued:
+def _existing(db: Db, new: NewJob, job_id: str) -> Enqueued:
     row = db.execute(SAME_ID, (job_id,)).fetchone()
     if row is None and new.child_key is not None:
         row = db.execute(SAME_CHILD, (new.parent_job_id, new.child_key)).fetchone()
@@ -286,7 +279,7 @@ def _existing(db: sqlite3.Connection, new: NewJob, job_id: str) -> Enqueued:
     return Enqueued(job_id=row[0], root_job_id=row[1], status=JobStatus(row[2]), existed=True)
 
 
-def _dropped(db: sqlite3.Connection, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> Enqueued:
+def _dropped(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> Enqueued:
     row = db.execute(SAME_ID, (winner.job_id,)).fetchone()  # the winner itself may have been pruned
     root_id, status = (row[1], JobStatus(row[2])) if row else (winner.job_id, JobStatus.SUCCEEDED)
     journal.append(
@@ -309,7 +302,7 @@ def _dropped(db: sqlite3.Connection, new: NewJob, winner: dedupe.Winner, *, now:
 
 
 def _announce(
-    db: sqlite3.Connection,
+    db: Db,
     new: NewJob,
     job_id: str,
     root_id: str,

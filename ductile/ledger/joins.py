@@ -4,9 +4,10 @@ At zero it stands in a lane of its own, ready to be decided. Here are the counts
 failed; what a join comes to is decided in `settle`. Called by every room that adds or ends jobs.
 """
 
-import sqlite3
 from collections.abc import Iterable
 
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.model import Job, Joined, NewArrival
 
 LANE = "core.join"
@@ -21,7 +22,7 @@ COUNT_IN = """
 """
 
 
-def count_in(db: sqlite3.Connection, join_id: str, members: int = 1) -> None:
+def count_in(db: Db, join_id: str, members: int = 1) -> None:
     """The join, if it is there and still waits, waits for so many more jobs."""
     db.execute(COUNT_IN, (members, join_id))
 
@@ -32,17 +33,17 @@ COUNT_OUT = """
 """
 
 
-def count_out(db: sqlite3.Connection, join_id: str) -> None:
+def count_out(db: Db, join_id: str) -> None:
     """The join, if it still waits, waits for one job less; with none left it is ready."""
     db.execute(COUNT_OUT, (join_id,))
 
 
-OPEN_MEMBERS = """
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_join WHERE join_id = ? AND status IN ('queued', 'running')
+OPEN_MEMBERS = f"""
+    SELECT COUNT(*) FROM job_queue {using("job_queue_by_join")} WHERE join_id = ? AND status IN ('queued', 'running')
 """
 
 
-def open_members(db: sqlite3.Connection, join_id: str) -> int:
+def open_members(db: Db, join_id: str) -> int:
     """How many jobs a join has to wait for."""
     count: int = db.execute(OPEN_MEMBERS, (join_id,)).fetchone()[0]
     return count
@@ -51,12 +52,12 @@ def open_members(db: sqlite3.Connection, join_id: str) -> int:
 READY = "SELECT id, attempt FROM job_queue WHERE lane = 'core.join' AND is_join = 1 ORDER BY seq LIMIT ?"
 
 
-def ready(db: sqlite3.Connection, limit: int) -> list[tuple[str, int]]:
+def ready(db: Db, limit: int) -> list[tuple[str, int]]:
     """Id and attempt of the oldest joins that wait only for a decision."""
     return db.execute(READY, (limit,)).fetchall()
 
 
-def any_ready(db: sqlite3.Connection) -> bool:
+def any_ready(db: Db) -> bool:
     """True if a join waits for a decision; one look at an index."""
     return bool(ready(db, 1))
 
@@ -67,7 +68,7 @@ PUT_ARRIVAL = """
 """
 
 
-def put_arrivals(db: sqlite3.Connection, arrivals: Iterable[NewArrival], job_id: str) -> None:
+def put_arrivals(db: Db, arrivals: Iterable[NewArrival], job_id: str) -> None:
     """What `job_id` brings to joins is kept. Raises ValueError for an id that is no join's."""
     for new in arrivals:
         values = (new.item, new.branch, new.payload, job_id, new.join_id)
@@ -78,7 +79,7 @@ def put_arrivals(db: sqlite3.Connection, arrivals: Iterable[NewArrival], job_id:
 WITHDRAW = "DELETE FROM arrivals WHERE join_id = ? AND job_id = ?"
 
 
-def withdraw_arrivals(db: sqlite3.Connection, job: Job) -> None:
+def withdraw_arrivals(db: Db, job: Job) -> None:
     """What a member brought to its join is taken back: it is tried again, and brings its arrivals once."""
     if job.join_id:
         db.execute(WITHDRAW, (job.join_id, job.id))
@@ -89,21 +90,21 @@ TOLERATE = """
 """
 
 
-def tolerate(db: sqlite3.Connection, job_id: str, attempt: int, *, is_tolerated: bool) -> None:
+def tolerate(db: Db, job_id: str, attempt: int, *, is_tolerated: bool) -> None:
     """When the open job fails, its tree does; unless that is tolerated, because the run goes on behind it."""
     db.execute(TOLERATE, (is_tolerated, job_id, attempt))
 
 
 ARRIVALS = "SELECT item, branch, payload FROM arrivals WHERE join_id = ? ORDER BY item, branch, seq"
 _FAILED = "join_id = ? AND status IN ('failed', 'dead') AND tolerated = 0"
-COUNT_FAILED = f"SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_join WHERE {_FAILED}"
+COUNT_FAILED = f"SELECT COUNT(*) FROM job_queue {using('job_queue_by_join')} WHERE {_FAILED}"
 FAILURES = f"""
-    SELECT COALESCE(step_id, plugin), last_error FROM job_queue INDEXED BY job_queue_by_join
+    SELECT COALESCE(step_id, plugin), last_error FROM job_queue {using("job_queue_by_join")}
      WHERE {_FAILED} ORDER BY seq LIMIT ?
 """
 
 
-def joined(db: sqlite3.Connection, job: Job) -> Joined:
+def joined(db: Db, job: Job) -> Joined:
     """What has come of the members of this join."""
     rows = db.execute(ARRIVALS, (job.id,))
     arrivals = tuple(NewArrival(join_id=job.id, item=row[0], branch=row[1], payload=row[2]) for row in rows)

@@ -4,17 +4,18 @@ Rows are only appended; `seq` is the position of the event stream. Who decides w
 """
 
 import json
-import sqlite3
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 import orjson
+from attrs import frozen
 
 from ductile import strict_json
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import members
 from ductile.ledger.portions import in_portions, insert_all
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -35,7 +36,7 @@ APPEND = APPEND_ALL[1]
 
 
 def append(
-    db: sqlite3.Connection,
+    db: Db,
     kind: str,
     *,
     now: datetime | str,
@@ -50,7 +51,7 @@ def append(
 
 
 def append_all(
-    db: sqlite3.Connection,
+    db: Db,
     kind: str,
     told: Iterable[tuple[str, str, str, Mapping[str, Any]]],
     *,
@@ -65,7 +66,7 @@ def append_all(
 READ_SINCE = "SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
 
 
-def read_since(db: sqlite3.Connection, seq: int, *, limit: int = 500) -> list[Entry]:
+def read_since(db: Db, seq: int, *, limit: int = 500) -> list[Entry]:
     """The rows after position `seq`, oldest first."""
     return [_entry(row) for row in db.execute(READ_SINCE, (seq, limit))]
 
@@ -75,7 +76,7 @@ OF_JOB = """
 """
 
 
-def of_job(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[Entry]:
+def of_job(db: Db, job_id: str, *, limit: int = 1000) -> list[Entry]:
     """What the journal says about one job, oldest first."""
     return [_entry(row) for row in db.execute(OF_JOB, (job_id, limit))]
 
@@ -86,22 +87,20 @@ OF_PLUGIN = """
 """
 
 
-def of_plugin(db: sqlite3.Connection, plugin: str, *, before: int = 1 << 62, limit: int = 200) -> list[Entry]:
+def of_plugin(db: Db, plugin: str, *, before: int = 1 << 62, limit: int = 200) -> list[Entry]:
     """What was decided about a plugin and belongs to no job (held slots, breakers), newest first."""
     return [_entry(row) for row in db.execute(OF_PLUGIN, (plugin, before, limit))]
 
 
-LATEST = """
+LATEST = f"""
     SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
-     WHERE (:plugin IS NULL OR plugin = :plugin) AND kind NOT IN (SELECT value FROM json_each(:but))
+     WHERE (:plugin IS NULL OR plugin = :plugin) AND kind NOT IN {members(":but")}
      ORDER BY seq DESC LIMIT :limit
 """
 LATEST_OF_JOB = LATEST.replace("WHERE", "WHERE job_id = :job_id AND")
 
 
-def latest(
-    db: sqlite3.Connection, *, plugin: str | None, job_id: str | None, but: Iterable[str], limit: int
-) -> list[Entry]:
+def latest(db: Db, *, plugin: str | None, job_id: str | None, but: Iterable[str], limit: int) -> list[Entry]:
     """The newest rows of that plugin and job (None: of any), without those of the kinds in `but`; oldest first."""
     asked = {"plugin": plugin, "job_id": job_id, "but": json.dumps(list(but)), "limit": limit}
     statement = LATEST if job_id is None else LATEST_OF_JOB
@@ -112,25 +111,21 @@ LAST_SEQ = "SELECT COALESCE(MAX(seq), 0) FROM journal"
 FIRST_SEQ = "SELECT COALESCE(MIN(seq), 0) FROM journal"
 
 
-def bounds(db: sqlite3.Connection) -> tuple[int, int]:
+def bounds(db: Db) -> tuple[int, int]:
     """The first and last position that exist; (0, 0) in an empty journal."""
     return db.execute(FIRST_SEQ).fetchone()[0], db.execute(LAST_SEQ).fetchone()[0]
 
 
-# The sequence remembers what retention has pruned.
-POSITION = "SELECT seq FROM sqlite_sequence WHERE name = 'journal'"
-
-
-def position(db: sqlite3.Connection) -> int:
-    """The position of the last row ever written, whether or not it is still kept; 0 before the first."""
-    row = db.execute(POSITION).fetchone()
-    return row[0] if row else 0
+def position(db: Db) -> int:
+    """Return the position of the newest row, which retention always keeps; 0 before the first."""
+    last: int = db.execute(LAST_SEQ).fetchone()[0]
+    return last
 
 
 NEWEST_MOMENT = "SELECT at FROM journal ORDER BY seq DESC LIMIT 1"
 
 
-def newest_moment(db: sqlite3.Connection) -> datetime | None:
+def newest_moment(db: Db) -> datetime | None:
     """When the last row was written; a wall clock far before it is wrong."""
     row = db.execute(NEWEST_MOMENT).fetchone()
     return from_text(row[0]) if row else None

@@ -1,8 +1,7 @@
 """Lanes: one plugin's ready jobs in order of arrival. Which of them have work, for those who claim and who look."""
 
-import sqlite3
-
 from ductile.ledger import joins
+from ductile.ledger.db import Db
 
 # One step per lane that has jobs, however many jobs it has.
 LANES = """
@@ -16,6 +15,6 @@ LANES = """
 """
 
 
-def lanes_with_work(db: sqlite3.Connection) -> list[str]:
+def lanes_with_work(db: Db) -> list[str]:
     """The plugins that have a job ready, whether or not somebody may claim it."""
     return [plugin for (plugin,) in db.execute(LANES) if plugin != joins.LANE]

@@ -3,8 +3,9 @@
 Reads only, from the newest row on; `history` has the lists with filters and pages.
 """
 
-import sqlite3
 from typing import Any
+
+from ductile.ledger.db import Db
 
 LAST_ENDED = """
     SELECT job_id, plugin, command, job_status, completed_at, duration_ms, last_error FROM job_log
@@ -12,7 +13,7 @@ LAST_ENDED = """
 """
 
 
-def last_ended(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
+def last_ended(db: Db, limit: int) -> list[dict[str, Any]]:
     """The jobs that ended last, newest first; moments as they are stored."""
     names = ("job_id", "plugin", "command", "status", "completed_at", "duration_ms", "last_error")
     return [dict(zip(names, row, strict=True)) for row in db.execute(LAST_ENDED, (limit,))]
@@ -24,7 +25,7 @@ ACTIVE_POLLS = """
 """
 
 
-def active_polls(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
+def active_polls(db: Db, limit: int) -> list[dict[str, Any]]:
     """Jobs that a schedule asked for and that are not over, running ones first; moments as they are stored."""
     names = (
         "job_id",

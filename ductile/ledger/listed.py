@@ -3,11 +3,12 @@
 Knows no `Job`: whoever lists a page of jobs pays for reading it and for nothing else. Reads only.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.ledger.pages import EVERYTHING, NEWEST, Listing, Page, Terms, Wanted, asking, of_one, page, seq_at
 
 UNUSUAL = ("failed", "dead", "skipped")
@@ -25,7 +26,7 @@ MOST_OPEN = 500
 Listed = dict[str, Any]
 
 
-def jobs(db: sqlite3.Connection, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[Listed]:
+def jobs(db: Db, wanted: Wanted = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[Listed]:
     """The jobs in the queue that fit; `before` is `next_before` of the page before."""
     found = page(db, JOBS, _of_jobs(db, wanted), before=before, limit=limit)
     return Page([_shown(row) for row in found.items], found.total, found.is_exact, found.next_before)
@@ -52,7 +53,7 @@ JOBS = Listing[tuple[Any, ...]](
 )
 
 
-def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
+def _of_jobs(db: Db, wanted: Wanted) -> Terms:
     status, plugin = wanted.status, wanted.plugin
     if wanted.root or wanted.job_id:
         return asking(db, JOBS, wanted, of_one(JOBS, wanted))
@@ -72,18 +73,18 @@ def _of_jobs(db: sqlite3.Connection, wanted: Wanted) -> Terms:
 
 
 # No index has the successes of a plugin, but indexes have everything else: the rows themselves stay unread.
-ALL_OF_PLUGIN = "SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_plugin WHERE plugin = ? AND seq > ?"
+ALL_OF_PLUGIN = f"SELECT COUNT(*) FROM job_queue {using('job_queue_by_plugin')} WHERE plugin = ? AND seq > ?"
 UNUSUAL_OF_PLUGIN = f"""
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_unusual WHERE plugin = ? AND {IS_UNUSUAL} AND seq > ?
+    SELECT COUNT(*) FROM job_queue {using("job_queue_unusual")} WHERE plugin = ? AND {IS_UNUSUAL} AND seq > ?
 """
-OPEN_OF_PLUGIN = """
-    SELECT COUNT(*), COALESCE(SUM(plugin = ?), 0)
-      FROM (SELECT plugin FROM job_queue INDEXED BY job_queue_by_status
+OPEN_OF_PLUGIN = f"""
+    SELECT COUNT(*), COALESCE(SUM(CASE WHEN plugin = ? THEN 1 ELSE 0 END), 0)
+      FROM (SELECT plugin FROM job_queue {using("job_queue_by_status")}
              WHERE status IN ('queued', 'running') AND seq > ? LIMIT ?)
 """
 
 
-def _succeeded(db: sqlite3.Connection, plugin: str, after: int) -> int | None:
+def _succeeded(db: Db, plugin: str, after: int) -> int | None:
     """How many jobs of the plugin after that `seq` succeeded; None if too many jobs are open to look at them."""
     looked_at, open_ones = db.execute(OPEN_OF_PLUGIN, (plugin, after, MOST_OPEN + 1)).fetchone()
     if looked_at > MOST_OPEN:
@@ -92,6 +93,6 @@ def _succeeded(db: sqlite3.Connection, plugin: str, after: int) -> int | None:
     return int(every - unusual - open_ones)
 
 
-def first_since(db: sqlite3.Connection, since: datetime) -> int:
+def first_since(db: Db, since: datetime) -> int:
     """The `seq` from which on jobs were asked for at that moment or later, give or take `CLOCK_SLACK`."""
     return seq_at(db, JOBS, since, timedelta())

@@ -4,19 +4,21 @@ Also ends the queued jobs of a plugin that was removed. Called by the web and by
 """
 
 import shlex
-import sqlite3
 from datetime import datetime, timedelta
+
+from attrs import frozen
 
 from ductile.clock import to_text
 from ductile.errors import WrongState
 from ductile.ledger import joins, journal, trees
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.dialect import greatest, using
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.rows import get_job, no_such_job
 from ductile.ledger.trees import ORDINARY
 from ductile.model import CORE, Budget, Dead, FollowRule, Job, JobStatus, NewJob, runs_nothing
-from ductile.values import frozen
 
 ENDED_BADLY = "only jobs that ended failed or dead can be tried again"
 
@@ -30,7 +32,7 @@ class CancelRequested:
 
 
 def cancel(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     reason: str,
     *,
@@ -60,7 +62,7 @@ REQUEST_CANCEL = """
 """
 
 
-def _request_cancel(db: sqlite3.Connection, job: Job, reason: str, *, now: datetime) -> CancelRequested:
+def _request_cancel(db: Db, job: Job, reason: str, *, now: datetime) -> CancelRequested:
     if db.execute(REQUEST_CANCEL, (to_text(now), reason, job.id, job.attempt)).rowcount == 1:
         journal.append(
             db,
@@ -74,7 +76,7 @@ def _request_cancel(db: sqlite3.Connection, job: Job, reason: str, *, now: datet
     return CancelRequested(job.id, job.attempt)
 
 
-def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
+def retry(db: Db, job_id: str, *, now: datetime) -> Job:
     """A job that ended failed or dead is queued again, with one attempt more than it has used if need be.
 
     So is every join around it that ended failed or dead; it waits for its members again and keeps what others brought.
@@ -95,7 +97,7 @@ def retry(db: sqlite3.Connection, job_id: str, *, now: datetime) -> Job:
     return known_job(db, job_id)
 
 
-def require_retryable(db: sqlite3.Connection, job: Job) -> None:
+def require_retryable(db: Db, job: Job) -> None:
     """Raises WrongState for a job that nobody should try again by hand."""
     if not _ended_badly(job):
         raise WrongState(f"{job.id}: {job.status}", hint=ENDED_BADLY)
@@ -114,15 +116,15 @@ def require_retryable(db: sqlite3.Connection, job: Job) -> None:
         raise WrongState(f"{job.id}: its run has gone on without it", hint=hint)
 
 
-FAILED_MEMBER = """
-    SELECT id FROM job_queue INDEXED BY job_queue_by_join
-     WHERE join_id = ? AND status IN ('failed', 'dead') AND tolerated = 0 AND plugin NOT GLOB 'core.*'
+FAILED_MEMBER = f"""
+    SELECT id FROM job_queue {using("job_queue_by_join")}
+     WHERE join_id = ? AND status IN ('failed', 'dead') AND tolerated = 0 AND substr(plugin, 1, 5) <> 'core.'
        AND event_context_id IS NOT NULL
      ORDER BY seq LIMIT 1
 """
 
 
-def require_replayable(db: sqlite3.Connection, job: Job) -> None:
+def require_replayable(db: Db, job: Job) -> None:
     """Raises WrongState for a job that cannot be run once more by itself, with the way to what can."""
     if runs_nothing(job.plugin):
         raise _decides(job, _way_to_run_again(db, job))
@@ -131,7 +133,7 @@ def require_replayable(db: sqlite3.Connection, job: Job) -> None:
     _require_entered(db, job)
 
 
-def _require_entered(db: sqlite3.Connection, job: Job) -> None:
+def _require_entered(db: Db, job: Job) -> None:
     """Raises WrongState for a step of which nobody knows what its plugin is to be told: it would run without its
     `with`, and everything behind it without the context of its run."""
     if not was_entered(job):
@@ -143,7 +145,7 @@ def was_entered(job: Job) -> bool:
     return job.step_id is None or job.event_context_id is not None
 
 
-def _way_to_run_again(db: sqlite3.Connection, job: Job) -> str:
+def _way_to_run_again(db: Db, job: Job) -> str:
     """What leads to the job once more: the nearest one above it that can be replayed, else its pipeline."""
     above = job
     while above.parent_job_id and (parent := get_job(db, above.parent_job_id)):
@@ -157,7 +159,7 @@ def _decides(job: Job, hint: str) -> WrongState:
     return WrongState(f"{job.id}: {job.plugin} decides, it does not run anything", hint=hint)
 
 
-def replay(db: sqlite3.Connection, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:
+def replay(db: Db, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:
     """What a copy of the job is asked for: a tree of its own that goes on as the job's run would, outside of dedupe.
 
     `payload` stands in for the job's own; None keeps that. The job may be in any state.
@@ -186,16 +188,16 @@ def _ended_badly(job: Job) -> bool:
     return job.status in (JobStatus.FAILED, JobStatus.DEAD)
 
 
-RETRY = """
+RETRY = f"""
     UPDATE job_queue
        SET status = 'queued', lane = CASE WHEN :waits_for = 0 THEN plugin END, waits_for = :waits_for,
-           attempt = attempt + 1, max_attempts = MAX(max_attempts, attempt + 1 - interruptions),
+           attempt = attempt + 1, max_attempts = {greatest("max_attempts", "attempt + 1 - interruptions")},
            asked_at = :now, started_at = NULL, completed_at = NULL, cancel_requested_at = NULL, cancel_reason = NULL
      WHERE id = :id AND status IN ('failed', 'dead') AND attempt = :attempt
 """
 
 
-def _queue_again(db: sqlite3.Connection, job: Job, reason: str, *, now: datetime) -> None:
+def _queue_again(db: Db, job: Job, reason: str, *, now: datetime) -> None:
     waits_for = joins.open_members(db, job.id) if job.is_join else 0
     values = {"id": job.id, "attempt": job.attempt, "now": to_text(now), "waits_for": waits_for}
     changed = db.execute(RETRY, values).rowcount
@@ -208,14 +210,14 @@ def _queue_again(db: sqlite3.Connection, job: Job, reason: str, *, now: datetime
 
 
 # By status: the index by plugin would lead through the plugin's whole history.
-QUEUED_OF_PLUGIN = """
-    SELECT id, attempt FROM job_queue INDEXED BY job_queue_by_status
+QUEUED_OF_PLUGIN = f"""
+    SELECT id, attempt FROM job_queue {using("job_queue_by_status")}
      WHERE status = 'queued' AND plugin = ? ORDER BY seq LIMIT ?
 """
 
 
 def end_queued_jobs_of(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str,
     reason: str,
     *,
@@ -237,22 +239,22 @@ def end_queued_jobs_of(
     return [one for one in ended if one is not None]
 
 
-QUEUED_BY_PLUGIN = """
-    SELECT plugin, COUNT(*) FROM job_queue INDEXED BY job_queue_by_status
-     WHERE status = 'queued' AND plugin NOT GLOB 'core.*' GROUP BY plugin ORDER BY plugin
+QUEUED_BY_PLUGIN = f"""
+    SELECT plugin, COUNT(*) FROM job_queue {using("job_queue_by_status")}
+     WHERE status = 'queued' AND substr(plugin, 1, 5) <> 'core.' GROUP BY plugin ORDER BY plugin
 """
 
 
-def queued_by_plugin(db: sqlite3.Connection) -> dict[str, int]:
+def queued_by_plugin(db: Db) -> dict[str, int]:
     """How many jobs of each plugin wait."""
     return dict(db.execute(QUEUED_BY_PLUGIN))
 
 
-DELAYED = "SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_delayed WHERE next_retry_at IS NOT NULL"
-WAITING_FOR_KEYS = "SELECT DISTINCT plugin FROM job_queue INDEXED BY job_queue_waiting WHERE waits_for_key = 1"
+DELAYED = f"SELECT DISTINCT plugin FROM job_queue {using('job_queue_delayed')} WHERE next_retry_at IS NOT NULL"
+WAITING_FOR_KEYS = f"SELECT DISTINCT plugin FROM job_queue {using('job_queue_waiting')} WHERE waits_for_key = 1"
 
 
-def queued_plugins(db: sqlite3.Connection) -> list[str]:
+def queued_plugins(db: Db) -> list[str]:
     """The plugins that have a waiting job, in alphabetical order; proportional to what is delayed or waits for a key,
     not to a backlog in the lanes.
 
@@ -265,7 +267,7 @@ def queued_plugins(db: sqlite3.Connection) -> list[str]:
 IN_LOG = "SELECT 1 FROM job_log WHERE job_id = ? LIMIT 1"
 
 
-def known_job(db: sqlite3.Connection, job_id: str) -> Job:
+def known_job(db: Db, job_id: str) -> Job:
     """The job; WrongState if only its log is left, NotFound if there never was one."""
     job = get_job(db, job_id)
     if job is not None:

@@ -4,27 +4,30 @@ A relay job is a row of the queue like any other; this room only knows how one g
 attempt. Who decides that is the engine.
 """
 
-import sqlite3
 from datetime import datetime
+
+from attrs import frozen
 
 from ductile.clock import to_text
 from ductile.ledger import dedupe, journal
+from ductile.ledger.db import Db
 from ductile.ledger.finish import ROW, Row
 from ductile.ledger.rows import moment
-from ductile.values import frozen
 
 HOLD = f"""
     UPDATE job_queue
        SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until, blocked_reason = :reason,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
-     WHERE id = :id AND status = 'running' AND attempt = :attempt AND cancel_requested_at IS NULL
+     WHERE id = :id AND status = 'running' AND attempt = :attempt AND claimed_by = :run_id
+       AND cancel_requested_at IS NULL
     RETURNING {ROW}
 """
 
 
-def hold(db: sqlite3.Connection, job_id: str, attempt: int, reason: str, *, until: datetime, now: datetime) -> bool:
-    """The claimed job waits again, with the attempt it had; False if it is not to go on."""
-    values = {"id": job_id, "attempt": attempt, "reason": reason, "until": to_text(until), "now": to_text(now)}
+def hold(db: Db, job_id: str, attempt: int, reason: str, *, run_id: str, until: datetime, now: datetime) -> bool:
+    """Put a job that `run_id` has claimed back into the queue, with the same attempt; False if it must not wait."""
+    values = {"id": job_id, "attempt": attempt, "run_id": run_id, "reason": reason}
+    values |= {"until": to_text(until), "now": to_text(now)}
     rows = db.execute(HOLD, values).fetchall()
     if not rows:
         return False
@@ -42,7 +45,7 @@ WAKE = """
 """
 
 
-def wake(db: sqlite3.Connection, instance: str) -> int:
+def wake(db: Db, instance: str) -> int:
     """What was held because of the instance may start now; how many. What was tried and failed keeps its delay."""
     return db.execute(WAKE, (reason_of(instance),)).rowcount
 
@@ -53,7 +56,7 @@ WAKE_TRIED = """
 """
 
 
-def wake_all(db: sqlite3.Connection, plugin: str, instance: str) -> int:
+def wake_all(db: Db, plugin: str, instance: str) -> int:
     """What is held because of the instance, and what was tried and failed, may start now: the operator says so."""
     return wake(db, instance) + db.execute(WAKE_TRIED, (plugin,)).rowcount
 
@@ -66,7 +69,7 @@ def reason_of(instance: str) -> str:
 ASKS_BY = "SELECT 1 FROM job_queue WHERE next_retry_at <= ? AND blocked_reason = ? LIMIT 1"
 
 
-def somebody_asks_by(db: sqlite3.Connection, instance: str, moment: datetime) -> bool:
+def somebody_asks_by(db: Db, instance: str, moment: datetime) -> bool:
     """Whether a held job for the instance will be looked at until then."""
     return db.execute(ASKS_BY, (to_text(moment), reason_of(instance))).fetchone() is not None
 
@@ -82,7 +85,7 @@ class Waiting:
     since: datetime | None
 
 
-def waiting(db: sqlite3.Connection, plugin: str) -> Waiting:
+def waiting(db: Db, plugin: str) -> Waiting:
     """How many jobs of the plugin are not over, and when the oldest of them was made."""
     count, since = db.execute(WAITING, (plugin,)).fetchone()
     return Waiting(count, moment(since))
@@ -99,6 +102,6 @@ class Received:
     last_at: datetime | None
 
 
-def received(db: sqlite3.Connection, scope: str) -> Received:
+def received(db: Db, scope: str) -> Received:
     count, last_at = db.execute(RECEIVED, (scope,)).fetchone()
     return Received(count, moment(last_at))

@@ -4,12 +4,13 @@ Every page and every count goes through an index and looks at a bounded number o
 page may therefore be short although more follows. Which tables there are is known to `listed` and `history`.
 """
 
-import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ductile.clock import to_text
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 
 T = TypeVar("T")
 NEWEST = 1 << 62
@@ -68,13 +69,13 @@ class Terms(NamedTuple):
     """No row up to this `seq` fits."""
     before: int = NEWEST
     """No row from this `seq` on fits."""
-    counting: Callable[[sqlite3.Connection, int], int | None] | None = None
+    counting: Callable[[Db, int], int | None] | None = None
     """How many rows after a `seq` fit, where indexes know it without asking each row; None if they do not just now."""
 
     @property
     def hint(self) -> str:
         # Without statistics the planner may think that a range of `seq` is the narrower way.
-        return f" INDEXED BY {self.using}" if self.using else ""
+        return f" {using(self.using)}" if self.using else ""
 
 
 class Listing(NamedTuple, Generic[T]):
@@ -101,7 +102,7 @@ def of_one(listing: Listing[Any], wanted: Wanted) -> Terms:
     return Terms(indexed=tree, seq="+seq", values=(wanted.root, wanted.root))
 
 
-def asking(db: sqlite3.Connection, listing: Listing[Any], wanted: Wanted, known: Terms) -> Terms:
+def asking(db: Db, listing: Listing[Any], wanted: Wanted, known: Terms) -> Terms:
     """`known` and what each row must be asked besides."""
     plain = {
         "plugin": wanted.plugin,
@@ -138,7 +139,7 @@ def _has_word(listing: Listing[Any], word: str) -> tuple[str, tuple[str, ...]]:
     return f"({' OR '.join(terms)})", (pattern,) * len(terms)
 
 
-def seq_at(db: sqlite3.Connection, listing: Listing[Any], moment: datetime, slack: timedelta) -> int:
+def seq_at(db: Db, listing: Listing[Any], moment: datetime, slack: timedelta) -> int:
     """The `seq` of the first row of that moment or later; found by halving, because rows come in order of time."""
     try:
         text = to_text(moment + slack)
@@ -157,7 +158,7 @@ def seq_at(db: sqlite3.Connection, listing: Listing[Any], moment: datetime, slac
     return low
 
 
-def _newest(db: sqlite3.Connection, listing: Listing[Any]) -> int:
+def _newest(db: Db, listing: Listing[Any]) -> int:
     newest: int | None = db.execute(f"SELECT MAX(seq) FROM {listing.table}").fetchone()[0]
     return newest or 0
 
@@ -165,7 +166,7 @@ def _newest(db: sqlite3.Connection, listing: Listing[Any]) -> int:
 # ── the answer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def page(db: sqlite3.Connection, listing: Listing[T], terms: Terms, *, before: int, limit: int) -> Page[T]:
+def page(db: Db, listing: Listing[T], terms: Terms, *, before: int, limit: int) -> Page[T]:
     """At most `limit` rows that fit, the newest before `before`."""
     start = min(before, terms.before)
     # Most pages are full after a few rows; only the others need to know where the last row is that may be looked at.
@@ -181,7 +182,7 @@ def page(db: sqlite3.Connection, listing: Listing[T], terms: Terms, *, before: i
 
 
 def _found(
-    db: sqlite3.Connection, listing: Listing[T], terms: Terms, start: int, limit: int, most: int | None
+    db: Db, listing: Listing[T], terms: Terms, start: int, limit: int, most: int | None
 ) -> tuple[list[T], int | None]:
     """The newest that fit among `most` rows (None: among all), and the `seq` down to which that is; None at the end."""
     floor = _floor(db, listing, terms, start, most) if most else None
@@ -203,7 +204,7 @@ def _where(terms: Terms, *, start: int, after: int) -> tuple[str, tuple[Any, ...
     return where, tuple(value for _, values in told for value in values)
 
 
-def _floor(db: sqlite3.Connection, listing: Listing[Any], terms: Terms, start: int, most: int) -> int | None:
+def _floor(db: Db, listing: Listing[Any], terms: Terms, start: int, most: int) -> int | None:
     """The `seq` down to which `most` rows can be looked at, counted from `start`; None if the rows end before."""
     if not terms.indexed:  # every row counts, so the numbers tell without looking
         floor = min(start, _newest(db, listing) + 1) - most
@@ -216,7 +217,7 @@ def _floor(db: sqlite3.Connection, listing: Listing[Any], terms: Terms, start: i
     return row[0] + 1 if row else None
 
 
-def _total(db: sqlite3.Connection, listing: Listing[Any], terms: Terms) -> tuple[int, bool]:
+def _total(db: Db, listing: Listing[Any], terms: Terms) -> tuple[int, bool]:
     """How many rows fit and whether that is all, or only those among the newest that were looked at."""
     floor = _floor(db, listing, terms, terms.before, MOST_COUNTED_AMONG) if terms.asked else None
     after = terms.after if floor is None else floor - 1

@@ -3,12 +3,13 @@
 Jobs are still taken; nothing starts. Not starting is the dispatcher's doing.
 """
 
-import sqlite3
 from datetime import datetime
+
+from attrs import frozen
 
 from ductile.clock import from_text, to_text
 from ductile.ledger import journal
-from ductile.values import frozen
+from ductile.ledger.db import Db
 
 EVERYTHING = "*"
 """The name under which the whole queue is paused."""
@@ -26,7 +27,7 @@ class Pause:
 ALL = "SELECT plugin, reason, paused_at FROM pauses ORDER BY plugin"
 
 
-def all_pauses(db: sqlite3.Connection) -> list[Pause]:
+def all_pauses(db: Db) -> list[Pause]:
     return [
         Pause(plugin=plugin, reason=reason, paused_at=from_text(paused_at))
         for plugin, reason, paused_at in db.execute(ALL)
@@ -36,7 +37,7 @@ def all_pauses(db: sqlite3.Connection) -> list[Pause]:
 PUT = "INSERT INTO pauses (plugin, reason, paused_at) VALUES (?, ?, ?) ON CONFLICT (plugin) DO NOTHING"
 
 
-def pause(db: sqlite3.Connection, plugin: str, reason: str, *, now: datetime) -> bool:
+def pause(db: Db, plugin: str, reason: str, *, now: datetime) -> bool:
     """The plugin starts nothing; False if it was paused already."""
     changed = db.execute(PUT, (plugin, reason, to_text(now))).rowcount == 1
     if changed:
@@ -47,7 +48,7 @@ def pause(db: sqlite3.Connection, plugin: str, reason: str, *, now: datetime) ->
 DELETE = "DELETE FROM pauses WHERE plugin = ?"
 
 
-def resume(db: sqlite3.Connection, plugin: str, *, now: datetime) -> bool:
+def resume(db: Db, plugin: str, *, now: datetime) -> bool:
     """The plugin's jobs start again; False if it was not paused."""
     changed = db.execute(DELETE, (plugin,)).rowcount == 1
     if changed:

@@ -1,9 +1,10 @@
 """Many rows of one table in few statements. What SQLite does for a statement as such costs as much as writing a row."""
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
+
+from ductile.ledger.db import Db
 
 SIZES = (25, 5, 1)
 """So that any number of rows is made of few statements, all of which stay compiled."""
@@ -14,7 +15,7 @@ def in_portions(insert: str, row: str, otherwise: str = "") -> dict[int, str]:
     return {size: f"{insert} VALUES {', '.join([row] * size)} {otherwise}" for size in SIZES}
 
 
-def insert_all(db: sqlite3.Connection, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
+def insert_all(db: Db, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> int:
     """The rows are in the table, in this order; how many, where the statements leave some out."""
     written = done = 0
     for size, statement in statements.items():

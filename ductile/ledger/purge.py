@@ -4,21 +4,23 @@ Only jobs that wait, and only those that were there when the purge began: what f
 that has started in the meantime goes on. Called by the engine, for the web.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 
+from attrs import frozen
+
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.dialect import using
 from ductile.ledger.record import Recorded, end_queued
 from ductile.ledger.trees import ORDINARY
 from ductile.model import Budget, Dead, FollowRule
-from ductile.values import frozen
 
 MOST_AT_ONCE = 200
 """Jobs that one transaction ends; other writers wait for it."""
 
 # By status: the index by plugin would lead through the plugin's whole history. A join ends with its members.
-_WAITING = """
-    FROM job_queue INDEXED BY job_queue_by_status
+_WAITING = f"""
+    FROM job_queue {using("job_queue_by_status")}
    WHERE status = 'queued' AND is_join = 0 AND seq <= :up_to AND (:plugin IS NULL OR plugin = :plugin)
 """
 COUNT = f"SELECT COUNT(*), COALESCE(MAX(seq), 0) {_WAITING}"
@@ -33,14 +35,14 @@ class Doomed:
     up_to: int
 
 
-def doomed(db: sqlite3.Connection, plugin: str | None, up_to: int) -> Doomed:
+def doomed(db: Db, plugin: str | None, up_to: int) -> Doomed:
     """What a purge up to this place would end; None as plugin means every plugin."""
     count, newest = db.execute(COUNT, {"plugin": plugin, "up_to": up_to}).fetchone()
     return Doomed(count, newest)
 
 
 def purge(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str | None,
     up_to: int,
     reason: str,

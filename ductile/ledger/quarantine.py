@@ -4,12 +4,12 @@ Its statements bend to whatever the row holds, so that the fault that led here d
 `endings`, `recover` and `settle`.
 """
 
-import sqlite3
 from datetime import datetime
 
 from ductile.clock import to_text
 from ductile.ledger import attempts, dedupe, journal
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
+from ductile.ledger.dialect import greatest
 from ductile.ledger.record import Recorded
 from ductile.model import JobStatus
 
@@ -18,38 +18,39 @@ SET_APART = """
        SET status = 'dead', completed_at = :now, last_error = :reason, claimed_by = NULL, lease_until = NULL,
            lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL, started_at = NULL,
            blocked_reason = NULL, pid = NULL, pid_started = NULL, boot_id = NULL, tolerated = 0
-     WHERE id = :id AND status = :was AND attempt = :attempt
+     WHERE id = :id AND status = :was AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
     RETURNING plugin, command, root_job_id, dedupe_key, join_id
 """
 # A tree that counted too few open jobs is done, not in debt.
-CLOSE_AT_LEAST = """
+CLOSE_AT_LEAST = f"""
     UPDATE job_queue
-       SET open_jobs = MAX(open_jobs - 1, 0), tree_completed_at = CASE WHEN open_jobs <= 1 THEN :now END
+       SET open_jobs = {greatest("open_jobs - 1", "0")}, tree_completed_at = CASE WHEN open_jobs <= 1 THEN :now END
      WHERE id = :root
     RETURNING open_jobs
 """
 # So is a join.
-COUNT_OUT_AT_LEAST = """
+COUNT_OUT_AT_LEAST = f"""
     UPDATE job_queue
-       SET waits_for = MAX(waits_for - 1, 0), lane = CASE WHEN waits_for <= 1 THEN plugin END
+       SET waits_for = {greatest("waits_for - 1", "0")}, lane = CASE WHEN waits_for <= 1 THEN plugin END
      WHERE id = ? AND status = 'queued' AND is_join = 1
 """
 
 
 def quarantine(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     reason: str,
     *,
     now: datetime,
     was: JobStatus = JobStatus.RUNNING,
+    run_id: str | None = None,
 ) -> Recorded | None:
-    """The job is dead and its tree, its join, its key and the log know it; None if its row cannot be changed.
+    """End the job dead, with its tree, its join, its key and the log; None if its row cannot be changed.
 
-    Either way the journal has the reason.
+    Either way the journal has the reason. A running attempt is changed only if the run `run_id` owns it.
     """
-    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, was, now=now))
+    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, was, run_id, now=now))
     if isinstance(ended, Recorded):
         return ended
     left = f"as it is: {ended.reason}" if isinstance(ended, RowFault) else "as it is: the attempt is over"
@@ -60,9 +61,9 @@ def quarantine(
 
 
 def _set_apart(
-    db: sqlite3.Connection, job_id: str, attempt: int, reason: str, was: JobStatus, *, now: datetime
+    db: Db, job_id: str, attempt: int, reason: str, was: JobStatus, run_id: str | None, *, now: datetime
 ) -> Recorded | None:
-    values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was}
+    values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was, "run_id": run_id}
     rows = db.execute(SET_APART, values).fetchall()
     if not rows:
         return None

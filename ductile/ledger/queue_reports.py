@@ -1,14 +1,15 @@
 """Read-only answers about the queue at a glance: how many wait, run or are dead, and who has waited longest."""
 
-import sqlite3
 from collections.abc import Collection
 from datetime import datetime
 
-from ductile.clock import to_text
+from attrs import frozen
+
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.ledger.lanes import lanes_with_work
 from ductile.ledger.rows import moment
 from ductile.model import JobStatus
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -41,12 +42,12 @@ class Queue:
 COUNT_STATUS = "SELECT COUNT(*) FROM job_queue WHERE status = ?"
 COUNT_DELAYED = "SELECT COUNT(*) FROM job_queue WHERE next_retry_at > ''"
 COUNT_WAITING = "SELECT COUNT(*) FROM job_queue WHERE waits_for_key = 1"
-COUNT_JOINS = """
-    SELECT COUNT(*) FROM job_queue INDEXED BY job_queue_by_status WHERE status = 'queued' AND is_join = 1
+COUNT_JOINS = f"""
+    SELECT COUNT(*) FROM job_queue {using("job_queue_by_status")} WHERE status = 'queued' AND is_join = 1
 """
 
 
-def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -> Queue:
+def queue(db: Db, *, claimable: Collection[str] | None = None) -> Queue:
     """Counts of what is open and of what is dead; `claimable` names the plugins whose jobs may start."""
     ready = lanes_with_work(db)
     running = running_by_plugin(db)
@@ -62,7 +63,7 @@ def queue(db: sqlite3.Connection, *, claimable: Collection[str] | None = None) -
     )
 
 
-def count_status(db: sqlite3.Connection, status: JobStatus) -> int:
+def count_status(db: Db, status: JobStatus) -> int:
     """How many jobs in the queue have this status; proportional to that number."""
     count: int = db.execute(COUNT_STATUS, (status,)).fetchone()[0]
     return count
@@ -71,7 +72,7 @@ def count_status(db: sqlite3.Connection, status: JobStatus) -> int:
 DEPTH = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE status IN ('queued', 'running') LIMIT ?)"
 
 
-def depth(db: sqlite3.Connection, *, at_most: int = 10_000) -> int:
+def depth(db: Db, *, at_most: int = 10_000) -> int:
     """How many jobs wait or run, counted up to `at_most`."""
     count: int = db.execute(DEPTH, (at_most,)).fetchone()[0]
     return count
@@ -81,12 +82,12 @@ COUNT_LANE = "SELECT COUNT(*) FROM job_queue WHERE lane = ?"
 HEAD_OF_LANE = "SELECT created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
-def _lane(db: sqlite3.Connection, plugin: str, running: int) -> Lane:
+def _lane(db: Db, plugin: str, running: int) -> Lane:
     ready: int = db.execute(COUNT_LANE, (plugin,)).fetchone()[0]
     return Lane(plugin=plugin, ready=ready, running=running, oldest_ready_at=_oldest_ready_at(db, plugin))
 
 
-def _oldest_ready_at(db: sqlite3.Connection, plugin: str) -> datetime | None:
+def _oldest_ready_at(db: Db, plugin: str) -> datetime | None:
     head = db.execute(HEAD_OF_LANE, (plugin,)).fetchone()
     return moment(head[0]) if head else None
 
@@ -94,21 +95,11 @@ def _oldest_ready_at(db: sqlite3.Connection, plugin: str) -> datetime | None:
 RUNNING_BY_PLUGIN = "SELECT plugin, COUNT(*) FROM job_queue WHERE claimed_by > '' GROUP BY +plugin"
 
 
-def running_by_plugin(db: sqlite3.Connection) -> dict[str, int]:
+def running_by_plugin(db: Db) -> dict[str, int]:
     return dict(db.execute(RUNNING_BY_PLUGIN).fetchall())
 
 
-def oldest_claimable(db: sqlite3.Connection, claimable: Collection[str]) -> datetime | None:
+def oldest_claimable(db: Db, claimable: Collection[str]) -> datetime | None:
     """When the job was asked for that has waited longest although its plugin may run; one step per lane."""
     heads = [_oldest_ready_at(db, plugin) for plugin in lanes_with_work(db) if plugin in claimable]
     return min((head for head in heads if head is not None), default=None)
-
-
-ENDED_SINCE = """
-    SELECT job_status, COUNT(*) FROM job_log WHERE completed_at >= ? AND job_status <> 'queued' GROUP BY job_status
-"""
-
-
-def ended_since(db: sqlite3.Connection, since: datetime) -> dict[str, int]:
-    """How many jobs ended since then, by final status; proportional to what happened since."""
-    return dict(db.execute(ENDED_SINCE, (to_text(since),)).fetchall())

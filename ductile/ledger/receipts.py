@@ -4,14 +4,16 @@ The scope names the door (`webhook:/path`, `api:<token>`, `relay:<peer>`); the k
 Idempotency-Key, event id). Written in the transaction that accepts, so there is no moment between.
 """
 
-import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
 from ductile.errors import DuctileError
-from ductile.values import frozen
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 
 
 class KeyReused(DuctileError):
@@ -51,30 +53,26 @@ class Answer:
     job_id: str | None
     text: str
     is_repeat: bool = False
+    runs_a_job: bool = False
+    """The request has just created a job that will run."""
 
 
-def once(
-    db: sqlite3.Connection, ticket: Ticket, act: Callable[[sqlite3.Connection], Answer], *, now: datetime
-) -> Answer:
-    """What `act` came to, now or when the ticket was first shown; KeyReused if that was for another request."""
-    known = first_answer(db, ticket, now=now)
-    if known is not None:
+def once(db: Db, ticket: Ticket, act: Callable[[Db], Answer], *, now: datetime) -> Answer:
+    """Run `act` for the first request of a ticket; return the first answer for every later one.
+
+    The receipt is inserted before `act` runs, so of two transactions with the same key only one gets that far. Raises
+    KeyReused if the key belongs to another request.
+    """
+    if not put(db, ticket.scope, ticket.key, now=now, keep=ticket.keep, body_hash=ticket.body_hash):
+        known = first_answer(db, ticket, now=now)
+        assert known is not None, "a valid receipt stood in the way"
         return known
     answer = act(db)
-    put(
-        db,
-        ticket.scope,
-        ticket.key,
-        now=now,
-        keep=ticket.keep,
-        job_id=answer.job_id,
-        body_hash=ticket.body_hash,
-        response=answer.text,
-    )
+    note_answer(db, ticket.scope, ticket.key, job_id=answer.job_id, response=answer.text)
     return answer
 
 
-def first_answer(db: sqlite3.Connection, ticket: Ticket, *, now: datetime) -> Answer | None:
+def first_answer(db: Db, ticket: Ticket, *, now: datetime) -> Answer | None:
     """What the ticket's first request came to; None if this is the first."""
     receipt = get(db, ticket.scope, ticket.key, now=now)
     if receipt is None:
@@ -93,7 +91,7 @@ GET = """
 """
 
 
-def get(db: sqlite3.Connection, scope: str, key: str, *, now: datetime) -> Receipt | None:
+def get(db: Db, scope: str, key: str, *, now: datetime) -> Receipt | None:
     """The receipt for this key, if it has not expired."""
     row = db.execute(GET, (scope, key, to_text(now))).fetchone()
     return _receipt(row) if row else None
@@ -112,14 +110,14 @@ def _receipt(row: tuple[Any, ...]) -> Receipt:
 
 
 # By expiry: what has the same scope is kept equally long, so this is the order of arrival.
-NEWEST = """
+NEWEST = f"""
     SELECT scope, key, body_hash, job_id, response, created_at, expires_at
-      FROM receipts INDEXED BY receipts_by_expiry
+      FROM receipts {using("receipts_by_expiry")}
      WHERE scope = ? ORDER BY expires_at DESC LIMIT ?
 """
 
 
-def newest(db: sqlite3.Connection, scope: str, *, limit: int = 50) -> list[Receipt]:
+def newest(db: Db, scope: str, *, limit: int = 50) -> list[Receipt]:
     """The latest of one door first."""
     return [_receipt(row) for row in db.execute(NEWEST, (scope, limit))]
 
@@ -135,7 +133,7 @@ PUT = """
 
 
 def put(
-    db: sqlite3.Connection,
+    db: Db,
     scope: str,
     key: str,
     *,
@@ -148,3 +146,11 @@ def put(
     """The key has this receipt; False, and nothing changed, if it has another that is still valid."""
     values = (scope, key, body_hash, job_id, response, to_text(now), to_text(now + keep))
     return db.execute(PUT, values).rowcount == 1
+
+
+NOTE_ANSWER = "UPDATE receipts SET job_id = ?, response = ? WHERE scope = ? AND key = ?"
+
+
+def note_answer(db: Db, scope: str, key: str, *, job_id: str | None, response: str) -> None:
+    """Complete the receipt that this transaction inserted."""
+    db.execute(NOTE_ANSWER, (job_id, response, scope, key))

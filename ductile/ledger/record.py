@@ -4,15 +4,16 @@ Every change is guarded by id, status and attempt and touches exactly one row; a
 nothing, and is journalled as stale. What the ending is was decided before; only this room knows how it becomes rows.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
+
+from attrs import evolve, frozen
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
 from ductile.ledger import attempts, contexts, dedupe, facts, finish, joins, journal
 from ductile.ledger.breakers import apply_rule
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.finish import ROW, Row
 from ductile.ledger.following import NOTHING, ask, ending_instead, note_all, write_following
@@ -35,7 +36,6 @@ from ductile.model import (
     Skipped,
     Succeeded,
 )
-from ductile.values import changed, frozen
 
 
 @frozen(kw_only=True)
@@ -65,17 +65,21 @@ class Stale:
 
 
 def record(
-    db: sqlite3.Connection,
+    db: Db,
     ending: Ending,
     *,
     now: datetime,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = ORDINARY,
+    run_id: str | None = None,
 ) -> Recorded | Stale:
-    """The attempt is over and everything that follows from it is in the ledger; or it was stale and nothing is."""
+    """The attempt is over and everything that follows from it is in the ledger; or it was stale and nothing is.
+
+    `run_id` is the run that claimed the attempt. An attempt that another run owns is stale.
+    """
     job = get_job(db, ending.job_id) if ending.breaker else None
     if isinstance(ending.outcome, Retried | Interrupted):
-        requeued = _requeue(db, ending, ending.outcome, now=now)
+        requeued = _requeue(db, ending, ending.outcome, run_id, now=now)
         if isinstance(requeued, Recorded | Stale):
             return requeued
         ending = ending_instead(db, ending, requeued, now=now, notes=ending.notes)
@@ -83,7 +87,9 @@ def record(
         ending = ending_instead(db, ending, problem, now=now)
     if ending.tolerated is not None:
         joins.tolerate(db, ending.job_id, ending.attempt, is_tolerated=ending.tolerated)
-    row = finish.end(db, ending.job_id, ending.attempt, "running", ending.outcome, now=now, told=ending.told)
+    row = finish.end(
+        db, ending.job_id, ending.attempt, "running", ending.outcome, now=now, told=ending.told, run_id=run_id
+    )
     if row is None:
         return _stale(db, ending, now=now)
     failpoint("record.after_status")
@@ -98,11 +104,11 @@ def record(
     if ending.breaker and job:
         was_probe = apply_rule(db, ending.breaker, job, status, now=now)
         recorded = _recorded(db, row, ending.attempt, status, children, now=now)
-        return changed(recorded, was_probe=True) if was_probe else recorded
+        return evolve(recorded, was_probe=True) if was_probe else recorded
     return _recorded(db, row, ending.attempt, status, children, now=now)
 
 
-def _beyond_limits(db: sqlite3.Connection, ending: Ending) -> Failed | None:
+def _beyond_limits(db: Db, ending: Ending) -> Failed | None:
     """The failure that a success becomes whose state cannot be kept."""
     if not isinstance(ending.outcome, Succeeded) or not (ending.facts or ending.state_updates):
         return None
@@ -112,7 +118,7 @@ def _beyond_limits(db: sqlite3.Connection, ending: Ending) -> Failed | None:
 
 
 def end_queued(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     outcome: Skipped | Dead,
@@ -143,7 +149,7 @@ def end_queued(
 
 
 def end_waiting(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     outcome: Outcome,
@@ -166,7 +172,7 @@ def end_waiting(
 
 
 def _recorded(
-    db: sqlite3.Connection, row: Row, attempt: int, status: JobStatus, children: tuple[Enqueued, ...], *, now: datetime
+    db: Db, row: Row, attempt: int, status: JobStatus, children: tuple[Enqueued, ...], *, now: datetime
 ) -> Recorded:
     """The ended job has given back what it held."""
     return Recorded(
@@ -188,24 +194,27 @@ REQUEUE = f"""
            failed_at = :now, next_retry_at = :next_retry_at, interruptions = interruptions + :interrupted,
            lane = CASE WHEN :next_retry_at IS NULL THEN plugin END,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
-     WHERE id = :id AND status = 'running' AND attempt = :attempt AND cancel_requested_at IS NULL
+     WHERE id = :id AND status = 'running' AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
+       AND cancel_requested_at IS NULL
        AND (:interrupted = 1 OR attempt - interruptions < max_attempts)
     RETURNING max_attempts, interruptions, {ROW}
 """
 
 
 def _requeue(
-    db: sqlite3.Connection, ending: Ending, outcome: Retried | Interrupted, *, now: datetime
+    db: Db, ending: Ending, outcome: Retried | Interrupted, run_id: str | None, *, now: datetime
 ) -> Recorded | Stale | Dead:
     """The job is queued for its next attempt; or stale; or it may have none, and how it ends instead."""
     interrupted, error = isinstance(outcome, Interrupted), error_of(outcome)
     delay = timedelta() if isinstance(outcome, Interrupted) else outcome.delay
     next_retry_at = now + delay if delay > timedelta() else None
     # Before the update: the log row of this attempt tells when it began.
-    started = db.execute(STARTED_AT, (ending.job_id, ending.attempt)).fetchone()
+    token = {"id": ending.job_id, "attempt": ending.attempt, "run_id": run_id}
+    started = db.execute(STARTED_AT, token).fetchone()
+    if started is None:
+        return _stale(db, ending, now=now)
     values = {
-        "id": ending.job_id,
-        "attempt": ending.attempt,
+        **token,
         "now": to_text(now),
         "error": error,
         "interrupted": int(interrupted),
@@ -213,7 +222,7 @@ def _requeue(
     }
     rows = db.execute(REQUEUE, values).fetchall()
     if not rows:
-        return _instead_of_requeue(db, ending, outcome, now=now)
+        return _instead_of_requeue(db, ending, outcome)
     failpoint("record.after_status")
     max_attempts, interruptions, *columns = rows[0]
     row = Row(*columns)
@@ -226,7 +235,7 @@ def _requeue(
         now=now,
         error=error,
         evidence=outcome.evidence,
-        started_at=started[0] if started else None,
+        started_at=started[0],
     )
     failpoint("record.after_retry")
     contexts.put_all(db, ending.contexts, now=now)
@@ -252,21 +261,22 @@ def _requeue(
     )
 
 
-STARTED_AT = "SELECT started_at FROM job_queue WHERE id = ? AND status = 'running' AND attempt = ?"
+STARTED_AT = """
+    SELECT started_at FROM job_queue
+     WHERE id = :id AND status = 'running' AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
+"""
 
 
-def _instead_of_requeue(
-    db: sqlite3.Connection, ending: Ending, outcome: Retried | Interrupted, *, now: datetime
-) -> Stale | Dead:
+def _instead_of_requeue(db: Db, ending: Ending, outcome: Retried | Interrupted) -> Dead:
+    """How an attempt ends that may not be followed by another."""
     job = get_job(db, ending.job_id)
-    if job is None or job.status is not JobStatus.RUNNING or job.attempt != ending.attempt:
-        return _stale(db, ending, now=now)
+    assert job is not None, "the row was there a moment ago in this transaction"
     if job.cancel_requested_at:
         return Dead(f"cancelled: {job.cancel_reason}", outcome.evidence)
     return Dead(f"attempts used up ({job.tries} of {job.max_attempts}): {error_of(outcome)}", outcome.evidence)
 
 
-def _keep_success(db: sqlite3.Connection, row: Row, ending: Ending, *, now: datetime, default_ttl: timedelta) -> None:
+def _keep_success(db: Db, row: Row, ending: Ending, *, now: datetime, default_ttl: timedelta) -> None:
     """What a success leaves behind: facts, state, the dedupe receipt, the schedule's last success."""
     if ending.facts or ending.state_updates is not None:
         facts.keep(db, row.plugin, row.command, row.id, ending.facts, ending.state_updates, now=now)
@@ -281,7 +291,7 @@ def _keep_success(db: sqlite3.Connection, row: Row, ending: Ending, *, now: date
 FOUND = "SELECT status, attempt, plugin, root_job_id FROM job_queue WHERE id = ?"
 
 
-def _stale(db: sqlite3.Connection, ending: Ending, *, now: datetime) -> Stale:
+def _stale(db: Db, ending: Ending, *, now: datetime) -> Stale:
     """A late result is dropped, and the journal says so."""
     found = db.execute(FOUND, (ending.job_id,)).fetchone()
     where = f"{found[0]}, attempt {found[1]}" if found else "unknown"

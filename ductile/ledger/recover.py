@@ -5,13 +5,14 @@ leftover processes are gone. Every row has its own savepoint: a bad one is set a
 fails is no row's fault: then nothing is recovered and the caller hears of it.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from functools import partial
 
+from attrs import frozen
+
 from ductile.failpoints import failpoint
 from ductile.ledger import dedupe, journal
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.following import ending_instead
 from ductile.ledger.quarantine import quarantine
@@ -19,7 +20,6 @@ from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import get_job
 from ductile.ledger.trees import ORDINARY
 from ductile.model import BreakerRule, Budget, Dead, Ending, FollowRule, Job, Retried
-from ductile.values import frozen
 
 FIRST_BACKOFF = timedelta(seconds=30)
 LONGEST_BACKOFF = timedelta(hours=1)
@@ -35,7 +35,7 @@ class Quarantined:
 
 
 def recover_orphans(
-    db: sqlite3.Connection,
+    db: Db,
     *,
     run_id: str,
     now: datetime,
@@ -50,22 +50,25 @@ def recover_orphans(
     """
     dedupe.release_all(db)
     recovered: list[Recorded | Quarantined] = []
-    for job_id, attempt in db.execute(ORPHANS, (run_id,)).fetchall():
+    for job_id, attempt, owner in db.execute(ORPHANS, (run_id,)).fetchall():
         ended = written_or_fault(
-            db, partial(_recover, db, job_id, rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
+            db, partial(_recover, db, job_id, owner, rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
         )
-        recovered.append(_quarantined(db, job_id, attempt, ended, now=now) if isinstance(ended, RowFault) else ended)
+        recovered.append(
+            _quarantined(db, job_id, attempt, owner, ended, now=now) if isinstance(ended, RowFault) else ended
+        )
         failpoint("recover.after_first")
     return recovered
 
 
-ORPHANS = "SELECT id, attempt FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
+ORPHANS = "SELECT id, attempt, claimed_by FROM job_queue WHERE claimed_by > '' AND claimed_by <> ? ORDER BY +seq"
 COUNT_RECOVERY = "UPDATE job_queue SET recoveries = recoveries + 1 WHERE id = ? AND status = 'running' AND attempt = ?"
 
 
 def _recover(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
+    owner: str,
     rule: FollowRule | None,
     breaker: BreakerRule | None,
     *,
@@ -81,7 +84,7 @@ def _recover(
     if isinstance(outcome, Dead):
         ending = ending_instead(db, ending, outcome, now=now)
     db.execute(COUNT_RECOVERY, (job.id, job.attempt))
-    ended = record(db, ending, now=now, default_ttl=default_ttl, budget=budget)
+    ended = record(db, ending, now=now, default_ttl=default_ttl, budget=budget, run_id=owner)
     assert not isinstance(ended, Stale), "the row was running a moment ago in this transaction"
     data = {"attempt": job.attempt, "status": ended.status, "reason": REASON, "recoveries": job.recoveries + 1}
     journal.append(
@@ -90,16 +93,16 @@ def _recover(
     return ended
 
 
-def _quarantined(db: sqlite3.Connection, job_id: str, attempt: int, fault: RowFault, *, now: datetime) -> Quarantined:
+def _quarantined(db: Db, job_id: str, attempt: int, owner: str, fault: RowFault, *, now: datetime) -> Quarantined:
     reason = f"cannot be recovered: {fault.reason}"
-    quarantine(db, job_id, attempt, reason, now=now)
+    quarantine(db, job_id, attempt, reason, now=now, run_id=owner)
     return Quarantined(job_id, reason)
 
 
 NOTED = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"
 
 
-def noted_processes(db: sqlite3.Connection) -> list[tuple[int, int, str]]:
+def noted_processes(db: Db) -> list[tuple[int, int, str]]:
     """Pid, start time and boot id of every process that a running attempt has named."""
     return [(pid, started, boot_id) for pid, started, boot_id in db.execute(NOTED)]
 

@@ -3,14 +3,15 @@
 Never the body, only its hash: what nobody signed is not kept. Old ones make room for new ones.
 """
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.clock import from_text, to_text
-from ductile.values import frozen
+from ductile.ledger.db import Db
 
 MOST_KEPT = 50
 """For each path."""
@@ -44,7 +45,7 @@ FORGET = """
 """
 
 
-def put_all(db: sqlite3.Connection, refused: Iterable[Refused]) -> None:
+def put_all(db: Db, refused: Iterable[Refused]) -> None:
     """They are on record, and no path has more than its share."""
     paths = set()
     for one in refused:
@@ -60,7 +61,7 @@ NEWEST = f"SELECT {_COLUMNS} FROM refused_deliveries ORDER BY id DESC LIMIT ?"
 NEWEST_OF_PATH = f"SELECT {_COLUMNS} FROM refused_deliveries WHERE path = ? ORDER BY id DESC LIMIT ?"
 
 
-def newest(db: sqlite3.Connection, path: str | None = None, *, limit: int = 50) -> list[Refused]:
+def newest(db: Db, path: str | None = None, *, limit: int = 50) -> list[Refused]:
     """The latest first, of one path or of all."""
     rows = db.execute(NEWEST, (limit,)) if path is None else db.execute(NEWEST_OF_PATH, (path, limit))
     return [_refused(row) for row in rows]
@@ -69,7 +70,7 @@ def newest(db: sqlite3.Connection, path: str | None = None, *, limit: int = 50) 
 GET = f"SELECT {_COLUMNS} FROM refused_deliveries WHERE id = ?"
 
 
-def get(db: sqlite3.Connection, refusal_id: int) -> Refused | None:
+def get(db: Db, refusal_id: int) -> Refused | None:
     row = db.execute(GET, (refusal_id,)).fetchone()
     return _refused(row) if row else None
 

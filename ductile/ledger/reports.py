@@ -4,15 +4,16 @@ Every answer goes through an index; nothing here counts or sorts all of history.
 the queue, from its attempts. Its tree is in `tree_reports`, the queue in `queue_reports`, lists are in `history`.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text
 from ductile.ledger import contexts, journal, trees
+from ductile.ledger.db import Db
 from ductile.ledger.rows import LISTED_COLUMNS, get_job, job_from_row, moment, no_such_job
 from ductile.model import AttemptStatus, Job, JobStatus
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -71,7 +72,7 @@ class JobReport:
         return self.attempts[-1].result if self.attempts else None
 
 
-def job(db: sqlite3.Connection, job_id: str) -> JobReport:
+def job(db: Db, job_id: str) -> JobReport:
     """Raises NotFound for an id that neither the queue nor the log knows."""
     found = get_or_fail(db, job_id)
     held = db.execute(HELD, (job_id,)).fetchone()
@@ -92,14 +93,14 @@ HELD = "SELECT blocked_reason, waits_for FROM job_queue WHERE id = ?"
 LAST_RESULT = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1"
 
 
-def brief(db: sqlite3.Connection, job_id: str) -> JobBrief:
+def brief(db: Db, job_id: str) -> JobBrief:
     """What a caller who waits for a job wants to know. Raises NotFound like `job`."""
     found = get_or_fail(db, job_id)
     last = db.execute(LAST_RESULT, (job_id,)).fetchone()
     return JobBrief(job=found, result=last[0] if last else None)
 
 
-def get_or_fail(db: sqlite3.Connection, job_id: str) -> Job:
+def get_or_fail(db: Db, job_id: str) -> Job:
     found = get_job(db, job_id) or logged_job(db, job_id)
     if found is None:
         raise no_such_job(job_id)
@@ -111,7 +112,7 @@ ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_stat
 ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE job_id = ? ORDER BY attempt"
 
 
-def attempts(db: sqlite3.Connection, job_id: str) -> list[Attempt]:
+def attempts(db: Db, job_id: str) -> list[Attempt]:
     """The attempts that are over, first to last."""
     return [attempt_from_row(row) for row in db.execute(ATTEMPTS, (job_id,))]
 
@@ -126,7 +127,7 @@ FROM_LOG = """
 """
 
 
-def logged_job(db: sqlite3.Connection, job_id: str) -> Job | None:
+def logged_job(db: Db, job_id: str) -> Job | None:
     """The job as its last attempt in the log tells it."""
     row = db.execute(FROM_LOG, (job_id,)).fetchone()
     return job_from_row(row) if row else None
@@ -135,7 +136,7 @@ def logged_job(db: sqlite3.Connection, job_id: str) -> Job | None:
 CHILDREN = f"SELECT {LISTED_COLUMNS} FROM job_queue WHERE parent_job_id = ? ORDER BY seq LIMIT ?"
 
 
-def children(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[Job]:
+def children(db: Db, job_id: str, *, limit: int = 1000) -> list[Job]:
     """The jobs this one led to directly, in order of arrival."""
     return [job_from_row(row) for row in db.execute(CHILDREN, (job_id, limit))]
 
@@ -143,7 +144,7 @@ def children(db: sqlite3.Connection, job_id: str, *, limit: int = 1000) -> list[
 OPEN = "SELECT 1 FROM job_queue WHERE id = ? AND status IN ('queued', 'running')"
 
 
-def is_over(db: sqlite3.Connection, job_id: str) -> bool:
+def is_over(db: Db, job_id: str) -> bool:
     """True unless the job still waits or runs; an unknown job has nothing to wait for."""
     return db.execute(OPEN, (job_id,)).fetchone() is None
 

@@ -4,14 +4,13 @@ Jobs leave the queue as whole finished trees; their attempts stay in the log for
 window or a log row still needs is touched. One call is one short transaction; the caller repeats it in quiet moments.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 
-from attrs import asdict
+from attrs import asdict, frozen
 
 from ductile.clock import to_text
 from ductile.failpoints import failpoint
-from ductile.values import frozen
+from ductile.ledger.db import Db
 
 
 @frozen(kw_only=True)
@@ -59,11 +58,15 @@ class Reach:
 
 
 EVERYTHING = Reach()
-POSITIONS = "SELECT name, seq FROM sqlite_sequence"
+POSITIONS = """
+    SELECT 'job_log', COALESCE(MAX(seq), 0) FROM job_log
+    UNION ALL SELECT 'journal', COALESCE(MAX(seq), 0) FROM journal
+    UNION ALL SELECT 'plugin_facts', COALESCE(MAX(id), 0) FROM plugin_facts
+"""
 
 
-def positions(db: sqlite3.Connection) -> dict[str, int]:
-    """The last row of each table that numbers its rows, by now; a table that never had one is missing."""
+def positions(db: Db) -> dict[str, int]:
+    """Return the position of the last row of each table that retention follows; 0 for an empty one."""
     return dict(db.execute(POSITIONS).fetchall())
 
 
@@ -81,7 +84,8 @@ _OLDEST_SNAPSHOT_IS_OLD = f"""
 ANYTHING_OLD = f"""
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE tree_completed_at < :job_queue)
         OR EXISTS (SELECT 1 FROM job_log WHERE completed_at < :job_log)
-        OR EXISTS (SELECT 1 FROM (SELECT at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :journal)
+        OR EXISTS (SELECT 1 FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit)
+                    WHERE at < :journal AND seq < (SELECT MAX(seq) FROM journal))
         OR EXISTS (SELECT 1 FROM event_context WHERE created_at < :contexts)
         OR EXISTS (SELECT 1 FROM (SELECT created_at FROM plugin_facts ORDER BY id LIMIT :limit)
                     WHERE created_at < :facts)
@@ -92,7 +96,7 @@ ANYTHING_OLD = f"""
 """
 
 
-def anything_old(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500) -> bool:
+def anything_old(db: Db, policy: Policy, *, now: datetime, limit: int = 500) -> bool:
     """Whether `prune` might find something; if not, there is no need to write."""
     moments = {
         "job_queue": _before(now, policy.job_queue),
@@ -106,9 +110,7 @@ def anything_old(db: sqlite3.Connection, policy: Policy, *, now: datetime, limit
     return bool(db.execute(ANYTHING_OLD, {**moments, "limit": limit}).fetchone()[0])
 
 
-def prune(
-    db: sqlite3.Connection, policy: Policy, *, now: datetime, limit: int = 500, reach: Reach = EVERYTHING
-) -> Pruned:
+def prune(db: Db, policy: Policy, *, now: datetime, limit: int = 500, reach: Reach = EVERYTHING) -> Pruned:
     """Up to about `limit` rows of each kind that nobody needs are gone; call again while anything is."""
     jobs, arrivals = _prune_trees(db, _before(now, policy.job_queue), limit, reach.trees)
     pruned = Pruned(
@@ -135,7 +137,7 @@ def _longer(one: timedelta | None, other: timedelta | None) -> timedelta | None:
     return None if one is None or other is None else max(one, other)
 
 
-def _run(db: sqlite3.Connection, statement: str, before: str | None, limit: int, last: int = ALL_OF_IT) -> int:
+def _run(db: Db, statement: str, before: str | None, limit: int, last: int = ALL_OF_IT) -> int:
     return 0 if before is None else db.execute(statement, {"before": before, "limit": limit, "last": last}).rowcount
 
 
@@ -156,7 +158,7 @@ DELETE_TREE = "DELETE FROM job_queue WHERE root_job_id = ? AND root_job_id <> id
 DELETE_ROOT = "DELETE FROM job_queue WHERE id = ? AND open_jobs = 0"
 
 
-def _prune_trees(db: sqlite3.Connection, before: str | None, limit: int, last: int) -> tuple[int, int]:
+def _prune_trees(db: Db, before: str | None, limit: int, last: int) -> tuple[int, int]:
     """Whole trees with what arrived at their joins, oldest first, until `limit` jobs are gone; one tree may be larger
     than that. How many jobs and arrivals that were."""
     gone = arrivals = 0
@@ -181,9 +183,11 @@ PRUNE_ATTEMPTS = """
          ORDER BY completed_at LIMIT :limit)
 """
 # Only the oldest rows are looked at, so a call that finds nothing to do costs as little as one that does.
+# The newest row stays: it has the position of the journal.
 PRUNE_JOURNAL = """
     DELETE FROM journal WHERE seq IN (
         SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before AND seq <= :last)
+       AND seq < (SELECT MAX(seq) FROM journal)
 """
 # Asked only of contexts older than any job or log row is kept, so nearly every one looked at can go.
 PRUNE_CONTEXTS = """

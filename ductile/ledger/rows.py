@@ -1,11 +1,11 @@
 """How a row of `job_queue` becomes a `Job`. Rows stay inside the ledger; values go out."""
 
-import sqlite3
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ductile.clock import from_text
 from ductile.errors import NotFound
+from ductile.ledger.db import Db
 from ductile.model import Job, JobStatus
 
 _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
@@ -79,7 +79,7 @@ def moment(text: str | None) -> datetime | None:
 GET_JOB = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE id = ?"
 
 
-def get_job(db: sqlite3.Connection, job_id: str) -> Job | None:
+def get_job(db: Db, job_id: str) -> Job | None:
     """The job as it stands in the queue; None if it never was there or has been pruned."""
     row = db.execute(GET_JOB, (job_id,)).fetchone()
     return job_from_row(row) if row else None

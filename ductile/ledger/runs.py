@@ -3,10 +3,10 @@
 `tree_reports` shows trees of any size to those who only look.
 """
 
-import sqlite3
+from attrs import frozen
 
+from ductile.ledger.db import Db
 from ductile.ledger.tree_reports import TREE_ROW, Node, node_from_row
-from ductile.values import frozen
 
 
 @frozen
@@ -27,7 +27,7 @@ class Standing:
 STANDING = "SELECT open_jobs, tree_jobs FROM job_queue WHERE id = ? AND open_jobs IS NOT NULL"
 
 
-def standing(db: sqlite3.Connection, root_job_id: str) -> Standing | None:
+def standing(db: Db, root_job_id: str) -> Standing | None:
     """How the tree of this root stands; None if the queue has no such root (any more)."""
     row = db.execute(STANDING, (root_job_id,)).fetchone()
     return Standing(*row) if row else None
@@ -45,7 +45,7 @@ ENDED = f"""
 """
 
 
-def ended(db: sqlite3.Connection, root_job_id: str, *, most: int) -> Standing | None:
+def ended(db: Db, root_job_id: str, *, most: int) -> Standing | None:
     """`standing` of a tree that is probably over: with its jobs, if it is and there are at most so many."""
     nodes = tuple(map(node_from_row, db.execute(ENDED, {"root": root_job_id, "most": most})))
     return Standing(0, len(nodes), nodes) if nodes else standing(db, root_job_id)

@@ -4,19 +4,20 @@ When a schedule is due is decided elsewhere; here a firing is one transaction of
 neither repeat a slot nor lose it.
 """
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import to_text
 from ductile.ledger import journal
+from ductile.ledger.db import Db
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs import Enqueued, enqueue
 from ductile.ledger.rows import moment
 from ductile.model import NewJob
-from ductile.values import frozen
 
 
 class EntryStatus(StrEnum):
@@ -51,7 +52,7 @@ _COLUMNS = """plugin, schedule_id, command, status, reason, last_fired_at, last_
 GET = f"SELECT {_COLUMNS} FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
 
 
-def get(db: sqlite3.Connection, plugin: str, schedule_id: str) -> Entry | None:
+def get(db: Db, plugin: str, schedule_id: str) -> Entry | None:
     row = db.execute(GET, (plugin, schedule_id)).fetchone()
     return _entry(row) if row else None
 
@@ -59,7 +60,7 @@ def get(db: sqlite3.Connection, plugin: str, schedule_id: str) -> Entry | None:
 ALL = f"SELECT {_COLUMNS} FROM schedule_entries ORDER BY plugin, schedule_id"
 
 
-def all_entries(db: sqlite3.Connection) -> list[Entry]:
+def all_entries(db: Db) -> list[Entry]:
     """Every entry that can be read; one that cannot does not hide the others."""
     return [entry for row in db.execute(ALL) if (entry := _entry_or_none(row)) is not None]
 
@@ -67,7 +68,7 @@ def all_entries(db: sqlite3.Connection) -> list[Entry]:
 KEYS = "SELECT plugin, schedule_id FROM schedule_entries ORDER BY plugin, schedule_id"
 
 
-def all_keys(db: sqlite3.Connection) -> list[tuple[str, str]]:
+def all_keys(db: Db) -> list[tuple[str, str]]:
     return db.execute(KEYS).fetchall()
 
 
@@ -83,7 +84,7 @@ FORGET_HISTORY = """
 UNREADABLE = "its entry cannot be read and starts anew"
 
 
-def start_anew(db: sqlite3.Connection, keys: Iterable[tuple[str, str]], *, now: datetime) -> None:
+def start_anew(db: Db, keys: Iterable[tuple[str, str]], *, now: datetime) -> None:
     """These entries are as if their schedules were new, unless paused by the operator; the journal says why."""
     at = to_text(now)
     for plugin, schedule_id in keys:
@@ -105,15 +106,13 @@ DEFINE = """
 """
 
 
-def define_all(db: sqlite3.Connection, definitions: Iterable[tuple[str, str, str, str]], *, now: datetime) -> None:
+def define_all(db: Db, definitions: Iterable[tuple[str, str, str, str]], *, now: datetime) -> None:
     """Every entry exists as `define` would have it: plugin, schedule, command and hash of the definition."""
     at = to_text(now)
     db.executemany(DEFINE, ((*definition, at, at) for definition in definitions))
 
 
-def define(
-    db: sqlite3.Connection, plugin: str, schedule_id: str, command: str, definition_hash: str, *, now: datetime
-) -> Entry:
+def define(db: Db, plugin: str, schedule_id: str, command: str, definition_hash: str, *, now: datetime) -> Entry:
     """The entry exists with this definition; one that had another starts anew, unless paused by the operator."""
     define_all(db, [(plugin, schedule_id, command, definition_hash)], now=now)
     entry = get(db, plugin, schedule_id)
@@ -131,7 +130,7 @@ FIRED = """
 
 
 def fire(
-    db: sqlite3.Connection,
+    db: Db,
     new: NewJob,
     *,
     now: datetime,
@@ -164,7 +163,7 @@ HOLD = """
 
 
 def hold(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str,
     schedule_id: str,
     reason: str,
@@ -199,16 +198,12 @@ def hold(
 SET_NEXT = "UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?"
 
 
-def set_next(
-    db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
-) -> None:
+def set_next(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
     """The entry, if it exists, will next be looked at then."""
     set_all_next(db, [(plugin, schedule_id, next_run_at)], now=now)
 
 
-def set_all_next(
-    db: sqlite3.Connection, next_runs: Iterable[tuple[str, str, datetime | None]], *, now: datetime
-) -> int:
+def set_all_next(db: Db, next_runs: Iterable[tuple[str, str, datetime | None]], *, now: datetime) -> int:
     """`set_next` for many: plugin, schedule and when. How many of them have an entry."""
     at = to_text(now)
     values = ((to_text(next_at) if next_at else None, at, *key) for *key, next_at in next_runs)
@@ -220,9 +215,7 @@ RELEASE = """
 """
 
 
-def release(
-    db: sqlite3.Connection, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime
-) -> None:
+def release(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
     """Nothing of the entry waits, and it will next be looked at then."""
     db.execute(RELEASE, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
 
@@ -233,7 +226,7 @@ SET_STATUS = """
 
 
 def set_status(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str,
     schedule_id: str,
     status: EntryStatus,
@@ -252,7 +245,7 @@ def set_status(
 FORGET = "DELETE FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
 
 
-def forget(db: sqlite3.Connection, plugin: str, schedule_id: str) -> None:
+def forget(db: Db, plugin: str, schedule_id: str) -> None:
     """A schedule that is no longer configured has no entry."""
     db.execute(FORGET, (plugin, schedule_id))
 
@@ -263,7 +256,7 @@ NOTE_SUCCESS = """
 """
 
 
-def note_success(db: sqlite3.Connection, plugin: str, schedule_id: str, job_id: str, *, now: datetime) -> None:
+def note_success(db: Db, plugin: str, schedule_id: str, job_id: str, *, now: datetime) -> None:
     """The entry, if it still exists, knows its last success."""
     db.execute(NOTE_SUCCESS, (job_id, to_text(now), to_text(now), plugin, schedule_id))
 
@@ -274,7 +267,7 @@ OUTSTANDING = """
 """
 
 
-def outstanding(db: sqlite3.Connection, plugin: str, schedule_id: str) -> list[str]:
+def outstanding(db: Db, plugin: str, schedule_id: str) -> list[str]:
     """The schedule's jobs that are not over, oldest first."""
     return [job_id for (job_id,) in db.execute(OUTSTANDING, (plugin, schedule_id))]
 
@@ -289,7 +282,7 @@ LOGGED_JOB_OF_SLOT = """
 """
 
 
-def job_of_slot(db: sqlite3.Connection, plugin: str, schedule_id: str, slot_at: datetime) -> str | None:
+def job_of_slot(db: Db, plugin: str, schedule_id: str, slot_at: datetime) -> str | None:
     """The latest job that was made for the slot, for as long as the queue or the log has it.
 
     A clock that was set back comes to a slot again; such jobs have slots some microseconds later.
@@ -338,7 +331,7 @@ PASS_OVER = """
 
 
 def pass_over(
-    db: sqlite3.Connection,
+    db: Db,
     plugin: str,
     schedule_id: str,
     slot_at: datetime,

@@ -8,6 +8,7 @@ import re
 import sqlite3
 
 from ductile.ledger import history, pages
+from ductile.ledger.db import Db
 from ductile.ledger.history import LOGS
 from ductile.ledger.pages import NEWEST, Page, Terms, Wanted
 from ductile.ledger.reports import Attempt
@@ -43,12 +44,12 @@ FORGET = """
 """
 
 
-def is_available(db: sqlite3.Connection) -> bool:
+def is_available(db: Db) -> bool:
     """True if this SQLite can index words."""
     return db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
 
 
-def catch_up(db: sqlite3.Connection) -> bool:
+def catch_up(db: Db) -> bool:
     """One more portion of attempts is indexed and a portion of forgotten ones is not any more; True if more wait.
 
     An index that is damaged is made anew: everything in it is in the log.
@@ -66,7 +67,7 @@ def catch_up(db: sqlite3.Connection) -> bool:
     return is_behind(db)
 
 
-def _index_portion(db: sqlite3.Connection) -> None:
+def _index_portion(db: Db) -> None:
     after = reached(db)
     last: int | None = db.execute(LAST_OF_PORTION, (after, PORTION)).fetchone()[0]
     if last is not None:
@@ -80,7 +81,7 @@ def _is_of_the_index(error: sqlite3.DatabaseError) -> bool:
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
 
 
-def reached(db: sqlite3.Connection) -> int:
+def reached(db: Db) -> int:
     """The `seq` of the last attempt that is indexed."""
     row = db.execute(REACHED).fetchone() if is_available(db) and db.execute(IS_MADE).fetchone() else None
     return row[0] if row else 0
@@ -89,12 +90,12 @@ def reached(db: sqlite3.Connection) -> int:
 BEHIND = "SELECT EXISTS (SELECT 1 FROM job_log WHERE seq > ?)"
 
 
-def is_behind(db: sqlite3.Connection) -> bool:
+def is_behind(db: Db) -> bool:
     """True if `catch_up` has something to do."""
     return is_available(db) and bool(db.execute(BEHIND, (reached(db),)).fetchone()[0])
 
 
-def logs(db: sqlite3.Connection, wanted: Wanted, *, before: int = NEWEST, limit: int = 50) -> Page[Attempt]:
+def logs(db: Db, wanted: Wanted, *, before: int = NEWEST, limit: int = 50) -> Page[Attempt]:
     """The attempts that fit and have all of `wanted.words`, whole or as the beginning of a word.
 
     Attempts that are not indexed yet fit if they have the words anywhere.
@@ -110,9 +111,7 @@ def logs(db: sqlite3.Connection, wanted: Wanted, *, before: int = NEWEST, limit:
     return history.logs(db, wanted, before=before, limit=limit)
 
 
-def _both(
-    db: sqlite3.Connection, wanted: Wanted, phrase: str, index_ends: int, *, before: int, limit: int
-) -> Page[Attempt]:
+def _both(db: Db, wanted: Wanted, phrase: str, index_ends: int, *, before: int, limit: int) -> Page[Attempt]:
     """First the attempts that the index has not come to, then those that are in it."""
     newer = history.of_logs(db, wanted)._replace(after=index_ends)
     found = pages.page(db, LOGS, newer, before=before, limit=limit)
@@ -138,9 +137,7 @@ _FITTING = """
 """
 
 
-def _indexed(
-    db: sqlite3.Connection, phrase: str, terms: Terms, *, before: int, limit: int
-) -> tuple[list[Attempt], int | None]:
+def _indexed(db: Db, phrase: str, terms: Terms, *, before: int, limit: int) -> tuple[list[Attempt], int | None]:
     """At most `limit` attempts that fit, and where the next page begins."""
     asked = (phrase, before, terms.after, pages.MOST_LOOKED_AT, *terms.values, *terms.asked_values, limit + 1)
     fitting = f"{_FITTING}{_where(terms)} ORDER BY at DESC LIMIT ?"
@@ -163,7 +160,7 @@ LAST_LOOKED_AT = """
 """
 
 
-def _count(db: sqlite3.Connection, phrase: str, terms: Terms) -> tuple[int, bool]:
+def _count(db: Db, phrase: str, terms: Terms) -> tuple[int, bool]:
     """How many attempts fit, and whether that is all or only those among the newest that were looked at."""
     asked = (phrase, terms.before, terms.after, pages.MOST_LOOKED_AT + 1)
     statement = f"SELECT COUNT(*) FROM ({_FITTING}{_where(terms)})"

@@ -4,13 +4,12 @@ Deciding one may make the one around it ready, so this goes on until none is. A 
 with the reason and does not stop the others. Called by `claim`, after every portion of endings.
 """
 
-import sqlite3
 from datetime import datetime, timedelta
 from functools import partial
 
 from ductile.failpoints import failpoint
 from ductile.ledger import joins
-from ductile.ledger.connections import RowFault, written_or_fault
+from ductile.ledger.db import Db, RowFault, written_or_fault
 from ductile.ledger.dedupe import DEFAULT_TTL
 from ductile.ledger.following import NOTHING
 from ductile.ledger.quarantine import quarantine
@@ -24,7 +23,7 @@ MOST_AT_ONCE = 500
 
 
 def settle_joins(
-    db: sqlite3.Connection,
+    db: Db,
     rule: JoinRule,
     *,
     now: datetime,
@@ -49,7 +48,7 @@ def settle_joins(
 
 
 def _settle(
-    db: sqlite3.Connection,
+    db: Db,
     job_id: str,
     attempt: int,
     rule: JoinRule,
@@ -70,7 +69,7 @@ def _settle(
     return quarantine(db, job_id, attempt, reason, now=now, was=JobStatus.QUEUED)
 
 
-def _decide(db: sqlite3.Connection, job_id: str, rule: JoinRule, *, now: datetime) -> tuple[Outcome, Following]:
+def _decide(db: Db, job_id: str, rule: JoinRule, *, now: datetime) -> tuple[Outcome, Following]:
     job = get_job(db, job_id)
     assert job is not None, "the join was ready a moment ago in this transaction"
     outcome, following = rule(joins.joined(db, job), now)

@@ -12,12 +12,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ductile.clock import from_text, to_text
+from ductile.ledger import connections
+from ductile.ledger.db import Db
 from ductile.ledger.faults import translating
 from ductile.ledger.store import open_writer
-from ductile.values import frozen
 
 MOMENTS = {
     "job_queue": "created_at",
@@ -62,7 +63,7 @@ class Sizes:
     """How far back `per_day` looks."""
 
 
-def measure(db: sqlite3.Connection, kept: Mapping[str, timedelta], *, now: datetime) -> Sizes:
+def measure(db: Db, kept: Mapping[str, timedelta], *, now: datetime) -> Sizes:
     """What the file holds. A young ledger is measured over its age, at least over an hour.
 
     So is a table whose rows are `kept` for less than a week: older ones that came are gone.
@@ -87,7 +88,7 @@ def measure(db: sqlite3.Connection, kept: Mapping[str, timedelta], *, now: datet
     )
 
 
-def free_pages(db: sqlite3.Connection) -> tuple[int, int, int]:
+def free_pages(db: Db) -> tuple[int, int, int]:
     """Pages that hold nothing, all pages, and the bytes of one."""
     free, pages, page_bytes = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("freelist_count", "page_count", "page_size")
@@ -101,7 +102,7 @@ TABLES = """
 """
 
 
-def _tables(db: sqlite3.Connection) -> list[str]:
+def _tables(db: Db) -> list[str]:
     """Every table; the parts of the word index are one."""
     return [name for (name,) in db.execute(TABLES)]
 
@@ -113,7 +114,7 @@ ROOM = """
 """
 
 
-def _room(db: sqlite3.Connection) -> dict[tuple[str, bool], tuple[int, int]] | None:
+def _room(db: Db) -> dict[tuple[str, bool], tuple[int, int]] | None:
     """Table, itself or its indexes → bytes and how many of them are used; None where SQLite has no `dbstat`."""
     room: dict[tuple[str, bool], tuple[int, int]] = {}
     try:
@@ -134,13 +135,13 @@ def _table_size(name: str, rows: int, room: dict[tuple[str, bool], tuple[int, in
     return TableSize(name=name, rows=rows, bytes=own, index_bytes=indexes, used_bytes=used, per_day=None)
 
 
-def _oldest(db: sqlite3.Connection, now: datetime) -> datetime:
+def _oldest(db: Db, now: datetime) -> datetime:
     """When the first row came that is still there."""
     found = [db.execute(f"SELECT MIN({moment}) FROM {name}").fetchone()[0] for name, moment in MOMENTS.items()]
     return min((from_text(text) for text in found if text), default=now)
 
 
-def _per_day(db: sqlite3.Connection, name: str, span: timedelta, now: datetime) -> float | None:
+def _per_day(db: Db, name: str, span: timedelta, now: datetime) -> float | None:
     if name not in MOMENTS:
         return None
     statement = f"SELECT COUNT(*) FROM {name} WHERE {MOMENTS[name]} >= ?"
@@ -159,7 +160,7 @@ LARGEST = """
 """
 
 
-def largest_jobs(db: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
+def largest_jobs(db: Db, limit: int) -> list[dict[str, Any]]:
     """The jobs whose payload, results and stderr take most room."""
     names = ("job_id", "plugin", "command", "bytes")
     return [dict(zip(names, row, strict=True)) for row in db.execute(LARGEST, (limit,)) if row[3]]
@@ -169,7 +170,7 @@ def compact(path: Path) -> None:
     """The file has no free pages and no log. The caller holds the instance lock; needs the room of a second copy."""
     with contextlib.closing(open_writer(path)) as db, translating(path):
         db.execute("VACUUM")
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connections.fold_log(db)
 
 
 def file_bytes(path: Path) -> tuple[int, int]:

@@ -1,10 +1,11 @@
 """config_snapshots: the configurations this ledger has run under, sanitised, for jobs to point at."""
 
-import sqlite3
 from datetime import datetime
 
+from attrs import frozen
+
 from ductile.clock import from_text, to_text
-from ductile.values import frozen
+from ductile.ledger.db import Db
 
 
 @frozen(kw_only=True)
@@ -32,7 +33,7 @@ _COLUMNS = """id, config_hash, loaded_at, reason, source_hash, source_path, sour
 PUT = f"INSERT INTO config_snapshots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-def put(db: sqlite3.Connection, new: Snapshot) -> None:
+def put(db: Db, new: Snapshot) -> None:
     """The snapshot is kept for as long as a job points at it, and for as long as it is the newest."""
     db.execute(
         PUT,
@@ -59,11 +60,11 @@ GET = f"SELECT {_COLUMNS} FROM config_snapshots WHERE id = ?"
 NEWEST = f"SELECT {_COLUMNS} FROM config_snapshots ORDER BY loaded_at DESC LIMIT 1"
 
 
-def get(db: sqlite3.Connection, snapshot_id: str) -> Snapshot | None:
+def get(db: Db, snapshot_id: str) -> Snapshot | None:
     return _snapshot(db.execute(GET, (snapshot_id,)).fetchone())
 
 
-def newest(db: sqlite3.Connection) -> Snapshot | None:
+def newest(db: Db) -> Snapshot | None:
     """The configuration loaded last."""
     return _snapshot(db.execute(NEWEST).fetchone())
 

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from ductile.errors import LedgerError, NotFound
 from ductile.ledger import location, migrate
-from ductile.ledger.connections import Synchronous, connect_reader, connect_writer, snapshot, write_ahead
+from ductile.ledger.connections import (
+    BEGIN,
+    Synchronous,
+    connect_reader,
+    connect_writer,
+    fold_log,
+    snapshot,
+    write_ahead,
+)
 from ductile.ledger.examine import APPLICATION_ID, Kind, examine
 from ductile.ledger.faults import translating
 
@@ -71,7 +79,7 @@ def create(path: Path) -> None:
         with translating(path), contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
             fill(db)
             # Closing does this as well, but without a word if it fails; the file would then go on without its log.
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            fold_log(db)
         fresh.replace(path)
         location.sync(path.parent)
     except OSError as error:
@@ -88,7 +96,7 @@ def fill(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     write_ahead(db, "a new ledger")
     db.executescript(
-        f"BEGIN IMMEDIATE;\n{schema()}\n"
+        f"{BEGIN};\n{schema()}\n"
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
 

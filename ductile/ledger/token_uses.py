@@ -1,10 +1,10 @@
 """When each token was last used, by its name. Written from time to time, never for every request."""
 
-import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
 
 from ductile.clock import from_text, to_text
+from ductile.ledger.db import Db
 
 PUT = """
     INSERT INTO token_uses (name, last_used_at) VALUES (?, ?)
@@ -12,12 +12,12 @@ PUT = """
 """
 
 
-def put_all(db: sqlite3.Connection, uses: Mapping[str, datetime]) -> None:
+def put_all(db: Db, uses: Mapping[str, datetime]) -> None:
     db.executemany(PUT, [(name, to_text(used_at)) for name, used_at in uses.items()])
 
 
 ALL = "SELECT name, last_used_at FROM token_uses"
 
 
-def all_uses(db: sqlite3.Connection) -> dict[str, datetime]:
+def all_uses(db: Db) -> dict[str, datetime]:
     return {name: from_text(used_at) for name, used_at in db.execute(ALL)}

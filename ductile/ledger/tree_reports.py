@@ -1,15 +1,17 @@
 """Read-only answers about whole trees, of any size: their jobs, what they came to. Who waits for one asks `runs`."""
 
-import sqlite3
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import from_text
 from ductile.ledger import joins, reports
+from ductile.ledger.db import Db
+from ductile.ledger.dialect import using
 from ductile.ledger.rows import moment
 from ductile.model import Job, JobStatus
-from ductile.values import frozen
 
 
 @frozen(kw_only=True)
@@ -36,13 +38,13 @@ TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id 
 ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
 
 
-def tree(db: sqlite3.Connection, job_id: str, *, limit: int = 10_001) -> list[Node]:
+def tree(db: Db, job_id: str, *, limit: int = 10_001) -> list[Node]:
     """All jobs of the tree `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
     root = db.execute(ROOT_ID, (job_id,)).fetchone()
     return tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
 
 
-def tree_under(db: sqlite3.Connection, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
+def tree_under(db: Db, root_job_id: str, *, limit: int = 10_001) -> list[Node]:
     """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
     return [node_from_row(row) for row in db.execute(TREE, {"root": root_job_id, "limit": limit})]
 
@@ -71,7 +73,7 @@ def node_from_row(row: tuple[Any, ...]) -> Node:
     return Node(job=job, result=row[17])
 
 
-def _logged_tree(db: sqlite3.Connection, job_id: str, limit: int) -> list[Node]:
+def _logged_tree(db: Db, job_id: str, limit: int) -> list[Node]:
     member = reports.get_or_fail(db, job_id)
     members = [member.root_job_id, *(row[0] for row in db.execute(TREE_IN_LOG, (member.root_job_id, limit)))]
     nodes = []
@@ -112,12 +114,12 @@ ROOT = """
 _FAILED = "status IN ('failed', 'dead') AND tolerated = 0"
 HAS_FAILED = f"""
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_FAILED})
-        OR EXISTS (SELECT 1 FROM job_queue INDEXED BY job_queue_by_root
+        OR EXISTS (SELECT 1 FROM job_queue {using("job_queue_by_root")}
                     WHERE root_job_id = :root AND root_job_id <> id AND {_FAILED})
 """
 
 
-def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+def tree_outcome(db: Db, job_id: str) -> TreeOutcome:
     """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
     root = db.execute(ROOT, (job_id,)).fetchone()
     if root is None:
@@ -131,7 +133,7 @@ def tree_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
     return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
 
 
-def _logged_outcome(db: sqlite3.Connection, job_id: str) -> TreeOutcome:
+def _logged_outcome(db: Db, job_id: str) -> TreeOutcome:
     jobs = [node.job for node in _logged_tree(db, job_id, limit=10_001)]
     return TreeOutcome(
         status=TreeStatus.FAILED if any(map(_fails_tree, jobs)) else TreeStatus.SUCCEEDED,
@@ -157,7 +159,7 @@ class Run:
 JOBS_OF_TREE = TREE.replace(_RESULT, "NULL")
 
 
-def run_of(db: sqlite3.Connection, root: Job, *, limit: int = 10_001) -> Run | None:
+def run_of(db: Db, root: Job, *, limit: int = 10_001) -> Run | None:
     """The run that began with this job; None if it is not the root of a tree, or all of its tree."""
     if not root.is_root:
         return None
@@ -180,13 +182,13 @@ def run_of(db: sqlite3.Connection, root: Job, *, limit: int = 10_001) -> Run | N
 FOLLOWED = "SELECT tree_jobs > 1 FROM job_queue WHERE id = ?"
 
 
-def status_below(db: sqlite3.Connection, root: Job) -> TreeStatus | None:
+def status_below(db: Db, root: Job) -> TreeStatus | None:
     """Where the tree of this root is; None if it is no root in the queue that others follow from."""
     followed = db.execute(FOLLOWED, (root.id,)).fetchone() if root.is_root else None
     return tree_outcome(db, root.id).status if followed and followed[0] else None
 
 
-def brief(db: sqlite3.Connection, job_id: str) -> tuple[reports.JobBrief, TreeStatus | None]:
+def brief(db: Db, job_id: str) -> tuple[reports.JobBrief, TreeStatus | None]:
     """What a caller who waits for a job wants to know, of it and of what follows. Raises NotFound like `tree`."""
     report = reports.brief(db, job_id)
     return report, status_below(db, report.job) if report.job.status.is_final else None

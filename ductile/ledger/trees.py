@@ -3,10 +3,10 @@
 Changed only inside the transactions that add or end jobs, so "the tree is done" is one number that is never wrong.
 """
 
-import sqlite3
+from attrs import frozen
 
+from ductile.ledger.db import Db
 from ductile.model import Budget
-from ductile.values import frozen
 
 ORDINARY = Budget()
 
@@ -25,7 +25,7 @@ ROOT_OF = """
 """
 
 
-def root_of(db: sqlite3.Connection, job_id: str) -> Root | None:
+def root_of(db: Db, job_id: str) -> Root | None:
     """The root of the tree `job_id` is in; None if the job is unknown."""
     row = db.execute(ROOT_OF, (job_id,)).fetchone()
     return Root(*row) if row else None
@@ -39,7 +39,7 @@ GROW = """
 """
 
 
-def grow(db: sqlite3.Connection, root_id: str, *, jobs: int = 1, opened: int) -> None:
+def grow(db: Db, root_id: str, *, jobs: int = 1, opened: int) -> None:
     """So many more jobs are in the tree, and so many of them are open."""
     db.execute(GROW, (opened, jobs, opened, root_id))
 
@@ -51,7 +51,7 @@ CLOSE_ONE = """
 IS_DONE = "SELECT open_jobs = 0 FROM job_queue WHERE id = ?"
 
 
-def close_one(db: sqlite3.Connection, root_id: str, *, now: str) -> bool:
+def close_one(db: Db, root_id: str, *, now: str) -> bool:
     """One job of the tree is final; True if it was the last open one."""
     db.execute(CLOSE_ONE, (now, root_id))
     row = db.execute(IS_DONE, (root_id,)).fetchone()
@@ -61,7 +61,7 @@ def close_one(db: sqlite3.Connection, root_id: str, *, now: str) -> bool:
 REOPEN_ONE = "UPDATE job_queue SET open_jobs = open_jobs + 1, tree_completed_at = NULL WHERE id = ?"
 
 
-def reopen_one(db: sqlite3.Connection, root_id: str) -> None:
+def reopen_one(db: Db, root_id: str) -> None:
     """One final job of the tree is queued again."""
     db.execute(REOPEN_ONE, (root_id,))
 
@@ -69,7 +69,7 @@ def reopen_one(db: sqlite3.Connection, root_id: str) -> None:
 OPEN_JOBS = "SELECT open_jobs FROM job_queue WHERE id = ?"
 
 
-def open_jobs(db: sqlite3.Connection, root_job_id: str) -> int | None:
+def open_jobs(db: Db, root_job_id: str) -> int | None:
     """How many jobs of the tree are not over; 0 means done, None that there is no such root in the queue."""
     row = db.execute(OPEN_JOBS, (root_job_id,)).fetchone()
     return row[0] if row else None

@@ -6,9 +6,10 @@ Knows the few forms that are taken, not where the text came from. The command li
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile.errors import UsageInvalid, did_you_mean
 from ductile.pipeline.paths import kind_of
-from ductile.values import field, frozen
 
 FORMS = 'a list of events, {"fail": "why"}, or {"result": "text", "events": [ … ]}'
 

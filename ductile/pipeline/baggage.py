@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.errors import Complaint
 from ductile.pipeline.paths import ABSENT, MAX_SEGMENTS, Malformed, Path, PathAbsent, Scope, kind_of, parse_path, same
 from ductile.units import shown
-from ductile.values import frozen
 
 MOST_BYTES = 1 << 20
 CONTROL = "ductile"

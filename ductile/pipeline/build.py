@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Literal
 
+from attrs import define, evolve, field, frozen
+
 from ductile.pipeline.baggage import Claims
 from ductile.pipeline.measure import ONE_JOB, Size, Sizes
 from ductile.pipeline.plan import (
@@ -38,7 +40,6 @@ from ductile.pipeline.read import (
     Uses,
 )
 from ductile.pipeline.templates import Template
-from ductile.values import changed, define, field, frozen
 
 END = End()
 Ends = Callable[[int], Entry]
@@ -60,10 +61,10 @@ class _Place:
     joins: tuple[str, ...] = ()
 
     def after(self, size: Size) -> "_Place":
-        return changed(self, longest=self.longest + size.longest, least=self.least + size.least)
+        return evolve(self, longest=self.longest + size.longest, least=self.least + size.least)
 
     def inside(self, pipeline: ReadPipeline, path: str) -> "_Place":
-        return changed(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1)
+        return evolve(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1)
 
 
 def build(pipeline: ReadPipeline, pipelines: Mapping[str, ReadPipeline], sizes: Sizes, fingerprint: str) -> Plan:
@@ -112,19 +113,19 @@ class _Builder:
         if not step.join:
             return self.gated(step, at, self.action(step, at, lambda _: then), otherwise=then)
         join = self.join(step, at, then)
-        inside = changed(at, joins=(*at.joins, join.path))
+        inside = evolve(at, joins=(*at.joins, join.path))
         body = self.action(step, inside, lambda branch: Arrive(join, branch))
         return self.gated(step, at, Open(join, body), otherwise=then)
 
     def each(self, step: ReadStep, at: _Place, then: Entry) -> Entry:
         """The `if` of a step with `foreach` is asked for every item."""
-        inside = changed(at, items=at.items + 1)
+        inside = evolve(at, items=at.items + 1)
         if not step.join:
             left = Leave(then)
             body = self.gated(step, at, self.action(step, inside, lambda _: left), otherwise=left)
             return self.loop(step, at, body, empty=then)
         join = self.join(step, at, then)
-        inside = changed(inside, joins=(*at.joins, join.path))
+        inside = evolve(inside, joins=(*at.joins, join.path))
         body = self.action(step, inside, lambda branch: Arrive(join, branch, by_item=True))
         body = self.gated(step, at, body, otherwise=Arrive(join, by_item=True))
         return Open(join, self.loop(step, at, body, empty=END))
@@ -178,7 +179,7 @@ class _Builder:
         return Go(self.node(what, step.id, step, at, then, on_error))
 
     def join(self, step: ReadStep, at: _Place, then: Entry) -> Node:
-        waits = changed(at, longest=at.longest + self.sizes[step].longest - 1)
+        waits = evolve(at, longest=at.longest + self.sizes[step].longest - 1)
         return self.node(_What("join", JOIN, HANDLE), f"{step.id}{JOIN_SUFFIX}", step, waits, then, None)
 
     def node(

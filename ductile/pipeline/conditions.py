@@ -7,12 +7,13 @@ fails: an absent value compares as null, and a value of another type is simply n
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile.errors import Complaint, did_you_mean
 from ductile.pipeline.operators import OPERATORS, Check
 from ductile.pipeline.paths import ABSENT, Malformed, Path, Scope, kind_of, parse_path
 from ductile.secret import HIDDEN
 from ductile.units import shown
-from ductile.values import field, frozen
 
 MAX_DEPTH = 3
 MAX_NODES = 20

@@ -7,13 +7,14 @@ line shows what comes out.
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
+from attrs import define, field, frozen
+
 from ductile import strict_json
 from ductile.model import Job, JobStatus
 from ductile.pipeline.conditions import AllOf, AnyOf, Condition, Not, Predicate
 from ductile.pipeline.graph import Edge, edges
 from ductile.pipeline.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Node, Plan
 from ductile.units import format_duration
-from ductile.values import define, field, frozen
 
 LONGEST_LINE = 120
 UNREACHED = "unreached"

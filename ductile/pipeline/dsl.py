@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+from attrs import fields, frozen, resolve_types
+
 from ductile.pipeline.operators import OPERATORS
 from ductile.units import format_duration
-from ductile.values import fields, frozen, resolve_types
-from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Section, Span, Text, option, pattern
+from ductile.vocabulary import YAML_NAME, Count, EventType, Grammar, Number, Rule, Span, Text, option, pattern
 
 LABEL = pattern(
     "[^\\s/\\x00-\\x1f\\x7f](?:[^/\\x00-\\x1f\\x7f]*[^\\s/\\x00-\\x1f\\x7f])?",
@@ -39,8 +40,8 @@ Mode: TypeAlias = Literal["async", "synchronous"]
 Question = Annotated[Mapping[str, Any], Grammar("Condition", _CONDITION)]
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class RelayStep(Section):
+@frozen(kw_only=True)
+class RelayStep:
     """`pipelines[].steps[].relay`: an event for another instance."""
 
     to: Text = option("the instance, by its name in `instances`")
@@ -55,8 +56,8 @@ class RelayStep(Section):
     baggage: Mapping[str, Any] | None = option("the context that is sent along: path → source", default=None)
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Step(Section):
+@frozen(kw_only=True)
+class Step:
     """`pipelines[].steps[]`: one thing to do. Exactly one of uses, call, relay, steps, split."""
 
     EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "steps", "split")
@@ -86,8 +87,8 @@ class Step(Section):
     )
 
 
-@frozen(kw_only=True, eq=False, repr=False)
-class Pipeline(Section):
+@frozen(kw_only=True)
+class Pipeline:
     """`pipelines[]`: a workflow. Exactly one of on, on-hook."""
 
     EXACTLY_ONE: ClassVar = ("on", "on-hook")

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.model import Job, JobStatus
 from ductile.pipeline.plan import STEP_FAILED, STEP_SUCCEEDED
-from ductile.values import frozen
 
 NAMESPACE = bytes.fromhex("6c0f7a7e5f0b5d0a9c2a0d1b6a5e4f3c")
 INTERNAL = "ductile."

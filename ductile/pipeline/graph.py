@@ -6,6 +6,8 @@ Only looks. Plans share what follows, so every walk here visits each thing once.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from attrs import frozen
+
 from ductile.pipeline.conditions import as_data
 from ductile.pipeline.plan import (
     HANDLE,
@@ -26,7 +28,6 @@ from ductile.pipeline.plan import (
     Open,
     Plan,
 )
-from ductile.values import frozen
 
 T = TypeVar("T", bound=Hashable)
 MOST_SHOWN = 12

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from attrs import evolve, frozen
+
 from ductile.model import Following, JobStatus, NewJob, Note, Settled
 from ductile.pipeline.events import Event
 from ductile.pipeline.plan import HANDLE, Plan
 from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, fresh, may_begin, start
-from ductile.values import changed, frozen
 
 NOBODY = ""
 """The plugin that an event from outside comes from."""
@@ -121,7 +122,7 @@ def _triggered(
     except TooMuch as error:
         about = {"pipeline": plan.name, "event_id": event.id, "type": event.type, "reason": str(error)}
         return Following(notes=(Note(kind="pipeline.skipped", data=about),))
-    return changed(following, notes=(*walk.notes, *following.notes))
+    return evolve(following, notes=(*walk.notes, *following.notes))
 
 
 _HEADER = re.compile(r"\{header\.([!#$%&'*+.^_`|~0-9A-Za-z-]+)\}")

@@ -5,8 +5,9 @@ Adding up costs nothing, so a pipeline that would explode is refused here and ne
 
 from collections.abc import Mapping
 
+from attrs import evolve, frozen
+
 from ductile.pipeline.read import Beside, Calls, InTurn, ReadPipeline, ReadStep
-from ductile.values import changed, frozen
 
 
 @frozen
@@ -36,7 +37,7 @@ def measure(pipeline: ReadPipeline, pipelines: Mapping[str, ReadPipeline], sizes
 
 def _in_turn(steps: tuple[ReadStep, ...], pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -> Size:
     found = [_step(step, pipelines, sizes) for step in steps]
-    return changed(
+    return evolve(
         _together(found), longest=sum(size.longest for size in found), least=sum(size.least for size in found)
     )
 
@@ -56,7 +57,7 @@ def _step(step: ReadStep, pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -
     size = _action(step, pipelines, sizes)
     if step.on_error:
         handling = _in_turn(step.on_error, pipelines, sizes)
-        size = changed(
+        size = evolve(
             size,
             jobs=size.jobs + handling.jobs,
             longest=size.longest + (handling.longest if step.tolerated else 0),
@@ -64,11 +65,11 @@ def _step(step: ReadStep, pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -
             calls=max(size.calls, handling.calls),
         )
     if step.condition or step.foreach:
-        size = changed(size, least=0)
+        size = evolve(size, least=0)
     if step.join:
         # A join goes on with the context in which it was opened, so its branches do not count on the shortest way.
         is_skippable = step.condition and not step.foreach
-        size = changed(size, jobs=size.jobs + 1, longest=size.longest + 1, least=0 if is_skippable else 1)
+        size = evolve(size, jobs=size.jobs + 1, longest=size.longest + 1, least=0 if is_skippable else 1)
     sizes[step] = size
     return size
 
@@ -82,6 +83,6 @@ def _action(step: ReadStep, pipelines: Mapping[str, ReadPipeline], sizes: Sizes)
         case Calls(name):
             called = sizes[pipelines[name]]
             least = 0 if pipelines[name].condition else called.least
-            return changed(called, least=least, levels=called.levels + 1, calls=called.calls + 1)
+            return evolve(called, least=least, levels=called.levels + 1, calls=called.calls + 1)
         case _:
             return ONE_JOB

@@ -8,9 +8,10 @@ import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
+from attrs import frozen
+
 from ductile.pipeline.paths import ABSENT, same
 from ductile.units import shown
-from ductile.values import frozen
 
 Check = Callable[[Any], bool]
 

@@ -7,6 +7,8 @@ wires; the engine's relay puts the envelope around it.
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.model import Job
 from ductile.pipeline.baggage import CONTROL, claim
@@ -14,7 +16,6 @@ from ductile.pipeline.events import entered_with
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import Relay
 from ductile.pipeline.templates import remap, render
-from ductile.values import frozen
 
 OUR_OWN = "ductile_upstream_"
 """Names that the core adds to payloads on their way; they mean nothing elsewhere."""

@@ -10,9 +10,10 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
+from attrs import field, frozen
+
 from ductile.errors import Complaint, did_you_mean
 from ductile.units import shown
-from ductile.values import field, frozen
 
 MAX_SEGMENTS = 32
 """More than anybody reads, and few enough that what is nested by a path can be written as JSON and read again."""

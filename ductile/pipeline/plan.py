@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
+from attrs import field, frozen
+
 from ductile.pipeline.baggage import Claims
 from ductile.pipeline.conditions import Condition
 from ductile.pipeline.dsl import Mode, Signal
 from ductile.pipeline.paths import Path
 from ductile.pipeline.plans import Plans as Plans
 from ductile.pipeline.templates import Template
-from ductile.values import field, frozen
 
 CORE = "core"
 SWITCH, JOIN, RELAY = "core.switch", "core.join", "core.relay"

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from attrs import field, frozen
+
 from ductile.errors import NotFound, did_you_mean
-from ductile.values import field, frozen
 
 if TYPE_CHECKING:
     from ductile.pipeline.plan import Plan

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from attrs import evolve, field, fields, frozen
+
 from ductile import strict_json
 from ductile.model import Job, NewContext
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.events import Event
 from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import Node, Plan
-from ductile.values import changed, field, fields, frozen
 
 INDEXES = '"indexes"'
 """Stands in the text of every context that has indexes."""
@@ -110,7 +111,7 @@ def entered(at: Position, context: NewContext | None) -> Position:
         return at
     baggage = strict_json.loads(context.accumulated_json)
     depth = baggage.pop(CONTROL)["route_depth"]
-    return changed(at, baggage=baggage, depth=depth, inherits_from=context.id)
+    return evolve(at, baggage=baggage, depth=depth, inherits_from=context.id)
 
 
 def inside_each(at: Position, items: Iterable[Any]) -> Iterator[Position]:

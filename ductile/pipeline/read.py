@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
+from attrs import define, field, frozen
+
 from ductile.errors import Complaint, did_you_mean
 from ductile.pipeline.baggage import Claims, parse_claims
 from ductile.pipeline.conditions import Condition, parse_condition, paths_of
@@ -16,7 +18,6 @@ from ductile.pipeline.paths import Malformed, Path, parse_path
 from ductile.pipeline.plan import CORE, HANDLE, Relay
 from ductile.pipeline.templates import Fixed, Template, parse_template, parse_with
 from ductile.units import shown
-from ductile.values import define, field, frozen
 from ductile.vocabulary import COMMAND
 
 CATEGORY = "pipelines"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_json
 from ductile.model import JobStatus
 from ductile.pipeline.answers import Answer
@@ -19,7 +21,6 @@ from ductile.pipeline.read import SWITCH_SUFFIX
 from ductile.pipeline.route import World, begin
 from ductile.pipeline.stage import Ask, Decision, Predicates, Row, Stage, TellingWorld
 from ductile.pipeline.walk import FOREACH, START
-from ductile.values import field, frozen
 
 MOST_JOBS = 10_000
 MOST_HOPS = 20

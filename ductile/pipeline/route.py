@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from attrs import evolve, field, frozen
+
 from ductile import strict_json
 from ductile.model import (
     Evidence,
@@ -49,7 +51,6 @@ from ductile.pipeline.walk import (
     TooMuch,
     Walk,
 )
-from ductile.values import changed, field, frozen
 
 __all__ = ["Event", "Routes", "Target", "TooMuch", "World", "after", "after_join", "begin", "event_id"]
 
@@ -133,7 +134,7 @@ def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now:
     following = walk.following()
     # The row is as old as the job: a reload, a budget or an earlier attempt may have made something else of its step.
     goes_on = place is not None and place.node.tolerated
-    return changed(following, tolerated=goes_on) if ended.is_failure and goes_on != job.tolerated else following
+    return evolve(following, tolerated=goes_on) if ended.is_failure and goes_on != job.tolerated else following
 
 
 NOTHING = Following()
@@ -180,7 +181,7 @@ def after_join(joined: Joined, world: World, *, now: datetime) -> tuple[Outcome,
         walk.enter(place.node.successors, event, place.at)
     except TooMuch as error:
         return Failed(str(error), waited), Following()
-    return Succeeded(changed(waited, result=_joined_text(results))), walk.following()
+    return Succeeded(evolve(waited, result=_joined_text(results))), walk.following()
 
 
 def _lost(job: Job, world: World) -> str:
@@ -393,5 +394,5 @@ def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: 
         settled=Settled(status=JobStatus.SUCCEEDED, result=strict_json.dumps({"jobs": len(roots)})),
     )
     top = at.parent_id
-    below = (changed(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)
+    below = (evolve(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)
     return [start, *below]

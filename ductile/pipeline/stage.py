@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import attrs
+from attrs import define, evolve, field, frozen
 
 from ductile import strict_json
 from ductile.model import Dead, Failed, Following, Job, JobStatus, Joined, NewArrival, NewJob, Succeeded
@@ -24,7 +25,6 @@ from ductile.pipeline.position import Position
 from ductile.pipeline.route import TooMuch, World, after, after_join
 from ductile.pipeline.tell import step_of, tell
 from ductile.pipeline.walk import Walk
-from ductile.values import changed, define, field, frozen
 
 MOST_TOLD = 5
 
@@ -168,7 +168,7 @@ class Stage:
             context=self.contexts.get(new.event_context_id or ""),
         )
         above = self.rows.get(new.parent_job_id or "")
-        job = changed(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
+        job = evolve(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
         row = self.rows[job.id] = Row(job, settled.result if settled else None)
         if job.join_id is not None:
             self.members.setdefault(job.join_id, []).append(row)
@@ -193,7 +193,7 @@ class Stage:
         try:
             following = after(job, ended, self._events(job, answer), self.world, now=self.now)
         except TooMuch as error:
-            row.job = changed(job, tolerated=False)
+            row.job = evolve(job, tolerated=False)
             return self._fail(row, str(error))
         return self._end(row, JobStatus.SUCCEEDED, None, following)
 
@@ -234,12 +234,12 @@ class Stage:
             following = after(row.job, Ended(status=JobStatus.FAILED, error=error), (), self.world, now=self.now)
         except TooMuch as too_much:
             following, error = Following(), f"{error}; {too_much}"
-            row.job = changed(row.job, tolerated=False)
+            row.job = evolve(row.job, tolerated=False)
         self._end(row, JobStatus.FAILED, error, following)
 
     def _end(self, row: Row, status: JobStatus, error: str | None, following: Following) -> None:
         self.apply(following, row)
-        row.job = changed(row.job, status=status, last_error=error)
+        row.job = evolve(row.job, status=status, last_error=error)
         self.open_members[row.job.join_id or ""] -= 1
 
     def _ready_join(self) -> Row | None:

@@ -7,6 +7,8 @@ it.
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.errors import NotFound
 from ductile.model import Job
@@ -15,7 +17,6 @@ from ductile.pipeline.paths import ABSENT, Scope
 from ductile.pipeline.plan import HANDLE, Node, Plans
 from ductile.pipeline.position import fits, lists_around
 from ductile.pipeline.templates import remap
-from ductile.values import frozen
 
 
 @frozen

@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from ductile import strict_json
 from ductile.errors import Complaint
 from ductile.pipeline.paths import Malformed, Path, PathAbsent, Scope, kind_of, parse_path
 from ductile.units import shown
-from ductile.values import frozen
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 

@@ -7,6 +7,8 @@ failed job with its reason, in the tree where everybody sees it. `route` decides
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import define, evolve, field, frozen
+
 from ductile import strict_json
 from ductile.model import Following, Job, JobStatus, NewArrival, NewContext, NewJob, Note, Settled
 from ductile.pipeline import baggage
@@ -32,7 +34,6 @@ from ductile.pipeline.plan import (
     Open,
 )
 from ductile.pipeline.position import Position, dotted, entered, inside_each
-from ductile.values import changed, define, field, frozen
 
 FOREACH, START = "core.foreach", "core.start"
 MOST_BYTES, MOST_JOBS, MOST_CONTEXT = 64 << 20, 10_000, baggage.MOST_BYTES
@@ -124,12 +125,12 @@ class Walk:
             case Gate():
                 self._decide(entry, event, at)
             case Fork(branches):
-                inside = [(branch, event, changed(at, trail=(*at.trail, i))) for i, branch in enumerate(branches)]
+                inside = [(branch, event, evolve(at, trail=(*at.trail, i))) for i, branch in enumerate(branches)]
                 self._ahead += reversed(inside)
             case Each():
                 self._each(entry, event, at)
             case Leave(then):
-                self._ahead.append((then, event, changed(at, items=at.items[:-1], indexes=at.indexes[:-1])))
+                self._ahead.append((then, event, evolve(at, items=at.items[:-1], indexes=at.indexes[:-1])))
             case Open(join, body):
                 self._open(join, body, event, at)
             case Arrive(_, branch, by_item):
@@ -264,10 +265,10 @@ class Walk:
             event_context_id=context.id if context else None,
             settled=Settled(status=status, error=reason),
         )
-        failed = changed(failed, id=derived_id(at.parent_id, failed.child_key))
+        failed = evolve(failed, id=derived_id(at.parent_id, failed.child_key))
         self.add(failed)
         if node.on_error is not None:
-            inside = changed(entered(at, context), parent_id=failed.id, own_tree=False)
+            inside = evolve(entered(at, context), parent_id=failed.id, own_tree=False)
             self._ahead.append((node.on_error, _refused_event(failed, reason, event), inside))
 
     def _decide(self, gate: Gate, event: Event, at: Position) -> None:
@@ -284,13 +285,13 @@ class Walk:
                 status=JobStatus.SUCCEEDED, result=strict_json.dumps({"matched": matched, "event": decided})
             ),
         )
-        switch = changed(switch, id=derived_id(at.parent_id, switch.child_key))
+        switch = evolve(switch, id=derived_id(at.parent_id, switch.child_key))
         self.add(switch)
         if not matched:
             why = self.mask(explain(gate.condition, scope))
             self._bypass(gate.path, event, at, switch_id=switch.id, predicates=why)
         chosen = gate.then if matched else gate.otherwise
-        self._ahead.append((chosen, event, changed(at, parent_id=switch.id, own_tree=False)))
+        self._ahead.append((chosen, event, evolve(at, parent_id=switch.id, own_tree=False)))
 
     def _bypass(self, step_id: str, event: Event, at: Position, **why: Any) -> None:
         """The journal will say that the step does not run for this event."""
@@ -341,15 +342,15 @@ class Walk:
             hops=at.hops + join.call_depth,
             is_join=True,
         )
-        waiting = changed(waiting, id=derived_id(at.parent_id, waiting.child_key))
+        waiting = evolve(waiting, id=derived_id(at.parent_id, waiting.child_key))
         self._ahead.append((waiting, event, at))
-        self._ahead.append((body, event, changed(at, join_id=waiting.id)))
+        self._ahead.append((body, event, evolve(at, join_id=waiting.id)))
         return None
 
     def _add_join(self, join: NewJob, event: Event) -> None:
         """A join whose members may all turn out to be duplicates carries the key that makes them so."""
         if event.dedupe_key is not None and any(new.join_id == join.id for new in self.children):
-            join = changed(join, dedupe_key=f"{join.child_key}:{event.dedupe_key}")
+            join = evolve(join, dedupe_key=f"{join.child_key}:{event.dedupe_key}")
         self.add(join)
 
     def _arrive(self, branch: int, by_item: bool, event: Event, at: Position) -> None:

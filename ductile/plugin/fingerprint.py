@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from attrs import field, frozen
 from blake3 import blake3
 
 from ductile.files import (
@@ -21,7 +22,6 @@ from ductile.files import (
     shown_path,
     target_of,
 )
-from ductile.values import field, frozen
 
 MAX_FILES = 1_000
 MAX_DEPTH = 16

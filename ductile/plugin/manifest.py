@@ -10,13 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile import strict_yaml
 from ductile.errors import Complaint, PluginRejected, Unreadable, did_you_mean
 from ductile.files import read_regular
 from ductile.plugin.reading import Reading, kind_of
 from ductile.strict_yaml import Node
 from ductile.units import shown
-from ductile.values import field, frozen
 
 FILE_NAME = "manifest.yaml"
 SPEC = "ductile.plugin"

@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from attrs import field, frozen
+
 from ductile.clock import to_text
 from ductile.errors import Unreadable
 from ductile.plugin.manifest import PROTOCOL
 from ductile.strict_json import Parsed, dumps, parse
 from ductile.units import shown
-from ductile.values import field, frozen
 
 JsonObject = Mapping[str, Any] | str
 """An object, or its JSON text, which is passed on without being read."""

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from attrs import evolve, field, frozen
+
 from ductile.errors import Complaint, PluginRejected, did_you_mean
 from ductile.files import FileRefused, Finding, Level, entries_of, is_folder, read_regular, shown_path
 from ductile.plugin.fingerprint import (
@@ -20,7 +22,6 @@ from ductile.plugin.fingerprint import (
 from ductile.plugin.manifest import FILE_NAME, Manifest, parse_manifest
 from ductile.plugin.trust import TrustPolicy, Witness, place_findings, start_findings, trust_findings
 from ductile.strict_yaml import MAX_BYTES
-from ductile.values import changed, field, frozen
 
 __all__ = ["Discovery", "Named", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
 
@@ -57,13 +58,6 @@ class Plugin:
         if not any(finding.is_refusal for finding in findings):
             findings += self._change_findings()
         return tuple(findings)
-
-    def is_as_loaded(self) -> bool:
-        """True if the entrypoint is the very file that was loaded. One look, the least there can be before a start."""
-        try:
-            return self.identity.is_of(os.stat(self.entrypoint))
-        except OSError:
-            return False
 
     def _change_findings(self) -> list[Finding]:
         try:
@@ -129,8 +123,8 @@ def resolve_aliases(
         if problem := _alias_problem(alias, chain, plugins, uses, rejected):
             complaints.append(Complaint(problem, f"plugins.{alias}.uses", category="plugin_refs"))
         elif origin is not None:
-            fingerprint = changed(origin.fingerprint, name=alias)
-            named[alias] = changed(origin, name=alias, uses=base, fingerprint=fingerprint)
+            fingerprint = evolve(origin.fingerprint, name=alias)
+            named[alias] = evolve(origin, name=alias, uses=base, fingerprint=fingerprint)
     return Named(named, tuple(complaints))
 
 

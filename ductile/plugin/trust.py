@@ -9,6 +9,8 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from attrs import frozen
+
 from ductile.files import (
     FileRefused,
     Finding,
@@ -20,7 +22,6 @@ from ductile.files import (
     symlink_findings,
 )
 from ductile.plugin.manifest import FILE_NAME
-from ductile.values import frozen
 
 _HEAD_BYTES = 256
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ductile import strict_json
 from ductile.errors import NotFound, WrongState
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.operate import known_job, replay, require_replayable, require_retryable, retry
 from ductile.ledger.receipts import Answer
@@ -90,7 +90,7 @@ async def cancel_job(desk: Desk, request: Request) -> Response:
     """200 if the job is dead now, 202 if its process is ending; 409 if it was over."""
     job_id, reason = job_id_of(request), reason_of(request) or f"by {request.principal.name}"
     if flag_of(request, "dry_run"):
-        job = desk.ledger.look_up(known_job, job_id)
+        job = await desk.ledger.read(known_job, job_id)
         if job.status.is_final:
             raise WrongState(f"{job_id}: already {job.status}", hint="only queued and running jobs can be cancelled")
         return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
@@ -102,8 +102,7 @@ async def cancel_job(desk: Desk, request: Request) -> Response:
 async def retry_job(desk: Desk, request: Request) -> Response:
     """202 once the job is queued again; 200 if it could be."""
     job_id = job_id_of(request)
-    job = desk.ledger.look_up(known_job, job_id)
-    desk.ledger.read(require_retryable, job)
+    job = await desk.ledger.read(_retryable, job_id)
     _require_startable(desk, job)
     _require_right_to_start(desk, request, job)
     if flag_of(request, "dry_run"):
@@ -119,12 +118,11 @@ async def replay_job(desk: Desk, request: Request) -> Response:
     answer = await known_answer(desk, ticket)
     if answer is None:
         job_id, now = job_id_of(request), desk.clock.now()
-        job = desk.ledger.look_up(known_job, job_id)
-        desk.ledger.read(require_replayable, job)
+        job = await desk.ledger.read(_replayable, job_id)
         _require_startable(desk, job)
         _require_right_to_start(desk, request, job)
         payload = _patched(job, body_of(request, "patch").get("patch"))
-        new = desk.ledger.look_up(
+        new = await desk.ledger.read(
             replay,
             job_id,
             submitted_by=submitter_of(request),
@@ -138,12 +136,24 @@ async def replay_job(desk: Desk, request: Request) -> Response:
             desk,
             ticket,
             partial(_enqueue, new=new, told=told, now=now, budget=desk.snapshot().budget),
-            is_quick=are_few(Following(children=(new,))),
+            is_large=not are_few(Following(children=(new,))),
         )
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 
 
-def _enqueue(db: Connection, *, new: NewJob, told: dict[str, Any], now: datetime, budget: Budget) -> Answer:
+def _retryable(db: Db, job_id: str) -> Job:
+    job = known_job(db, job_id)
+    require_retryable(db, job)
+    return job
+
+
+def _replayable(db: Db, job_id: str) -> Job:
+    job = known_job(db, job_id)
+    require_replayable(db, job)
+    return job
+
+
+def _enqueue(db: Db, *, new: NewJob, told: dict[str, Any], now: datetime, budget: Budget) -> Answer:
     made = enqueue(db, new, now=now, budget=budget)
     text = strict_json.dumps({**told, "job_id": made.job_id, "status": made.status, "dry_run": False})
     return Answer(job_id=made.job_id, text=text)

@@ -11,11 +11,12 @@ from functools import partial
 import trio
 
 from ductile import __version__, strict_json
+from ductile.config.snapshot import Snapshot
 from ductile.failpoints import failpoint
 from ductile.hub import job_topic
 from ductile.ledger import queue_reports, reports, tree_reports
 from ductile.ledger.breakers import plugins_with_open_breakers
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
 from ductile.model import Following, NewJob, are_few
@@ -65,7 +66,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         summary="Whether the service works",
         group="system",
         gives={200: HEALTH, 503: HEALTH},
-        hot=True,
     )
     yield Route(
         method="POST",
@@ -80,7 +80,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         gives={200: PLANNED, 202: ACCEPTED},
         refuses=(409, 422),
         max_body=most,
-        hot=True,
     )
     yield Route(
         method="GET",
@@ -91,7 +90,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=(WAIT,),
         gives={200: JOB},
-        hot=True,
         waits=True,
     )
     yield Route(
@@ -107,7 +105,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         gives={200: {"anyOf": [RUN, PLANNED]}, 202: {"anyOf": [ACCEPTED, STILL_RUNNING]}},
         refuses=(409, 422),
         max_body=most,
-        hot=True,
         waits=True,
     )
     yield Route(
@@ -119,7 +116,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=(WAIT,),
         gives={200: TREE},
-        hot=True,
         waits=True,
     )
 
@@ -159,19 +155,23 @@ async def welcome(desk: Desk, request: Request) -> Response:
 async def health(desk: Desk, request: Request) -> Response:
     """200 while work is being done or could be; 503 when the ledger takes no writes or no schedule is decided."""
     snapshot = desk.snapshot()
-    queue = desk.ledger.read(queue_reports.depth)
-    oldest = desk.ledger.read(queue_reports.oldest_claimable, snapshot.slots)
+    queue, oldest, open_breakers = await desk.ledger.read(_queue_health, snapshot)
     works = not desk.ledger.broken.is_set() and desk.stuck_seconds() < STUCK_SECONDS
     content = {
         "status": "ok" if works else "degraded",
         "uptime_seconds": _uptime(desk),
         "queue_depth": queue,
         "plugins_loaded": len(snapshot.lanes),
-        "plugins_circuit_open": desk.ledger.look_up(plugins_with_open_breakers),
+        "plugins_circuit_open": open_breakers,
         "version": __version__,
         "oldest_claimable_seconds": round((desk.clock.now() - oldest).total_seconds(), 1) if oldest else 0,
     }
     return json_response(content, 200 if works else 503)
+
+
+def _queue_health(db: Db, snapshot: Snapshot) -> tuple[int, datetime | None, int]:
+    oldest = queue_reports.oldest_claimable(db, snapshot.slots)
+    return queue_reports.depth(db), oldest, plugins_with_open_breakers(db)
 
 
 async def trigger(desk: Desk, request: Request) -> Response:
@@ -206,14 +206,13 @@ async def trigger(desk: Desk, request: Request) -> Response:
     )
     failpoint("enqueue.before_begin")
     ttl = snapshot.config.settings.service.dedupe_ttl
-    answer = await done_once(
-        desk, ticket, partial(_enqueue, new=new, now=now, default_ttl=ttl), is_quick=are_few(Following(children=(new,)))
-    )
+    act = partial(_enqueue, new=new, now=now, default_ttl=ttl)
+    answer = await done_once(desk, ticket, act, is_large=not are_few(Following(children=(new,))))
     failpoint("enqueue.after_commit")
     return _triggered(answer)
 
 
-def _enqueue(db: Connection, *, new: NewJob, now: datetime, default_ttl: timedelta) -> Answer:
+def _enqueue(db: Db, *, new: NewJob, now: datetime, default_ttl: timedelta) -> Answer:
     made = enqueue(db, new, now=now, default_ttl=default_ttl)
     told = {"job_id": made.job_id, "status": made.status, "plugin": new.plugin, "command": new.command}
     return Answer(job_id=made.job_id, text=strict_json.dumps(told))
@@ -228,13 +227,13 @@ async def show_job(desk: Desk, request: Request) -> Response:
     job_id = job_id_of(request)
     patience = wait_of(request, desk.snapshot())
     with desk.hub.watch(job_topic(job_id)) as hints, trio.move_on_after(patience):
-        while not desk.ledger.look_up(reports.is_over, job_id) and not desk.is_stopping():
+        while not await desk.ledger.read(reports.is_over, job_id) and not desk.is_stopping():
             # A hint can be lost, so the ledger is asked again after a while.
             with trio.move_on_after(RECHECK_SECONDS):
                 await hints.receive()
-    report, tree = await desk.ledger.read_slowly(tree_reports.brief, job_id)
+    report, tree = await desk.ledger.read(tree_reports.brief, job_id)
     if patience:  # nobody who waits for an end is told of one that a power cut could take back
-        await desk.ledger.disk.until_durable()
+        await desk.ledger.until_durable()
     shows_result = request.principal.may(RESULT_SCOPE)
     text = job_text(report, desk.live_stderr(job_id), tree=tree, shows_result=shows_result)
     return encoded_json_response(text.encode())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import field, frozen
 from blake3 import blake3
 
 from ductile.config.relay import peer_named, secret_named
@@ -18,7 +19,6 @@ from ductile.ledger.receipts import Ticket
 from ductile.pipeline.baggage import CONTROL
 from ductile.pipeline.events import Event
 from ductile.relay_wire import KEY_ID, PEER, SIGNATURE, TIMESTAMP, Envelope, decode, is_signed, read_moment
-from ductile.values import field, frozen
 from ductile.web.message import Request
 
 KEPT = timedelta(days=7)

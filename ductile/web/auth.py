@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 
+from attrs import evolve, frozen
+
 from ductile.clock import Clock
 from ductile.config.callers import caller
 from ductile.config.load import Config
 from ductile.config.scopes import FINER, INCLUDED
-from ductile.values import changed, frozen
 from ductile.web.message import Refusal, Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 
@@ -123,7 +124,7 @@ def _authorize(
     request: Request,
 ) -> Request | Response:
     if request.peer == "unix":
-        return changed(request, principal=OPERATOR)
+        return evolve(request, principal=OPERATOR)
     if route.scope is None:
         return request
     authorization = request.headers.get("authorization", ())
@@ -139,7 +140,7 @@ def _authorize(
     on_use(principal.name, now)
     if not principal.may(route.scope, plugin=request.params.get("plugin")):
         return forbidden(principal, route.scope, plugin=request.params.get("plugin"))
-    return changed(request, principal=principal)
+    return evolve(request, principal=principal)
 
 
 def forbidden(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl
 
+from attrs import field, frozen
 from blake3 import blake3
 
 from ductile import strict_json
@@ -21,7 +22,6 @@ from ductile.ledger.refusals import UNREAD_BODY, Refused
 from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import EventType, TypeRefused
 from ductile.secret import Secret
-from ductile.values import field, frozen
 from ductile.web.message import Request
 from ductile.web.signatures import Verdict, Verifier
 from ductile.web.site import Served

@@ -6,25 +6,28 @@ the handlers in the rooms beside this one sit at it.
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import trio
+from attrs import define, field, frozen
 
 from ductile import strict_json
 from ductile.clock import Clock
 from ductile.config.changes import Reloaded
 from ductile.config.snapshot import PluginUnavailable, Snapshot
-from ductile.errors import DuctileError, Unreadable
+from ductile.errors import DuctileError, LedgerBusy, Unreadable
 from ductile.hub import Hub
+from ductile.ledger.db import Db
 from ductile.ledger.pauses import Pause
 from ductile.ledger.writer import Ledger
 from ductile.meters import Meters
 from ductile.units import parse_duration
-from ductile.values import define, field, frozen
 from ductile.web.auth import OPERATOR
 from ductile.web.message import Request, Response
 from ductile.web.routes import Handler
 
+T = TypeVar("T")
+SUBMIT_TIMEOUT = 90.0
 RECHECK_SECONDS = 5.0
 """After how long a waiter looks into the ledger again: a hint can be lost."""
 
@@ -114,6 +117,19 @@ def seated(desk: Desk) -> Callable[..., Handler]:
         return lambda request: handler(desk, request, **more)
 
     return on
+
+
+async def submit(desk: Desk, work: Callable[[Db], T], *, is_large: bool = False) -> T:
+    """Write what creates jobs. They are durable when this returns, and can be claimed from their commit on.
+
+    Shielded: a client that has sent its request and hung up has asked for the jobs all the same.
+    """
+    with trio.move_on_after(SUBMIT_TIMEOUT, shield=True):
+        result = await desk.ledger.transact(work, wait=False, in_thread=is_large)
+        desk.hub.announce_work()
+        await desk.ledger.until_durable()
+        return result
+    raise LedgerBusy(f"the ledger was not free within {SUBMIT_TIMEOUT:.0f} seconds", hint="try again later")
 
 
 def require_healthy(desk: Desk, plugin: str) -> None:

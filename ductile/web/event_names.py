@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from ductile.clock import to_text
 from ductile.ledger.journal import Entry
-from ductile.values import frozen
 
 GAP = "gap"
 OPENED = "stream.opened"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import frozen
 
 from ductile.clock import to_text
 from ductile.config.check import Report, examine
@@ -22,7 +23,6 @@ from ductile.ledger.store import open_another_reader
 from ductile.notify import STUCK_SECONDS
 from ductile.pipeline.graph import compiled_routes
 from ductile.secret import Mask
-from ductile.values import frozen
 from ductile.web.desk import Desk, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route

@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 import trio
+from attrs import define, field, frozen
 
 from ductile import strict_json
 from ductile.clock import to_text
 from ductile.ledger import journal
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.writer import Ledger
-from ductile.values import define, field, frozen
 from ductile.web.event_names import NAMES, events_of
 
 PORTION, PORTION_BYTES = 200, 256 * 1024
@@ -128,13 +128,13 @@ class Feed:
     _size: int = 0
     _turn: trio.Lock = field(factory=trio.Lock)
 
-    def position(self) -> int:
-        return self.ledger.look_up(journal.position)
+    async def position(self) -> int:
+        return await self.ledger.read(journal.position)
 
     async def after(self, seq: int, wanted: Wanted) -> Portion:
         """The next lines after position `seq`, a portion of them at most; some that are not wanted may be empty."""
         if not self._since <= seq < self._end:
-            end = self.position()
+            end = await self.position()
             if end <= seq:
                 await trio.lowlevel.checkpoint()
                 return Portion((), seq)
@@ -168,13 +168,13 @@ class Feed:
         del self._lines[:surplus]
 
     async def _read(self, seq: int, end: int, wanted: Wanted) -> Portion:
-        lines = await self.ledger.read_slowly(read_lines, seq, wanted)
+        lines = await self.ledger.read(read_lines, seq, wanted)
         # A place that a power cut takes back would be given again, to something the reader then never sees.
-        await self.ledger.disk.until_durable()
+        await self.ledger.until_durable()
         return Portion(tuple(lines), lines[-1].seq if lines else end)
 
 
-def read_lines(db: Connection, seq: int, wanted: Wanted) -> list[Line]:
+def read_lines(db: Db, seq: int, wanted: Wanted) -> list[Line]:
     """A portion of the journal after `seq`, encoded: most of the work, so that it is done in a reader's thread."""
     lines: list[Line] = []
     size, has_more = 0, True

@@ -12,7 +12,7 @@ import trio
 from ductile import strict_json
 from ductile.errors import LedgerError, UsageInvalid
 from ductile.ledger import history, listed, search
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.pages import Page, Wanted
 from ductile.ledger.questions import ARGUMENTS, ends_of, read_cursor, read_limit, read_wanted
 from ductile.ledger.reports import Attempt
@@ -47,7 +47,6 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=JOB_FILTERS,
         gives={200: JOB_PAGE},
-        hot=True,
     )
     yield Route(
         method="GET",
@@ -58,13 +57,12 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         group="jobs",
         asks=LOG_FILTERS,
         gives={200: LOG_PAGE},
-        hot=True,
     )
 
 
 async def list_jobs(desk: Desk, request: Request) -> Response:
     wanted, before, limit = _wanted(request, JobStatus), _before(request), _limit(request)
-    page = await desk.ledger.read_slowly(listed.jobs, wanted, before=before, limit=limit)
+    page = await desk.ledger.read(listed.jobs, wanted, before=before, limit=limit)
     if not request.principal.may(RESULT_SCOPE):
         for job in page.items:
             job.pop("last_error", None)
@@ -78,7 +76,7 @@ async def list_logs(desk: Desk, request: Request) -> Response:
     if wanted.words:
         await _bring_up_to_date(desk)
 
-    def read(db: Connection) -> bytes:
+    def read(db: Db) -> bytes:
         page = (search.logs if wanted.words else history.logs)(db, wanted, before=before, limit=limit)
         results = [history.result_of(db, item) if wants_result and shows_result else None for item in page.items]
         rows = [
@@ -87,7 +85,7 @@ async def list_logs(desk: Desk, request: Request) -> Response:
         ]
         return _logs_text(rows, page, limit).encode()
 
-    return encoded_json_response(await desk.ledger.read_slowly(read))
+    return encoded_json_response(await desk.ledger.read(read))
 
 
 def _logs_text(rows: list[str], page: Page[Attempt], limit: int) -> str:
@@ -98,9 +96,9 @@ async def _bring_up_to_date(desk: Desk) -> None:
     """The index has what is on record, or as much of it as one search may wait for."""
     with trio.move_on_after(SEARCH_SECONDS), suppress(LedgerError):  # a full disk does not keep anybody from reading
         for _ in range(search.MOST_PORTIONS):
-            if not desk.ledger.read(search.is_behind):
+            if not await desk.ledger.read(search.is_behind):
                 return
-            await desk.ledger.write(search.catch_up)
+            await desk.ledger.transact(search.catch_up, in_thread=True)
 
 
 def _before(request: Request) -> int:

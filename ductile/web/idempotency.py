@@ -11,10 +11,10 @@ from functools import partial
 
 from blake3 import blake3
 
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.receipts import Answer, Ticket, first_answer, once
 from ductile.web.auth import OPERATOR
-from ductile.web.desk import BadRequest, Desk
+from ductile.web.desk import BadRequest, Desk, submit
 from ductile.web.message import Headers, Request
 from ductile.web.schemas import Header, text
 
@@ -43,25 +43,19 @@ def ticket_of(request: Request) -> Ticket | None:
 
 async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
     """The first answer, if the request was made before: whatever has become of what it asked for."""
-    answer = desk.ledger.look_up(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
+    answer = await desk.ledger.read(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
     if answer is not None:  # whoever asked first may still wait for the disk
-        await desk.ledger.disk.until_durable()
+        await desk.ledger.until_durable()
     return answer
 
 
 async def done_once(
-    desk: Desk,
-    ticket: Ticket | None,
-    act: Callable[[Connection], Answer],
-    *,
-    is_quick: bool,
-    answers_at_once: bool = True,
+    desk: Desk, ticket: Ticket | None, act: Callable[[Db], Answer], *, is_large: bool = False
 ) -> Answer:
-    """What `act`, which makes work, came to; done now, or when the ticket was first shown. `is_quick`: it writes a few
-    rows. `answers_at_once`: the caller is told before that work begins."""
+    """Return the answer of `act`, which creates jobs: run now, or when the ticket was first used."""
     if ticket is not None:
         act = partial(once, ticket=ticket, act=act, now=desk.clock.now())
-    return await desk.ledger.write_work(act, is_quick=is_quick, answers_at_once=answers_at_once)
+    return await submit(desk, act, is_large=is_large)
 
 
 def headers_of(answer: Answer) -> Headers:

@@ -1,16 +1,17 @@
 """Our own request, response and socket: what a handler sees and what it returns.
 
-Knows nothing of sockets, of Quart or of routes, so a handler can be called from a test with plain values. The lane
-and the Quart-Trio host build requests from the wire and write responses back to it.
+Knows nothing of sockets, of Quart or of routes, so a handler can be called from a test with plain values. The protocol
+builds requests, the app sends responses.
 """
 
 import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from attrs import field, frozen
+
 from ductile import strict_json
 from ductile.errors import DuctileError, LedgerError
-from ductile.values import field, frozen
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -57,16 +58,13 @@ class Request:
 
 @frozen(kw_only=True)
 class Response:
-    """An answer: a body in one piece, or pieces as they come (each is sent as soon as it is there)."""
+    """An answer: a body in one piece, or pieces as they come (each is sent as soon as it is there; not for POST)."""
 
     status: int = 200
     headers: Headers = ()
     body: bytes | AsyncIterable[bytes] = field(default=b"", repr=False)
     until: Callable[[], Awaitable[None]] | None = None
-    """When it returns, the rest of the answer is not sent, even if the client does not read.
-
-    Only hot routes that wait heed it.
-    """
+    """When it returns, the rest of a stream is not sent, even if the client does not read. For routes with `waits`."""
 
 
 class Channel(Protocol):

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import frozen
 
 from ductile import __version__
 from ductile.ledger import breakers, queue_reports
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.schedules import EntryStatus, all_entries
 from ductile.meters import BOUNDS, Histogram, Meters
 from ductile.model import Breaker, BreakerState
-from ductile.values import frozen
 from ductile.web.desk import Desk
 from ductile.web.message import SAFE_HEADERS, Request, Response
 from ductile.web.routes import AnyRoute, Route
@@ -52,7 +52,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
 async def metrics(desk: Desk, request: Request) -> Response:
     """The numbers of this moment."""
     lag = await _loop_lag()
-    now = await desk.ledger.read_slowly(_look, desk)
+    now = await desk.ledger.read(_look, desk)
     lines = [*_of_queue(desk, now), *_of_meters(desk.meters), *_of_process(desk, lag)]
     return Response(headers=(("content-type", MEDIA), *SAFE_HEADERS), body="".join(lines).encode())
 
@@ -67,7 +67,7 @@ class _Now:
     schedules: dict[str, int]
 
 
-def _look(db: Connection, desk: Desk) -> _Now:
+def _look(db: Db, desk: Desk) -> _Now:
     oldest = queue_reports.oldest_claimable(db, desk.snapshot().slots)
     counts = dict.fromkeys((status.value for status in EntryStatus), 0)
     for entry in all_entries(db):
@@ -123,8 +123,7 @@ def _of_meters(meters: Meters) -> Iterator[str]:
 def _of_process(desk: Desk, lag: float) -> Iterator[str]:
     words = "From the wish to write to its commit."
     yield from histograms("ductile_ledger_write_seconds", words, [({}, desk.ledger.waited)])
-    words = "Commits that were made again because a part of them failed."
-    yield from family("ductile_ledger_redone_total", "counter", words, [({}, desk.ledger.redone)])
+    yield from family("ductile_ledger_commits_total", "counter", "Commits.", [({}, desk.ledger.commits)])
     yield from gauge("ductile_ledger_stuck_seconds", "For how long a writer has waited.", desk.stuck_seconds())
     yield from gauge("ductile_loop_lag_seconds", "How late a ready task came to its turn just now.", lag)
     yield from gauge("ductile_uptime_seconds", "Since the start.", trio.current_time() - desk.started)

@@ -11,7 +11,7 @@ from typing import Any
 from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.ledger import analytics, queue_reports
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.pauses import EVERYTHING
 from ductile.pipeline.plan import RELAY
 from ductile.units import shown
@@ -64,7 +64,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
 
 
 async def summarise(desk: Desk, request: Request) -> Response:
-    stats = await desk.ledger.read_slowly(analytics.asked_since, desk.clock.now() - SUMMARY_WINDOW)
+    stats = await desk.ledger.read(analytics.asked_since, desk.clock.now() - SUMMARY_WINDOW)
     return json_response({"window": "24h", "stats": stats})
 
 
@@ -72,10 +72,10 @@ async def show_queue(desk: Desk, request: Request) -> Response:
     held = {*desk.unhealthy(), *desk.pausing.paused}
     claimable = set() if EVERYTHING in held else {*desk.snapshot().lanes, RELAY} - held
 
-    def read(db: Connection) -> dict[str, Any]:
+    def read(db: Db) -> dict[str, Any]:
         return _queue(queue_reports.queue(db, claimable=claimable), analytics.active_jobs(db), desk.snapshot())
 
-    return json_response(await desk.ledger.read_slowly(read))
+    return json_response(await desk.ledger.read(read))
 
 
 def _queue(queue: queue_reports.Queue, active: list[analytics.Active], snapshot: Snapshot) -> dict[str, Any]:
@@ -122,7 +122,7 @@ async def time_plugin(desk: Desk, request: Request) -> Response:
     if text not in WINDOWS:
         raise BadRequest(f"window: there is no {shown(text)}", hint=f"one of {', '.join(WINDOWS)}")
     subs, now = flag_of(request, "include_subs"), desk.clock.now()
-    taken = await desk.ledger.read_slowly(analytics.samples, plugin, now - WINDOWS[text])
+    taken = await desk.ledger.read(analytics.samples, plugin, now - WINDOWS[text])
     if not taken:
         desk.snapshot().lane(plugin)  # says what is wrong with the name
     timed = partial(analytics.timing, since=now - WINDOWS[text], window=WINDOWS[text])

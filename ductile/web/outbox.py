@@ -12,7 +12,7 @@ from ductile import strict_json
 from ductile.config.relay import ATTEMPTS, SEND, instance_for
 from ductile.errors import did_you_mean
 from ductile.failpoints import failpoint
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
 from ductile.model import NewJob
@@ -66,7 +66,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
 
 
 async def show_relay(desk: Desk, request: Request) -> Response:
-    return json_response(await desk.ledger.read_slowly(partial(relay_view, snapshot=desk.snapshot())))
+    return json_response(await desk.ledger.read(partial(relay_view, snapshot=desk.snapshot())))
 
 
 async def send_event(desk: Desk, request: Request) -> Response:
@@ -88,14 +88,12 @@ async def send_event(desk: Desk, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    answer = await done_once(
-        desk, ticket, partial(_enqueue, new=new, told=content, now=desk.clock.now()), is_quick=True
-    )
+    answer = await done_once(desk, ticket, partial(_enqueue, new=new, told=content, now=desk.clock.now()))
     failpoint("enqueue.after_commit")
     return _enqueued(answer)
 
 
-def _enqueue(db: Connection, *, new: NewJob, told: dict[str, Any], now: datetime) -> Answer:
+def _enqueue(db: Db, *, new: NewJob, told: dict[str, Any], now: datetime) -> Answer:
     made = enqueue(db, new, now=now)
     return Answer(job_id=made.job_id, text=strict_json.dumps({"job_id": made.job_id, "status": made.status, **told}))
 

@@ -15,9 +15,9 @@ from ductile import strict_json
 from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.errors import DuctileError
 from ductile.failpoints import failpoint
-from ductile.hub import tree_topic
+from ductile.hub import Hint, tree_topic
 from ductile.ledger import runs, tree_reports, trees
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Answer, Ticket
 from ductile.ledger.runs import Standing
@@ -42,7 +42,7 @@ from ductile.web.message import Headers, Request, Response, encoded_json_respons
 from ductile.web.views import RESULT_SCOPE, ends_run, run_text, tree_text
 
 SMALL_TREE = 16
-"""Jobs of a tree that is read in less time than it takes to hand it to a thread."""
+"""Jobs of a tree that is read together with the question whether it is over."""
 NO_LIMIT = 1 << 62
 
 
@@ -69,31 +69,30 @@ async def start_pipeline(desk: Desk, request: Request) -> Response:
         _beginning(desk, snapshot, plan, payload_of(request) or {}, submitter_of(request), desk.clock.now())
         return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
     if leaves or plan.execution_mode != "synchronous":
-        answer = await _started(desk, request, snapshot, plan, answers_at_once=True)
+        answer = await _started(desk, request, snapshot, plan)
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
     api = snapshot.config.settings.api
     with desk.callers.one_more(api.max_concurrent_sync):
         # A caller that comes again under its key waits for the run that it began.
-        answer = await _started(desk, request, snapshot, plan, answers_at_once=False)
+        answer = await _started(desk, request, snapshot, plan)
         root_id = answer.job_id or ""
-        run = await _until_over(desk, root_id, min(plan.timeout, api.max_sync_timeout).total_seconds())
+        patience = min(plan.timeout, api.max_sync_timeout).total_seconds()
+        run = await _until_over(desk, root_id, patience, runs_a_job=answer.runs_a_job)
     if answer.is_repeat and run is None:
         return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
     if run is None or run.is_over:
         view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, view, headers_of(answer), nodes=_if_small(desk, root_id, run))
+        return await _shown(desk, root_id, view, headers_of(answer), nodes=run.nodes if run else ())
     still = _still_running(root_id, is_stopping=desk.is_stopping())
     return json_response(still, 202, headers_of(answer))
 
 
-async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan, *, answers_at_once: bool) -> Answer:
+async def _started(desk: Desk, request: Request, snapshot: Snapshot, plan: Plan) -> Answer:
     """The run that the request began, now or when it first came under its key."""
     ticket = ticket_of(request)
     payload = payload_of(request) or {}
     known = await known_answer(desk, ticket)
-    return known or await _start(
-        desk, snapshot, plan, payload, submitter_of(request), ticket, answers_at_once=answers_at_once
-    )
+    return known or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
 
 
 def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
@@ -109,11 +108,9 @@ async def show_tree(desk: Desk, request: Request) -> Response:
     patience = wait_of(request, snapshot)
     shows_result = request.principal.may(RESULT_SCOPE)
     view = partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result)
-    root = desk.ledger.look_up(trees.root_of, job_id)
-    if root is None:
-        return await _shown(desk, job_id, view)
-    tree = await _until_over(desk, root.id, patience) if patience else root
-    return await _shown(desk, job_id, view, nodes=_if_small(desk, root.id, tree))
+    root = await desk.ledger.read(trees.root_of, job_id) if patience else None
+    tree = await _until_over(desk, root.id, patience) if root else None
+    return await _shown(desk, job_id, view, nodes=tree.nodes if tree else ())
 
 
 async def _start(
@@ -123,8 +120,6 @@ async def _start(
     payload: Mapping[str, Any],
     submitted_by: str,
     ticket: Ticket | None,
-    *,
-    answers_at_once: bool,
 ) -> Answer:
     """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
     now = desk.clock.now()
@@ -139,8 +134,7 @@ async def _start(
         default_ttl=service.dedupe_ttl,
         budget=snapshot.budget,
     )
-    is_quick = are_few(beginning.following)
-    answer = await done_once(desk, ticket, run, is_quick=is_quick, answers_at_once=answers_at_once)
+    answer = await done_once(desk, ticket, run, is_large=not are_few(beginning.following))
     failpoint("enqueue.after_commit")
     return answer
 
@@ -160,10 +154,13 @@ def _beginning(
     return beginning
 
 
-def _begin(db: Connection, *, following: Following, pipeline: str, **rules: Any) -> Answer:
-    root_id = start_run(db, following, **rules)[0].job_id
+def _begin(db: Db, *, following: Following, pipeline: str, **rules: Any) -> Answer:
+    made = start_run(db, following, **rules)
+    root_id = made[0].job_id
     told = {"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": pipeline}
-    return Answer(job_id=root_id, text=strict_json.dumps(told))
+    jobs = zip(made, following.children, strict=False)  # a root that exists already has no children here
+    runs_a_job = any(job.is_new and not job.status.is_final and not new.is_join for job, new in jobs)
+    return Answer(job_id=root_id, text=strict_json.dumps(told), runs_a_job=runs_a_job)
 
 
 def _require_startable(plan: Plan, payload: Mapping[str, Any], beginning: Beginning, snapshot: Snapshot) -> None:
@@ -190,32 +187,29 @@ def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, s
     return RunRefused(message)
 
 
-async def _until_over(desk: Desk, root_id: str, patience: float) -> Standing | None:
-    """How the tree stands when every job of it is over, after `patience` seconds, or when the service is stopping; None
-    if there is no such tree (any more)."""
-    now = trio.current_time()
-    deadline = now + patience
-    with desk.hub.watch(tree_topic(root_id)) as hints:
-        tree = desk.ledger.look_up(runs.standing, root_id)
-        while tree is not None and not tree.is_over:
-            if now >= deadline or desk.is_stopping():
+async def _until_over(desk: Desk, root_id: str, patience: float, *, runs_a_job: bool = False) -> Standing | None:
+    """Wait until every job of the tree is over, for `patience` seconds at most, or until the service stops.
+
+    Returns how the tree stands, or None if the ledger has no such tree. The end of a tree that is returned is durable.
+    A tree that `runs_a_job`, as its enqueue has shown a moment ago, is not read before its completion is announced.
+    """
+    deadline, completion = trio.current_time() + patience, None
+    with desk.hub.watch(tree_topic(root_id)) as completions:
+        if runs_a_job:
+            completion = await _next_hint(completions, deadline)
+        while (tree := await desk.ledger.read(runs.ended, root_id, most=SMALL_TREE)) is not None and not tree.is_over:
+            if trio.current_time() >= deadline or desk.is_stopping():
                 return tree
-            # A hint can be lost, so the ledger is asked again after a while.
-            with trio.CancelScope(deadline=min(deadline, now + RECHECK_SECONDS)):
-                await hints.receive()
-            now = trio.current_time()
-            tree = desk.ledger.look_up(runs.ended, root_id, most=SMALL_TREE)
-    # Nobody is told of an end that a power cut could take back.
-    await desk.ledger.disk.until_durable()
+            completion = await _next_hint(completions, deadline)
+    await desk.ledger.until_durable(completion.commit if completion is not None else None)
     return tree
 
 
-def _if_small(desk: Desk, root_id: str, tree: Standing | trees.Root | None) -> Sequence[tree_reports.Node]:
-    """The jobs of a tree that is quickly read, or was already; none of another."""
-    if tree is None or tree.tree_jobs > SMALL_TREE:
-        return ()
-    known = tree.nodes if isinstance(tree, Standing) else ()
-    return known or desk.ledger.look_up(tree_reports.tree_under, root_id)
+async def _next_hint(hints: trio.MemoryReceiveChannel[Hint], deadline: float) -> Hint:
+    """Wait for an announcement. Returns None after a while: a hint can be lost, so the ledger is read again."""
+    with trio.CancelScope(deadline=min(deadline, trio.current_time() + RECHECK_SECONDS)):
+        return await hints.receive()
+    return None
 
 
 async def _shown(
@@ -229,5 +223,5 @@ async def _shown(
     """The tree of the job as `view` shows it. `nodes` are the jobs in it, if they are known already."""
     if nodes:
         return encoded_json_response(view(nodes).encode(), headers=headers)
-    text = await desk.ledger.read_slowly(lambda db: view(tree_reports.tree(db, job_id)).encode())
+    text = await desk.ledger.read(lambda db: view(tree_reports.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)

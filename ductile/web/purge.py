@@ -69,7 +69,7 @@ async def purge_queue(desk: Desk, request: Request) -> Response:
     body = _body(request)
     name, reason = body["plugin"], body.get("reason") or f"by {request.principal.name}"
     plugin = None if name == EVERYTHING else name
-    found = await desk.ledger.read_slowly(doomed, plugin, body.get("up_to", NEWEST))
+    found = await desk.ledger.read(doomed, plugin, body.get("up_to", NEWEST))
     if plugin is not None and not found.count and "up_to" not in body:
         require_known(desk, plugin)
     dry_run = flag_of(request, "dry_run")

@@ -7,13 +7,13 @@ configuration. Does not know how events are sent; the stream does.
 from collections.abc import Callable
 
 import trio
+from attrs import define
 
 from ductile.clock import to_text
 from ductile.config.snapshot import Snapshot
 from ductile.errors import did_you_mean
-from ductile.hub import CONFIGURATION
+from ductile.hub import CONFIGURATION, Hint
 from ductile.ledger import journal
-from ductile.values import define
 from ductile.web.auth import EVENTS_WITH_PAYLOAD
 from ductile.web.desk import RECHECK_SECONDS, BadRequest, Desk
 from ductile.web.event_names import GAP, NAMES
@@ -59,7 +59,7 @@ class Reader:
         """Whether the client may see payloads."""
         return bool(self.admitted.principal.may(EVENTS_WITH_PAYLOAD))
 
-    async def next(self, hints: trio.MemoryReceiveChannel[None]) -> list[Frame]:
+    async def next(self, hints: trio.MemoryReceiveChannel[Hint]) -> list[Frame]:
         """What comes next; empty if nothing did for a while. Raises Over when the stream has to end."""
         patient_until = trio.current_time() + KEEP_ALIVE_SECONDS
         while True:
@@ -122,10 +122,10 @@ class Reader:
         return frames
 
 
-def open_reader(desk: Desk, feed: Feed, request: Request, check: Callable[[], Request | Response]) -> Reader:
+async def open_reader(desk: Desk, feed: Feed, request: Request, check: Callable[[], Request | Response]) -> Reader:
     """A reader at the position and with the wishes of the request; BadRequest if they make no sense."""
     wanted = wanted_of(request)
-    return Reader(desk, feed, wanted, check, request, _position_of(desk, feed, request))
+    return Reader(desk, feed, wanted, check, request, await _position_of(desk, feed, request))
 
 
 def wanted_of(request: Request) -> Wanted:
@@ -144,11 +144,12 @@ def wanted_of(request: Request) -> Wanted:
     )
 
 
-def _position_of(desk: Desk, feed: Feed, request: Request) -> int:
+async def _position_of(desk: Desk, feed: Feed, request: Request) -> int:
     """After which row to begin: the newest, unless the request names one."""
     since, last = request.argument("since"), request.header("last-event-id")
     name, asked = ("since", since) if last is None else ("Last-Event-ID", last)
-    end = feed.position()
+    end = await feed.position()
+    await desk.ledger.until_durable()  # the client gets this position
     if asked is None:
         return end
     if not (asked.isascii() and asked.isdigit() and len(asked) <= 19):
@@ -158,6 +159,6 @@ def _position_of(desk: Desk, feed: Feed, request: Request) -> int:
         # Of another ledger, or of this one before a restore: whoever asks again and again must come in one day.
         return end
     if position == 0:
-        first, _ = desk.ledger.read(journal.bounds)
+        first, _ = await desk.ledger.read(journal.bounds)
         return first - 1 if first else end
     return position

@@ -13,14 +13,14 @@ from ductile import strict_json
 from ductile.config.relay import peer_named
 from ductile.errors import DuctileError, LedgerError
 from ductile.failpoints import failpoint
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.following import start_run
-from ductile.ledger.receipts import Answer, KeyReused, first_answer, once
+from ductile.ledger.receipts import Answer, KeyReused, once
 from ductile.model import Budget, Following, Note, are_few
 from ductile.pipeline.ingress import arrive
 from ductile.relay_wire import KEY_ID, PEER, SIGNATURE, TIMESTAMP, EnvelopeInvalid
 from ductile.web.arrivals import Arrival, EventIdReused, RelayForbidden, TypeNotAllowed, read_arrival, verify
-from ductile.web.desk import Desk
+from ductile.web.desk import Desk, submit
 from ductile.web.message import Request, Response, encoded_json_response
 from ductile.web.relay_schemas import ACCEPTED, ON_THE_WIRE
 from ductile.web.routes import AnyRoute, Route
@@ -86,14 +86,9 @@ async def take_event(desk: Desk, tally: Tally, request: Request) -> Response:
 
 
 async def _taken_once(desk: Desk, arrival: Arrival) -> Answer:
-    """What the sender is told: now, or when the event first came, whatever has become of its runs."""
-    now = arrival.event.at
+    """Start the runs of the event, or return the answer that it got when it came first."""
     try:
-        known = desk.ledger.look_up(first_answer, arrival.ticket, now=now)
-        if known is None:
-            return await _store(desk, arrival)
-        await desk.ledger.disk.until_durable()  # who sent it first may still wait for the disk
-        return known
+        return await _store(desk, arrival)
     except KeyReused as error:
         raise EventIdReused from error
 
@@ -106,13 +101,13 @@ async def _store(desk: Desk, arrival: Arrival) -> Answer:
     act = partial(start_all, arrival=arrival, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
     failpoint("enqueue.before_begin")
     work = partial(once, ticket=arrival.ticket, act=act, now=arrival.event.at)
-    answer = await desk.ledger.write_work(work, is_quick=are_few(*runs))
+    answer = await submit(desk, work, is_large=not are_few(*runs))
     failpoint("enqueue.after_commit")
     return answer
 
 
 def start_all(
-    db: Connection, *, arrival: Arrival, runs: tuple[Following, ...], default_ttl: timedelta, budget: Budget
+    db: Db, *, arrival: Arrival, runs: tuple[Following, ...], default_ttl: timedelta, budget: Budget
 ) -> Answer:
     """The event's runs are in the ledger, and what was not taken over is in the journal."""
     roots = []

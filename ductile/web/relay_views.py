@@ -10,12 +10,12 @@ from ductile.config.relay import BREAKER, address_of
 from ductile.config.sections import Instance, Peer
 from ductile.config.snapshot import Snapshot
 from ductile.ledger import breakers, outbox
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.model import Breaker, BreakerState
 from ductile.pipeline.plan import RELAY
 
 
-def relay_view(db: Connection | None, snapshot: Snapshot) -> dict[str, Any]:
+def relay_view(db: Db | None, snapshot: Snapshot) -> dict[str, Any]:
     """What is configured and what the ledger knows of it; `db` is None where there is no ledger yet."""
     settings = snapshot.config.settings
     ingress = settings.remote_ingress
@@ -30,7 +30,7 @@ def relay_view(db: Connection | None, snapshot: Snapshot) -> dict[str, Any]:
     return view | ({"waiting_since": to_text(waits.since)} if waits.since else {})
 
 
-def _instance(db: Connection | None, instance: Instance) -> dict[str, Any]:
+def _instance(db: Db | None, instance: Instance) -> dict[str, Any]:
     empty = Breaker(plugin=RELAY, command=instance.name)
     known = breakers.get(db, RELAY, instance.name) if db is not None else empty
     view: dict[str, Any] = {
@@ -48,7 +48,7 @@ def _instance(db: Connection | None, instance: Instance) -> dict[str, Any]:
     return view
 
 
-def _peer(db: Connection | None, peer: Peer) -> dict[str, Any]:
+def _peer(db: Db | None, peer: Peer) -> dict[str, Any]:
     known = outbox.received(db, f"relay:{peer.name}") if db is not None else outbox.Received(0, None)
     view: dict[str, Any] = {
         "name": peer.name,

@@ -1,7 +1,7 @@
 """The one route table: which handler answers which method and path, with which scope and limits.
 
-Decides 404, 405 and 426 and nothing else. Pure: no I/O, no knowledge of who asks. The lane, the documentation and the
-scope tests all read the same table.
+Decides 404, 405 and 426 and nothing else. Pure: no I/O, no knowledge of who asks. The server, the documentation and
+the scope tests all read the same table.
 """
 
 import re
@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from attrs import field, frozen
+
 from ductile.errors import DuctileError
-from ductile.values import field, frozen
 from ductile.web.message import Channel, Refusal, Request, Response, refusal_response
 from ductile.web.schemas import Argument, Header, Schema
 
@@ -40,7 +41,6 @@ class Route:
     refuses: tuple[int, ...] = ()  # statuses of its errors, beyond those that every such route can have
     media: str = "application/json"  # what `gives` is encoded as
     max_body: int = MIB
-    hot: bool = False  # served by the lane itself instead of through Quart
     waits: bool = False  # waits or streams on purpose: when the client hangs up, the handler is cancelled
 
 
@@ -87,11 +87,6 @@ class Table:
         self._names: dict[int, tuple[str, ...]] = {}
         for route in self.routes:
             self._add(route)
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether there is anything that the lane does not serve itself."""
-        return not all(isinstance(route, Route) and route.hot for route in self.routes)
 
     def match(self, method: str, path: str) -> Match:
         """The route for this method and decoded path; a `Refusal` with 404, 405 or 426 when there is none."""

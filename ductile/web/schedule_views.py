@@ -17,7 +17,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.errors import NotFound, UsageInvalid, did_you_mean
 from ductile.ledger import breakers
 from ductile.ledger.breakers import Transition
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.schedules import Entry, EntryStatus
 from ductile.model import Breaker, BreakerState
 from ductile.pipeline.plan import RELAY
@@ -124,9 +124,7 @@ def _times(entry: Entry, zone: tzinfo, *, is_coming: bool) -> dict[str, Any]:
     }
 
 
-def breakers_view(
-    db: Connection, snapshot: Snapshot, plugin: str, command: str | None, *, transitions: int
-) -> dict[str, Any]:
+def breakers_view(db: Db, snapshot: Snapshot, plugin: str, command: str | None, *, transitions: int) -> dict[str, Any]:
     """The breaker of every command of the plugin that is scheduled or was counted, each with its latest history."""
     shown = []
     for name in _commands(db, snapshot, plugin, command):
@@ -136,18 +134,18 @@ def breakers_view(
     return {"plugin": plugin, "breakers": shown}
 
 
-def all_breakers_view(db: Connection, snapshot: Snapshot) -> list[dict[str, Any]]:
+def all_breakers_view(db: Db, snapshot: Snapshot) -> list[dict[str, Any]]:
     """Every breaker that has counted something, by plugin and command."""
     return [{"plugin": one.plugin, **_breaker(snapshot, one)} for one in breakers.all_breakers(db)]
 
 
-def resettable(db: Connection, snapshot: Snapshot, plugin: str, command: str | None) -> list[Breaker]:
+def resettable(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[Breaker]:
     """The breakers of the plugin, or of its command, that a reset changes."""
     found = [breakers.get(db, plugin, name) for name in _commands(db, snapshot, plugin, command)]
     return [one for one in found if one.state is not BreakerState.CLOSED or one.failure_count]
 
 
-def _commands(db: Connection, snapshot: Snapshot, plugin: str, command: str | None) -> list[str]:
+def _commands(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[str]:
     if plugin == RELAY:
         return _instances(db, snapshot, command)
     entry = snapshot.config.settings.plugins.get(plugin)
@@ -159,7 +157,7 @@ def _commands(db: Connection, snapshot: Snapshot, plugin: str, command: str | No
     return sorted({*scheduled, *(one.command for one in breakers.all_breakers(db) if one.plugin == plugin)})
 
 
-def _instances(db: Connection, snapshot: Snapshot, name: str | None) -> list[str]:
+def _instances(db: Db, snapshot: Snapshot, name: str | None) -> list[str]:
     """A relay has no commands; each instance has a breaker of its own."""
     written = {instance.name for instance in snapshot.config.settings.instances}
     if name is None:

@@ -15,7 +15,7 @@ from ductile.config.sections import Schedule
 from ductile.errors import WrongState
 from ductile.hub import SCHEDULES
 from ductile.ledger import breakers, outbox, schedules
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer
 from ductile.ledger.schedules import Entry, EntryStatus
@@ -137,10 +137,10 @@ def routes(desk: Desk, reset: Reset) -> Iterable[AnyRoute]:
 async def list_schedules(desk: Desk, request: Request) -> Response:
     snapshot = desk.snapshot()
 
-    def read(db: Connection) -> list[dict[str, Any]]:
+    def read(db: Db) -> list[dict[str, Any]]:
         return schedules_view(snapshot, schedules.all_entries(db))
 
-    return json_response({"jobs": await desk.ledger.read_slowly(read)})
+    return json_response({"jobs": await desk.ledger.read(read)})
 
 
 async def change_status(desk: Desk, request: Request, *, status: EntryStatus) -> Response:
@@ -149,7 +149,7 @@ async def change_status(desk: Desk, request: Request, *, status: EntryStatus) ->
     reason, dry_run = reason_of(request), flag_of(request, "dry_run")
     if status is PAUSED and reason is None:
         reason = f"paused by {request.principal.name}"
-    before = desk.ledger.read(schedules.get, plugin, schedule.id)
+    before = await desk.ledger.read(schedules.get, plugin, schedule.id)
     _require_changeable(plugin, schedule, before)
     changes = (before.status if before else ACTIVE) is not status
     if not dry_run:
@@ -167,7 +167,7 @@ async def change_status(desk: Desk, request: Request, *, status: EntryStatus) ->
 
 
 def _set_status(
-    db: Connection, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, *, now: datetime
+    db: Db, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, *, now: datetime
 ) -> bool:
     """The schedule has that status; True if it had another."""
     entry = schedules.get(db, plugin, schedule.id)
@@ -211,14 +211,11 @@ async def run_now(desk: Desk, request: Request) -> Response:
         notify=lane.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    answer = await done_once(
-        desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()), is_quick=True
-    )
-    desk.hub.announce_work()
+    answer = await done_once(desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()))
     return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
 
 
-def _enqueue(db: Connection, *, new: NewJob, content: dict[str, str], now: datetime) -> Answer:
+def _enqueue(db: Db, *, new: NewJob, content: dict[str, str], now: datetime) -> Answer:
     made = enqueue(db, new, now=now)
     text = strict_json.dumps({"job_id": made.job_id, "status": made.status, **content})
     return Answer(job_id=made.job_id, text=text)
@@ -234,13 +231,13 @@ def _addressed(desk: Desk, request: Request) -> tuple[str, Schedule]:
 
 async def list_breakers(desk: Desk, request: Request) -> Response:
     view = partial(all_breakers_view, snapshot=desk.snapshot())
-    return json_response({"breakers": await desk.ledger.read_slowly(view)})
+    return json_response({"breakers": await desk.ledger.read(view)})
 
 
 async def show_breakers(desk: Desk, request: Request) -> Response:
     plugin, command, limit = request.params["plugin"], request.argument("command"), _limit_of(request)
     view = partial(breakers_view, snapshot=desk.snapshot(), plugin=plugin, command=command, transitions=limit)
-    return json_response(await desk.ledger.read_slowly(view))
+    return json_response(await desk.ledger.read(view))
 
 
 def _limit_of(request: Request) -> int:
@@ -255,7 +252,7 @@ async def reset_breakers(desk: Desk, request: Request, *, reset: Reset) -> Respo
     plugin, command, dry_run = request.params["plugin"], request.argument("command"), flag_of(request, "dry_run")
     find = partial(resettable, snapshot=desk.snapshot(), plugin=plugin, command=command)
     if dry_run:
-        found = desk.ledger.read(find)
+        found = await desk.ledger.read(find)
     else:
         found = await desk.ledger.write(_reset_all, find, reset, now=desk.clock.now())
         desk.hub.announce(SCHEDULES)
@@ -266,9 +263,7 @@ async def reset_breakers(desk: Desk, request: Request, *, reset: Reset) -> Respo
     return json_response({"plugin": plugin, "reset": changes, "dry_run": dry_run})
 
 
-def _reset_all(
-    db: Connection, find: Callable[[Connection], list[Breaker]], reset: Reset, *, now: datetime
-) -> list[Breaker]:
+def _reset_all(db: Db, find: Callable[[Db], list[Breaker]], reset: Reset, *, now: datetime) -> list[Breaker]:
     """The breakers are closed; as they were before."""
     found = find(db)
     for breaker in found:

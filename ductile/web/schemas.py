@@ -7,7 +7,7 @@ the API lists it once under that name.
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from ductile.values import frozen
+from attrs import frozen
 
 Schema: TypeAlias = Mapping[str, Any]
 

@@ -244,6 +244,7 @@ STOPWATCH = record(
 
 _NAMES = listing(text())
 _FINDING = record({"category": text(), "message": text(), "field": text()}, {"file": text(), "line": COUNT})
+TASKS = record({"name": text(), "tasks": listing(anything(), "The same, for each task in its nurseries")})
 RELOADED = record(
     {
         "status": choice(("reloaded", "unchanged", "planned")),

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 
+from attrs import field, frozen
+
 from ductile.secret import Secret
-from ductile.values import field, frozen
 
 TOLERANCE_SECONDS = 300
 """How far a signed moment may lie before or after ours."""

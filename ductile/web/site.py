@@ -1,16 +1,18 @@
 """A site: one route table, who may use it, and who is told about it.
 
 The single place where a route's scope is checked and the edge of a request, where any error becomes an answer. Does
-not know how requests arrive. The lane and the Quart-Trio host share it.
+not know how requests arrive.
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
+from attrs import evolve, field, frozen
+
 from ductile.errors import DuctileError, did_you_mean
-from ductile.values import changed, field, frozen
 from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
 from ductile.web.origins import Origins, preflight, readable
+from ductile.web.proxies import NO_PROXIES, TrustedProxies
 from ductile.web.routes import AnyRoute, Route, Table
 
 
@@ -42,6 +44,8 @@ class Site:
     authorize: Authorize
     origins: Origins = tuple
     """The web origins whose pages may read the answers."""
+    trusted_proxies: Callable[[], TrustedProxies] = field(default=lambda: NO_PROXIES)
+    """The proxies whose `X-Forwarded-For` names the peer."""
     on_request: Callable[[Served], None] = field(default=lambda _: None)
     on_fault: Callable[[BaseException, str], None] = field(default=lambda _error, _where: None)
 
@@ -54,7 +58,7 @@ class Site:
             raise Refusal(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
-            admitted = self.authorize(match.route, changed(request, params=match.params) if match.params else request)
+            admitted = self.authorize(match.route, evolve(request, params=match.params) if match.params else request)
         except DuctileError as error:
             raise Refusal(error_response(error)) from error
         except Exception as error:

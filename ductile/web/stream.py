@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import trio
+from attrs import define, field
 
 from ductile.clock import to_text
 from ductile.errors import DuctileError
 from ductile.hub import JOURNAL
-from ductile.values import define, field
 from ductile.web.auth import EVENTS
 from ductile.web.desk import Desk
 from ductile.web.event_names import OPENED
@@ -55,12 +55,12 @@ def routes(desk: Desk, authorize: Authorize) -> Iterable[AnyRoute]:
     feed = Feed(desk.ledger)
 
     async def listen(request: Request) -> Response:
-        reader = open_reader(desk, feed, request, partial(authorize, sse, request))
+        reader = await open_reader(desk, feed, request, partial(authorize, sse, request))
         room.require(request.peer)
         return Response(headers=STREAM_HEADERS, body=_pieces(reader, room, request.peer), until=reader.is_over)
 
     async def converse(request: Request, channel: Channel) -> None:
-        reader = open_reader(desk, feed, request, partial(authorize, socket, request))
+        reader = await open_reader(desk, feed, request, partial(authorize, socket, request))
         room.require(request.peer)
         with room.one_more(request.peer):
             await _converse(reader, channel)
@@ -76,7 +76,6 @@ def routes(desk: Desk, authorize: Authorize) -> Iterable[AnyRoute]:
         heeds=(Header("last-event-id", integer(minimum=0), "Go on after this event; wins over `since`"),),
         gives={200: text("Events, each with `id`, `event` and `data`")},
         media="text/event-stream",
-        hot=True,
         waits=True,
     )
     socket = ChannelRoute(

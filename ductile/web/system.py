@@ -1,14 +1,18 @@
-"""The service itself over HTTP: reload its configuration.
+"""The service itself over HTTP: reload its configuration, show its tasks.
 
-Knows nothing of how a reload is done; the desk has somebody who does it.
+Knows nothing of how a reload is done; the desk has a function for it.
 """
 
 from collections.abc import Iterable
 
+from ductile.errors import NotFound
+from ductile.task_tree import task_tree
 from ductile.web.desk import Desk, flag_of, seated
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.shapes import DRY_RUN, RELOADED
+from ductile.web.shapes import DRY_RUN, RELOADED, TASKS
+
+ROOT_TASK = "runtime"
 
 
 def routes(desk: Desk) -> Iterable[AnyRoute]:
@@ -27,9 +31,26 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
         gives={200: RELOADED},
         refuses=(409, 422),
     )
+    yield Route(
+        method="GET",
+        path="/system/tasks",
+        handler=on(show_tasks),
+        scope="system:ro",
+        summary="Show the tree of running tasks: servers, scheduler, dispatcher, and one task per running job",
+        group="system",
+        gives={200: TASKS},
+    )
 
 
 async def reload(desk: Desk, request: Request) -> Response:
     """200 with what changed once it is in use; 409 or 422 with what speaks against it, and nothing has changed."""
     reloaded = await desk.reload(dry_run=flag_of(request, "dry_run"))
     return json_response(reloaded.as_data())
+
+
+async def show_tasks(desk: Desk, _: Request) -> Response:
+    """Return the task tree of the service."""
+    tree = task_tree(ROOT_TASK)
+    if tree is None:
+        raise NotFound(f"there is no task named {ROOT_TASK}")
+    return json_response(tree.as_data())

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 import trio
+from attrs import define, field
 
 from ductile.clock import Clock, to_text
 from ductile.errors import LedgerError
 from ductile.ledger import journal, refusals
 from ductile.ledger.refusals import Refused
 from ductile.ledger.writer import Ledger
-from ductile.values import define, field
 
 REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
 MOST_REFUSED = 10

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import trio
+from attrs import define, field
 
 from ductile.clock import to_text
 from ductile.config.callers import caller
@@ -16,7 +17,6 @@ from ductile.config.load import Config
 from ductile.errors import LedgerError
 from ductile.ledger import token_uses
 from ductile.ledger.writer import Ledger
-from ductile.values import define, field
 from ductile.web.desk import Desk
 from ductile.web.message import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
@@ -40,8 +40,8 @@ class Uses:
         self.fresh[name] = now
         self._noted.set()
 
-    def known(self) -> dict[str, datetime]:
-        return {**self.ledger.look_up(token_uses.all_uses), **self.fresh}
+    async def known(self) -> dict[str, datetime]:
+        return {**await self.ledger.read(token_uses.all_uses), **self.fresh}
 
     async def keep(self) -> None:
         """Writes until it is cancelled, at most once a minute."""
@@ -70,7 +70,7 @@ def routes(desk: Desk, uses: Uses) -> Iterable[AnyRoute]:
     """What the API answers about its tokens."""
 
     async def show(request: Request) -> Response:
-        known, now = uses.known(), desk.clock.now()
+        known, now = await uses.known(), desk.clock.now()
         return json_response({"tokens": [_shown(one, known, now) for one in _tokens(desk.snapshot().config)]})
 
     shown = record(

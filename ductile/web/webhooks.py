@@ -1,6 +1,6 @@
 """Signed ingress: a delivery becomes durable work, once, before it is acknowledged.
 
-Route, method, size and time limits are the lane's; then signature, body, commit, 202. Secrets and paths are those of
+Route, method, size and time limits are the server's; then signature, body, commit, 202. Secrets and paths are those of
 the configuration of the moment. The runtime serves the site on `webhooks.listen`.
 """
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
-from typing import Any
+
+from attrs import define, frozen
 
 from ductile import strict_json
 from ductile.config.load import Config
@@ -16,6 +17,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.failpoints import failpoint
 from ductile.ledger import receipts
+from ductile.ledger.db import Db
 from ductile.ledger.following import start_run
 from ductile.ledger.receipts import Receipt
 from ductile.model import Budget, Following, are_few
@@ -23,7 +25,6 @@ from ductile.pipeline.events import Event
 from ductile.pipeline.ingress import arrive, begin_with, hand_over, refused_plugin
 from ductile.pipeline.plan import HANDLE
 from ductile.pipeline.route import TooMuch
-from ductile.values import define, frozen
 from ductile.web.api import health
 from ductile.web.deliveries import (
     Delivery,
@@ -40,8 +41,9 @@ from ductile.web.deliveries import (
     refused_delivery,
     unread_delivery,
 )
-from ductile.web.desk import Desk
+from ductile.web.desk import Desk, submit
 from ductile.web.message import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
+from ductile.web.proxies import trusted_proxies
 from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, Table
 from ductile.web.site import Served, Site
 from ductile.web.tally import PING, REFUSED, REPEATED, Tally
@@ -69,15 +71,20 @@ def site(
             desk.meters.deliveries[exchange.path, "refused"] += 1
         on_request(exchange)
 
-    table = EndpointTable(Receiver(desk, tally))
-    return Site(table=table, authorize=lambda _, request: request, on_request=served, on_fault=on_fault)
+    return Site(
+        table=EndpointTable(Receiver(desk, tally)),
+        authorize=lambda _, request: request,
+        trusted_proxies=lambda: trusted_proxies(desk.snapshot().config.settings.webhooks.trusted_proxies),
+        on_request=served,
+        on_fault=on_fault,
+    )
 
 
 class EndpointTable(Table):
     """The endpoints of the configuration of the moment, each at exactly its path."""
 
     def __init__(self, receiver: "Receiver") -> None:
-        super().__init__([Route(method="GET", path="/healthz", handler=receiver.show_health, hot=True)])
+        super().__init__([Route(method="GET", path="/healthz", handler=receiver.show_health)])
         self._receiver = receiver
         self._made: tuple[Mapping[str, Endpoint], dict[str, dict[str, AnyRoute]]] = ({}, {})
 
@@ -94,7 +101,6 @@ class EndpointTable(Table):
             path=endpoint.path,
             handler=self._receiver.receive,
             max_body=endpoint.settings.max_body_size,
-            hot=True,
         )
 
 
@@ -153,21 +159,21 @@ class Receiver:
             self.tally.count(REPEATED, endpoint.path, delivery.key or "")
         return _acknowledged(endpoint, taken.answer)
 
-    def _again(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken | None":
+    async def _again(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken | None":
         """The first answer to a delivery that is known already, whatever has become of its target."""
         if delivery.key is None:
             return None
-        receipt = self.desk.ledger.look_up(receipts.get, endpoint.source, delivery.key, now=now)
+        receipt = await self.desk.ledger.read(receipts.get, endpoint.source, delivery.key, now=now)
         return _repeated(receipt, delivery) if receipt is not None else None
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "Taken":
-        snapshot, ledger = self.desk.snapshot(), self.desk.ledger
+        snapshot = self.desk.snapshot()
         try:
             runs = runs_of(endpoint, delivery.event, snapshot)
         except DuctileError:
-            if (taken := self._again(endpoint, delivery, now)) is None:
+            if (taken := await self._again(endpoint, delivery, now)) is None:
                 raise
-            await ledger.disk.until_durable()  # who sent it first may still wait for the disk
+            await self.desk.ledger.until_durable()  # the first request may still wait for the disk
             return taken
         service = snapshot.config.settings.service
         failpoint("enqueue.before_begin")
@@ -180,7 +186,7 @@ class Receiver:
             default_ttl=service.dedupe_ttl,
             budget=snapshot.budget,
         )
-        taken = await ledger.write_work(work, is_quick=are_few(*runs))
+        taken = await submit(self.desk, work, is_large=not are_few(*runs))
         failpoint("enqueue.after_commit")
         return taken
 
@@ -219,7 +225,7 @@ def runs_of(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[Follo
 
 
 def accept(
-    db: Any,
+    db: Db,
     delivery: Delivery,
     runs: tuple[Following, ...],
     *,
@@ -228,8 +234,11 @@ def accept(
     default_ttl: timedelta,
     budget: Budget,
 ) -> Taken:
-    """The delivery's runs and its receipt are in the ledger; or nothing is new, because they were already."""
-    if delivery.key is not None and (receipt := receipts.get(db, scope, delivery.key, now=now)) is not None:
+    """Insert the receipt of the delivery, then start its runs; for a repeated delivery return the first answer."""
+    key, body_hash = delivery.key, delivery.body_hash
+    if key is not None and not receipts.put(db, scope, key, now=now, keep=KEPT, body_hash=body_hash):
+        receipt = receipts.get(db, scope, key, now=now)
+        assert receipt is not None, "a valid receipt stood in the way"
         return _repeated(receipt, delivery)
     roots = []
     for run in runs:
@@ -237,17 +246,8 @@ def accept(
         roots += [made[0].job_id] if made else []
     first = roots[0] if roots else None
     answer = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})
-    if delivery.key is not None:
-        receipts.put(
-            db,
-            scope,
-            delivery.key,
-            now=now,
-            keep=KEPT,
-            job_id=first,
-            body_hash=delivery.body_hash,
-            response=answer,
-        )
+    if key is not None:
+        receipts.note_answer(db, scope, key, job_id=first, response=answer)
     return Taken(answer)
 
 

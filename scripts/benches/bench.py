@@ -23,11 +23,11 @@ from typing import Any
 from attrs import frozen
 
 from ductile import __version__
-from scripts.benches.targets import judged, target
+from scripts.benches.measures import measure_named
 
 HERE = Path(__file__).parent
 SHARED = "DUCTILE_BENCH_FOLDER"
-"""Where `bench all` has built the programs for every bench."""
+"""The folder in which `bench all` or `bench compare` has built the programs."""
 MODES = {"full": ("full",), "normal": ("normal",), "both": ("full", "normal")}
 PROGRAMS = {
     "plugin": ("-static", "plugin.c"),
@@ -81,16 +81,14 @@ class Bench:
         return Limit(runs, micros / 1000)
 
     def line(self, key: str, measure: str, value: float | Sequence[float], *, mode: str = "", **more: Any) -> Line:
-        """A value, or the median of rounds, with what was asked of it, what stands behind it and where it was found."""
+        """Return a value, or the median of rounds, with the numbers behind it and the machine."""
         mode = mode or self.mode
         if not isinstance(value, int | float):
             more, value = {"rounds": value, **more}, statistics.median(value)
-        row = target(key, measure)
         return {
             "id": key,
             "value": short(value),
-            **judged(row, value, mode),
-            "unit": row.unit,
+            "unit": measure_named(key, measure).unit,
             "bench": self.name,
             "measure": measure,
             "synchronous": mode,
@@ -149,7 +147,7 @@ def tell(text: str) -> None:
 
 @contextmanager
 def workshop() -> Iterator[Path]:
-    """A folder with the programs in it; that of `bench all`, if we are a part of it."""
+    """Yield a folder with the programs in it; the shared one, if there is one."""
     if shared := os.environ.get(SHARED):
         yield Path(shared)
         return

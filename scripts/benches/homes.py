@@ -52,9 +52,6 @@ pipelines:
     execution_mode: synchronous
     timeout: 20s
     steps: [{{uses: {PLUGIN}}}, {{uses: {PLUGIN}}}, {{uses: {PLUGIN}}}]
-  - name: fan
-    on: bench.fan
-    steps: [{{id: first, uses: {PLUGIN}}}, {{id: each, foreach: payload.items, uses: {PLUGIN}}}]
 plugins:
   {PLUGIN}:
 """
@@ -239,8 +236,7 @@ def attempts(home: Home) -> int:
 
 
 def last_attempt(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job_log'").fetchone()
-    return int(row[0]) if row else 0
+    return int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM job_log").fetchone()[0])
 
 
 def wait_for_attempt(db: sqlite3.Connection, number: int, *, most: float = 300.0, pause: float = 0.1) -> None:

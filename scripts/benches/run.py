@@ -2,7 +2,6 @@
 
 jobs      a backlog of jobs of a C, a sh and a Python plugin at 1, 2 and 8 workers ÷ bare runs of the same width
 backlog   the longest of these in each mode of the disk
-floor     the rows and the process of each job of a backlog in a plain loop, without the service ÷ bare runs
 latency   one job at a time on an idle service: enqueue → spawn → recorded
 start     from exec to the first healthy answer ÷ `python -c "import trio"`
 sleepers  200 jobs that sleep a second, on 50 workers
@@ -20,9 +19,8 @@ from typing import Any
 
 from ductile.clock import from_text
 from scripts.benches.bench import Bench, Line, main, percentile
-from scripts.benches.floor import drained
 from scripts.benches.homes import PLUGIN, Drained, backlog, drain, furnished, plugin_of, running
-from scripts.benches.targets import PLUGINS, WORKERS
+from scripts.benches.measures import PLUGINS, WORKERS
 
 SH = """#!/bin/sh
 read -r request
@@ -84,20 +82,6 @@ def measure_backlog(bench: Bench) -> Iterator[Line]:
             bare_per_second=[bare for _, bare in rounds],
             own_cpu_ms_per_job=[drained.own_cpu_ms for drained, _ in rounds],
         )
-
-
-def measure_floor(bench: Bench) -> Iterator[Line]:
-    """What would be left of a job's cost if the service itself cost nothing."""
-    jobs, ratios, cpus = bench.size(3000, 300), [], []
-    for _ in range(bench.rounds):
-        with furnished(bench, mode="normal") as home:
-            bare = bench.limit(plugin_of(home), width=2, count=jobs)
-            backlog(home, jobs)
-            floor = drained(home.ledger, plugin_of(home), PLUGIN, workers=2)
-        ratios.append(floor.jobs_per_second / bare.runs_per_second)
-        cpus.append(floor.cpu_ms)
-    yield bench.line("run", "floor_over_limit", ratios, mode="normal", jobs=jobs)
-    yield bench.line("run", "floor_cpu_ms", cpus, mode="normal", jobs=jobs)
 
 
 def measure_latency(bench: Bench) -> Iterator[Line]:
@@ -171,7 +155,6 @@ if __name__ == "__main__":
     measures = {
         "jobs": measure_jobs,
         "backlog": measure_backlog,
-        "floor": measure_floor,
         "latency": measure_latency,
         "start": measure_start,
         "sleepers": measure_sleepers,

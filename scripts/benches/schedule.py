@@ -1,12 +1,10 @@
 """How late schedules are, and what many of them cost.
 
-burst     1,000 due at one moment: how many transactions, and how long until all their jobs are durable
-load      10,000 schedules: the scheduler's first turn, on a new ledger and again; and the whole start
+load      start of the service with 10,000 schedules, and with none beside it
 lateness  `at` and `after` under 1,000 others: from the due moment to the claim, which is after the commit;
           beside it, at the same time, a bare thread that sleeps until a moment and commits one row
 """
 
-import os
 import sqlite3
 import statistics
 import sys
@@ -17,20 +15,9 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import trio
-from attrs import frozen
-
-from ductile.clock import Clock, from_text, to_text
-from ductile.engine.scheduler import Scheduler
-from ductile.engine.simulate import VirtualClock
-from ductile.hub import Hub
-from ductile.ledger.writer import open_ledger
-from ductile.logs import Log
+from ductile.clock import from_text, to_text
 from scripts.benches.bench import Bench, Line, main, percentile
 from scripts.benches.homes import asleep, furnished, running
-from tests.e2e.service import Home
-from tests.engine.builders import snapshot_of
-from tests.engine.stage import Counted
 
 MILLISECOND = timedelta(milliseconds=1)
 APART = 50 * MILLISECOND
@@ -96,76 +83,17 @@ def _milliseconds(start: str, end: str) -> float:
 
 
 def measure_load(bench: Bench) -> Iterator[Line]:
-    """Many schedules, first seen and known; and the start of a whole service beside one that has none."""
+    """Start a service with many schedules, and one with none beside it."""
     count = bench.size(10_000, 1_000)
     with furnished(bench, schedules=asleep(count)) as home, furnished(bench) as bare:
-        turns = trio.run(_first_turns, home, bench.rounds)
         starts: list[list[float]] = [[], []]
         for _ in range(bench.rounds):
             for times, one in zip(starts, (home, bare), strict=True):
                 began = time.perf_counter()
                 with running(one):
                     times.append(time.perf_counter() - began)
-    for name, found in turns.items():
-        cpu = statistics.median(one.cpu_seconds for one in found)
-        yield bench.line("schedule", name, [one.seconds for one in found], schedules=count, cpu_seconds=cpu)
     yield bench.line("schedule", "start_seconds", starts[0], schedules=count, without_schedules=starts[1])
 
 
-@frozen
-class Turn:
-    """One turn of a scheduler that has just started: what it took, what it asked the writer for, all jobs then."""
-
-    seconds: float
-    cpu_seconds: float
-    writes: int
-    jobs: int
-
-
-async def _first_turns(home: Home, rounds: int) -> dict[str, list[Turn]]:
-    turns: dict[str, list[Turn]] = {"load_seconds": [], "load_again_seconds": []}
-    for number in range(rounds):
-        path = home.path / f"ledger{number}" / "state.db"
-        path.parent.mkdir(mode=0o700)
-        for found in turns.values():
-            found.append(await _turn(home, path, Clock()))
-    return turns
-
-
-async def _turn(home: Home, path: Path, clock: Clock) -> Turn:
-    snapshot, nowhere = snapshot_of(home), os.open(os.devnull, os.O_WRONLY)
-    log = Log(level="warn", descriptor=nowhere)
-    try:
-        async with open_ledger(path) as ledger:
-            counted = Counted(ledger)
-            scheduler = Scheduler(counted, Hub(), clock, log, lambda: snapshot)  # type: ignore[arg-type]
-            began, spent = time.perf_counter(), time.process_time()
-            await scheduler.turn()
-            seconds, spent = time.perf_counter() - began, time.process_time() - spent
-            jobs: int = ledger.read(lambda db: db.execute("SELECT COUNT(*) FROM job_queue").fetchone()[0])
-            return Turn(seconds, spent, counted.writes, jobs)
-    finally:
-        log.close()
-        os.close(nowhere)
-
-
-def measure_burst(bench: Bench) -> Iterator[Line]:
-    """A thousand intervals that were defined before, all due in the same moment."""
-    schedules = [f"{{id: s{number}, every: 1h, if_running: queue}}" for number in range(1000)]
-    seconds, writes = [], []
-    with furnished(bench, schedules=schedules) as home:
-        for number in range(bench.rounds):
-            path = home.path / f"ledger{number}" / "state.db"
-            path.parent.mkdir(mode=0o700)
-            trio.run(_turn, home, path, Clock())
-            later = VirtualClock(datetime.now(UTC) + timedelta(hours=2))
-            turn = trio.run(_turn, home, path, later)
-            assert turn.jobs == 2000, f"{turn.jobs} jobs, not 2000"
-            seconds.append(turn.seconds)
-            writes.append(turn.writes)
-    yield bench.line("schedule", "transactions", max(writes), jobs=1000)
-    yield bench.line("schedule", "burst_seconds", seconds, jobs=1000)
-
-
 if __name__ == "__main__":
-    sys.exit(main("schedule", __doc__, {"burst": measure_burst, "load": measure_load, "lateness": measure_lateness}))
+    sys.exit(main("schedule", __doc__, {"load": measure_load, "lateness": measure_lateness}))

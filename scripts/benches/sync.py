@@ -1,32 +1,15 @@
-"""How long a caller waits for a synchronous pipeline, against three bare runs of its plugin in the same minutes.
+"""How long a caller waits for a synchronous pipeline, beside three bare runs of its plugin in the same minutes.
 
 steps    median of POST /pipeline (three steps) ÷ three times the median of a bare run in C
-fan_out  one event routed to 100 jobs: from the end of the parent to the last child queued
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-import trio
-
-from ductile.config.snapshot import Snapshot
-from ductile.ledger.claim import record_and_claim
-from ductile.ledger.following import start_run
-from ductile.ledger.operate import cancel
-from ductile.ledger.record import Recorded
-from ductile.ledger.writer import open_ledger
-from ductile.model import Ending, Evidence, JobStatus, Succeeded
-from ductile.pipeline.events import Ended
-from ductile.pipeline.route import after, begin
 from scripts.benches.bench import Bench, Line, main
 from scripts.benches.calls import check, load, pipeline
-from scripts.benches.homes import PLUGIN, furnished, running
-from tests.engine.builders import snapshot_of
+from scripts.benches.homes import furnished, running
 
 
 def measure_steps(bench: Bench) -> Iterator[Line]:
@@ -54,42 +37,5 @@ def measure_steps(bench: Bench) -> Iterator[Line]:
         yield bench.line("B4", "three_steps_over_bare", of.pop("ratio"), mode=mode, **of)
 
 
-def measure_fan_out(bench: Bench) -> Iterator[Line]:
-    with furnished(bench) as home:
-        spans = trio.run(fan_out, home.ledger, snapshot_of(home), bench.mode)
-    yield bench.line("B14", "fan_out_ms", spans)
-
-
-async def fan_out(path: Path, snapshot: Snapshot, mode: Any) -> list[float]:
-    """Milliseconds from the end of a step to its 100 children being durable, in one transaction each time."""
-    spans = []
-    claim: dict[str, Any] = {"run_id": "bench", "free": {PLUGIN: 1}, "limit": 1}
-    async with open_ledger(path, synchronous=mode) as ledger:
-        for _ in range(7):
-            now = datetime.now(UTC)
-            payload = {"items": list(range(100))}
-            first = begin(snapshot.plans.named("fan"), payload, snapshot.world, submitted_by="bench", now=now)
-            await ledger.write(start_run, first.following, now=now)
-            _, claimed = await ledger.write(record_and_claim, [], now=now, **claim)
-            (job,) = claimed.jobs
-            began = time.perf_counter()
-            following = after(job, Ended(status=JobStatus.SUCCEEDED, result="done"), (), snapshot.world, now=now)
-            ending = Ending(
-                job_id=job.id,
-                attempt=job.attempt,
-                outcome=Succeeded(Evidence(started_at=now, duration=timedelta())),
-                contexts=following.contexts,
-                children=following.children,
-                notes=following.notes,
-            )
-            (recorded,), _ = await ledger.write(record_and_claim, [ending], now=now, **(claim | {"limit": 0}))
-            spans.append((time.perf_counter() - began) * 1000)
-            assert isinstance(recorded, Recorded)
-            assert len(recorded.children) == 100
-            for child in recorded.children:
-                await ledger.write(cancel, child.job_id, "bench", now=now)
-    return spans
-
-
 if __name__ == "__main__":
-    sys.exit(main("sync", __doc__, {"steps": measure_steps, "fan_out": measure_fan_out}))
+    sys.exit(main("sync", __doc__, {"steps": measure_steps}))

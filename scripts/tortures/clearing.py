@@ -4,7 +4,7 @@ import os
 import signal
 from contextlib import suppress
 
-from ductile.engine.processes import become_subreaper
+from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.arena import stat_fields
 
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)

@@ -13,7 +13,6 @@ from typing import Any
 import trio
 from attrs import asdict, frozen
 
-from ductile.engine.spare_memory import QUIET_SECONDS
 from scripts.tortures import (
     audience,
     framing,
@@ -30,6 +29,9 @@ from scripts.tortures import (
 from scripts.tortures.bystander import Bystander, Found
 from scripts.tortures.siege import MIB, Findings, Footprint, Siege, say
 from tests.e2e.enclosure import settled
+
+SETTLE_SECONDS = 4.0
+"""How long memory may take to be given back."""
 
 SHOWN = 5
 WARM_UP_SECONDS = 0.7
@@ -167,7 +169,7 @@ def check_service(found: Findings, siege: Siege, attack: Attack, base: Footprint
     left = siege.wait_until_left(base.descriptors + attack.holds, LEAVE_SECONDS)
     most = base.memory + attack.memory
     # What large answers took is given back once the service has been quiet for two seconds.
-    patience = siege.patient(QUIET_SECONDS + 2)
+    patience = siege.patient(SETTLE_SECONDS)
     grown = settled(lambda: siege.footprint().memory, lambda now: now < most, patience=patience) - base.memory
     found.numbers["grown_mib"] = round(grown / MIB, 1)
     found.numbers["left_after_seconds"] = left if left is None else round(left, 1)

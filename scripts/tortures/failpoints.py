@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.engine.processes import become_subreaper
+from ductile.engine.process.procfs import become_subreaper
 from ductile.failpoints import NAMES
 from scripts.tortures.arena import Arena, Core, build_actor
 from scripts.tortures.case import Case

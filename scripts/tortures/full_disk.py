@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ductile.engine.processes import become_subreaper
+from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.arena import Arena, Core
 from scripts.tortures.case import Case
 from scripts.tortures.checker import INVARIANTS, check

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from ductile.clock import to_text
-from ductile.engine.processes import become_subreaper
+from ductile.engine.process.procfs import become_subreaper
 from ductile.errors import LedgerError
 from ductile.ledger.store import open_writer
 from scripts.tortures.arena import Arena

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ductile.engine.processes import become_subreaper
+from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.arena import TOKEN, Arena, Core
 from scripts.tortures.case import read_effects
 from scripts.tortures.clients import Caller

@@ -13,11 +13,13 @@ from typing import Any
 from attrs import define, field, frozen
 
 from ductile.clock import from_text
-from ductile.engine.spare_memory import QUIET_SECONDS
 from scripts.tortures.kill import percentile
 from scripts.tortures.telling import tell, tell_violations
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
 from tests.zoo.catalogue import ANIMALS, Animal, break_entrypoint
+
+SETTLE_SECONDS = 4.0
+"""How long memory may take to be given back."""
 
 ELSEWHERE = ("Z60", "Z62", "Z64", "Z65")
 """They end the service, flood it, or can be let out only once: tests/e2e has them on their own."""
@@ -67,7 +69,7 @@ class Rounds:
         # What large answers took is given back once the service has been quiet for two seconds.
         enough = self.resident[1] + MOST_GROWTH if len(self.resident) > 1 else 0
         self.resident.append(
-            settled(lambda: Traces.of(self.zoo.pid).resident, lambda now: now <= enough, patience=QUIET_SECONDS + 2)
+            settled(lambda: Traces.of(self.zoo.pid).resident, lambda now: now <= enough, patience=SETTLE_SECONDS)
         )
 
     def _let_out(self, animal: Animal | None) -> str:

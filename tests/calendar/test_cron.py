@@ -1,6 +1,6 @@
 """Cron lines: what the five fields mean, on a calendar without time zones."""
 
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +15,9 @@ MINUTE = timedelta(minutes=1)
 def first_dates(line: Line, count: int = 5, since: date = date(2026, 1, 1)) -> list[str]:
     """The first matching dates of 2026 and later, as MM-DD, with the year where it is another."""
     found: list[date] = []
-    while len(found) < count and (day := line.date_from(since)):
-        found.append(day)
-        since = date.fromordinal(day.toordinal() + 1)
+    while len(found) < count and (at := line.first(datetime.combine(since, time()))):
+        found.append(at.date())
+        since = date.fromordinal(at.toordinal() + 1)
     return [f"{day:%m-%d}" if day.year == 2026 else str(day) for day in found]
 
 
@@ -45,6 +45,10 @@ DATES = [
     ("0 0 1-7 * */7", "01-04 02-01 03-01"),
     ("0 0 */100,1-7 * mon", "01-05 02-02 03-02"),
     ("0 0 29 2 */7", "2032-02-29 2060-02-29 2088-02-29 2128-02-29"),
+    ("0 0 * * sat-mon/2", "01-03 01-05 01-10 01-12"),
+    ("0 0 1,* * mon", "01-01 01-02 01-03"),
+    ("0 0 14,*/30 * wed,*", "01-01 01-02 01-03"),
+    ("0 0 1 12/3 *", "12-01 2027-12-01"),
 ]
 
 
@@ -65,6 +69,8 @@ def test_a_line_names_dates(text: str, expected: str) -> None:
         ("50-10/10 3,4 * * *", "03:00 03:10 03:50 04:00 04:10 04:50"),
         ("5/25 22-1 * * *", "00:05 00:30 00:55 01:05"),
         ("1-1 2-2 * * *", "02:01"),
+        ("59/7 23/5 * * *", "23:59"),
+        ("0 20-5/5 * * *", "01:00 20:00"),
         ("*/90 */23 * * *", "00:00 23:00"),
     ],
 )
@@ -104,6 +110,9 @@ def test_a_line_names_times_or_a_rhythm(text: str, is_fixed: bool) -> None:
         ("* 24 * * *", "the hour must be 0-23"),
         ("* * 0 * *", "the day must be 1-31"),
         ("* * 1-32 * *", "the day must be 1-31"),
+        ("* * 0-0 * *", "the day must be 1-31"),
+        ("@daily * * * *", "the minute must be *"),
+        ("h * * * *", "the minute must be *"),
         ("* * * 13 *", "the month must be 1-12 or jan-dec"),
         ("* * * mon *", "the month must be 1-12 or jan-dec"),
         ("* * * * 8", "the weekday must be 0-7 or sun-sat"),

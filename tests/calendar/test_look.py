@@ -11,7 +11,7 @@ from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
 from ductile.calendar.firing import GRACE, timetable
 from ductile.calendar.hours import Window
-from ductile.calendar.look import Look, look, next_look_at, slots_between
+from ductile.calendar.look import Look, look, slots_between
 from ductile.calendar.reasons import Reason
 
 SECOND, MINUTE, HOUR, DAY = (timedelta(**{unit: 1}) for unit in ("seconds", "minutes", "hours", "days"))
@@ -383,13 +383,6 @@ def test_coming_slots_leave_out_what_has_fired() -> None:
     assert not list(slots_between(at, since(NOON - DAY, exhausted=True), NOON - DAY, NOON + DAY))
     back = NOON - 365 * DAY
     assert next(slots_between(every(), fired(NOON), back + SECOND, NOON)).at == back + 5 * MINUTE
-
-
-def test_the_scheduler_looks_again_when_the_first_schedule_needs_it() -> None:
-    """Schedules that are over do not matter."""
-    looks = [Look(), Look(next_at=NOON + HOUR), Look(next_at=NOON + MINUTE)]
-    assert next_look_at(looks) == NOON + MINUTE
-    assert next_look_at([Look()]) is None
 
 
 CODES = """

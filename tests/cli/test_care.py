@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -25,7 +26,7 @@ from ductile.care import exchange, findings
 from ductile.clock import to_text
 from ductile.config.pending import PENDING_FILE, Replacement
 from ductile.config.scopes import scopes_hash
-from ductile.engine.processes import INSTANCE_MARKER, instance_of
+from ductile.engine.process.procfs import INSTANCE_MARKER, instance_of
 from ductile.ledger import sizes
 from ductile.ledger.store import open_writer
 from ductile.lock import instance_lock
@@ -179,7 +180,7 @@ def test_a_plugin_that_hangs_is_given_up(run: Run, kept: Path, monkeypatch: pyte
     """A health command has a deadline of its own."""
     from ductile.care import health
 
-    monkeypatch.setattr(health, "PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr(health, "HEALTH_TIMEOUT", timedelta(milliseconds=200))
     add_plugin(kept, "pump", "#!/bin/sh\nexec sleep 600\n")
 
     report = run("system", "status", "--config", kept, "--json").json
@@ -198,6 +199,17 @@ def test_a_health_command_leaves_no_process_behind(run: Run, kept: Path, tmp_pat
 
     assert run("system", "status", "--config", kept).exit_code == 0
     assert not Path(f"/proc/{int(note.read_text())}").exists()
+
+
+def test_health_commands_run_although_the_parent_ignores_ended_children(run: Run, kept: Path) -> None:
+    """An ignored SIGCHLD is inherited, and the kernel then reaps plugins before their end is seen."""
+    add_plugin(kept, "pump", WELL)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        answer = run("system", "status", "--config", kept)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert answer.exit_code == 0
 
 
 def test_a_health_command_runs_where_the_service_would_run_it(

@@ -121,6 +121,7 @@ EXAMPLES = {
     "system status": "",
     "system storage compact": "--dry-run --config {idle}",
     "system storage show": "",
+    "system tasks": "",
     "system watch": "--once",
     "version": "",
     "webhook list": "",

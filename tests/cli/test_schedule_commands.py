@@ -15,7 +15,8 @@ from ductile.clock import to_text
 from ductile.engine import planner
 from ductile.engine.simulate import VirtualClock
 from ductile.ledger import breakers, schedules
-from ductile.ledger.connections import Connection, transaction
+from ductile.ledger.connections import transaction
+from ductile.ledger.db import Db
 from ductile.ledger.retention import Policy, prune
 from ductile.ledger.schedules import EntryStatus
 from ductile.ledger.store import open_writer
@@ -584,7 +585,7 @@ def test_a_simulation_leaves_the_ledger_alone(run: Run, past: Past) -> None:
 # ── breakers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def open_one(db: Connection) -> None:
+def open_one(db: Db) -> None:
     at = datetime(2026, 3, 9, 12, tzinfo=UTC)
     opened = Breaker(plugin="echo", command="poll", state=BreakerState.OPEN, failure_count=3, opened_at=at)
     breakers.put(db, BreakerChange(opened, "failure_threshold"), now=at, job_id="a-job")

@@ -8,9 +8,8 @@ import attrs
 import pytest
 
 from ductile import strict_yaml
-from ductile.config.complaints import MAX_COMPLAINTS
 from ductile.config.sections import Settings
-from ductile.config.structure import structure
+from ductile.config.structure import MAX_COMPLAINTS, structure
 from ductile.errors import ConfigInvalid
 from tests.config.conftest import Home, spelled
 
@@ -255,6 +254,7 @@ DEFAULTS: dict[str, Any] = {
     "tcc_paths": (),
     "webhooks.listen": "127.0.0.1:8081",
     "webhooks.public_health": False,
+    "webhooks.trusted_proxies": (),
     "webhooks.endpoints": (),
     "service.name": "ductile",
     "service.tick_interval": timedelta(seconds=60),
@@ -471,3 +471,10 @@ def test_a_mistake_in_a_section_does_not_hide_one_in_a_list(tmp_path: Path) -> N
         structured(text)
     paths = [complaint.path for complaint in caught.value.complaints]
     assert paths == ["service.max_workers", "routes[0].event_type", "routes[1].to"]
+
+
+def test_a_trusted_proxy_is_an_address_or_a_network(home: Home) -> None:
+    """A name is refused: whoever answers to it would be believed."""
+    assert home.load("webhooks: {trusted_proxies: [10.0.0.0/8, '::1']}").settings.webhooks.trusted_proxies
+    with pytest.raises(ConfigInvalid, match="an address or network"):
+        home.load("webhooks: {trusted_proxies: [proxy.example]}")

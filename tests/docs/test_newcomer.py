@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 from tests.docs.instance import CLEAN, free_ports, moved
 from tests.docs.transcript import Shell, blocks_of, steps_of
@@ -38,9 +39,17 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@frozen
+class Started:
+    """`scripts/start` in the clone: its port, its process, and what it printed until it was ready."""
+
+    port: int
+    process: "subprocess.Popen[str]"
+    printed: list[str]
+
+
 @pytest.fixture
-def started(clone: Path) -> Iterator[tuple[int, list[str]]]:
-    """`scripts/start` runs in the clone: its port, and what it said until it was ready."""
+def started(clone: Path) -> Iterator[Started]:
     port = free_ports()
     command = ["scripts/start", "--port", str(port)]
     process = subprocess.Popen(
@@ -56,28 +65,33 @@ def started(clone: Path) -> Iterator[tuple[int, list[str]]]:
                 if "is ready" in line:
                     break
             rest.start()
-            yield port, said
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0, "Ctrl-C stops it"
+            yield Started(port, process, said)
         finally:
             process.kill()
             process.wait()
             rest.join()
 
 
-def test_the_readme_is_true(clone: Path, started: tuple[int, list[str]]) -> None:
-    """Every command of the tour does what the page shows: webhook, pipeline, result, why, replay, a broken file."""
-    port, said = started
-    start, *blocks = blocks_of(moved((clone / "README.md").read_text(), port))
+def test_the_readme_is_true(clone: Path, started: Started) -> None:
+    """Every command of the tour does what the page shows, from the first delivery to the second start after a kill."""
+    start, *blocks = blocks_of(moved((clone / "README.md").read_text(), started.port))
     assert (start.kind, len(blocks) >= 6) == ("start", True)
+    assert [block.kind for block in blocks].count("start") == 1, "it is started again after it was killed"
     shell = Shell.open(clone, CLEAN)
     try:
         (shown,) = steps_of(start.body)
-        shell.compare(shown.expected, said, told="\n".join(said))
+        shell.compare(shown.expected, started.printed, told="\n".join(started.printed))
         for block in blocks:
             shell.perform(block)
     finally:
         shell.close()
+    assert started.process.wait(30) == -signal.SIGKILL
+
+
+def test_ctrl_c_stops_what_scripts_start_runs(started: Started) -> None:
+    """The script becomes the service: the signal of the terminal reaches it, and it exits with 0."""
+    started.process.send_signal(signal.SIGINT)
+    assert started.process.wait(30) == 0
 
 
 def test_a_second_start_can_still_choose_the_port(clone: Path) -> None:

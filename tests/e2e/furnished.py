@@ -60,6 +60,19 @@ pipelines:
     on: bypassed.wanted
     execution_mode: synchronous
     steps: [{id: first, uses: asks}, {id: maybe, uses: ok, if: {path: payload.go, op: exists}}]
+  - name: skipped
+    on: skipped.wanted
+    execution_mode: synchronous
+    steps: [{id: maybe, uses: ok, if: {path: payload.go, op: exists}}]
+  - name: skipped-join
+    on: skipped-join.wanted
+    execution_mode: synchronous
+    steps:
+      - id: fan
+        join: true
+        split:
+          - {id: left, uses: ok, if: {path: payload.go, op: exists}}
+          - {id: right, uses: ok, if: {path: payload.go, op: exists}}
   - name: noticed
     on: noticed.wanted
     execution_mode: synchronous

@@ -33,9 +33,11 @@ echo $$ >> pids
 exec sleep 600
 """
 KILLS_ITS_CORE = """#!/bin/sh
+until [ -e answered ] || [ $((turns += 1)) -gt 3000 ]; do sleep 0.02; done
 kill -9 $PPID
 exec sleep 600
 """
+"""Waits until the test has the answer to its request."""
 
 
 def until(look: Callable[[], Any]) -> Any:
@@ -162,6 +164,7 @@ def test_a_job_that_kills_the_core_is_given_up_and_the_others_run(home: Home, st
     home.add("plugins:\n  poison: {retry: {max_attempts: 2}}\n")
     service = start()
     poison = service.post("poison")
+    (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
 
     assert home.launch().wait() == -signal.SIGKILL, "the second attempt kills the second core"
@@ -180,6 +183,7 @@ def test_a_job_that_killed_the_core_twice_is_held_back(home: Home, start: Start)
     home.plugin("quick", OK)
     service = start()
     service.post("poison")
+    (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
     assert home.launch().wait() == -signal.SIGKILL
 
@@ -211,6 +215,7 @@ def test_a_step_that_kills_the_core_is_given_up_and_its_join_is_decided(home: Ho
     service = start()
     status, answer = service.ask("POST", "/pipeline/risky", {"payload": {}})
     assert status == 202, answer
+    (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
 
     service = start()
@@ -240,6 +245,7 @@ def test_a_hook_fires_once_for_a_job_that_died_with_the_core(home: Home, start: 
     )
     service = start()
     poison = service.post("poison")
+    (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
 
     for _ in range(2):

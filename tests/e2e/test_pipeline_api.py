@@ -4,6 +4,7 @@ import http.client
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ductile.web.desk import RECHECK_SECONDS
 from tests.e2e.furnished import Door, furnish, steps
 from tests.e2e.service import PATIENCE, TOKEN, Home, Service
 
@@ -76,6 +78,15 @@ def test_a_synchronous_pipeline_answers_with_its_result_and_its_tree(service: Se
     assert ("terminal" in first, last["terminal"]) == (False, True)
     assert first["created_at"] <= first["started_at"] <= first["completed_at"] <= last["created_at"]
     assert 0 <= first["duration_ms"] <= body["duration_ms"]
+
+
+@pytest.mark.parametrize("pipeline", ["skipped", "skipped-join"])
+def test_a_run_that_is_over_at_once_is_answered_at_once(service: Service, pipeline: str) -> None:
+    """Its end is announced before its caller can wait for that, or not at all."""
+    began = time.monotonic()
+    status, body = service.ask("POST", f"/pipeline/{pipeline}")
+    assert (status, body["status"]) == (200, "succeeded")
+    assert time.monotonic() - began < RECHECK_SECONDS
 
 
 @pytest.mark.parametrize("path", ["/pipeline/later", "/pipeline/chain?async=true"])

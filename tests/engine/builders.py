@@ -1,13 +1,23 @@
 """Values for tests of decisions: a job, a finished process, a snapshot. Everything has a default."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ductile.clock import Clock
 from ductile.config.check import examine
 from ductile.config.load import load
 from ductile.config.snapshot import Snapshot, take_snapshot
-from ductile.engine.running import Cause, Finished
+from ductile.engine.job_context import JobContext
+from ductile.engine.process.descendants import ProcessTable
+from ductile.engine.process.limits import Limits
+from ductile.engine.process.run import Cause, Finished, ProcessControl, StopRequest, run_process
+from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed
+from ductile.engine.process.streams import Caps, TailBuffer
+from ductile.hub import Hub
+from ductile.ledger.writer import Ledger
+from ductile.logs import Log
 from ductile.model import Job, JobStatus
 from tests.e2e.service import Home
 
@@ -54,3 +64,43 @@ def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
 def snapshot_of(home: Home) -> Snapshot:
     """The configuration in `home`, as a service that starts now would use it."""
     return take_snapshot(examine(load(home.path / "config.yaml")), ENVIRON)
+
+
+def job_context(ledger: Ledger, log: Log, snapshot: Snapshot, /, **values: Any) -> JobContext:
+    """What the jobs of one service share, unless the test says otherwise."""
+    defaults: dict[str, Any] = {
+        "hub": Hub(),
+        "clock": Clock(),
+        "instance": "test",
+        "run_id": "run",
+        "snapshot": lambda: snapshot,
+    }
+    return JobContext(ledger=ledger, log=log, **defaults | values)
+
+
+async def run_plugin(
+    argv: Sequence[str],
+    request: bytes,
+    *,
+    timeout: float,  # noqa: ASYNC109 - the plugin's deadline, not the caller's
+    env: Mapping[str, str],
+    grace: float = 5.0,
+    caps: Caps | None = None,
+    limits: Limits | None = None,
+    stop: StopRequest | None = None,
+    tail: TailBuffer | None = None,
+    on_start: Callable[[Process], None] = lambda _: None,
+    table: ProcessTable | None = None,
+) -> Finished | SpawnFailed:
+    """Run one process to its end. Runs of one event loop share a `table`."""
+    spec = ProcessSpec(
+        argv=argv,
+        request=request,
+        environment=env,
+        timeout_seconds=timeout,
+        grace_seconds=grace,
+        caps=caps or Caps(),
+        limits=limits,
+    )
+    control = ProcessControl(stop=stop or StopRequest(), stderr=tail or TailBuffer(), on_start=on_start)
+    return await run_process(spec, control, table or ProcessTable())

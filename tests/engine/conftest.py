@@ -14,7 +14,7 @@ import pytest
 import trio
 from attrs import frozen
 
-from ductile.engine.processes import (
+from ductile.engine.process.procfs import (
     INSTANCE_MARKER,
     JOB_MARKER,
     adopted_children,

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
@@ -17,7 +18,7 @@ from ductile.engine.simulate import VirtualClock
 from ductile.hub import Hub
 from ductile.ledger import breakers, schedules
 from ductile.ledger.claim import claim
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.operate import cancel
 from ductile.ledger.record import record
 from ductile.ledger.recover import recover_orphans
@@ -27,6 +28,7 @@ from ductile.logs import Log
 from ductile.model import Breaker, Dead, Ending, Evidence, Failed, Job, Outcome, Succeeded
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
+from tests.looking import look
 
 NOON = datetime(2026, 3, 9, 12, tzinfo=UTC)
 """A Monday."""
@@ -46,8 +48,11 @@ class Counted:
         return getattr(self.ledger, name)
 
     async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self.transact(lambda db: function(db, *args, **kwargs))
+
+    async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
         self.writes += 1
-        return await self.ledger.write(function, *args, **kwargs)
+        return await self.ledger.transact(work, **options)
 
 
 @define(eq=False)
@@ -147,13 +152,13 @@ class Stage:
     # ── what is on record ───────────────────────────────────────────────────────────────────────────────────────────
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        def ask(db: Connection) -> list[tuple[Any, ...]]:
+        def ask(db: Db) -> list[tuple[Any, ...]]:
             return db.execute(statement).fetchall()
 
-        return self.ledger.read(ask)
+        return look(self.ledger, ask)
 
     def entry(self, plugin: str = "echo", schedule_id: str = "default") -> Entry:
-        found = self.ledger.read(schedules.get, plugin, schedule_id)
+        found = look(self.ledger, schedules.get, plugin, schedule_id)
         assert found is not None
         return found
 
@@ -163,7 +168,7 @@ class Stage:
         await self.look_again()
 
     def breaker(self, plugin: str = "echo", command: str = "poll") -> Breaker:
-        return self.ledger.read(breakers.get, plugin, command)
+        return look(self.ledger, breakers.get, plugin, command)
 
     async def reset(self, plugin: str = "echo", command: str = "poll") -> None:
         change = breaker.reset(self.breaker(plugin, command))
@@ -206,6 +211,29 @@ def open_log(lines: Path) -> Iterator[Log]:
         os.close(descriptor)
 
 
+class MakeStage(Protocol):
+    async def __call__(self, plugins: str = ...) -> Stage: ...
+
+
+@asynccontextmanager
+async def open_stages(path: Path, default: str = "") -> AsyncIterator[MakeStage]:
+    """Make stages that are open until the block ends, each in a task of its own: an open ledger has a nursery."""
+    over = trio.Event()
+
+    async def hold(plugins: str, *, task_status: trio.TaskStatus[Stage]) -> None:
+        async with open_stage(path, plugins) as one:
+            task_status.started(one)
+            await over.wait()
+
+    async def make(plugins: str = default) -> Stage:
+        made: Stage = await nursery.start(hold, plugins)
+        return made
+
+    async with trio.open_nursery() as nursery:
+        yield make
+        over.set()
+
+
 __all__ = [
     "BROKEN",
     "DAY",
@@ -216,7 +244,9 @@ __all__ = [
     "SECOND",
     "Counted",
     "Dead",
+    "MakeStage",
     "Stage",
     "open_log",
     "open_stage",
+    "open_stages",
 ]

@@ -2,31 +2,22 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from ductile.ledger.schedules import EntryStatus
-from tests.engine.stage import BROKEN, HOUR, MINUTE, OK, Stage, open_stage
+from tests.engine.stage import BROKEN, HOUR, MINUTE, OK, MakeStage, Stage, open_stages
 
 LATE, OVERDUE = "schedule.late", "job.overdue"
 WATCHED = "  echo: {schedules: [{every: 1h, expect: {start_within: 5m, finish_within: 20m}}]}"
 
 
-class MakeStage(Protocol):
-    async def __call__(self, plugins: str = ...) -> Stage: ...
-
-
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
     """Opens a stage for these plugins; it is NOON there."""
-    async with AsyncExitStack() as opened:
-
-        async def make(plugins: str = WATCHED) -> Stage:
-            return await opened.enter_async_context(open_stage(tmp_path, plugins))
-
+    async with open_stages(tmp_path, WATCHED) as make:
         yield make
 
 

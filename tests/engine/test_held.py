@@ -1,9 +1,8 @@
 """A breaker that applies to all jobs, on a clock that the test moves and with the real ledger."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import pytest
 
@@ -11,29 +10,21 @@ from ductile.engine.follow import gates_of
 from ductile.ledger import held
 from ductile.ledger.blocks import blocked_plugins, forget_block, note_blocked
 from ductile.ledger.claim import claim
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.held import HELD
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.writer import Ledger
 from ductile.model import BreakerState, Dead, Job, NewJob
-from tests.engine.stage import BROKEN, MINUTE, OK, SECOND, Counted, Stage, open_stage
+from tests.engine.stage import BROKEN, MINUTE, OK, SECOND, Counted, MakeStage, Stage, open_stages
 
 ALL = "  echo: {circuit_breaker: {threshold: 2, reset_after: 30m, applies_to: all}}\n  other: {}"
 SCHEDULED = ALL.replace("applies_to: all", "applies_to: scheduled")
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 
-class MakeStage(Protocol):
-    async def __call__(self, plugins: str = ...) -> Stage: ...
-
-
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
-    async with AsyncExitStack() as opened:
-
-        async def make(plugins: str = ALL) -> Stage:
-            return await opened.enter_async_context(open_stage(tmp_path, plugins))
-
+    async with open_stages(tmp_path, ALL) as make:
         yield make
 
 
@@ -176,7 +167,7 @@ async def test_a_plugin_that_cannot_be_loaded_meanwhile_does_not_keep_what_the_b
     waiting = await ask(one, 2)
     assert await start(one) == ()
     await one.ledger.write(note_blocked, "echo", "plugin echo did not load")
-    assert one.ledger.read(blocked_plugins) == []
+    assert await one.ledger.read(blocked_plugins) == []
     await one.ledger.write(forget_block, "echo")
     await one.reset()
     assert [job.id for job in await start(one)] == waiting
@@ -188,7 +179,7 @@ async def test_a_breaker_that_cannot_be_read_lets_its_jobs_start(stage: MakeStag
     one = await stage()
     await opened(one)
 
-    def spoil(db: Connection) -> None:
+    def spoil(db: Db) -> None:
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.execute(f"UPDATE circuit_breakers SET {column} = ?", (value,))
 

@@ -17,7 +17,7 @@ TICK_SECONDS = 60
 async def start(one: Stage, nursery: trio.Nursery) -> Counted:
     """Housekeeping goes on behind a ledger that counts its writes."""
     counted = Counted(one.ledger)
-    past, asked = Past.of(one.ledger, one.clock), cast("Any", counted)
+    past, asked = await Past.of(one.ledger, one.clock), cast("Any", counted)
     nursery.start_soon(keep_house, asked, lambda: one.snapshot, one.log, one.clock, past)
     await wait_all_tasks_blocked()
     return counted
@@ -31,7 +31,7 @@ async def tick(mock_clock: MockClock) -> None:
 
 
 async def test_a_tidy_ledger_is_only_looked_at(tmp_path: Path, mock_clock: MockClock, nursery: trio.Nursery) -> None:
-    """An idle service wakes neither its threads nor the disk."""
+    """An idle service does not write."""
     async with open_stage(tmp_path, "  echo: {schedules: [{every: 5m}]}") as one:
         await one.turn()
         await one.work()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ductile.engine.judge import LONGEST_ERROR, LONGEST_OUTPUT, Policy, Verdict, backoff, judge
-from ductile.engine.launch import SpawnFailed
-from ductile.engine.running import Cause, Finished
+from ductile.engine.process.run import Cause, Finished
+from ductile.engine.process.start import SpawnFailed
 from ductile.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.plugin.protocol import Limits
 from ductile.secret import HIDDEN, Mask

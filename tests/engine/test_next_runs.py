@@ -1,29 +1,20 @@
 """What a reload says about the next runs of schedules, and that the scheduler then does just that."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from ductile.engine.next_runs import next_runs
 from ductile.ledger.schedules import EntryStatus, all_entries
-from tests.engine.stage import HOUR, MINUTE, Stage, open_stage
-
-
-class MakeStage(Protocol):
-    async def __call__(self, plugins: str) -> Stage: ...
+from tests.engine.stage import HOUR, MINUTE, MakeStage, Stage, open_stages
+from tests.looking import look
 
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
-    async with AsyncExitStack() as opened:
-
-        async def make(plugins: str) -> Stage:
-            return await opened.enter_async_context(open_stage(tmp_path, plugins))
-
+    async with open_stages(tmp_path) as make:
         yield make
 
 
@@ -35,7 +26,7 @@ def told_of(one: Stage, plugins: str) -> dict[str, tuple[str | None, str | None]
     """What is told about a change to these plugins, which is then made."""
     before = one.snapshot
     one.configure(plugins)
-    runs = next_runs(before, one.snapshot, one.ledger.read(all_entries), now=one.clock.now())
+    runs = next_runs(before, one.snapshot, look(one.ledger, all_entries), now=one.clock.now())
     return {name: (shown(run.before), shown(run.after)) for name, run in runs.items()}
 
 

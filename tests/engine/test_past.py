@@ -1,6 +1,5 @@
 """How much of the past may be forgotten, whatever the clock says."""
 
-import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ from ductile.engine.past import MARKS, Past
 from ductile.engine.simulate import VirtualClock
 from ductile.ledger import journal
 from ductile.ledger.claim import claim
+from ductile.ledger.db import Db
 from ductile.ledger.jobs import enqueue
 from ductile.ledger.record import record
 from ductile.ledger.retention import Policy, Pruned, prune
@@ -40,7 +40,7 @@ async def test_the_past_goes_by_no_faster_than_can_be_believed(
     async with open_ledger(tmp_path / "ledger" / "state.db", synchronous="off") as ledger:
         await ledger.write(journal.append, "run.ended", now=NOON)
         clock.pass_to(NOON + stopped_for)
-        past = Past.of(ledger, clock)
+        past = await Past.of(ledger, clock)
         clock.pass_to(clock.now() + then)
         assert past.now(clock) == believed
 
@@ -48,7 +48,7 @@ async def test_the_past_goes_by_no_faster_than_can_be_believed(
 async def test_a_clock_that_jumps_ahead_while_the_service_runs_is_not_believed(tmp_path: Path) -> None:
     async with open_ledger(tmp_path / "ledger" / "state.db", synchronous="off") as ledger:
         clock = VirtualClock(NOON)
-        past = Past.of(ledger, clock)
+        past = await Past.of(ledger, clock)
         clock.jump(3650 * DAY)
         assert past.now(clock) == NOON
         clock.jump(-3651 * DAY)
@@ -81,7 +81,7 @@ async def run(ledger: Ledger, clock: VirtualClock) -> None:
 
 
 async def forget(ledger: Ledger, clock: VirtualClock, past: Past) -> Pruned:
-    reach = past.reach(ledger, POLICY, clock)
+    reach = await past.reach(ledger, POLICY, clock)
     return await ledger.write(prune, POLICY, now=past.now(clock), reach=reach)
 
 
@@ -96,7 +96,7 @@ async def test_what_was_written_while_the_clock_stood_far_back_is_not_old_when_i
     clock = VirtualClock(NOON)
     if waited:
         await ask(ledger, clock)
-    past = Past.of(ledger, clock)
+    past = await Past.of(ledger, clock)
     clock.jump(IN_1970)
     if not waited:
         await ask(ledger, clock)
@@ -109,7 +109,7 @@ async def test_what_was_written_while_the_clock_stood_far_back_is_not_old_when_i
 
 async def test_it_is_forgotten_when_its_time_has_really_passed(ledger: Ledger) -> None:
     clock = VirtualClock(NOON)
-    past = Past.of(ledger, clock)
+    past = await Past.of(ledger, clock)
     clock.jump(IN_1970)
     await ask(ledger, clock)
     await run(ledger, clock)
@@ -127,21 +127,21 @@ async def test_what_a_process_before_this_one_wrote_goes_by_its_own_moments(ledg
     await ask(ledger, clock)
     await run(ledger, clock)
     pass_by(clock, 2 * DAY)
-    past = Past.of(ledger, clock)
+    past = await Past.of(ledger, clock)
     pass_by(clock, timedelta(hours=2))  # a long stop is caught up with
     assert (await forget(ledger, clock, past)).jobs == 1
 
 
 async def test_a_long_life_is_remembered_in_few_marks(ledger: Ledger) -> None:
     clock = VirtualClock(NOON)
-    past = Past.of(ledger, clock)
+    past = await Past.of(ledger, clock)
     for _ in range(24 * 60):
         pass_by(clock, timedelta(minutes=50))
-        past.reach(ledger, POLICY, clock)
+        await past.reach(ledger, POLICY, clock)
     assert all(len(trail.marks) <= MARKS + 2 for trail in past.trails.values())
 
 
-def count(db: sqlite3.Connection) -> int:
+def count(db: Db) -> int:
     number: int = db.execute("SELECT COUNT(*) FROM job_queue").fetchone()[0]
     return number
 
@@ -149,10 +149,10 @@ def count(db: sqlite3.Connection) -> int:
 async def test_of_many_jobs_each_goes_when_its_time_has_come(ledger: Ledger) -> None:
     """A job an hour for three days, on a clock that is right: a day of them is there, and a step of the marks."""
     clock = VirtualClock(NOON)
-    past = Past.of(ledger, clock)
+    past = await Past.of(ledger, clock)
     for _ in range(72):
         await ask(ledger, clock)
         await run(ledger, clock)
         pass_by(clock, HOUR)
         await forget(ledger, clock, past)
-    assert ledger.read(count) in (24, 25)
+    assert await ledger.read(count) in (24, 25)

@@ -26,7 +26,6 @@ from ductile.engine.follow import join_rule_of, rule_of
 from ductile.engine.judge import judge
 from ductile.engine.preflight import Memory, Ready, Refuse, preflight
 from ductile.ledger import tree_reports
-from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import connect_writer, transaction
 from ductile.ledger.following import start_run
 from ductile.ledger.store import create
@@ -34,6 +33,7 @@ from ductile.model import Ending, Job
 from ductile.pipeline.route import begin
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_run, snapshot_of
+from tests.ledger.recording import record_and_claim
 from tests.pipeline.reference import WORDS, Event, Made, Reference
 from tests.pipeline.values import Data, Refused
 from tests.pipeline.written import compiled

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ductile.engine.limits import Limits
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
-from ductile.engine.running import Caps
+from ductile.engine.process.limits import Limits
+from ductile.engine.process.streams import Caps
 from ductile.model import Dead, Job
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, snapshot_of

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -19,13 +19,15 @@ from ductile import strict_json
 from ductile.clock import Clock, to_text
 from ductile.config.snapshot import Snapshot
 from ductile.engine import post as posting
+from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.outbox import held_back, note_attempt
 from ductile.engine.parcel import Parcel, pack
 from ductile.engine.post import MOST_ANSWER, Answer, Unanswered, post
 from ductile.engine.relay import send_job
 from ductile.engine.reply import Judged, Sent, judge_reply
-from ductile.engine.run_job import Attempt, Surroundings
+from ductile.engine.running_jobs import Attempt
+from ductile.errors import LedgerFull
 from ductile.ledger import breakers
 from ductile.ledger.claim import claim, next_due
 from ductile.ledger.jobs import enqueue
@@ -40,7 +42,9 @@ from ductile.pipeline.plan import RELAY
 from ductile.relay_wire import decode, is_signed
 from ductile.secret import Secret
 from tests.e2e.service import Home
-from tests.engine.builders import NOW, a_job, snapshot_of
+from tests.engine.builders import NOW, a_job, job_context, snapshot_of
+from tests.engine.dispatching import FaultyLedger
+from tests.looking import look
 
 SECRET = "line-secret-0123456789abcdef"
 CONFIG = """\
@@ -420,7 +424,7 @@ class Post:
 
     snapshot: Snapshot
     ledger: Ledger
-    around: Surroundings
+    ctx: JobContext
     clock: SetClock
     is_up: bool = True
     requests: list[bytes] = field(factory=list)
@@ -451,7 +455,7 @@ class Post:
             if not claimed.jobs:
                 return total
             total += 1
-            ending = await send_job(self.around, Attempt(claimed.jobs[0], self.snapshot), self.ledger)
+            ending = await send_job(self.ctx, Attempt(claimed.jobs[0], self.snapshot))
             if ending is not None:
                 await self.ledger.write(record, ending, now=self.clock.now())
 
@@ -459,21 +463,21 @@ class Post:
         """Time goes by as it does for a service that is up."""
         while True:
             await self.turn()
-            due = self.ledger.look_up(next_due)
+            due = await self.ledger.read(next_due)
             if due is None or due > moment:
                 self.clock.moment = moment
                 return
             self.clock.moment = due
 
     def states(self) -> Counter[str]:
-        rows = self.ledger.read(lambda db: db.execute("SELECT status FROM job_queue").fetchall())
+        rows = look(self.ledger, lambda db: db.execute("SELECT status FROM job_queue").fetchall())
         return Counter(status for (status,) in rows)
 
     def breaker(self) -> Any:
-        return self.ledger.look_up(breakers.get, RELAY, "lab")
+        return look(self.ledger, breakers.get, RELAY, "lab")
 
     def rows(self, statement: str) -> list[Any]:
-        return self.ledger.read(lambda db: db.execute(statement).fetchall())
+        return look(self.ledger, lambda db: db.execute(statement).fetchall())
 
 
 @pytest.fixture
@@ -481,7 +485,6 @@ async def outbox(tmp_path: Path) -> AsyncIterator[Post]:
     clock = SetClock()
     descriptor = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY, 0o600)
     log = Log(level="debug", descriptor=descriptor)
-    around = Surroundings(log=log, clock=clock, instance="i", state_of=lambda _: "{}")
     made: list[Post] = []
 
     async def receive(stream: trio.abc.Stream, request: bytes) -> None:
@@ -489,7 +492,8 @@ async def outbox(tmp_path: Path) -> AsyncIterator[Post]:
 
     try:
         async with served(receive) as port, open_ledger(tmp_path / "state.db", synchronous="off") as ledger:
-            made.append(Post(configured(tmp_path, port), ledger, around, clock))
+            snapshot = configured(tmp_path, port)
+            made.append(Post(snapshot, ledger, job_context(ledger, log, snapshot, clock=clock), clock))
             yield made[0]
     finally:
         log.close()
@@ -566,7 +570,7 @@ async def test_one_probe_at_a_time_finds_out(outbox: Post) -> None:
     probe, second, third = (await outbox.ledger.write(claim, now=now, run_id="r", free={RELAY: 3}, limit=3)).jobs
 
     async def is_held(job: Job) -> bool:
-        return await outbox.ledger.write(held_back, "lab", job, now=now, chance=0.5)
+        return await outbox.ledger.write(held_back, "lab", job, run_id="r", now=now, chance=0.5)
 
     assert not await is_held(probe)
     assert (outbox.breaker().state, outbox.breaker().probe_job_id) == (BreakerState.HALF_OPEN, probe.id)
@@ -612,7 +616,7 @@ async def test_one_event_finds_out_for_all_that_wait(outbox: Post) -> None:
 async def test_an_answer_that_refuses_shows_that_somebody_is_there(outbox: Post) -> None:
     """A 422 fails its job and closes the breaker; silence opens it, and refusals that need not last."""
     (job_id,) = await outbox.put()
-    (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="r", free={RELAY: 1}, limit=1)).jobs
+    (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="run", free={RELAY: 1}, limit=1)).jobs
     for _ in range(3):
         await outbox.ledger.write(note_attempt, "lab", job, is_answered=False, now=NOW)
     assert outbox.breaker().state is BreakerState.OPEN
@@ -639,18 +643,28 @@ async def test_a_send_is_given_up_when_the_attempt_is_to_stop(outbox: Post) -> N
         )
         outbox.snapshot.config = evolve(outbox.snapshot.config, settings=settings)
         await outbox.put()
-        (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="r", free={RELAY: 1}, limit=1)).jobs
+        (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="run", free={RELAY: 1}, limit=1)).jobs
         attempt = Attempt(job, outbox.snapshot)
         endings = []
 
         async def send() -> None:
-            endings.append(await send_job(outbox.around, attempt, outbox.ledger))
+            endings.append(await send_job(outbox.ctx, attempt))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
             await hanging.wait()
-            attempt.stop.request(DRAIN)
+            attempt.control.stop.request(DRAIN)
     (ending,) = endings
     assert ending is not None
     assert isinstance(ending.outcome, Interrupted)
     assert outbox.breaker().failure_count == 0
+
+
+async def test_a_full_disk_does_not_use_up_an_attempt_of_a_relay(outbox: Post) -> None:
+    """The breaker cannot be asked, so the event is sent; its end is recorded when there is space."""
+    await outbox.put()
+    (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="run", free={RELAY: 1}, limit=1)).jobs
+    faulty = FaultyLedger(outbox.ledger, LedgerFull("the disk is full"))
+    ending = await send_job(evolve(outbox.ctx, ledger=cast(Ledger, faulty)), Attempt(job, outbox.snapshot))
+    assert ending is not None
+    assert isinstance(ending.outcome, Succeeded)

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from ductile.clock import Clock
+from ductile.config.snapshot import Snapshot
 from ductile.engine.ending import ending_of
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Ready, preflight
-from ductile.engine.run_job import Attempt, Surroundings, run_job
-from ductile.engine.running import Cause, Finished
+from ductile.engine.process.run import Cause, Finished
+from ductile.engine.run_job import attempt_job
+from ductile.engine.running_jobs import Attempt
+from ductile.ledger.writer import open_ledger
 from ductile.logs import Log
 from ductile.model import Dead, Ending, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.pipeline.route import event_id
 from ductile.secret import Mask
 from tests.e2e.service import Home
-from tests.engine.builders import NOW, a_job, a_run, snapshot_of
+from tests.engine.builders import NOW, a_job, a_run, job_context, snapshot_of
 
 OK = {"status": "ok", "result": "done"}
 MADE = {"type": "made", "payload": {"n": 1}}
@@ -160,13 +162,19 @@ class Listener:
             return [json.loads(line) for line in lines]
 
 
+async def attempt_each(home: Home, log: Log, snapshot: Snapshot, *jobs: Job) -> list[Ending]:
+    """What each of these jobs leads to, one after the other."""
+    async with open_ledger(home.path / "ledger" / "state.db", synchronous="off") as ledger:
+        ctx = job_context(ledger, log, snapshot)
+        return [await attempt_job(ctx, Attempt(job, snapshot)) for job in jobs]
+
+
 async def run_once(
     home: Home, script: str, *secrets: str, job: Job | None = None
 ) -> tuple[Ending, list[dict[str, Any]]]:
     home.plugin("echo", script)
     listener = Listener(*secrets)
-    around = Surroundings(log=listener.log, clock=Clock(), instance="i", state_of=lambda _: "{}")
-    ended = await run_job(around, Attempt(job or a_job(), snapshot_of(home)))
+    (ended,) = await attempt_each(home, listener.log, snapshot_of(home), job or a_job())
     return ended, listener.heard()
 
 
@@ -208,9 +216,7 @@ async def test_a_plugin_that_cannot_be_trusted_now_is_tried_again_as_its_policy_
     snapshot = snapshot_of(home)
     (home.path / "plugins" / "echo" / "run").unlink()
     listener = Listener()
-    around = Surroundings(log=listener.log, clock=Clock(), instance="i", state_of=lambda _: "{}")
-    first = await run_job(around, Attempt(a_job(), snapshot))
-    last = await run_job(around, Attempt(a_job(attempt=4), snapshot))
+    first, last = await attempt_each(home, listener.log, snapshot, a_job(), a_job(attempt=4))
     lines = listener.heard()
     assert isinstance(first.outcome, Retried)
     assert 0.01 <= first.outcome.delay.total_seconds() <= 0.02

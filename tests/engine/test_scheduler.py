@@ -4,14 +4,14 @@ import os
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 import pytest
 import trio
-from attrs import evolve
+from attrs import define, evolve
 
 from ductile.calendar.definition import Definition, History
 from ductile.calendar.look import Look, look
@@ -19,28 +19,21 @@ from ductile.engine import planner
 from ductile.errors import LedgerError, LedgerLost
 from ductile.hub import SCHEDULES
 from ductile.ledger import schedules
-from ductile.ledger.connections import Connection
+from ductile.ledger.db import Db
 from ductile.ledger.schedules import EntryStatus
+from ductile.ledger.writer import Ledger
 from ductile.model import BreakerState, Dead, Interrupted, Job, Outcome
-from tests.engine.stage import BROKEN, DAY, HOUR, MINUTE, NOON, OK, SECOND, Counted, Stage, open_stage
+from tests.engine.stage import BROKEN, DAY, HOUR, MINUTE, NOON, OK, SECOND, Counted, MakeStage, Stage, open_stages
 
 EVERY_5M = "  echo: {schedules: [{every: 5m}]}"
 PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, EntryStatus.EXHAUSTED
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 
-class MakeStage(Protocol):
-    async def __call__(self, plugins: str = ...) -> Stage: ...
-
-
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
     """Opens a stage for these plugins; it is NOON there."""
-    async with AsyncExitStack() as opened:
-
-        async def make(plugins: str = EVERY_5M) -> Stage:
-            return await opened.enter_async_context(open_stage(tmp_path, plugins))
-
+    async with open_stages(tmp_path, EVERY_5M) as make:
         yield make
 
 
@@ -380,7 +373,7 @@ async def test_a_schedule_that_cannot_be_written_does_not_stop_the_others(stage:
     """It is logged with its name and tried again; nothing of it is half there."""
     one = await stage("  echo: {schedules: [{every: 5m}]}\n  other: {schedules: [{every: 5m}]}")
 
-    def refuse(db: Connection) -> None:
+    def refuse(db: Db) -> None:
         db.execute("CREATE TRIGGER broken BEFORE INSERT ON job_queue WHEN NEW.plugin = 'echo' "
                    "BEGIN SELECT RAISE(ABORT, 'no room'); END")  # fmt: skip
 
@@ -398,7 +391,7 @@ async def test_a_next_run_that_cannot_be_written_does_not_stop_the_others(stage:
     yearly = "{schedules: [{cron: '0 3 1 1 *'}]}"
     one = await stage(f"  echo: {yearly}\n  other: {yearly}")
 
-    def refuse(db: Connection) -> None:
+    def refuse(db: Db) -> None:
         db.execute("UPDATE schedule_entries SET next_run_at = NULL")
         db.execute("CREATE TRIGGER broken BEFORE UPDATE ON schedule_entries WHEN NEW.plugin = 'echo' "
                    "BEGIN SELECT RAISE(ABORT, 'no room'); END")  # fmt: skip
@@ -406,7 +399,7 @@ async def test_a_next_run_that_cannot_be_written_does_not_stop_the_others(stage:
     await one.ledger.write(refuse)
     one.scheduler._stale = True
     await one.scheduler.turn()
-    known = {entry.plugin: entry.next_run_at is not None for entry in one.ledger.read(schedules.all_entries)}
+    known = {entry.plugin: entry.next_run_at is not None for entry in await one.ledger.read(schedules.all_entries)}
     assert known == {"echo": False, "other": True}
     assert [line.startswith("not fired: ") for line in one.said()] == [True]
 
@@ -487,7 +480,7 @@ async def test_an_entry_that_cannot_be_read_starts_anew_and_does_not_stop_the_ot
     one = await stage("  echo: {schedules: [{every: 1m}]}\n  other: {schedules: [{every: 1m}]}")
     await one.pass_for(90 * SECOND)
 
-    def spoil(db: Connection) -> None:
+    def spoil(db: Db) -> None:
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.execute(f"UPDATE schedule_entries SET {column} = 'x' WHERE plugin = 'echo'")
 
@@ -509,10 +502,10 @@ async def test_a_scheduler_that_keeps_failing_is_late(
     class Fragile(Counted):
         is_broken = True
 
-        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
             if self.is_broken:
                 raise RuntimeError("broken")
-            return await super().write(function, *args, **kwargs)
+            return await super().transact(work, **options)
 
     ledger = one.scheduler.ledger = Fragile(one.ledger)  # type: ignore[assignment]
     await nursery.start(one.scheduler.run)
@@ -772,8 +765,8 @@ async def test_a_clock_that_is_set_back_in_the_middle_of_a_turn_does_not_hold_th
     decided_again = trio.Event()
 
     class SetsTheClockBack(Counted):
-        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            written = await super().write(function, *args, **kwargs)
+        async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
+            written = await super().transact(work, **options)
             if one.clock.now() < NOON:
                 decided_again.set()
             elif one.jobs():
@@ -808,9 +801,9 @@ async def test_the_first_slot_is_not_late_by_what_loading_took(stage: MakeStage)
     one = await stage(echo("at: '2026-03-09T12:10:00Z'"))
 
     class TakesLong(Counted):
-        async def write(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
             one.clock.pass_to(one.clock.now() + MINUTE)
-            return await super().write(function, *args, **kwargs)
+            return await super().transact(work, **options)
 
     one.scheduler.ledger = TakesLong(one.ledger)  # type: ignore[assignment]
     await one.turn()
@@ -841,7 +834,7 @@ async def test_a_ledger_that_is_lost_ends_the_scheduler_for_that_reason(stage: M
     """A start afterwards may help, so the exit code is not that of a configuration that cannot be used."""
     one = await stage()
 
-    def lose(db: Connection) -> None:
+    def lose(db: Db) -> None:
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
         raise error
@@ -868,7 +861,33 @@ async def test_an_announced_change_is_looked_at_at_once(stage: MakeStage, nurser
     nursery.cancel_scope.cancel()
 
 
-def limit_pages(db: Connection, *, grow: int) -> None:
+def limit_pages(db: Db, *, grow: int) -> None:
     """The file may grow by that many pages."""
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages + grow}").fetchall()
+
+
+@define(eq=False)
+class UnconfirmedLedger(Counted):
+    """A ledger whose disk confirms nothing for so long that its callers get an error. Their commits are made."""
+
+    async def transact(self, work: Callable[[Db], Any], **options: Any) -> Any:
+        result = await self.ledger.transact(work, **options)
+        if options.get("wait", True):
+            raise LedgerError("the disk has not confirmed a write")
+        return result
+
+
+async def test_a_slot_that_the_disk_confirms_late_fires_once(stage: MakeStage) -> None:
+    """The job is committed, whatever its caller is told."""
+    one = await stage(echo("after: 10m"))
+    await one.turn()
+    one.clock.pass_to(NOON + 10 * MINUTE)
+    one.scheduler.ledger = cast(Ledger, UnconfirmedLedger(one.ledger))
+    with suppress(LedgerError):
+        await one.turn()
+    one.scheduler.ledger = one.ledger
+    one.clock.pass_to(NOON + 20 * MINUTE)
+    one.clock.jump(SECOND / 1000)  # as every real clock does
+    await one.look_again()
+    assert one.jobs("count(*)") == [1]

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import Claimed, claim, record_and_claim
+from ductile.ledger.claim import Claimed, claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import Enqueued, enqueue
 from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.settle import settle_joins
 from ductile.ledger.store import open_writer
 from ductile.model import Ending, Evidence, Failed, Following, Job, Joined, JoinRule, NewJob, Outcome, Succeeded
+from tests.ledger.recording import record_and_claim
 
 START = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 

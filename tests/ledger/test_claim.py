@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from ductile.ledger.blocks import note_blocked
-from ductile.ledger.claim import Process, claim, next_due, note_process, record_and_claim
+from ductile.ledger.claim import ProcessNote, claim, next_due, note_process
 from ductile.ledger.connections import transaction
 from ductile.ledger.operate import cancel
 from ductile.ledger.queue_reports import queue
 from ductile.model import Dead, Ending, Failed, Interrupted, Outcome, Retried, Succeeded
+from tests.ledger.recording import record_and_claim
 
 MINUTE = timedelta(minutes=1)
 
@@ -166,8 +167,12 @@ def test_a_process_is_noted_only_for_the_current_attempt(drive: Any) -> None:
     drive.enqueue()
     job = drive.claim_one()
     with transaction(drive.db):
-        assert note_process(drive.db, Process(job.id, 1, pid=42, start_ticks=7, boot_id="b"), now=drive.now)
-        assert not note_process(drive.db, Process(job.id, 2, pid=43, start_ticks=7, boot_id="b"), now=drive.now)
+        assert note_process(
+            drive.db, ProcessNote(job.id, 1, pid=42, start_ticks=7, boot_id="b"), run_id=drive.run_id, now=drive.now
+        )
+        assert not note_process(
+            drive.db, ProcessNote(job.id, 2, pid=43, start_ticks=7, boot_id="b"), run_id=drive.run_id, now=drive.now
+        )
     assert drive.row(job.id)["pid"] == 42
     told = drive.db.execute("SELECT job_id, plugin, data ->> 'pid' FROM journal WHERE kind = 'plugin.spawned'")
     assert told.fetchall() == [(job.id, job.plugin, 42)]

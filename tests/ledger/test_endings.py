@@ -7,10 +7,11 @@ import pytest
 
 from ductile.errors import LedgerError
 from ductile.ledger import facts, reports
-from ductile.ledger.claim import Claimed, record_and_claim
+from ductile.ledger.claim import Claimed
 from ductile.ledger.connections import transaction
 from ductile.ledger.record import Recorded, Stale
 from ductile.model import Ending, Job, JobStatus, NewContext, NewFact, Succeeded
+from tests.ledger.recording import record_and_claim
 
 
 def ended(drive: Any, *endings: Ending, **free: int) -> tuple[list[Recorded | Stale], Claimed]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ductile.ledger import listed, queue_reports, reports, tree_reports
-from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.jobs import enqueue_all
 from ductile.ledger.operate import cancel, end_queued_jobs_of, retry
@@ -35,6 +34,7 @@ from ductile.model import (
     Succeeded,
 )
 from tests.ledger.conftest import Driver, all_or_nothing, result_of
+from tests.ledger.recording import record_and_claim
 
 
 def state(drive: Driver, join: str = "J") -> tuple[str, int, str | None]:

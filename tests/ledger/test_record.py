@@ -9,13 +9,14 @@ from attrs import evolve
 
 from ductile.ledger import breakers, contexts, facts, journal, schedules
 from ductile.ledger.connections import transaction
-from ductile.ledger.record import Recorded, Stale
+from ductile.ledger.record import Recorded, Stale, record
 from ductile.ledger.rows import get_job
 from ductile.model import (
     Breaker,
     BreakerChange,
     BreakerState,
     Dead,
+    Ending,
     Failed,
     Interrupted,
     Job,
@@ -298,3 +299,16 @@ def test_the_originals_views_tell_transitions_and_attempts(drive: Any) -> None:
     ]
     statement = "SELECT attempt FROM job_attempts WHERE job_id = ? ORDER BY attempt"
     assert drive.db.execute(statement, (job.id,)).fetchall() == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("outcome", [Failed("no"), Retried("no", MINUTE), Interrupted("stopping")])
+def test_only_the_run_that_claimed_an_attempt_can_end_it(drive: Any, outcome: Outcome) -> None:
+    """An ending of another run is stale, whatever the attempt's number is."""
+    drive.enqueue()
+    job = drive.claim_one()
+    ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome)
+    with transaction(drive.db):
+        assert isinstance(record(drive.db, ending, now=drive.now, run_id="another"), Stale)
+        assert drive.statuses() == ["running"]
+        assert isinstance(record(drive.db, ending, now=drive.now, run_id=drive.run_id), Recorded)
+    assert drive.statuses() != ["running"]

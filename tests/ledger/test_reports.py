@@ -214,7 +214,6 @@ def test_the_queue_at_a_glance(drive: Any) -> None:
     assert seen.unclaimable == ["ghost"]
     assert queue_reports.oldest_claimable(drive.db, {"a"}) == drive.now
     assert queue_reports.oldest_claimable(drive.db, {"b"}) is None
-    assert queue_reports.ended_since(drive.db, drive.now - MINUTE) == {"failed": 1}
 
 
 def test_the_journal_is_a_stream_that_can_be_resumed(drive: Any) -> None:

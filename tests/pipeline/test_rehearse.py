@@ -11,7 +11,6 @@ import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 
-from ductile.ledger.claim import record_and_claim
 from ductile.ledger.connections import transaction
 from ductile.ledger.following import start_run
 from ductile.ledger.store import open_writer
@@ -21,6 +20,7 @@ from ductile.pipeline.events import Ended
 from ductile.pipeline.plan import Plans
 from ductile.pipeline.rehearse import Line, Rehearsal, rehearse
 from ductile.pipeline.route import Routes, Target, TooMuch, World, after, after_join, begin
+from tests.ledger.recording import record_and_claim
 from tests.pipeline.random_pipelines import PAYLOAD, Data, some_pipelines
 from tests.pipeline.written import compiled
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ductile import strict_yaml
-from ductile.config.structure import read
+from ductile.config.structure import make_converter
 from ductile.errors import ConfigInvalid, PipelineInvalid
 from ductile.pipeline.compile import compile_pipelines
 from ductile.pipeline.dsl import Pipeline
@@ -17,7 +17,7 @@ def pipelines(text: str | Sequence[Any]) -> tuple[Pipeline, ...]:
     """The pipelines that `text` (or the data of it) lists."""
     content = text if isinstance(text, str) else strict_yaml.dump(list(text))
     document = strict_yaml.load(content.encode(), source="p.yaml")
-    pipelines: tuple[Pipeline, ...] = read(document, tuple[Pipeline, ...])
+    pipelines: tuple[Pipeline, ...] = make_converter().structure(document, tuple[Pipeline, ...])
     return pipelines
 
 

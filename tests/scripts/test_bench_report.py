@@ -1,104 +1,55 @@
-"""The page of `scripts/bench all`: what it says of numbers, and of numbers that nobody has."""
+"""What the benches print, and the table of `scripts/bench compare`."""
 
+import argparse
 import json
 import os
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.benches import plots, report
+from scripts.benches import compare, report
 from scripts.benches.all import PARTS, remaining, worded
 from scripts.benches.bench import Bench, Line, is_optimised, machine, percentile, short
-from scripts.benches.targets import MORE, SUITE, at_least, at_most, target
+from scripts.benches.measures import MEASURES, measure_named
+from scripts.benches.report import Row
 from scripts.benches.usage import Spent, Used, cpu_seconds, pss_mb, used
+from tests.scripts.test_help import ROOT, say
 
-BOTH = ("full", "normal")
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
+B4 = next(one for one in compare.LINES if one.id == "B4")
+BACKLOG = next(one for one in compare.LINES if one.id == "backlog")
 
 
 def bench(**values: Any) -> Bench:
-    defaults: dict[str, Any] = {"name": "run", "folder": Path(), "rounds": 3, "modes": BOTH, "quick": False, "rows": 9}
-    return Bench(**defaults | {"machine": machine()} | values)
+    defaults: dict[str, Any] = {"name": "sync", "folder": Path(), "rounds": 3, "modes": ("full",), "quick": False}
+    return Bench(**defaults | {"rows": 9, "machine": machine()} | values)
 
 
-def a_line(key: str = "B4", measure: str = "three_steps_over_bare", value: Any = 2.0, **more: Any) -> Line:
-    return bench().line(key, measure, value, **more)
+def a_line(value: Any = 2.0, **more: Any) -> Line:
+    return bench().line("B4", "three_steps_over_bare", value, **{"p50_ms": [5.0], **more})
 
 
-def row_of(
-    lines: list[Line], key: str, measure: str, mode: str | None = None, modes: tuple[str, ...] = BOTH
-) -> report.Row:
-    (found,) = (
-        row
-        for row in report.rows((*SUITE, *MORE), lines, modes)
-        if (row.target.id, row.target.measure, row.mode) == (key, measure, mode)
-    )
-    return found
+# ── lines ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── targets and lines ───────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_measure_has_one_row() -> None:
+    names = [(row.id, row.name) for row in MEASURES]
 
-
-def test_the_suite_is_b1_to_b16_without_a_gap() -> None:
-    """Every id of the suite has a row, and no row stands twice."""
-    ids = {row.id for row in SUITE}
-
-    assert ids >= {f"B{number}" for number in range(1, 17)} | {"B1b", "B2f", "B3b", "B5b", "B6b", "B7b", "B7c"}
-    names = [(row.id, row.measure) for row in (*SUITE, *MORE)]
     assert len(set(names)) == len(names)
-    assert all(row.goal for row in SUITE)
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "must", "aim"),
-    [
-        (at_least(0.3, 0.36), 0.36, True, True),
-        (at_least(0.3, 0.36), 0.3, True, False),
-        (at_least(0.3, 0.36), 0.299, False, False),
-        (at_most(3, 1.5), 1.5, True, True),
-        (at_most(3, 1.5), 3, True, False),
-        (at_most(3, 1.5), 3.001, False, False),
-        (at_most(0, 0), 1, False, False),
-        (at_least(3), 5, True, None),
-    ],
-)
-def test_a_goal_is_reached_at_its_number_and_on_its_side(goal: Any, value: float, must: bool, aim: bool | None) -> None:
-    """The bound itself is good; an aim that does not exist is neither reached nor missed."""
-    assert goal.reached(value, goal.must) is must
-    assert goal.reached(value, goal.aim) is aim
+    with pytest.raises(ValueError, match="not enough values"):
+        measure_named("B1", "unheard_of")
 
 
 def test_a_line_begins_with_its_id_and_value_and_ends_with_the_machine() -> None:
-    """Ratio first, what was asked, absolutes, then where; nothing says whose machine it is."""
+    """Nothing in it says whose machine it is."""
     line = a_line(value=[3.0, 2.0, 9.0], p50_ms=[1.23456])
 
-    assert list(line)[:5] == ["id", "value", "must", "aim", "ok"]
+    assert list(line)[:3] == ["id", "value", "unit"]
     assert list(line)[-2:] == ["machine", "version"]
     assert (line["value"], line["rounds"], line["p50_ms"]) == (3.0, [3.0, 2.0, 9.0], [1.2346])
-    assert (line["must"], line["aim"], line["ok"]) == ({"at_most": 4}, {"at_most": 2.5}, True)
-    assert set(line["machine"]) == {
-        "cores",
-        "kernel",
-        "python",
-        "python_is_optimised",
-        "sqlite",
-        "load_before",
-    }
+    assert set(line["machine"]) == {"cores", "kernel", "python", "python_is_optimised", "sqlite", "load_before"}
     assert json.loads(json.dumps(line)) == line
-
-
-def test_the_goal_of_a_line_is_that_of_its_mode() -> None:
-    """The same number can be enough with `full` and too little with `normal`."""
-    assert a_line(value=3.5, mode="full")["ok"] is True
-    assert a_line(value=3.5, mode="normal")["ok"] is False
-
-
-def test_a_measure_that_is_not_in_the_table_cannot_be_told() -> None:
-    """A line without a row in the report would be lost silently."""
-    with pytest.raises(ValueError, match="not enough values"):
-        target("B1", "unheard_of")
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -130,58 +81,36 @@ def test_usage_is_read_from_a_process() -> None:
     assert pss_mb(os.getpid()) > 1
 
 
-# ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_was_not_measured_is_said_and_never_a_success() -> None:
-    """Without lines no row holds, and each says that it was not measured."""
-    found = report.rows((*SUITE, *MORE), [], BOTH)
-
-    assert {row.cells[2] for row in found} == {report.NOT_MEASURED}
-    assert {row.verdict for row in found} == {"–", ""}
-    assert not any(row.holds for row in found)
-    assert report.summary(found).startswith("0 of ")
-    assert f"{len(found)} not measured" in report.summary(found)
+def test_every_compared_line_is_a_measure_of_its_bench() -> None:
+    """The issue's lines are among them, and --only accepts each id."""
+    assert {one.measure for one in compare.LINES} <= {measure.name for measure in MEASURES}
+    assert {one.id for one in compare.LINES} >= {*["B1", "B2f", "B3", "B4", "B6", "B9", "B10", "B11", "B16", "backlog"]}
+    assert [one.id for one in compare.chosen("B11,B1")] == ["B1", "B11"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no line is called B99"):
+        compare.chosen("B1,B99")
 
 
-def test_one_mode_does_not_stand_for_the_other() -> None:
-    """A row for each mode that was asked for; the one without a line is not measured."""
-    lines = [a_line(value=2.0, mode="normal")]
+def test_the_median_of_the_rounds_counts_on_both_sides() -> None:
+    before = [a_line(p50_ms=[number]) for number in (4.0, 9.0, 5.0)]
+    after = [a_line(p50_ms=[number]) for number in (6.0, 5.5, 1.0)]
+    (row,) = report.rows([B4], {"before": before, "after": after})
 
-    assert row_of(lines, "B4", "three_steps_over_bare", "normal").verdict == "✓✓"
-    assert row_of(lines, "B4", "three_steps_over_bare", "full").verdict == "–"
-    assert len([row for row in report.rows(SUITE, lines, ("normal",)) if row.target.id == "B4"]) == 1
-
-
-def test_a_measure_of_one_mode_is_only_asked_for_in_it() -> None:
-    """B2 is `normal`, B2f is `full`."""
-    ids = [row.target.id for row in report.rows(SUITE, [], ("full",))]
-
-    assert "B2f" in ids
-    assert "B2" not in ids
+    assert row.cells == ("B4", "synchronous call, three steps, median", "5 ms", "5.5 ms", "1.10")
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(2.4, "✓✓"), (2.6, "✓"), (4.1, "✗")])
-def test_the_verdict_tells_aim_must_and_miss_apart(value: float, verdict: str) -> None:
-    """Two marks for the aim, one for the must, a cross below it."""
-    row = row_of([a_line(value=value, mode="full")], "B4", "three_steps_over_bare", "full")
+def test_a_share_of_bare_runs_stands_in_brackets() -> None:
+    line = bench(name="run").line("run", "backlog_over_limit", 0.2554, jobs_per_second=[523.4])
 
-    assert row.verdict == verdict
-    assert row.cells[2:] == (f"{value}×", "≤ 4×", "≤ 2.5×", verdict)
+    assert Row(BACKLOG, [line], [line]).cells[2:] == ("523/s (0.26)", "523/s (0.26)", "1.00")
 
 
-def test_of_two_lines_the_last_counts() -> None:
-    """Who measures again means the second."""
-    lines = [a_line(value=9.0, mode="full"), a_line(value=2.0, mode="full")]
+def test_a_side_without_lines_is_not_measured_and_has_no_ratio() -> None:
+    (row,) = report.rows([B4], {"before": [a_line()], "after": []})
 
-    assert row_of(lines, "B4", "three_steps_over_bare", "full").verdict == "✓✓"
-
-
-def test_the_number_behind_a_ratio_stands_beside_it() -> None:
-    """A rate or a time, its median if there are rounds; a curve does not."""
-    assert report.absolute(a_line(jobs_per_second=[300.0, 100.0, 200.0])) == " (200/s)"
-    assert report.absolute(a_line(p50_ms=1.5)) == " (1.5 ms)"
-    assert report.absolute(a_line("scale", "drain_by_history", 1.0, jobs_per_second=[(0, 10.0), (9, 9.0)])) == ""
+    assert row.cells[2:] == ("5 ms", report.NOT_MEASURED, "")
 
 
 @pytest.mark.parametrize(
@@ -195,102 +124,51 @@ def test_the_number_behind_a_ratio_stands_beside_it() -> None:
     ],
 )
 def test_figures_have_three_digits_and_a_unit(value: float, unit: str, text: str) -> None:
-    """Nobody reads the fourth."""
     assert report.figure(value, unit) == text
 
 
-def test_small_sizes_are_named_so_that_nobody_quotes_them() -> None:
-    """The line above the table says when, on what, and that it was quick."""
-    told = report.origin([bench(quick=True).line("B4", "three_steps_over_bare", 2.0, rows=20_000)])
+def test_the_origin_names_both_commits_and_small_sizes() -> None:
+    """Quick numbers are marked, so that they are not quoted."""
+    commits = {"before": "aaa1111", "after": "bbb2222"}
+    told = report.origin({"before": [], "after": [a_line()]}, commits, 3)
+    quick = report.origin({"before": [], "after": [{**a_line(), "quick": True}]}, commits, 1)
 
-    assert "`scripts/bench all --quick` on 2" in told
-    assert "20,000 finished jobs" in told
-    assert "not how fast" in told
-    assert "not how fast" not in report.origin([a_line()])
-
-
-def test_another_run_stands_beside_the_first() -> None:
-    """Two more columns, with its own verdict, and where it comes from; what it did not measure is said."""
-    found = report.regions([a_line(value=9.0, mode="full")], BOTH, [], [a_line(value=2.0, mode="full")])
-
-    assert "| 9× | ≤ 4× | ≤ 2.5× | ✗ | 2× | ✓✓ |" in found["suite"]
-    assert "| not measured | – |" in found["suite"]
-    assert "Beside it, 1 of " in found["suite"]
-    assert "Beside it: `scripts/bench all` on 2" in found["run"]
-    assert "beside" not in report.regions([a_line(value=9.0, mode="full")], BOTH, [])["suite"].lower()
+    assert "before aaa1111, after bbb2222: 3 rounds in turns" in told
+    assert "not how fast" not in told
+    assert "not how fast" in quick
 
 
 def test_text_around_the_marks_stays(tmp_path: Path) -> None:
-    """Only what is between a mark and its end is replaced, as often as one likes."""
+    """Only what is between the marks is replaced, however often."""
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    by_hand = PAGE.read_text().partition("## What stands beside what")[2]
+    head, tail = PAGE.read_text().partition(report.BEGIN)[0], PAGE.read_text().partition(report.END)[2]
 
     report.require_marks(page)
-    for value in (9.0, 2.0):
-        report.keep(page, report.regions([a_line(value=value, mode="full")], BOTH, []))
+    for content in ("first", "second"):
+        report.write(page, content)
 
-    text = page.read_text()
-    assert text.partition("## What stands beside what")[2] == by_hand
-    assert text.startswith(PAGE.read_text().partition("<!--")[0])
-    assert "| 2× | ≤ 4× |" in text
-    assert "| 9× |" not in text
+    assert page.read_text() == f"{head}{report.BEGIN}\n\nsecond\n\n{report.END}{tail}"
 
 
 def test_a_page_without_marks_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    """Half an hour of work needs a place to go."""
     page = tmp_path / "page.md"
-    page.write_text("# Mine\n<!-- bench all: run -->\n")
+    page.write_text(f"# Mine\n{report.BEGIN}\n")
+    done = say("bench", "compare", "--before", str(tmp_path), "--report", str(page))
 
-    with pytest.raises(SystemExit, match="bench all"):
-        report.require_marks(page)
-    assert page.read_text() == "# Mine\n<!-- bench all: run -->\n"
-
-
-# ── plots and progress ──────────────────────────────────────────────────────────────────────────────────────────────
+    assert (done.returncode, done.stdout) == (1, "")
+    assert report.END in done.stderr
+    assert page.read_text() == f"# Mine\n{report.BEGIN}\n"
 
 
-def drawn_lines() -> list[Line]:
-    percentiles = {
-        "enqueue_to_spawn": {"p50": 1.0, "p99": 3.0, "max": 90.0},
-        "spawn_to_done": {"p50": 2.0, "p99": 4.0, "max": 9.0},
-    }
-    return [
-        a_line("run", "c_1", 0.3, plugin="C <static>", workers=1, jobs_per_second=600.0),
-        a_line("run", "python_2", 1.02, plugin="Python", workers=2, jobs_per_second=98.0),
-        a_line("run", "enqueue_to_done_ms", 3.0, percentiles_ms=percentiles),
-        a_line("scale", "drain_by_history", 0.97, jobs=3000, jobs_per_second=[(0, 700.0), (1_000_000, 680.0)]),
-        a_line("B5b", "growth_mb", 2.0, memory_mb=[(0, 48.0), (25_000, 49.5), (50_000, 50.0)]),
-    ]
+def test_a_directory_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    done = say("bench", "compare", "--before", str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not a checkout of Ductile" in done.stderr
 
 
-def test_every_plot_is_well_formed_and_has_its_numbers() -> None:
-    """Valid XML with a title, colours for dark pages, and bars whose heights follow the values."""
-    found = plots.pictures(drawn_lines())
-
-    assert list(found) == ["jobs.svg", "latency.svg", "history.svg", "memory.svg"]
-    for title, picture in found.values():
-        root = ET.fromstring(picture)
-        assert root[0].text == title
-        assert "prefers-color-scheme: dark" in picture
-    jobs = ET.fromstring(found["jobs.svg"][1])
-    heights = [float(one.attrib["height"]) for one in jobs.iter("{http://www.w3.org/2000/svg}rect")][1:]
-    assert heights[1] / heights[0] == pytest.approx(1.02 / 0.3, rel=0.01)
-    assert "600/s" in found["jobs.svg"][1]
-    assert "1,000,000" in found["history.svg"][1]
-
-
-def test_what_was_not_measured_is_not_drawn() -> None:
-    """No lines, no picture; and the page links to none."""
-    assert plots.pictures([]) == {}
-    assert list(plots.pictures(drawn_lines()[:1])) == ["jobs.svg"]
-    assert "](" not in report.regions([], BOTH, [])["plots"]
-
-
-@pytest.mark.parametrize(("value", "top"), [(0, 1), (0.97, 1), (1.02, 1.2), (50.2, 60), (1234, 1600), (9000, 10000)])
-def test_the_top_of_an_axis_is_round_and_near(value: float, top: float) -> None:
-    """Nothing sticks out, and little room is wasted."""
-    assert plots.ceiling(value) == pytest.approx(top)
+# ── progress and machine ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_time_left_follows_the_pace_so_far() -> None:
@@ -324,9 +202,9 @@ def test_a_python_is_called_optimised_only_if_its_build_says_so(build: dict[str,
     """Debian optimises every Python and leaves no trace of it in what Python knows of its build."""
     host = machine() | {"python": "3.11.2", "python_is_optimised": is_optimised(build)}
     words = {
-        "with": "Python 3.11.2 (built with profile-guided optimisation)",
-        "without": "Python 3.11.2 (built without profile-guided optimisation)",
-        "unknown": "Python 3.11.2 (whether built with profile-guided optimisation, its build does not say)",
+        "with": "Python 3.11.2, built with profile-guided optimisation",
+        "without": "Python 3.11.2, built without profile-guided optimisation",
+        "unknown": "Python 3.11.2",
     }
 
-    assert report.python_of([{"machine": host}]) == words[told]
+    assert report.python_of(host) == words[told]

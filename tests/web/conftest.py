@@ -11,11 +11,12 @@ import pytest
 import trio
 from attrs import define, field, frozen
 
-from ductile.web.http1 import Limits
-from ductile.web.listen import Door, open_tcp
+from ductile.web.limits import Limits
+from ductile.web.listeners import Listener, open_tcp
 from ductile.web.message import Request, Response, json_response
+from ductile.web.proxies import NO_PROXIES, TrustedProxies
 from ductile.web.routes import AnyRoute, Route, Table
-from ductile.web.serve import serve
+from ductile.web.server import serve
 from ductile.web.site import Authorize, Served, Site
 
 
@@ -42,9 +43,9 @@ class Client:
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
-    async def post(self, path: str, body: bytes = b"", *headers: str) -> Answer:
+    async def post(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> Answer:
         extra = "".join(f"{header}\r\n" for header in headers)
-        head = f"POST {path} HTTP/1.1\r\nHost: here\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: here\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
         await self.send(head.encode() + body)
         return await self.answer()
 
@@ -59,7 +60,7 @@ class Client:
             await self._read()
         head, _, self.seen = self.seen.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
-        headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         body = b""
         if not bodiless and "content-length" in headers:
             body = await self.take(int(headers["content-length"]))
@@ -100,7 +101,7 @@ class Client:
 class Server:
     """A running server and everything it has reported."""
 
-    door: Door
+    listener: Listener
     stopping: trio.Event = field(factory=trio.Event)
     ended: trio.Event = field(factory=trio.Event)
     served: list[Served] = field(factory=list)
@@ -109,12 +110,14 @@ class Server:
     clients: list[Client] = field(factory=list)
     _reported: trio.Event = field(factory=trio.Event)
 
-    async def connect(self, *, receive_buffer: int | None = None) -> Client:
-        sock = trio.socket.socket(self.door.sock.family, socket.SOCK_STREAM)
+    async def connect(self, *, receive_buffer: int | None = None, source: str = "") -> Client:
+        sock = trio.socket.socket(self.listener.sock.family, socket.SOCK_STREAM)
+        if source:
+            await sock.bind((source, 0))
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         try:
-            await sock.connect(str(self.door.path) if self.door.path else ("127.0.0.1", self.door.port))
+            await sock.connect(str(self.listener.path) if self.listener.path else ("127.0.0.1", self.listener.port))
         except OSError:
             sock.close()
             raise
@@ -133,9 +136,9 @@ class Server:
         while len(self.served) < count:
             await self._reported.wait()
 
-    async def is_healthy(self) -> bool:
+    async def is_healthy(self, *, source: str = "") -> bool:
         """Whether a newcomer is served as if nothing had happened."""
-        client = await self.connect()
+        client = await self.connect(source=source)
         answer = await client.post("/echo", b"fine")
         await client.aclose()
         return answer.status == 200 and answer.body == b"fine"
@@ -164,8 +167,8 @@ async def describe(request: Request) -> Response:
     )
 
 
-ECHO = Route(method="POST", path="/echo", handler=echo, max_body=4096, hot=True)
-HOSTED_ECHO = Route(method="POST", path="/hosted/echo", handler=echo, max_body=4096)
+ECHO = Route(method="POST", path="/echo", handler=echo, max_body=4096)
+QUART_ECHO = Route(method="PUT", path="/quart/echo", handler=echo, max_body=4096)
 
 
 def everyone(route: AnyRoute, request: Request) -> Request:
@@ -174,22 +177,24 @@ def everyone(route: AnyRoute, request: Request) -> Request:
 
 @pytest.fixture
 async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
-    """Starts a server with `/echo` (lane), `/hosted/echo` (Quart) and the routes a test is about."""
+    """Starts a server with `POST /echo` (in front of Quart), `PUT /quart/echo` (through it) and a test's routes."""
     servers: list[Server] = []
 
     async def start(
         *routes: AnyRoute,
         limits: Limits | None = None,
         grace_seconds: float = 5.0,
-        door: Door | None = None,
+        listener: Listener | None = None,
         authorize: Authorize = everyone,
+        proxies: TrustedProxies = NO_PROXIES,
         nursery: trio.Nursery = nursery,
     ) -> Server:
-        server = Server(door or open_tcp("127.0.0.1:0"))
+        server = Server(listener or open_tcp("127.0.0.1:0"))
         servers.append(server)
         site = Site(
-            table=Table([ECHO, HOSTED_ECHO, *routes]),
+            table=Table([ECHO, QUART_ECHO, *routes]),
             authorize=authorize,
+            trusted_proxies=lambda: proxies,
             on_request=server.report,
             on_fault=lambda error, _where: server.faults.append(error),
         )
@@ -197,7 +202,7 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
         async def run(task_status: trio.TaskStatus[tuple[str, ...]]) -> None:
             await serve(
                 site,
-                [server.door],
+                [server.listener],
                 stopping=server.stopping,
                 limits=limits or Limits(),
                 grace_seconds=grace_seconds,
@@ -205,7 +210,7 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
             )
             server.ended.set()
 
-        assert await nursery.start(run) == (server.door.address,)
+        assert await nursery.start(run) == (server.listener.address,)
         return server
 
     yield start

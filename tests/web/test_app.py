@@ -9,7 +9,7 @@ from attrs import evolve
 from trio_websocket import open_websocket_url
 
 from ductile.errors import NotAllowed
-from ductile.web.http1 import Limits
+from ductile.web.limits import Limits
 from ductile.web.message import Channel, Request, Response, refusal_response
 from ductile.web.routes import MIB, AnyRoute, ChannelRoute
 
@@ -29,7 +29,7 @@ CLOSED_AS_TOO_BIG = b"\x88\x02\x03\xf1"
     [("hypercorn", "0.18.0"), ("quart-trio", "0.12.0"), ("quart", "0.22."), ("h11", "0.16."), ("wsproto", "1.3.")],
 )
 def test_the_hosts_are_the_ones_whose_inner_workings_we_use(package: str, known: str) -> None:
-    """`web/app.py` builds on internals: before a pin moves, that file is read against the new version."""
+    """`web/connection.py` builds on internals: before a pin moves, that file is read against the new version."""
     assert version(package).startswith(known)
 
 
@@ -47,7 +47,7 @@ async def test_a_websocket_is_served_by_its_route(start_server: "StartServer") -
         ChannelRoute(path="/tree/{id}/ws", handler=converse),
         authorize=lambda _, request: evolve(request, principal="me"),
     )
-    async with open_websocket_url(f"ws://127.0.0.1:{server.door.port}/tree/7/ws?kind=a") as websocket:
+    async with open_websocket_url(f"ws://127.0.0.1:{server.listener.port}/tree/7/ws?kind=a") as websocket:
         await websocket.send_message("text")
         assert await websocket.get_message() == "text"
         await websocket.send_message(b"bytes")
@@ -115,7 +115,7 @@ async def test_a_conversation_ends_when_its_client_leaves(start_server: "StartSe
             cancelled.set()
 
     server = await start_server(ChannelRoute(path="/ws", handler=converse))
-    async with open_websocket_url(f"ws://127.0.0.1:{server.door.port}/ws"):
+    async with open_websocket_url(f"ws://127.0.0.1:{server.listener.port}/ws"):
         pass
     await cancelled.wait()
     assert await server.is_healthy()

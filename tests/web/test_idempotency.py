@@ -2,7 +2,7 @@
 
 import os
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,18 @@ import trio
 import trio.testing
 
 from ductile.clock import Clock
+from ductile.hub import Hub
+from ductile.ledger import queue_reports, receipts
+from ductile.ledger.db import Db
+from ductile.ledger.jobs import enqueue
 from ductile.ledger.receipts import Answer, Ticket
 from ductile.ledger.writer import open_ledger
+from ductile.model import NewJob
+from ductile.web.desk import submit
 from ductile.web.idempotency import done_once, known_answer
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
 
 
 async def test_a_repeated_request_is_answered_when_the_first_one_is_durable(
@@ -29,14 +38,14 @@ async def test_a_repeated_request_is_answered_when_the_first_one_is_durable(
         assert gate.wait(30)
         os.fsync(descriptor)
 
-    monkeypatch.setattr("ductile.ledger.disk.os.fdatasync", sync)
+    monkeypatch.setattr("ductile.ledger.writer.os.fdatasync", sync)
     ticket = Ticket(scope="api:ada", key="k1", body_hash="b", keep=timedelta(days=1))
     async with open_ledger(tmp_path / "state" / "ductile.db") as ledger, trio.open_nursery() as nursery:
-        desk: Any = SimpleNamespace(ledger=ledger, clock=Clock())
+        desk: Any = SimpleNamespace(ledger=ledger, clock=Clock(), hub=Hub())
 
         async def ask_first() -> None:
             act = Answer(job_id="job", text="{}")
-            answers.append(await done_once(desk, ticket, lambda _: act, is_quick=True))
+            answers.append(await done_once(desk, ticket, lambda _: act))
 
         async def ask_again() -> None:
             answers.append(await known_answer(desk, ticket))
@@ -48,3 +57,30 @@ async def test_a_repeated_request_is_answered_when_the_first_one_is_durable(
         assert answers == []
         gate.set()
     assert [answer and answer.job_id for answer in answers] == ["job", "job"]
+
+
+async def test_a_request_is_written_although_its_client_hangs_up(tmp_path: Path) -> None:
+    """It was asked for: the jobs are durable, and the dispatcher hears of them."""
+    async with open_ledger(tmp_path / "state" / "ductile.db") as ledger:
+        desk: Any = SimpleNamespace(ledger=ledger, hub=Hub())
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await submit(desk, lambda db: enqueue(db, JOB, now=NOW))
+        assert await ledger.read(queue_reports.depth) == 1
+        with trio.fail_after(30):
+            await desk.hub.work_waiting()
+
+
+async def test_the_receipt_is_there_before_the_request_is_acted_on(tmp_path: Path) -> None:
+    """Of two transactions with one key only one gets as far as its act."""
+    ticket = Ticket(scope="api:ada", key="k1", body_hash="b", keep=timedelta(days=1))
+
+    def act(db: Db) -> Answer:
+        again = receipts.once(db, ticket, lambda _: pytest.fail("it was acted on twice"), now=NOW)
+        assert again.is_repeat
+        return Answer(job_id="job", text='{"n": 1}')
+
+    async with open_ledger(tmp_path / "state" / "ductile.db") as ledger:
+        await ledger.write(receipts.once, ticket, act, now=NOW)
+        known = await ledger.write(receipts.once, ticket, act, now=NOW)
+    assert (known.job_id, known.text, known.is_repeat) == ("job", '{"n": 1}', True)

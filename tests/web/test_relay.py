@@ -32,6 +32,7 @@ from ductile.web.routes import Route, Table
 from ductile.web.site import Site
 from ductile.web.tally import Tally
 from tests.e2e.service import Home
+from tests.looking import look
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 SECRETS = {"line": "line-secret-0123456789abcdef", "other": "other-secret-0123456789abcde"}
@@ -108,13 +109,13 @@ class Door:
         return await self.ask("POST", at, body, headers=sent)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        return self.ledger.read(lambda db: db.execute(statement, values).fetchall())
+        return look(self.ledger, lambda db: db.execute(statement, values).fetchall())
 
     def runs(self) -> list[tuple[str, str]]:
         return self.rows("SELECT pipeline, submitted_by FROM job_queue ORDER BY seq")
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        return [entry.data for entry in self.ledger.read(journal.read_since, 0) if entry.kind == kind]
+        return [entry.data for entry in look(self.ledger, journal.read_since, 0) if entry.kind == kind]
 
     def counted(self, kind: str) -> dict[str, dict[str, int]]:
         return {path: dict(labels) for (what, path), labels in self.tally._counts.items() if what == kind}
@@ -160,7 +161,7 @@ async def door(usual: Snapshot, tmp_path: Path) -> AsyncIterator[Door]:
             reload=lambda **_: pytest.fail("nobody reloads"),
             cancel=lambda *_: pytest.fail("nobody cancels"),
             purge=lambda *_: pytest.fail("nobody purges"),
-            pausing=Pausing(ledger, Hub(), clock),
+            pausing=Pausing(ledger, Hub(), clock, {}),
         )
         routes = (*relay.routes(desk, tally), *outbox.routes(desk), *schedules.routes(desk, breaker.reset))
         made.site = Site(
@@ -313,7 +314,7 @@ async def test_a_ledger_that_takes_nothing_has_the_sender_come_back(
     async def full(*_: Any, **__: Any) -> None:
         raise LedgerFull("full")
 
-    monkeypatch.setattr(Ledger, "write_work", full)
+    monkeypatch.setattr(Ledger, "transact", full)
     status, answer = await door.send()
     assert (status, answer["error"], answer["code"]) == (503, "failed to enqueue relay event", "relay_unavailable")
 

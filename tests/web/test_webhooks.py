@@ -39,6 +39,7 @@ from ductile.web.site import Served, Site
 from ductile.web.tally import MOST_LABELS, OTHERS, REFUSED, REPEATED, Tally
 from ductile.web.webhooks import KEPT, site
 from tests.e2e.service import Home
+from tests.looking import look
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 FORBIDDEN = (
@@ -142,7 +143,7 @@ class Hooks:
             reload=lambda **_: pytest.fail("nobody reloads"),
             cancel=lambda *_: pytest.fail("nobody cancels"),
             purge=lambda *_: pytest.fail("nobody purges"),
-            pausing=Pausing(self.ledger, Hub(), self.clock),
+            pausing=Pausing(self.ledger, Hub(), self.clock, {}),
         )
         self.site = site(desk, self.tally, on_fault=lambda error, _: self.faults.append(error))
 
@@ -167,7 +168,6 @@ class Hooks:
         except Refusal as refusal:
             return refusal.response
         assert isinstance(route, Route)
-        assert route.hot
         assert not route.waits
         return await self.site.answer(route, request)
 
@@ -184,7 +184,7 @@ class Hooks:
         return await self.post("/github", raw, x_github_event=kind, **headers)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        return self.ledger.read(lambda db: db.execute(statement, values).fetchall())
+        return look(self.ledger, lambda db: db.execute(statement, values).fetchall())
 
     def jobs(self) -> int:
         count: int = self.rows("SELECT COUNT(*) FROM job_queue")[0][0]
@@ -196,7 +196,7 @@ class Hooks:
         return dict(json.loads(payload))
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        return [entry.data for entry in self.ledger.read(journal.read_since, 0) if entry.kind == kind]
+        return [entry.data for entry in look(self.ledger, journal.read_since, 0) if entry.kind == kind]
 
 
 def _values(value: Any) -> tuple[str, ...]:
@@ -556,12 +556,12 @@ class FullLedger:
     """A ledger on a full disk: it can be read and not written."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.look_up, self.read = ledger.look_up, ledger.read
+        self.read = ledger.read
 
     async def write(self, *_: Any, **__: Any) -> None:
         raise LedgerFull("/srv/ductile/state.db: no space left on device")
 
-    write_work = write
+    transact = write
 
 
 async def test_what_cannot_be_stored_is_not_acknowledged(hooks: Hooks) -> None:
@@ -639,7 +639,7 @@ async def test_a_delivery_is_known_for_seven_days(hooks: Hooks) -> None:
     assert await hooks.post("/hook/ids", {}, x_delivery="a") == first
     hooks.clock.moment = NOW + KEPT
     assert await hooks.post("/hook/ids", {}, x_delivery="a") != first
-    receipt = hooks.ledger.read(receipts.get, "webhook:/hook/ids", "a", now=hooks.clock.moment)
+    receipt = look(hooks.ledger, receipts.get, "webhook:/hook/ids", "a", now=hooks.clock.moment)
     assert receipt is not None
     assert receipt.expires_at == NOW + 2 * KEPT
 
@@ -848,7 +848,7 @@ async def test_what_the_lane_refuses_is_counted_too(hooks: Hooks, status: int, w
     await kept(hooks)
     (note,) = hooks.notes("webhook.refused")
     assert (note["path"], note["why"]) == ("/hook/small", {why: 1})
-    (one,) = hooks.ledger.read(refusals.newest, "/hook/small", limit=9)
+    (one,) = look(hooks.ledger, refusals.newest, "/hook/small", limit=9)
     assert (one.reason, one.status, one.peer, one.body_bytes, one.headers) == (why, status, "x", 0, {})
 
 
@@ -932,6 +932,6 @@ def test_every_key_scheme_and_answer_is_documented() -> None:
     def family(cls: type[DeliveryRefused]) -> set[str]:
         return {cls.code}.union(*map(family, cls.__subclasses__()))
 
-    keys = {key.name for key in fields(WebhookEndpoint)} | {"listen", "public_health"}
+    keys = {key.name for key in fields(WebhookEndpoint)} | {"listen", "public_health", "trusted_proxies"}
     words = keys | set(SCHEMES) | family(DeliveryRefused) | {REFUSED, REPEATED}
     assert sorted(word for word in words if not re.search(rf"`(?:webhooks\.)?{word}[`:]", PAGE)) == []

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from ductile.engine.limits import Limits
+from ductile.engine.process.limits import Limits
 
 ZOO = Path(__file__).parent
 MIB = 1 << 20

@@ -1,0 +1,177 @@
+"""Every plugin process runs in a task of its own, with a nursery for its pipes and a deadline scope.
+
+The owners are found in Trio's task tree and compared with the children of this process in procfs.
+"""
+
+import math
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field, frozen
+
+from ductile.care.health import ask_plugins
+from ductile.engine.initialise import Health, initialise, mark_pending
+from ductile.engine.process.procfs import adopted_children
+from ductile.engine.process.run import run_process
+from tests.e2e.service import Home
+from tests.engine.builders import snapshot_of
+from tests.engine.dispatching import ANSWER, open_dispatching, until
+
+READS_ALL = f"cat >/dev/null\n{ANSWER}"
+UNREAD = f"plugins: {{echo: {{config: {{padding: {'x' * 200_000}}}}}}}\n"
+"""More than a pipe takes, so that stdin of a plugin that does not read has a task."""
+
+
+@frozen
+class Owner:
+    """The task that runs a process, with the scope and the nursery of the run."""
+
+    task: trio.lowlevel.Task
+    deadline: trio.CancelScope
+    pipes: trio.Nursery
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the nursery belongs to the task and the deadline will come."""
+        return self.pipes in self.task.child_nurseries and self.deadline.deadline < math.inf
+
+    @property
+    def pipe_tasks(self) -> list[str]:
+        return sorted(task.name for task in self.pipes.child_tasks)
+
+
+def find_owners() -> dict[int, Owner]:
+    """Return the owner of every process that a task runs, by process id."""
+    top = trio.lowlevel.current_root_task()
+    assert top is not None
+    owners: dict[int, Owner] = {}
+    for task in _tasks_below(top):
+        for run in _frames_of_run_process(task.coro):
+            if "pipes" in run:
+                pid = run["process"].pid
+                assert pid not in owners, "two tasks run one process"
+                owners[pid] = Owner(task, run["deadline"], run["pipes"])
+    return owners
+
+
+def _tasks_below(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield child
+            yield from _tasks_below(child)
+
+
+def _frames_of_run_process(coroutine: Any) -> Iterator[dict[str, Any]]:
+    """Return the local variables of `run_process` if the task is in it."""
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        if frame.f_code is run_process.__code__:
+            yield frame.f_locals
+        coroutine = coroutine.cr_await
+
+
+@define(eq=False)
+class Inspector(trio.abc.Instrument):
+    """Compares owners and children whenever the event loop is about to wait."""
+
+    names: dict[int, str] = field(factory=dict)
+    """Process id → the name of the task that ran it."""
+    unowned: set[int] = field(factory=set)
+
+    def before_io_wait(self, timeout: float) -> None:
+        owners = find_owners()
+        for child in adopted_children(known=()):
+            owner = owners.get(child.pid)
+            if owner is not None and owner.is_complete:
+                self.names[child.pid] = owner.task.name
+            else:
+                self.unowned.add(child.pid)
+
+
+@pytest.fixture
+async def inspector() -> Inspector:
+    made = Inspector()
+    trio.lowlevel.add_instrument(made)
+    return made
+
+
+async def test_a_running_job_has_a_task_a_nursery_for_its_pipes_and_a_deadline(tmp_path: Path) -> None:
+    async with open_dispatching(tmp_path, config=UNREAD) as one:
+        await one.start()
+        jobs = await one.queue_many(3)
+        await one.until_started(*jobs)
+        owners, children = find_owners(), {child.pid for child in adopted_children(known=())}
+        assert set(owners) == children == {pid for job_id in jobs for pid in one.pids(job_id)}
+        for attempt in one.ctx.running:
+            assert attempt.pid is not None
+            owner = owners[attempt.pid]
+            assert owner.is_complete
+            assert owner.deadline is attempt.control.deadline
+            assert owner.pipe_tasks == ["stderr", "stdin", "stdout"]
+            assert owner.task.name == f"job {attempt.job.id}"
+            assert owner.task.parent_nursery is not None
+            assert owner.task.parent_nursery.parent_task.name == "dispatcher"
+        await one.finish(*jobs)
+        await one.until_ended(*jobs)
+
+
+async def test_no_job_runs_without_them_at_any_moment(tmp_path: Path, inspector: Inspector) -> None:
+    """A process that exits before the loop waits for I/O is not seen; every other one has its task."""
+    async with open_dispatching(tmp_path, READS_ALL) as one:
+        await one.start()
+        jobs = await one.queue_many(20)
+        await one.until_ended(*jobs)
+    assert inspector.names
+    assert set(inspector.names.values()) <= {f"job {job_id}" for job_id in jobs}
+    assert inspector.unowned == set()
+
+
+async def test_a_process_that_no_task_runs_is_found(inspector: Inspector) -> None:
+    """The other tests can fail."""
+    with subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) as process:  # noqa: ASYNC220 - quick
+        await until(lambda: bool(inspector.unowned))
+        process.kill()
+    assert inspector.unowned == {process.pid}
+
+
+async def test_the_deadline_of_the_attempt_ends_its_process(tmp_path: Path) -> None:
+    """Whatever moves it: the scope that a test finds is the one that drives the escalation."""
+    async with open_dispatching(tmp_path) as one:
+        await one.start()
+        job_id = await one.queue(max_attempts=1)
+        await one.until_started(job_id)
+        (attempt,) = one.ctx.running
+        assert attempt.control.deadline is not None
+        attempt.control.deadline.deadline = trio.current_time()
+        await one.until_ended(job_id)
+        assert one.status(job_id) == "dead"
+        assert "timed out" in one.error(job_id)
+
+
+async def test_an_init_run_has_them_too(tmp_path: Path, inspector: Inspector) -> None:
+    async with open_dispatching(tmp_path, READS_ALL) as one:
+        one.home.plugin("pump", f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, init: {}")
+        text = (one.home.path / "config.yaml").read_text()
+        one.home.write("config.yaml", text.replace("echo: {}", "echo: {}, pump: {}"))
+        one.snapshot, health = snapshot_of(one.home), Health()
+        await mark_pending(one.ledger, one.snapshot, health)
+        await initialise(one.snapshot, health, one.ctx, trio.Event())
+        assert health.held() == frozenset()
+    assert list(inspector.names.values()) == ["init pump"]
+    assert inspector.unowned == set()
+
+
+def test_a_health_run_has_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, inspector = Home.make(tmp_path / "ductile"), Inspector()
+    for name in ("pump", "valve"):
+        home.plugin(name, f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, health: {}")
+    home.add("plugins: {pump: {}, valve: {}}\n")
+    monkeypatch.setattr("trio.run", partial(trio.run, instruments=[inspector]))
+    answers = ask_plugins(snapshot_of(home), {})
+    assert [answer.ok for answer in answers] == [True, True]
+    assert sorted(inspector.names.values()) == ["health pump", "health valve"]
+    assert inspector.unowned == set()

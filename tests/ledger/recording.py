@@ -1,0 +1,32 @@
+"""Record endings and claim the next jobs in one step, as tests of the queue need it."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from ductile.ledger.claim import Claimed, claim_next
+from ductile.ledger.db import Db
+from ductile.ledger.dedupe import DEFAULT_TTL
+from ductile.ledger.endings import record_or_give_up
+from ductile.ledger.record import Recorded, Stale
+from ductile.ledger.trees import ORDINARY
+from ductile.model import Budget, Ending
+
+
+def record_and_claim(
+    db: Db,
+    endings: Sequence[Ending],
+    *,
+    now: datetime,
+    run_id: str,
+    free: Mapping[str, int],
+    limit: int,
+    default_ttl: timedelta = DEFAULT_TTL,
+    budget: Budget = ORDINARY,
+    **more: Any,
+) -> tuple[list[Recorded | Stale], Claimed]:
+    """Return what was recorded, joins that ended included, and the claim."""
+    rules: dict[str, Any] = {"now": now, "run_id": run_id, "default_ttl": default_ttl, "budget": budget}
+    recorded = [record_or_give_up(db, ending, **rules) for ending in endings]
+    settled, claimed = claim_next(db, free=free, limit=limit, **rules, **more)
+    return [*recorded, *settled], claimed
