@@ -60,16 +60,16 @@ async def mark_pending(ledger: Ledger, snapshot: Snapshot, health: Health) -> No
 
 
 async def initialise(snapshot: Snapshot, health: Health, ctx: JobContext, stopping: trio.Event) -> None:
-    """Every plugin that is pending has been prepared for its manifest and configuration, or is unhealthy."""
+    """Run `init` for every pending plugin. Each of them is prepared or unhealthy afterwards."""
+    known = await ctx.ledger.read(all_inits)
+    held = health.held()  # asked after the read: an `init` that failed meanwhile stays on record
+    outdated = [name for name, last in known.items() if last.error is not None and name not in held]
     async with trio.open_nursery() as nursery:
         for name, fingerprint in health.initialising.items():
             if (name, fingerprint) not in health.at_work:
                 nursery.start_soon(_prepare, snapshot, health, ctx, name, fingerprint, stopping, name=f"init {name}")
-        # A failure of one that wants no `init` any more, or is gone, is over.
-        known = await ctx.ledger.read(all_inits)
-        failed = [name for name, last in known.items() if last.error is not None]
-        if over := [name for name in failed if name not in health.initialising]:
-            nursery.start_soon(_write_patiently, ctx, partial(forget, plugins=over))
+        if outdated:
+            nursery.start_soon(_write_patiently, ctx, partial(forget, plugins=outdated))
 
 
 def _declares(lane: Lane) -> bool:

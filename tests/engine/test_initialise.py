@@ -140,6 +140,31 @@ async def test_a_failure_is_over_when_no_init_is_wanted_any_more(tmp_path: Path)
         assert (look(one.ledger, all_inits), one.health.held()) == ({}, frozenset())
 
 
+async def test_a_failure_during_another_start_of_the_inits_stays_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload reads which failures are outdated while the first `init` fails. That failure is not outdated."""
+    async with open_preparation(tmp_path) as one, trio.open_nursery() as nursery:
+        begun, go = tmp_path / "begun", tmp_path / "go"
+        for pipe in (begun, go):
+            os.mkfifo(pipe)
+        script = f"#!/bin/sh\ncat >/dev/null\necho >{begun}\nread -r _ <{go}\nexit 1\n"
+        (one.home.path / "plugins" / "echo" / "run").write_text(script)
+        nursery.start_soon(one.prepare, one.first)
+        await trio.to_thread.run_sync(begun.read_text)
+        read = Ledger.read
+
+        async def read_after_the_failure(ledger: Ledger, *args: Any, **kwargs: Any) -> Any:
+            monkeypatch.setattr(Ledger, "read", read)
+            await trio.to_thread.run_sync(go.write_text, "\n")
+            await until(lambda: "echo" in one.health.unhealthy)
+            return await read(ledger, *args, **kwargs)
+
+        monkeypatch.setattr(Ledger, "read", read_after_the_failure)
+        await one.prepare(one.first)
+        assert look(one.ledger, all_inits)["echo"].error is not None
+
+
 async def test_an_init_whose_end_is_being_written_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
