@@ -17,55 +17,57 @@ import trio
 from attrs import define, field
 
 from ductile import __version__
-from ductile.clock import Clock
-from ductile.config.changes import Reloaded, changes_between
-from ductile.config.check import Report, examine
-from ductile.config.load import Config, load
-from ductile.config.seal import CATEGORY
+from ductile.config.checks.doctor import Report, examine
+from ductile.config.load.load import Config, load
+from ductile.config.seal.checksums import CATEGORY
 from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.config.views.changes import Reloaded, changes_between
+from ductile.core.clock import Clock
+from ductile.core.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
+from ductile.core.files import FileRefused
+from ductile.core.hub import JOURNAL, Hub
+from ductile.core.instance.failpoints import failpoint
+from ductile.core.instance.lock import instance_lock, require_free
+from ductile.core.instance.signals import heard
+from ductile.core.instance.systemd import Notifier
+from ductile.core.logs import Log
+from ductile.core.metrics import Meters
 from ductile.engine import breaker
-from ductile.engine.cancelling import Cancelling
+from ductile.engine.control.cancel import Cancelling
+from ductile.engine.control.pause import PausedPlugins
+from ductile.engine.control.reload_requests import ReloadQueue, ReloadRequest
 from ductile.engine.dispatcher import dispatch
-from ductile.engine.housekeeping import keep_house
-from ductile.engine.initialise import Health, initialise, mark_pending
 from ductile.engine.job_context import JobContext
-from ductile.engine.next_runs import next_runs
-from ductile.engine.past import Past
-from ductile.engine.pausing import Pausing
+from ductile.engine.maintenance.maintenance import keep_house
+from ductile.engine.maintenance.plugin_init import PluginHealth, initialise, mark_pending
+from ductile.engine.maintenance.recover import recover
+from ductile.engine.maintenance.retention_clock import RetentionClock
+from ductile.engine.maintenance.save_snapshot import remember
+from ductile.engine.maintenance.unrunnable_jobs import settle_under, would_end
 from ductile.engine.process.procfs import harden_self, instance_of
-from ductile.engine.recover import recover
-from ductile.engine.remember import remember
-from ductile.engine.scheduler import Scheduler
-from ductile.engine.stranded import settle_under, would_end
-from ductile.engine.wishes import Wish, Wishes
-from ductile.errors import ConfigInvalid, DuctileError, LedgerError, LedgerLost
-from ductile.failpoints import failpoint
-from ductile.files import FileRefused
-from ductile.hub import JOURNAL, Hub
-from ductile.ledger.location import make_private_directory
-from ductile.ledger.schedules import all_entries
-from ductile.ledger.store import open_reader
-from ductile.ledger.writer import Ledger, open_ledger
-from ductile.lock import instance_lock, require_free
-from ductile.logs import Log
-from ductile.meters import Meters
-from ductile.notify import Notifier
-from ductile.signals import heard
-from ductile.web.auth import Keyring, authorizer
-from ductile.web.desk import Desk
-from ductile.web.listeners import (
+from ductile.engine.scheduling.next_runs import next_runs
+from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.ledger.storage.open_file import open_reader
+from ductile.ledger.storage.path_checks import make_private_directory
+from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.tables.schedules import all_entries
+from ductile.relay.routes import relay_routes
+from ductile.relay.send import send_job
+from ductile.web.api.system import ROOT_TASK
+from ductile.web.api_routes import api_table
+from ductile.web.auth.auth import Keyring, authorizer
+from ductile.web.auth.tokens import TokenUses
+from ductile.web.context import AppContext
+from ductile.web.server.listeners import (
     Listener,
     open_listeners,
     open_webhook_listener,
     require_free_listeners,
     require_same_places,
 )
-from ductile.web.rooms import api_table
-from ductile.web.server import serve
+from ductile.web.server.server import serve
 from ductile.web.site import Served, Site
-from ductile.web.system import ROOT_TASK
-from ductile.web.tally import Tally
-from ductile.web.tokens import Uses
+from ductile.web.webhooks.rejections import RejectionCounter
 
 MOST_TOLD = 50
 """How many findings of the doctor the log has a line for."""
@@ -84,8 +86,8 @@ class Runtime:
     hub: Hub = field(factory=Hub)
     run_id: str = field(factory=lambda: str(uuid.uuid4()))
     stopping: trio.Event = field(factory=trio.Event)
-    wishes: Wishes = field(factory=Wishes)
-    health: Health = field(factory=Health)
+    wishes: ReloadQueue = field(factory=ReloadQueue)
+    health: PluginHealth = field(factory=PluginHealth)
     meters: Meters = field(factory=Meters)
     kill_all: Callable[[], None] = lambda: None
     """Ends every plugin process at once; nothing runs before the dispatcher does."""
@@ -193,7 +195,7 @@ async def _main(rt: Runtime, origin: str, announce: Callable[[str], None]) -> No
 
 async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -> None:
     """What an earlier run left behind is put right, the addresses are bound, and work begins."""
-    instance, past = instance_of(ledger.path), await Past.of(ledger, rt.clock)
+    instance, past = instance_of(ledger.path), await RetentionClock.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await settle_under(ledger, rt.snapshot, rt.log, now=rt.clock.now())
@@ -205,14 +207,15 @@ async def _work(
     rt: Runtime,
     ledger: Ledger,
     instance: str,
-    past: Past,
+    past: RetentionClock,
     listeners: Sequence[Listener],
     webhook_listeners: Sequence[Listener],
     announce: Callable[[str], None],
 ) -> None:
     """The service from ready to drained."""
-    pausing = await Pausing.load(ledger, rt.hub, rt.clock)
+    pausing = await PausedPlugins.load(ledger, rt.hub, rt.clock)
     ctx = JobContext(
+        send_relay=send_job,
         ledger=ledger,
         hub=rt.hub,
         log=rt.log,
@@ -250,9 +253,9 @@ async def _work(
         root.cancel_scope.cancel()
 
 
-def _desk(rt: Runtime, ctx: JobContext, pausing: Pausing) -> Desk:
+def _desk(rt: Runtime, ctx: JobContext, pausing: PausedPlugins) -> AppContext:
     cancelling = Cancelling(ctx.ledger, rt.hub, rt.clock, lambda: rt.snapshot, ctx.running.stop_job)
-    return Desk(
+    return AppContext(
         ledger=ctx.ledger,
         hub=rt.hub,
         clock=rt.clock,
@@ -295,16 +298,16 @@ async def _schedule(
 
 async def _serve_api(
     rt: Runtime,
-    desk: Desk,
+    desk: AppContext,
     listeners: Sequence[Listener],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    uses = Uses(desk.ledger, partial(rt.log.warn, "api"))
+    uses = TokenUses(desk.ledger, partial(rt.log.warn, "api"))
     authorize = authorizer(_Keys(rt), rt.clock, uses.note)
-    refusals = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "relay"))
+    refusals = RejectionCounter(desk.ledger, rt.clock, partial(rt.log.warn, "relay"))
     site = Site(
-        table=api_table(desk, authorize, breaker.reset, uses, refusals),
+        table=api_table(desk, authorize, breaker.reset, uses, relay_routes(desk, refusals)),
         authorize=authorize,
         origins=lambda: rt.config.settings.api.allowed_origins,
         on_request=partial(_note_request, rt, "api"),
@@ -319,15 +322,15 @@ async def _serve_api(
 
 async def _serve_webhooks(
     rt: Runtime,
-    desk: Desk,
+    desk: AppContext,
     listeners: Sequence[Listener],
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    from ductile.web import webhooks  # only a service that has endpoints pays for it
+    from ductile.web.webhooks import receiver  # only a service that has endpoints pays for it
 
-    tally = Tally(desk.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
-    site = webhooks.site(
+    tally = RejectionCounter(desk.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
+    site = receiver.site(
         desk,
         tally,
         on_request=partial(_note_request, rt, "webhooks"),
@@ -369,7 +372,7 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         name = signal.Signals(number).name
         if number == signal.SIGHUP:
-            rt.wishes.make(Wish())
+            rt.wishes.make(ReloadRequest())
         elif not rt.stopping.is_set():
             rt.log.info("runtime", f"{name}: draining; once more ends at once")
             rt.stop()
@@ -402,7 +405,7 @@ async def _reload_when_asked(rt: Runtime, ctx: JobContext) -> None:
             wish.done.set()
 
 
-async def _granted(rt: Runtime, ledger: Ledger, wish: Wish) -> Reloaded | DuctileError:
+async def _granted(rt: Runtime, ledger: Ledger, wish: ReloadRequest) -> Reloaded | DuctileError:
     try:
         return await _reload(rt, ledger, dry_run=wish.dry_run)
     except DuctileError as error:

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from ductile import strict_yaml
 from ductile.cli import ductile
+from ductile.core.formats import strict_yaml
 from tests.e2e.service import Home
 
 ROOT = Path(__file__).parent.parent

@@ -34,7 +34,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
 def test_flags_are_documented_with_their_defaults_and_ranges() -> None:
     """docs/cli.md says of every flag what `--help` says of it."""
     from ductile.cli import ductile as root
-    from ductile.cli.describe import actions
+    from ductile.cli.agents.describe import actions
 
     page = (ROOT / "docs" / "cli.md").read_text()
     checked: set[str] = set()
@@ -128,7 +128,7 @@ def test_every_kind_of_journal_entry_is_documented() -> None:
 
 def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
     """An exit code that an error can have is in the table of docs/cli.md."""
-    from ductile.errors import DuctileError
+    from ductile.core.errors import DuctileError
 
     def family(cls: type[DuctileError]) -> Iterator[type[DuctileError]]:
         yield cls
@@ -142,8 +142,8 @@ def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
 @pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
 def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
     """What is made for people, and what they are warned of."""
-    from ductile.config.check import LEAST_SECRET
-    from ductile.config.token_edit import KEY_BYTES
+    from ductile.config.checks.doctor import LEAST_SECRET
+    from ductile.config.edit.token_edit import KEY_BYTES
 
     text = " ".join((ROOT / "docs" / page).read_text().split())
     assert f"{KEY_BYTES} random bytes" in text
@@ -152,7 +152,7 @@ def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
 
 def test_hardening_names_keys_that_a_strict_check_takes() -> None:
     """A key that is only understood is a warning, and with --strict a warning is a failure."""
-    from ductile.config.sections import PluginEntry
+    from ductile.config.sections.settings import PluginEntry
 
     text = (ROOT / "docs" / "security.md").read_text()
     (named,) = re.findall(r"^\d\. `(\w+)` and `(\w+)` for every plugin", text, re.MULTILINE)

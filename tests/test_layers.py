@@ -10,20 +10,23 @@ import ductile
 
 PACKAGE = Path(ductile.__file__).parent
 LAYERS = {
+    "core": 0,
     "pipeline": 1,
     "plugin": 1,
     "calendar": 1,
     "config": 2,
     "ledger": 2,
-    "engine": 3,
-    "web": 3,
-    "runtime": 4,
-    "authoring": 4,
-    "care": 5,
-    "cli": 6,
-    "__main__": 7,
+    "explain": 3,
+    "engine": 4,
+    "web": 4,
+    "relay": 5,
+    "runtime": 6,
+    "devkit": 6,
+    "ops": 7,
+    "cli": 8,
+    "__main__": 9,
 }
-"""Rooms directly below `ductile`; every other module there is layer 0."""
+"""Packages and modules directly below `ductile`."""
 
 NEVER = {
     ("engine", "web"): "both talk to the ledger and the hub; the runtime introduces them",
@@ -38,7 +41,7 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 
 
 def room_of(module: str) -> str:
-    """`ductile.ledger.jobs` → `ledger`."""
+    """`ductile.ledger.queue.enqueue` → `ledger`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 

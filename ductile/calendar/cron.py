@@ -57,7 +57,7 @@ _ITEM = re.compile(rf"(?:\*|(?P<low>{_VALUE})(?:-(?P<high>{_VALUE}))?)(?:/(?P<st
 
 
 @frozen(kw_only=True)
-class Line:
+class CronLine:
     """A parsed cron line. Weekdays count from Sunday, 0.
 
     `either`: a date matches by its day of month or by its weekday. As in crontab(5) that holds when both fields are
@@ -118,7 +118,7 @@ class Line:
 
 
 @lru_cache(maxsize=1 << 14)  # the check, the scheduler and its hash ask for the same line, at every reload
-def parse_line(text: str) -> Line:
+def parse_line(text: str) -> CronLine:
     """Parse a cron line. Raises ValueError with the reason, also for a line that can never fire."""
     try:
         fields = _fields(text)
@@ -137,7 +137,7 @@ def parse_line(text: str) -> Line:
         tuple(range(kind.low, kind.high + 1)) if "*" in found else tuple(map(int, found))
         for kind, found in zip(FIELDS, values, strict=True)
     )
-    return Line(
+    return CronLine(
         minutes=minutes,
         hours=hours,
         days=days,

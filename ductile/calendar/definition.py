@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from ductile.calendar.cron import Line
-from ductile.calendar.hours import Hours, Window
+from ductile.calendar.cron import CronLine
+from ductile.calendar.windows import Hours, Window
 
 
 class CatchUp(StrEnum):
@@ -51,7 +51,7 @@ class Definition:
 
     plugin: str
     schedule_id: str
-    when: Every | Line | At | After
+    when: Every | CronLine | At | After
     zone: tzinfo = UTC
     jitter: timedelta = timedelta()
     windows: tuple[Window, ...] = ()

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from ductile.calendar.bounds import LAST, within
 from ductile.calendar.definition import After, At, Definition, Every, History
 from ductile.calendar.slots import TICK, Dial, Grid, Once, Slots
-from ductile.clock import to_text
+from ductile.core.clock import to_text
 
 GRACE = timedelta(seconds=60)
 """A firing that is later than this was missed."""

@@ -6,7 +6,7 @@ The codes that the original had keep their names. The scheduler uses those that 
 from enum import StrEnum
 
 
-class Reason(StrEnum):
+class SkipReason(StrEnum):
     """A code; `words` says the same to people."""
 
     NOT_DUE = "not_due"
@@ -33,22 +33,22 @@ class Reason(StrEnum):
 
 
 _WORDS = {
-    Reason.NOT_DUE: "its time has not come",
-    Reason.SCHEDULE_PAUSED_MANUAL: "paused by the operator",
-    Reason.SCHEDULE_EXHAUSTED: "it ran once and does not repeat",
-    Reason.INVALID_SCHEDULE_CONFIG: "the schedule is not valid",
-    Reason.SCHEDULED_HANDLE_DISALLOWED: "`handle` needs an event and cannot be scheduled",
-    Reason.COMMAND_NOT_SUPPORTED: "the plugin has no such command",
-    Reason.OUTSIDE_DAY_CONSTRAINT: "not on this weekday; it fires when the day is over",
-    Reason.OUTSIDE_TIME_WINDOW: "outside its window; it fires when that opens",
-    Reason.CIRCUIT_OPEN: "the circuit breaker is open after failures in a row",
-    Reason.ALREADY_RUNNING: "its previous job is not finished",
-    Reason.OUTSTANDING_LIMIT: "as many of its jobs are waiting as may",
-    Reason.MISSED: "nobody looked within a minute of its time: the service was down, its plugin could not run, "
+    SkipReason.NOT_DUE: "its time has not come",
+    SkipReason.SCHEDULE_PAUSED_MANUAL: "paused by the operator",
+    SkipReason.SCHEDULE_EXHAUSTED: "it ran once and does not repeat",
+    SkipReason.INVALID_SCHEDULE_CONFIG: "the schedule is not valid",
+    SkipReason.SCHEDULED_HANDLE_DISALLOWED: "`handle` needs an event and cannot be scheduled",
+    SkipReason.COMMAND_NOT_SUPPORTED: "the plugin has no such command",
+    SkipReason.OUTSIDE_DAY_CONSTRAINT: "not on this weekday; it fires when the day is over",
+    SkipReason.OUTSIDE_TIME_WINDOW: "outside its window; it fires when that opens",
+    SkipReason.CIRCUIT_OPEN: "the circuit breaker is open after failures in a row",
+    SkipReason.ALREADY_RUNNING: "its previous job is not finished",
+    SkipReason.OUTSTANDING_LIMIT: "as many of its jobs are waiting as may",
+    SkipReason.MISSED: "nobody looked within a minute of its time: the service was down, its plugin could not run, "
     "or the clock jumped",
-    Reason.SUPERSEDED: "a later slot of the same schedule runs in its place",
-    Reason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
-    Reason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",
-    Reason.PLUGIN_UNHEALTHY: "its plugin is unhealthy: `init` has failed",
-    Reason.SCHEDULE_FAULT: "the scheduler fails at this schedule, goes on with the others and tries it again",
+    SkipReason.SUPERSEDED: "a later slot of the same schedule runs in its place",
+    SkipReason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
+    SkipReason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",
+    SkipReason.PLUGIN_UNHEALTHY: "its plugin is unhealthy: `init` has failed",
+    SkipReason.SCHEDULE_FAULT: "the scheduler fails at this schedule, goes on with the others and tries it again",
 }

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from ductile.calendar.cron import DAY, Line
+from ductile.calendar.cron import DAY, CronLine
 from ductile.calendar.zones import Stretch, stretches
 
 TICK = timedelta.resolution
@@ -86,7 +86,7 @@ class Piece:
 class Dial:
     """The moments at which a cron line matches the wall clocks of `zone`."""
 
-    line: Line
+    line: CronLine
     zone: tzinfo
 
     def after(self, moment: datetime) -> datetime | None:

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 from attrs import frozen
 
+from ductile.calendar.bounds import within
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 STEP = timedelta(days=3)
@@ -76,3 +78,8 @@ def _offset(zone: tzinfo, moment: datetime) -> timedelta:
     offset = moment.astimezone(zone).utcoffset()
     assert offset is not None, "a zone that knows its wall time knows its offset"
     return offset
+
+
+def local_text(moment: datetime, zone: tzinfo) -> str:
+    """What a clock on the wall shows there, with its offset."""
+    return within(moment).astimezone(zone).isoformat(timespec="seconds")

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from ductile.cli import manners, options, output
+from ductile.cli.base import click_base, options, output
 
 NOUNS = {
     "config": "Make, check, change, seal and look at the configuration.",
@@ -43,11 +43,19 @@ SHORT_FORMS = {
 """Other names of actions; `queue` alone is `queue status`."""
 
 
-class Nouns(manners.KnownByName):
+MODULES = {name: f"{name}.group" for name in NOUNS} | {
+    "completion": "base.completion",
+    "logs": "logs.command",
+    "relay": "relay",
+}
+"""The module of a name below `ductile.cli`, where it is not the name itself."""
+
+
+class Nouns(click_base.SuggestingGroup):
     """Knows every noun's name and one line about it; imports a noun's file when it is asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, manners.flags_behind(args))
+        return super().parse_args(ctx, click_base.flags_behind(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*NOUNS, *SINGLE, *SHORT_FORMS, *super().list_commands(ctx)])
@@ -82,8 +90,8 @@ class Nouns(manners.KnownByName):
 
 @cache
 def _load(name: str) -> click.Command:
-    room = import_module(f"ductile.cli.{name}")
-    return manners.give(room.group if name in NOUNS else room.command)
+    module = import_module(f"ductile.cli.{MODULES.get(name, name)}")
+    return click_base.decorate(module.group if name in NOUNS else module.command)
 
 
 @click.group(cls=Nouns, context_settings={"help_option_names": ["-h", "--help"]})
@@ -104,12 +112,12 @@ def version(as_json: bool) -> None:
 
     Example: ductile version --json
     """
-    from ductile.cli.build import build_info
+    from ductile.cli.system.build import build_info
 
     output.show(build_info(), as_json=as_json, human=lambda info: [f"{name}: {value}" for name, value in info.items()])
 
 
-manners.give(ductile)
+click_base.decorate(ductile)
 
 
 def _print_version(ctx: click.Context, wanted: bool) -> None:

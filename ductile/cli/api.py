@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ductile.cli import options, output
-from ductile.errors import NotAllowed, ServiceUnreachable, UsageInvalid
+from ductile.cli.base import options, output
+from ductile.core.errors import NotAllowed, ServiceUnreachable, UsageInvalid
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
-    from ductile.cli.client import Client
+    from ductile.cli.base.client import Client
 
 _TRIGGER = re.compile(r"/plugin/[^/?]+/[^/?]+|/pipeline/[^/?]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -107,8 +107,8 @@ def _path(endpoint: str) -> str:
 
 def _fields(written: Iterable[str]) -> dict[str, Any] | None:
     """NAME=VALUE each; None if there are none."""
-    from ductile import strict_json
-    from ductile.errors import Unreadable
+    from ductile.core.errors import Unreadable
+    from ductile.core.formats import strict_json
 
     fields: dict[str, Any] = {}
     for text in written:
@@ -148,7 +148,7 @@ def _headers(written: Iterable[str], *, has_body: bool) -> dict[str, str]:
 
 def _send(verb: str, path: str, body: str | None, headers: dict[str, str], *, include: bool, where: Any) -> int:
     """Everything the service answers is on stdout; what to exit with."""
-    from ductile.cli.connect import client_for
+    from ductile.cli.base.connect import client_for
 
     service = client_for(where)
     keyed, connection = service.authorization | headers, service.connection()
@@ -187,7 +187,7 @@ def _open(connection: "HTTPConnection", *, is_local: bool) -> None:
     """Connected, and not to a stranger."""
     import socket
 
-    from ductile.cli.client import LONGEST_ANSWER_SECONDS
+    from ductile.cli.base.client import LONGEST_ANSWER_SECONDS
 
     if not is_local:
         found = socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM)
@@ -226,7 +226,7 @@ def _print(chunks: Iterable[bytes]) -> None:
     """Each as soon as it is there; the last line is ended. Whoever looks is shown nothing that a terminal obeys."""
     from codecs import getincrementaldecoder
 
-    from ductile.cli.terminal import cleaned
+    from ductile.cli.base.terminal import cleaned
 
     out, last, is_seen = sys.stdout.buffer, b"\n", sys.stdout.isatty()
     reader = getincrementaldecoder("utf-8")("backslashreplace")

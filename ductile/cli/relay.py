@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import click
 
-from ductile.cli import options, output
-from ductile.errors import UsageInvalid
+from ductile.cli.base import options, output
+from ductile.core.errors import UsageInvalid
 
 
 @click.group("relay")
@@ -28,14 +28,14 @@ def list_instances(
 
     Example: ductile relay list
     """
-    from ductile.cli.connect import client, running
+    from ductile.cli.base.connect import client, running
 
     explicit = options.chosen(config_path, config_dir)
     if service := client(explicit, api_url, api_key) if api_url else running(explicit):
         view = service.ask("GET", "/relay")
     else:
-        from ductile.cli.schedule_facts import read_ledger, snapshot_of
-        from ductile.web.relay_views import relay_view
+        from ductile.cli.schedule.facts import read_ledger, snapshot_of
+        from ductile.relay.views import relay_view
 
         snapshot = snapshot_of(explicit)
         view = read_ledger(snapshot, relay_view, snapshot) or relay_view(None, snapshot)
@@ -43,7 +43,7 @@ def list_instances(
 
 
 def _list_lines(view: dict[str, Any]) -> list[str]:
-    from ductile.cli.ago import told
+    from ductile.core.format_time import told
 
     since = f", the oldest since {told(view['waiting_since'])}" if "waiting_since" in view else ""
     lines = [f"this is {view['name']}; {view['waiting']} events wait to be sent{since}"]
@@ -66,7 +66,7 @@ def _instance_row(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _peer_row(one: dict[str, Any]) -> tuple[str, ...]:
-    from ductile.cli.ago import told
+    from ductile.core.format_time import told
 
     return (
         one["name"],
@@ -102,8 +102,8 @@ def send(instance: str, waits: bool, timeout: str, dry_run: bool, as_json: bool,
 
     Example: ductile relay send lab --event backup.ready --payload '{"archive": "monday.tar"}' --wait
     """
-    from ductile.cli.connect import client
-    from ductile.cli.waiting import job_when_over, on_record, patience
+    from ductile.cli.base.connect import client
+    from ductile.cli.base.long_poll import job_when_over, on_record, patience
 
     seconds, body = patience(timeout), _envelope(given)
     service = client(options.chosen(given["config_path"], given["config_dir"]), given["api_url"], given["api_key"])
@@ -120,7 +120,7 @@ def send(instance: str, waits: bool, timeout: str, dry_run: bool, as_json: bool,
 
 def _envelope(given: dict[str, Any]) -> dict[str, Any]:
     """The event as the service wants it; what was not given is left out."""
-    from ductile.cli.payload import read_payload
+    from ductile.cli.base.json_args import read_payload
 
     event = {"type": given["event_type"], "payload": read_payload(given["payload"], given["payload_file"])}
     event["dedupe_key"] = given["dedupe_key"]

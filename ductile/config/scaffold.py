@@ -12,10 +12,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ductile import files
-from ductile.config.schema import schema
-from ductile.config.sources import CONFIG_FILE
-from ductile.errors import UsageInvalid
+from ductile.config.load.sources import CONFIG_FILE
+from ductile.config.views.schema import schema
+from ductile.core import files
+from ductile.core.errors import UsageInvalid
 
 SCHEMA_FILE = "ductile.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"

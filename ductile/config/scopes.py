@@ -10,10 +10,11 @@ from pathlib import Path
 from attrs import frozen
 from blake3 import blake3
 
-from ductile import files, strict_json
-from ductile.config.sections import TokenEntry
-from ductile.config.sources import NOTHING_REPLACED, SourceFile, Tier
-from ductile.errors import Complaint, Mark, Unreadable
+from ductile.config.load.sources import NOTHING_REPLACED, SourceFile, Tier
+from ductile.config.sections.settings import TokenEntry
+from ductile.core import files
+from ductile.core.errors import Complaint, Mark, Unreadable
+from ductile.core.formats import strict_json
 
 MAX_SCOPE_BYTES = 64 << 10
 PREFIX = "blake3:"

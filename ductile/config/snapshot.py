@@ -11,15 +11,15 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from ductile import strict_json
-from ductile.config import relay
-from ductile.config.check import Examination, Report
-from ductile.config.load import Config
-from ductile.config.sections import PluginEntry
-from ductile.errors import DuctileError, NotFound
-from ductile.model import Budget
-from ductile.pipeline.plan import RELAY, Plans
-from ductile.pipeline.route import Routes, Target, World
+from ductile.config.checks.doctor import Examination, Report
+from ductile.config.load.load import Config
+from ductile.config.sections import relay
+from ductile.config.sections.settings import PluginEntry
+from ductile.core.errors import DuctileError, NotFound
+from ductile.core.formats import strict_json
+from ductile.core.model import Budget
+from ductile.pipeline.compile.plan import RELAY, Plans
+from ductile.pipeline.run.route import Routes, Target, World
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
 
@@ -49,7 +49,7 @@ class PluginUnavailable(DuctileError):
 
 
 @frozen(kw_only=True)
-class Lane:
+class ConfiguredPlugin:
     """A plugin or alias that may run: how many at once, and what each of its processes is given."""
 
     plugin: Plugin
@@ -84,7 +84,7 @@ class Snapshot:
     """One immutable configuration with its lanes, routes and pipelines."""
 
     config: Config
-    lanes: Mapping[str, Lane]
+    lanes: Mapping[str, ConfiguredPlugin]
     unavailable: Mapping[str, str]
     """Name → why nothing may start it."""
     failed_to_load: frozenset[str]
@@ -143,7 +143,7 @@ class Snapshot:
     def max_workers(self) -> int:
         return self.config.settings.service.max_workers
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> ConfiguredPlugin:
         """The lane of that name; NotFound, or PluginUnavailable with the reason."""
         lane = self.lanes.get(name)
         if lane is not None:
@@ -179,9 +179,9 @@ def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snaps
 
 def _lane(
     plugin: Plugin, entry: PluginEntry | None, workers: int, passed: tuple[str, ...], environ: Mapping[str, str]
-) -> Lane:
+) -> ConfiguredPlugin:
     used = entry or PluginEntry()
-    return Lane(
+    return ConfiguredPlugin(
         plugin=plugin,
         entry=used,
         slots=_slots(plugin, entry, workers),

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from attrs import evolve, frozen
 
-from ductile.config.sections import CircuitBreaker
-from ductile.model import (
+from ductile.config.sections.settings import CircuitBreaker
+from ductile.core.model import (
     Breaker,
     BreakerChange,
     BreakerRule,

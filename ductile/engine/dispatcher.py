@@ -8,17 +8,17 @@ from datetime import datetime
 import trio
 from attrs import frozen
 
-from ductile.engine.follow import gates_of, join_rule_of
+from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
+from ductile.core.instance.failpoints import failpoint
+from ductile.engine.follow_up_rules import gates_of, join_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.run_job import LEDGER_RETRY_INTERVAL, announce, run_job
 from ductile.engine.running_jobs import Attempt, Capacity
-from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
-from ductile.failpoints import failpoint
-from ductile.ledger.claim import Claimed, claim_next
-from ductile.ledger.db import Db
-from ductile.ledger.jobs import newest_seq
-from ductile.ledger.record import Recorded, Stale
+from ductile.ledger.completion.record import Recorded, Stale
+from ductile.ledger.queue.claim import Claimed, claim_next
+from ductile.ledger.queue.enqueue import newest_seq
+from ductile.ledger.storage.db import Db
 
 RECHECK_INTERVAL, IDLE_RECHECK_INTERVAL = 1.0, 30.0
 """How long a lost wake-up can delay a job: while jobs run, and while none does."""

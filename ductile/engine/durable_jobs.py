@@ -7,7 +7,7 @@ from collections import deque
 
 from attrs import define, field
 
-from ductile.model import Job
+from ductile.core.model import Job
 
 
 @define(eq=False)

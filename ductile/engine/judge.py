@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 from attrs import evolve, field, frozen
 
-from ductile import strict_json
+from ductile.core.formats import strict_json
+from ductile.core.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Retried, Succeeded
+from ductile.core.secret import Mask
+from ductile.core.units import format_duration
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
-from ductile.model import Dead, Evidence, Failed, Interrupted, Job, Outcome, Retried, Succeeded
-from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, Limits, Response, decode_response
-from ductile.secret import Mask
-from ductile.units import format_duration
+from ductile.plugin.protocol import DEFAULT_LIMITS, Garbled, PluginResponse, ProtocolLimits, decode_response
 
 CONFIG_ERROR = 78
 """EX_CONFIG of sysexits: trying again would not help."""
@@ -27,13 +27,13 @@ DRAIN = "drain"
 
 
 @frozen(kw_only=True)
-class Policy:
+class RetryPolicy:
     """What the operator decided about failures of one lane."""
 
     timeout: timedelta
     backoff_base: timedelta = timedelta(seconds=30)
     ignore_exit_code: bool = False
-    limits: Limits = DEFAULT_LIMITS
+    limits: ProtocolLimits = DEFAULT_LIMITS
     mask: Mask = field(factory=Mask, repr=False)
     """Takes known secrets out of what is kept of stderr and errors."""
 
@@ -43,7 +43,7 @@ class Verdict:
     """How the attempt ended, and the plugin's answer where there is a valid one."""
 
     outcome: Outcome
-    response: Response | None = None
+    response: PluginResponse | None = None
 
 
 @frozen
@@ -55,14 +55,16 @@ class _Failure:
     retry_after: timedelta | None = None
 
 
-def judge(job: Job, run: Finished | SpawnFailed, policy: Policy, *, started_at: datetime, chance: float) -> Verdict:
+def judge(
+    job: Job, run: Finished | SpawnFailed, policy: RetryPolicy, *, started_at: datetime, chance: float
+) -> Verdict:
     """The outcome of one attempt. `chance` in [0, 1) spreads the retry."""
     if isinstance(run, SpawnFailed):
         evidence = Evidence(started_at=started_at, duration=timedelta())
         return Verdict(_failed(job, _Failure(f"cannot start: {run.reason}"), policy, evidence, chance))
     if run.cause is Cause.EXITED:
         answer = _answer(run, policy)
-        response = answer if isinstance(answer, Response) else None
+        response = answer if isinstance(answer, PluginResponse) else None
         failure = _failure(run, answer, policy)
     else:
         response, failure = None, _cut_short(run, policy)
@@ -74,9 +76,9 @@ def judge(job: Job, run: Finished | SpawnFailed, policy: Policy, *, started_at: 
     return Verdict(_failed(job, failure, policy, evidence, chance), response)
 
 
-def _answer(run: Finished, policy: Policy) -> Response | Garbled:
+def _answer(run: Finished, policy: RetryPolicy) -> PluginResponse | Garbled:
     answer = decode_response(run.stdout, policy.limits)
-    if isinstance(answer, Response):
+    if isinstance(answer, PluginResponse):
         return answer
     said = run.stdout.decode("utf-8", "surrogateescape")
     if (masked := policy.mask(said)) == said:
@@ -86,14 +88,14 @@ def _answer(run: Finished, policy: Policy) -> Response | Garbled:
     return evolve(answer, reason=again.reason if isinstance(again, Garbled) else "stdout is not a valid response")
 
 
-def _cut_short(run: Finished, policy: Policy) -> _Failure:
+def _cut_short(run: Finished, policy: RetryPolicy) -> _Failure:
     """What it may have said before it was ended is no answer."""
     if run.cause is Cause.TIMED_OUT:
         return _Failure(f"timed out after {format_duration(policy.timeout)}")
     return _Failure(f"output limit: more than {policy.limits.stdout_bytes} bytes on stdout")
 
 
-def _failure(run: Finished, answer: Response | Garbled, policy: Policy) -> _Failure | None:
+def _failure(run: Finished, answer: PluginResponse | Garbled, policy: RetryPolicy) -> _Failure | None:
     # 1. The plugin says its configuration is wrong, whatever else it says.
     if run.exit_code == CONFIG_ERROR:
         return _Failure(_with_exit(run, answer, policy.mask), final=True)
@@ -109,7 +111,7 @@ def _failure(run: Finished, answer: Response | Garbled, policy: Policy) -> _Fail
     return None
 
 
-def _failed(job: Job, failure: _Failure, policy: Policy, evidence: Evidence, chance: float) -> Outcome:
+def _failed(job: Job, failure: _Failure, policy: RetryPolicy, evidence: Evidence, chance: float) -> Outcome:
     error = policy.mask(failure.error)[:LONGEST_ERROR]
     if failure.final:
         return Failed(error, evidence)
@@ -136,7 +138,7 @@ def stopped(reason: str | None, evidence: Evidence | None = None) -> Outcome:
     return Dead(f"cancelled: {reason}", evidence)
 
 
-def evidence_of(run: Finished, response: Response | None, started_at: datetime, mask: Mask) -> Evidence:
+def evidence_of(run: Finished, response: PluginResponse | None, started_at: datetime, mask: Mask) -> Evidence:
     """What is kept of a run: a valid answer as it is, and the beginning of any other output as text."""
     return Evidence(
         started_at=started_at,
@@ -149,7 +151,7 @@ def evidence_of(run: Finished, response: Response | None, started_at: datetime, 
     )
 
 
-def _answer_text(run: Finished, response: Response) -> str:
+def _answer_text(run: Finished, response: PluginResponse) -> str:
     """As the plugin wrote it; an answer that had to be corrected is written anew."""
     return strict_json.dumps(strict_json.loads(run.stdout)) if response.notes else response.text
 
@@ -170,9 +172,9 @@ def _stderr_text(run: Finished, mask: Mask) -> str | None:
     return cut + run.words(mask)
 
 
-def _with_exit(run: Finished, answer: Response | Garbled, mask: Mask) -> str:
+def _with_exit(run: Finished, answer: PluginResponse | Garbled, mask: Mask) -> str:
     """The most telling words for a failure: what the plugin said, how it ended, the last line of its stderr."""
-    if isinstance(answer, Response):
+    if isinstance(answer, PluginResponse):
         return f"{_exit(run)}: {answer.error}" if answer.error else f"{_exit(run)} after a response with status ok"
     parts = [answer.reason] if run.exit_code == 0 else [_exit(run), answer.reason]
     # Masked before it is cut: half a secret would no longer be recognised.

@@ -9,18 +9,18 @@ from datetime import datetime, timedelta
 
 from attrs import define, field, frozen
 
-from ductile.config.sections import ProcessLimits
-from ductile.config.snapshot import Lane, Snapshot
-from ductile.engine.judge import Policy
-from ductile.engine.process.limits import Limits
+from ductile.config.sections.settings import ProcessLimits
+from ductile.config.snapshot import ConfiguredPlugin, Snapshot
+from ductile.core.errors import DuctileError, Unreadable
+from ductile.core.model import Dead, Failed, Job
+from ductile.engine.judge import RetryPolicy
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.procfs import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.process.start import ProcessSpec
 from ductile.engine.process.streams import Caps
-from ductile.errors import DuctileError, Unreadable
-from ductile.model import Dead, Failed, Job
-from ductile.pipeline.paths import PathAbsent
-from ductile.pipeline.plan import HANDLE
-from ductile.pipeline.tell import Told, step_of, tell
+from ductile.pipeline.compile.plan import HANDLE
+from ductile.pipeline.language.paths import PathAbsent
+from ductile.pipeline.run.step_input import StepInput, step_of, tell
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
 
@@ -29,13 +29,13 @@ from ductile.plugin.protocol import encode_request
 class Ready:
     """One attempt, ready to be spawned."""
 
-    lane: Lane
+    lane: ConfiguredPlugin
     argv: tuple[str, ...]
     request: bytes = field(repr=False)
     environment: Mapping[str, str] = field(repr=False)
-    policy: Policy
+    policy: RetryPolicy
     caps: Caps
-    limits: Limits | None
+    limits: ResourceLimits | None
     grace: timedelta
     """How long the process may take to end after SIGTERM."""
     warnings: tuple[str, ...] = ()
@@ -71,28 +71,28 @@ class Postpone:
     """The job cannot run now: something is wrong with the plugin that may be put right. Retried as the policy says."""
 
     error: str
-    policy: Policy
+    policy: RetryPolicy
 
 
 @frozen
-class Terms:
+class CommandSettings:
     """What is the same for every job of one command under one configuration."""
 
-    lane: Lane
+    lane: ConfiguredPlugin
     argv: tuple[str, ...]
-    policy: Policy
+    policy: RetryPolicy
     caps: Caps
-    limits: Limits | None
+    limits: ResourceLimits | None
     grace: timedelta
 
 
 @define(eq=False)
-class Memory:
+class PreflightCache:
     """What is the same for every job of a command, computed once per configuration."""
 
-    terms: dict[tuple[str, str, str], Terms] = field(factory=dict)
+    terms: dict[tuple[str, str, str], CommandSettings] = field(factory=dict)
 
-    def terms_of(self, snapshot: Snapshot, plugin: str, command: str) -> Terms:
+    def terms_of(self, snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
         """Raises DuctileError if nothing of that name may run."""
         key = (snapshot.id, plugin, command)
         found = self.terms.get(key)
@@ -111,10 +111,10 @@ def preflight(
     state_json: str,
     instance: str,
     now: datetime,
-    memory: Memory | None = None,
+    memory: PreflightCache | None = None,
 ) -> Ready | Refuse | Postpone:
     """What to run for this attempt, or why not."""
-    memory = memory or Memory()
+    memory = memory or PreflightCache()
     try:
         terms = memory.terms_of(snapshot, job.plugin, job.command)
         node = step_of(snapshot.plans, job)
@@ -141,11 +141,11 @@ def preflight(
     )
 
 
-def terms_of(snapshot: Snapshot, plugin: str, command: str) -> Terms:
+def terms_of(snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
     """Raises DuctileError if nothing of that name may run."""
     lane, service = snapshot.lane(plugin), snapshot.config.settings.service
     lane.command(command)
-    return Terms(
+    return CommandSettings(
         lane=lane,
         argv=(str(lane.plugin.entrypoint),),
         policy=policy_of(snapshot, lane, command),
@@ -155,14 +155,14 @@ def terms_of(snapshot: Snapshot, plugin: str, command: str) -> Terms:
     )
 
 
-def policy_of(snapshot: Snapshot, lane: Lane, command: str) -> Policy:
+def policy_of(snapshot: Snapshot, lane: ConfiguredPlugin, command: str) -> RetryPolicy:
     limits = snapshot.config.settings.service.limits
-    return Policy(
+    return RetryPolicy(
         timeout=lane.entry.timeout_for(command),
         backoff_base=lane.entry.retry.backoff_base,
         ignore_exit_code=lane.entry.ignore_exit_code,
         mask=snapshot.config.mask,
-        limits=protocol.Limits(
+        limits=protocol.ProtocolLimits(
             stdout_bytes=limits.stdout,
             events=limits.events,
             dedupe_key_bytes=limits.dedupe_key,
@@ -172,7 +172,9 @@ def policy_of(snapshot: Snapshot, lane: Lane, command: str) -> Policy:
     )
 
 
-def _request(lane: Lane, job: Job, told: Told, timeout: timedelta, state_json: str, now: datetime) -> bytes:
+def _request(
+    lane: ConfiguredPlugin, job: Job, told: StepInput, timeout: timedelta, state_json: str, now: datetime
+) -> bytes:
     # The payload of a `handle` job is the whole event; plugins find it under both names.
     return encode_request(
         job_id=job.id,
@@ -188,10 +190,10 @@ def _request(lane: Lane, job: Job, told: Told, timeout: timedelta, state_json: s
     )
 
 
-def _process_limits(wanted: ProcessLimits) -> Limits | None:
+def _process_limits(wanted: ProcessLimits) -> ResourceLimits | None:
     if wanted == ProcessLimits():
         return None
-    return Limits(
+    return ResourceLimits(
         address_space=wanted.memory,
         open_files=wanted.open_files,
         processes=wanted.processes,

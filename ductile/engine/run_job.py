@@ -15,26 +15,25 @@ from typing import Any, TypeVar
 import trio
 from attrs import evolve
 
-from ductile.engine.ending import ending_of, without_run
-from ductile.engine.follow import join_rule_of, rule_of
+from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
+from ductile.core.hub import SCHEDULES
+from ductile.core.instance.failpoints import failpoint
+from ductile.core.logs import Log
+from ductile.core.model import RELAY, Completion, Dead, Failed, Job, Retried, Succeeded
+from ductile.engine.completion import ending_of, without_run
+from ductile.engine.follow_up_rules import join_rule_of, rule_of
 from ductile.engine.job_context import JobContext
-from ductile.engine.judge import Policy, Verdict, backoff, judge, stopped
+from ductile.engine.judge import RetryPolicy, Verdict, backoff, judge, stopped
+from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.process.procfs import identify
 from ductile.engine.process.run import Finished, run_process
 from ductile.engine.process.start import Process, SpawnFailed
-from ductile.engine.relay import send_job
 from ductile.engine.running_jobs import Attempt
-from ductile.engine.stranded import settle_stranded
-from ductile.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
-from ductile.failpoints import failpoint
-from ductile.hub import SCHEDULES
-from ductile.ledger.claim import ProcessNote, note_process
-from ductile.ledger.db import Db
-from ductile.ledger.endings import record_completion
-from ductile.ledger.record import Recorded, Stale
-from ductile.logs import Log
-from ductile.model import RELAY, Dead, Ending, Failed, Job, Retried, Succeeded
+from ductile.ledger.completion.record import Recorded, Stale
+from ductile.ledger.completion.record_completion import record_completion
+from ductile.ledger.queue.claim import ProcessNote, note_process
+from ductile.ledger.storage.db import Db
 
 LARGE_BYTES = 512 << 10
 """More text than this is parsed in a thread, so that it does not hold up the event loop."""
@@ -59,21 +58,21 @@ async def run_job(ctx: JobContext, attempt: Attempt) -> None:
         await _end_unrunnable_jobs(ctx)
 
 
-async def _complete(ctx: JobContext, attempt: Attempt) -> Ending | None:
+async def _complete(ctx: JobContext, attempt: Attempt) -> Completion | None:
     """Return what the attempt led to, or None if a relay was put back to wait for its instance."""
     job = attempt.job
     if job.attempt == 1 and job.started_at is not None:
         ctx.meters.waited(job.plugin, (job.started_at - job.created_at).total_seconds())
     try:
         if job.plugin == RELAY:
-            return await send_job(ctx, attempt)
+            return await ctx.send_relay(ctx, attempt)
         return await attempt_job(ctx, attempt)
     except* Exception as errors:
         completion = _internal_error(ctx, attempt, errors.exceptions[0])
     return completion
 
 
-async def attempt_job(ctx: JobContext, attempt: Attempt) -> Ending:
+async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
     """Run the plugin of one attempt and decide what follows from it."""
     job, started_at = attempt.job, ctx.clock.now()
     if reason := attempt.control.stop.reason:
@@ -113,7 +112,7 @@ def _preflight(ctx: JobContext, attempt: Attempt, now: datetime) -> Ready | Refu
 
 def _judge(
     ctx: JobContext, attempt: Attempt, ready: Ready, run: Finished | SpawnFailed, started_at: datetime
-) -> tuple[Verdict, Ending]:
+) -> tuple[Verdict, Completion]:
     """Decide what the run means and what follows from it."""
     job = attempt.job
     verdict = judge(job, run, ready.policy, started_at=started_at, chance=random.random())
@@ -123,7 +122,7 @@ def _judge(
     return verdict if ending.outcome is verdict.outcome else evolve(verdict, outcome=ending.outcome), ending
 
 
-async def judge_run(job: Job, run: Finished | SpawnFailed, policy: Policy, started_at: datetime) -> Verdict:
+async def judge_run(job: Job, run: Finished | SpawnFailed, policy: RetryPolicy, started_at: datetime) -> Verdict:
     """Decide what a run outside of the queue means."""
     decide = partial(judge, job, run, policy, started_at=started_at, chance=random.random())
     return await _in_thread_if_large(decide, _output_bytes(run))
@@ -166,12 +165,12 @@ async def _note_process(ctx: JobContext, attempt: Attempt, process: Process) -> 
         ctx.log.warn("dispatcher", f"the process id is not stored: {error}", plugin=job.plugin, job_id=job.id)
 
 
-def _internal_error(ctx: JobContext, attempt: Attempt, error: Exception) -> Ending:
+def _internal_error(ctx: JobContext, attempt: Attempt, error: Exception) -> Completion:
     """Fail the attempt because of an error in Ductile. A plugin that has run is not run again."""
     job = attempt.job
     message = attempt.snapshot.config.mask(f"internal error: {error!r}")
     ctx.log.error("dispatcher", message, plugin=job.plugin, job_id=job.id)
-    return Ending(
+    return Completion(
         job_id=job.id,
         attempt=job.attempt,
         outcome=Failed(message) if attempt.has_run else Retried(message, INTERNAL_ERROR_RETRY),
@@ -183,7 +182,7 @@ def _internal_error(ctx: JobContext, attempt: Attempt, error: Exception) -> Endi
 # ── record and announce ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _record(ctx: JobContext, attempt: Attempt, completion: Ending) -> list[Recorded | Stale]:
+async def _record(ctx: JobContext, attempt: Attempt, completion: Completion) -> list[Recorded | Stale]:
     """Record the completion and its follow-up jobs in one transaction. Return at the commit, before it is durable.
 
     A full disk or a busy ledger is retried until there is space again; a service that stops retries LEDGER_TIMEOUT
@@ -211,7 +210,7 @@ async def _record(ctx: JobContext, attempt: Attempt, completion: Ending) -> list
             return recorded
 
 
-async def _try_to_record(ctx: JobContext, attempt: Attempt, completion: Ending) -> list[Recorded | Stale]:
+async def _try_to_record(ctx: JobContext, attempt: Attempt, completion: Completion) -> list[Recorded | Stale]:
     snapshot = ctx.snapshot()
 
     def work(db: Db) -> list[Recorded | Stale]:
@@ -257,7 +256,7 @@ def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
 async def _end_unrunnable_jobs(ctx: JobContext) -> None:
     """End follow-up jobs of plugins that a reload has removed while this job ran."""
     try:
-        await settle_stranded(ctx.ledger, ctx.snapshot(), ctx.log, now=ctx.clock.now())
+        await end_unrunnable_jobs(ctx.ledger, ctx.snapshot(), ctx.log, now=ctx.clock.now())
     except LedgerError as error:
         ctx.log.warn("dispatcher", f"jobs of removed plugins were not ended: {error}")
     ctx.hub.announce_everyone()
@@ -266,7 +265,9 @@ async def _end_unrunnable_jobs(ctx: JobContext) -> None:
 # ── log lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _logged(ctx: JobContext, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict, ending: Ending) -> Ending:
+def _logged(
+    ctx: JobContext, job: Job, run: Finished | SpawnFailed | None, verdict: Verdict, ending: Completion
+) -> Completion:
     """Log the plugin's own lines, its stderr and how the attempt ended; return `ending`."""
     log, about = ctx.log, {"plugin": job.plugin, "job_id": job.id}
     if verdict.response:

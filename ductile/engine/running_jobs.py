@@ -9,11 +9,11 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.config.snapshot import Snapshot
+from ductile.core.instance.failpoints import failpoint
+from ductile.core.model import RELAY, RELAY_SLOTS, Job
 from ductile.engine.process.run import Finished, ProcessControl
 from ductile.engine.process.start import Process, SpawnFailed
-from ductile.failpoints import failpoint
-from ductile.ledger.pauses import EVERYTHING
-from ductile.model import RELAY, RELAY_SLOTS, Job
+from ductile.ledger.admin.pauses import EVERYTHING
 
 
 @define(eq=False)

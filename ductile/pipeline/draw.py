@@ -9,12 +9,12 @@ from datetime import timedelta
 
 from attrs import define, field, frozen
 
-from ductile import strict_json
-from ductile.model import Job, JobStatus
-from ductile.pipeline.conditions import AllOf, AnyOf, Condition, Not, Predicate
-from ductile.pipeline.graph import Edge, edges
-from ductile.pipeline.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Node, Plan
-from ductile.units import format_duration
+from ductile.core.formats import strict_json
+from ductile.core.model import Job, JobStatus
+from ductile.core.units import format_duration
+from ductile.pipeline.compile.graph import Edge, edges
+from ductile.pipeline.compile.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Plan, PlanNode
+from ductile.pipeline.language.conditions import AllOf, AnyOf, Condition, Not, Predicate
 
 LONGEST_LINE = 120
 UNREACHED = "unreached"
@@ -32,7 +32,7 @@ LOOKS = {
 
 
 @frozen(kw_only=True)
-class Mark:
+class StepMark:
     """What became of one place of a plan."""
 
     status: JobStatus
@@ -49,7 +49,7 @@ class Mark:
         return ", ".join(words)
 
 
-def marks_of(jobs: Iterable[Job], pipeline: str) -> dict[str, Mark]:
+def marks_of(jobs: Iterable[Job], pipeline: str) -> dict[str, StepMark]:
     """What became of every step of `pipeline` that has a job among `jobs`, by its path."""
     by_step: dict[str, list[Job]] = {}
     for job in jobs:
@@ -58,10 +58,10 @@ def marks_of(jobs: Iterable[Job], pipeline: str) -> dict[str, Mark]:
     return {path: _mark(found) for path, found in by_step.items()}
 
 
-def _mark(jobs: list[Job]) -> Mark:
+def _mark(jobs: list[Job]) -> StepMark:
     status = next(JobStatus(look) for look in LOOKS if any(job.status == look for job in jobs))
     took = [job.completed_at - job.started_at for job in jobs if job.completed_at and job.started_at]
-    return Mark(
+    return StepMark(
         status=status,
         jobs=len(jobs),
         took=sum(took, timedelta()) if took else None,
@@ -74,7 +74,7 @@ def _in_milliseconds(took: timedelta) -> timedelta:
     return timedelta(milliseconds=took // timedelta(milliseconds=1))
 
 
-def draw(plan: Plan, marks: Mapping[str, Mark] | None = None) -> str:
+def draw(plan: Plan, marks: Mapping[str, StepMark] | None = None) -> str:
     """The plan as a Mermaid flowchart; with `marks`, each place looks like what became of it."""
     names = {place: f"n{number}" for number, place in enumerate(plan.places)}
     ways = list(edges(plan))
@@ -110,7 +110,7 @@ class _Frame:
     """What is written in one pipeline: its places, and the paths of the calls among them."""
 
     name: str
-    places: list[Node | Gate] = field(factory=list)
+    places: list[PlanNode | Gate] = field(factory=list)
     calls: list[str] = field(factory=list)
 
 
@@ -129,7 +129,7 @@ def _frames(plan: Plan) -> dict[str, _Frame]:
 
 
 def _boxes(
-    frames: Mapping[str, _Frame], path: str, names: Mapping[Node | Gate, str], marks: Mapping[str, Mark] | None
+    frames: Mapping[str, _Frame], path: str, names: Mapping[PlanNode | Gate, str], marks: Mapping[str, StepMark] | None
 ) -> Iterator[str]:
     """The places of one frame, those of the calls inside it in frames of their own."""
     frame = frames[path]
@@ -144,14 +144,14 @@ def _boxes(
         yield f"{indent}end"
 
 
-def _box(place: Node | Gate, marks: Mapping[str, Mark] | None) -> str:
+def _box(place: PlanNode | Gate, marks: Mapping[str, StepMark] | None) -> str:
     match place:
         case Gate():
             kind, lines = "if", [f"if {worded(place.condition)}"]
-        case Node(kind="uses"):
+        case PlanNode(kind="uses"):
             command = "" if place.command == HANDLE else f".{place.command}"
             kind, lines = "uses", [place.step_id, f"{place.plugin}{command}"]
-        case Node(kind="relay", relay=relay) if relay is not None:
+        case PlanNode(kind="relay", relay=relay) if relay is not None:
             kind, lines = "relay", [place.step_id, f"relay {relay.event} to {relay.to}"]
         case _:
             kind, lines = "join", [place.step_id]
@@ -161,7 +161,7 @@ def _box(place: Node | Gate, marks: Mapping[str, Mark] | None) -> str:
     return f"{before}{_quoted(chr(10).join(lines))}{after}"
 
 
-def _arrow(way: Edge, names: Mapping[Node | Gate, str]) -> str:
+def _arrow(way: Edge, names: Mapping[PlanNode | Gate, str]) -> str:
     source = names[way.source] if way.source else "start"
     target = names[way.target] if way.target else "finish"
     line, words = ("-.->", ["on error"]) if way.event == STEP_FAILED else ("-->", [])
@@ -173,7 +173,7 @@ def _arrow(way: Edge, names: Mapping[Node | Gate, str]) -> str:
     return f"{source} {line}{label} {target}"
 
 
-def _looks(names: Mapping[Node | Gate, str], marks: Mapping[str, Mark]) -> Iterator[str]:
+def _looks(names: Mapping[PlanNode | Gate, str], marks: Mapping[str, StepMark]) -> Iterator[str]:
     for look, style in LOOKS.items():
         alike = [name for place, name in names.items() if _look(marks.get(place.path)) == look]
         if alike:
@@ -181,7 +181,7 @@ def _looks(names: Mapping[Node | Gate, str], marks: Mapping[str, Mark]) -> Itera
             yield f"  class {','.join(alike)} {look}"
 
 
-def _look(mark: Mark | None) -> str:
+def _look(mark: StepMark | None) -> str:
     return mark.status if mark else UNREACHED
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from attrs import field, frozen
 from blake3 import blake3
 
-from ductile.files import (
+from ductile.core.files import (
     FileBytes,
+    FileFinding,
     FileRefused,
-    Finding,
     Level,
     entries_of,
     is_folder,
@@ -68,15 +68,15 @@ class PluginFingerprint:
 
 
 @frozen
-class Taken:
+class FingerprintResult:
     """A fingerprint, the file its entrypoint was, and what was noticed on the way."""
 
     fingerprint: PluginFingerprint
     entrypoint: FileIdentity
-    findings: tuple[Finding, ...]
+    findings: tuple[FileFinding, ...]
 
 
-def take_fingerprint(name: str, manifest: FileBytes, entrypoint: Path, *, follow_symlinks: bool) -> Taken:
+def take_fingerprint(name: str, manifest: FileBytes, entrypoint: Path, *, follow_symlinks: bool) -> FingerprintResult:
     """The fingerprint of the plugin whose manifest was read as `manifest`. Raises FileRefused for the entrypoint."""
     folder = manifest.path.parent
     with open_regular(entrypoint, follow_symlinks=follow_symlinks) as opened:
@@ -94,7 +94,7 @@ def take_fingerprint(name: str, manifest: FileBytes, entrypoint: Path, *, follow
         entrypoint_hash=digest.hexdigest(),
         files=files,
     )
-    return Taken(fingerprint, FileIdentity.of(opened.status), tuple(findings))
+    return FingerprintResult(fingerprint, FileIdentity.of(opened.status), tuple(findings))
 
 
 def is_skipped(name: str) -> bool:
@@ -102,35 +102,35 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
-def _other_files(folder: Path, *, apart_from: tuple[Path, ...]) -> tuple[dict[str, str], list[Finding]]:
+def _other_files(folder: Path, *, apart_from: tuple[Path, ...]) -> tuple[dict[str, str], list[FileFinding]]:
     hashes: dict[str, str] = {}
-    findings: list[Finding] = []
+    findings: list[FileFinding] = []
     room = MAX_BYTES
     for path in _walk(folder, findings):
         if path in apart_from:
             continue
         if len(hashes) == MAX_FILES:
             message = f"holds more than {MAX_FILES} other files; the rest has no fingerprint"
-            findings.append(Finding(Level.WARNING, folder, message))
+            findings.append(FileFinding(Level.WARNING, folder, message))
             break
         try:
             digest, size = _hash_of(path, room, findings)
         except FileRefused as refusal:
-            findings.append(Finding(Level.WARNING, path, f"has no fingerprint: {refusal.reason}"))
+            findings.append(FileFinding(Level.WARNING, path, f"has no fingerprint: {refusal.reason}"))
         else:
             hashes[shown_path(path.relative_to(folder))] = digest
             room -= size
     return hashes, findings
 
 
-def _walk(folder: Path, findings: list[Finding], depth: int = 0) -> Iterator[Path]:
+def _walk(folder: Path, findings: list[FileFinding], depth: int = 0) -> Iterator[Path]:
     """Files and links below `folder` in a fixed order, without caches, hidden files and virtualenvs."""
     try:
         entries = entries_of(folder)
         if depth:
             findings.extend(permission_findings(folder))
     except FileRefused as refusal:
-        findings.append(Finding(Level.WARNING, folder, f"has no fingerprint: {refusal.reason}"))
+        findings.append(FileFinding(Level.WARNING, folder, f"has no fingerprint: {refusal.reason}"))
         return
     if any(entry.name == VIRTUALENV_MARK for entry in entries):
         return
@@ -143,14 +143,16 @@ def _walk(folder: Path, findings: list[Finding], depth: int = 0) -> Iterator[Pat
         elif depth < MAX_DEPTH:
             yield from _walk(path, findings, depth + 1)
         else:
-            findings.append(Finding(Level.WARNING, path, f"lies more than {MAX_DEPTH} folders deep: no fingerprint"))
+            findings.append(
+                FileFinding(Level.WARNING, path, f"lies more than {MAX_DEPTH} folders deep: no fingerprint")
+            )
 
 
-def _hash_of(path: Path, room: int, findings: list[Finding]) -> tuple[str, int]:
+def _hash_of(path: Path, room: int, findings: list[FileFinding]) -> tuple[str, int]:
     """The hash and the size of a file; a link is hashed as the text of its target."""
     if os.path.islink(path):
         target = target_of(path)
-        findings.append(Finding(Level.WARNING, path, f"is a symlink to {shown_path(target)}"))
+        findings.append(FileFinding(Level.WARNING, path, f"is a symlink to {shown_path(target)}"))
         return blake3(b"symlink\0" + os.fsencode(target)).hexdigest(), len(target)
     with open_regular(path) as opened:
         if opened.status.st_size > room:

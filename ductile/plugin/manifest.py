@@ -12,12 +12,12 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ductile import strict_yaml
-from ductile.errors import Complaint, PluginRejected, Unreadable, did_you_mean
-from ductile.files import read_regular
-from ductile.plugin.reading import Reading, kind_of
-from ductile.strict_yaml import Node
-from ductile.units import shown
+from ductile.core.errors import Complaint, PluginRejected, Unreadable, did_you_mean
+from ductile.core.files import read_regular
+from ductile.core.formats import strict_yaml
+from ductile.core.formats.strict_yaml import YamlNode
+from ductile.core.units import shown
+from ductile.plugin.manifest_fields import Reading, kind_of
 
 FILE_NAME = "manifest.yaml"
 SPEC = "ductile.plugin"
@@ -166,7 +166,7 @@ def _rejection(complaints: Iterable[Complaint]) -> PluginRejected:
     return PluginRejected("\n".join(lines), context={"complaints": lines})
 
 
-def _manifest(reading: Reading, document: Node) -> Manifest | None:
+def _manifest(reading: Reading, document: YamlNode) -> Manifest | None:
     members = reading.mapping(document, "")
     if not members:
         if not reading.complaints:
@@ -188,7 +188,7 @@ def _manifest(reading: Reading, document: Node) -> Manifest | None:
     )
 
 
-def _constants(reading: Reading, document: Node, members: Mapping[str, Node]) -> None:
+def _constants(reading: Reading, document: YamlNode, members: Mapping[str, YamlNode]) -> None:
     """The three values that say which contract this is."""
     spec = reading.required(document, members, "manifest_spec", "manifest_spec", f"`{SPEC}`")
     if spec.strip() and spec != SPEC:
@@ -201,21 +201,21 @@ def _constants(reading: Reading, document: Node, members: Mapping[str, Node]) ->
             reading.refuse(node, key, f"must be the number {wanted}, not {kind_of(node)}")
 
 
-def _name(reading: Reading, document: Node, members: Mapping[str, Node]) -> str:
+def _name(reading: Reading, document: YamlNode, members: Mapping[str, YamlNode]) -> str:
     name = reading.required(document, members, "name", "name", PLUGIN_NAME_HELP)
     if name.strip() and not PLUGIN_NAME.fullmatch(name):
         reading.refuse(members["name"], "name", f"{shown(name)} is not a plugin name: {PLUGIN_NAME_HELP}")
     return name
 
 
-def _version(reading: Reading, document: Node, members: Mapping[str, Node]) -> str:
+def _version(reading: Reading, document: YamlNode, members: Mapping[str, YamlNode]) -> str:
     version = reading.text(members.get("version"), "version")
     if not version.strip():
         reading.warn(members.get("version", document), "version", "is missing; write for example `version: 0.1.0`")
     return version
 
 
-def _entrypoint(reading: Reading, document: Node, members: Mapping[str, Node]) -> str:
+def _entrypoint(reading: Reading, document: YamlNode, members: Mapping[str, YamlNode]) -> str:
     allowed = "the path of an executable file inside the plugin's folder"
     entrypoint = reading.required(document, members, "entrypoint", "entrypoint", allowed)
     if entrypoint.strip() and (problem := _entrypoint_problem(entrypoint)):
@@ -236,13 +236,13 @@ def _entrypoint_problem(entrypoint: str) -> str | None:
     return None
 
 
-def _commands(reading: Reading, document: Node, node: Node | None) -> dict[str, Command]:
+def _commands(reading: Reading, document: YamlNode, node: YamlNode | None) -> dict[str, Command]:
     match node:
-        case Node(value=dict() as members):
+        case YamlNode(value=dict() as members):
             listed = [(f"commands.{name}", name, member) for name, member in members.items()]
-        case Node(value=tuple()):
+        case YamlNode(value=tuple()):
             listed = [(path, _listed_name(reading, item, path), item) for path, item in reading.items(node, "commands")]
-        case None | Node(value=None):
+        case None | YamlNode(value=None):
             listed = []
         case _:
             reading.refuse(node, "commands", f"must be a list or a mapping of commands, not {kind_of(node)}")
@@ -259,19 +259,19 @@ def _commands(reading: Reading, document: Node, node: Node | None) -> dict[str, 
     return commands
 
 
-def _listed_name(reading: Reading, item: Node, path: str) -> str | None:
+def _listed_name(reading: Reading, item: YamlNode, path: str) -> str | None:
     """The name of a command in list form; None when the item is not a command at all."""
     match item:
-        case Node(value=dict() as members):
+        case YamlNode(value=dict() as members):
             return reading.required(item, members, "name", f"{path}.name", COMMAND_NAME_HELP)
-        case Node(value=str(), text=text):
+        case YamlNode(value=str(), text=text):
             reading.refuse(item, path, f"is only a name; write `- name: {text}` and `type: read` or `type: write`")
         case _:
             reading.refuse(item, path, f"must be a mapping with `name` and `type`, not {kind_of(item)}")
     return None
 
 
-def _command(reading: Reading, item: Node, name: str, path: str) -> Command:
+def _command(reading: Reading, item: YamlNode, name: str, path: str) -> Command:
     if isinstance(item.value, str):
         reading.refuse(item, path, f"must be a mapping; write `{name}: {{type: {item.text}}}`")
         return Command(name=name)
@@ -295,7 +295,7 @@ def _command(reading: Reading, item: Node, name: str, path: str) -> Command:
     )
 
 
-def _command_type(reading: Reading, node: Node | None, path: str) -> CommandType:
+def _command_type(reading: Reading, node: YamlNode | None, path: str) -> CommandType:
     if node is None or node.value is None:
         return CommandType.WRITE
     text = reading.text(node, path)
@@ -306,13 +306,13 @@ def _command_type(reading: Reading, node: Node | None, path: str) -> CommandType
     return CommandType.WRITE
 
 
-def _schema(reading: Reading, node: Node | None, path: str) -> Mapping[str, Any] | None:
+def _schema(reading: Reading, node: YamlNode | None, path: str) -> Mapping[str, Any] | None:
     if node is None or node.value is None:
         return None
     return {key: member.data() for key, member in reading.mapping(node, path).items()}
 
 
-def _values(reading: Reading, node: Node | None, path: str) -> Values:
+def _values(reading: Reading, node: YamlNode | None, path: str) -> Values:
     members = reading.mapping(node, path)
     reading.unknown(members, ("consume", "emit"), path)
     consume = reading.texts(members.get("consume"), f"{path}.consume")
@@ -328,12 +328,12 @@ def _values(reading: Reading, node: Node | None, path: str) -> Values:
     return Values(consume, tuple(emit))
 
 
-def _fact_rules(reading: Reading, node: Node | None, commands: Mapping[str, Command]) -> tuple[FactRule, ...]:
+def _fact_rules(reading: Reading, node: YamlNode | None, commands: Mapping[str, Command]) -> tuple[FactRule, ...]:
     rules = (_fact_rule(reading, item, path, commands) for path, item in reading.items(node, "fact_outputs"))
     return tuple(rule for rule in rules if rule is not None)
 
 
-def _fact_rule(reading: Reading, item: Node, path: str, commands: Mapping[str, Command]) -> FactRule | None:
+def _fact_rule(reading: Reading, item: YamlNode, path: str, commands: Mapping[str, Command]) -> FactRule | None:
     members = reading.mapping(item, path)
     if not isinstance(item.value, dict):
         return None
@@ -355,7 +355,7 @@ def _fact_rule(reading: Reading, item: Node, path: str, commands: Mapping[str, C
     return FactRule(command=command, fact_type=fact_type)
 
 
-def _config_keys(reading: Reading, node: Node | None) -> ConfigKeys:
+def _config_keys(reading: Reading, node: YamlNode | None) -> ConfigKeys:
     members = reading.mapping(node, "config_keys")
     reading.unknown(members, ("required", "optional"), "config_keys")
     required = reading.texts(members.get("required"), "config_keys.required")

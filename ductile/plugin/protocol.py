@@ -12,11 +12,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ductile.clock import to_text
-from ductile.errors import Unreadable
+from ductile.core.clock import to_text
+from ductile.core.errors import Unreadable
+from ductile.core.formats.strict_json import Parsed, dumps, parse
+from ductile.core.units import shown
 from ductile.plugin.manifest import PROTOCOL
-from ductile.strict_json import Parsed, dumps, parse
-from ductile.units import shown
 
 JsonObject = Mapping[str, Any] | str
 """An object, or its JSON text, which is passed on without being read."""
@@ -26,7 +26,7 @@ _KEYS = ("status", "result", "error", "retry", "retry_after", "events", "state_u
 
 
 @frozen(kw_only=True)
-class Limits:
+class ProtocolLimits:
     """`service.limits`: how much a plugin may say."""
 
     stdout_bytes: int = 10 << 20
@@ -39,7 +39,7 @@ class Limits:
     log_bytes: int = 256 << 10
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ProtocolLimits()
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ class LogLine:
 
 
 @frozen(kw_only=True)
-class Response:
+class PluginResponse:
     """A valid answer. `state_json` is `state_updates` as the compact text whose size was judged.
 
     `notes` are warnings about the answer for whoever maintains the plugin.
@@ -142,7 +142,7 @@ def encode_request(
     return _spliced(head, members).encode() + b"\n"
 
 
-def decode_response(stdout: bytes, limits: Limits = DEFAULT_LIMITS) -> Response | Garbled:
+def decode_response(stdout: bytes, limits: ProtocolLimits = DEFAULT_LIMITS) -> PluginResponse | Garbled:
     """What a plugin's whole output means."""
     try:
         return _response(_envelope(stdout, limits), limits)
@@ -187,7 +187,7 @@ def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
     return f"{dumps(head)[:-1]}{texts}}}"
 
 
-def _envelope(stdout: bytes, limits: Limits) -> Parsed:
+def _envelope(stdout: bytes, limits: ProtocolLimits) -> Parsed:
     if len(stdout) > limits.stdout_bytes:
         raise _Nonsense(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
     if not stdout or stdout.isspace():
@@ -205,7 +205,7 @@ def _envelope(stdout: bytes, limits: Limits) -> Parsed:
     return parsed
 
 
-def _response(parsed: Parsed, limits: Limits) -> Response:
+def _response(parsed: Parsed, limits: ProtocolLimits) -> PluginResponse:
     envelope: dict[str, Any] = parsed.value
     status = envelope.get("status")
     if status not in ("ok", "error") or not isinstance(status, str):
@@ -220,7 +220,7 @@ def _response(parsed: Parsed, limits: Limits) -> Response:
     if not isinstance(retry, bool | None):
         raise _Nonsense(f"retry must be true or false, not {_kind(retry)}")
     state_updates, state_json = _state(envelope, limits)
-    return Response(
+    return PluginResponse(
         ok=ok,
         text=parsed.text,
         result=result,
@@ -246,7 +246,7 @@ def _text(envelope: Mapping[str, Any], key: str) -> str:
     return value or ""
 
 
-def _retry_after(envelope: Mapping[str, Any], limits: Limits) -> timedelta | None:
+def _retry_after(envelope: Mapping[str, Any], limits: ProtocolLimits) -> timedelta | None:
     seconds = envelope.get("retry_after")
     if seconds is None:
         return None
@@ -257,7 +257,7 @@ def _retry_after(envelope: Mapping[str, Any], limits: Limits) -> timedelta | Non
     return timedelta(seconds=min(seconds, most))
 
 
-def _events(envelope: Mapping[str, Any], limits: Limits) -> tuple[EmittedEvent, ...]:
+def _events(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[EmittedEvent, ...]:
     events = envelope.get("events")
     if events is None:
         return ()
@@ -268,7 +268,7 @@ def _events(envelope: Mapping[str, Any], limits: Limits) -> tuple[EmittedEvent, 
     return tuple(_event(event, f"events[{index}]", limits) for index, event in enumerate(events))
 
 
-def _event(event: Any, path: str, limits: Limits) -> EmittedEvent:
+def _event(event: Any, path: str, limits: ProtocolLimits) -> EmittedEvent:
     if not isinstance(event, dict):
         raise _Nonsense(f"{path} must be an object with type and payload, not {_kind(event)}")
     kind = event.get("type")
@@ -285,7 +285,7 @@ def _event(event: Any, path: str, limits: Limits) -> EmittedEvent:
     return EmittedEvent(kind, payload or {}, dedupe_key if dedupe_key and dedupe_key.strip() else None)
 
 
-def _state(envelope: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any] | None, str | None]:
+def _state(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[dict[str, Any] | None, str | None]:
     state = envelope.get("state_updates")
     if state is not None and not isinstance(state, dict):
         raise _Nonsense(f"state_updates must be an object, not {_kind(state)}")
@@ -297,7 +297,7 @@ def _state(envelope: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any] 
     return state, text
 
 
-def _logs(logs: Any, limits: Limits) -> tuple[LogLine, ...]:
+def _logs(logs: Any, limits: ProtocolLimits) -> tuple[LogLine, ...]:
     """As many lines as the limits allow, with a last line that says what is missing. Logs never fail a job."""
     if logs is None:
         return ()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from ductile.errors import Complaint, PluginRejected, did_you_mean
-from ductile.files import FileRefused, Finding, Level, entries_of, is_folder, read_regular, shown_path
+from ductile.core.errors import Complaint, PluginRejected, did_you_mean
+from ductile.core.files import FileFinding, FileRefused, Level, entries_of, is_folder, read_regular, shown_path
+from ductile.core.formats.strict_yaml import MAX_BYTES
 from ductile.plugin.fingerprint import (
     VIRTUALENV_MARK,
     FileIdentity,
@@ -21,9 +22,8 @@ from ductile.plugin.fingerprint import (
 )
 from ductile.plugin.manifest import FILE_NAME, Manifest, parse_manifest
 from ductile.plugin.trust import TrustPolicy, Witness, place_findings, start_findings, trust_findings
-from ductile.strict_yaml import MAX_BYTES
 
-__all__ = ["Discovery", "Named", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
+__all__ = ["Discovery", "NamedPlugins", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
 
 MAX_DEPTH = 8
 MAX_FOLDERS = 10_000
@@ -50,22 +50,22 @@ class Plugin:
         """The name of the discovered plugin whose code this is."""
         return self.manifest.name
 
-    def recheck(self) -> tuple[Finding, ...]:
+    def recheck(self) -> tuple[FileFinding, ...]:
         """What speaks against starting it now and did not when it was loaded; a changed entrypoint is a warning."""
-        findings: list[Finding] = []
+        findings: list[FileFinding] = []
         if self.witness is None or not self.witness.still_holds():
             findings = trust_findings(self.policy, root=self.root, folder=self.folder, entrypoint=self.entrypoint)
         if not any(finding.is_refusal for finding in findings):
             findings += self._change_findings()
         return tuple(findings)
 
-    def _change_findings(self) -> list[Finding]:
+    def _change_findings(self) -> list[FileFinding]:
         try:
             unchanged = self.identity.is_of(os.stat(self.entrypoint))
         except OSError as error:
-            return [Finding(Level.REFUSED, self.entrypoint, f"entrypoint is gone: {error.strerror}")]
+            return [FileFinding(Level.REFUSED, self.entrypoint, f"entrypoint is gone: {error.strerror}")]
         message = "entrypoint was changed after it was loaded; reload to accept it"
-        return [] if unchanged else [Finding(Level.WARNING, self.entrypoint, message)]
+        return [] if unchanged else [FileFinding(Level.WARNING, self.entrypoint, message)]
 
 
 @frozen
@@ -88,7 +88,7 @@ class Discovery:
 
 
 @frozen
-class Named:
+class NamedPlugins:
     """Every name that can be called, and what is wrong with the aliases that cannot."""
 
     plugins: Mapping[str, Plugin]
@@ -113,7 +113,7 @@ def discover(roots: Iterable[Path], *, allow_symlinks: bool = False) -> Discover
 
 def resolve_aliases(
     plugins: Mapping[str, Plugin], uses: Mapping[str, str], *, rejected: Sequence[Rejected] = ()
-) -> Named:
+) -> NamedPlugins:
     """`plugins` and every alias that `uses` (alias → plugin or alias) makes of them, in whatever order."""
     named = dict(plugins)
     complaints = []
@@ -125,7 +125,7 @@ def resolve_aliases(
         elif origin is not None:
             fingerprint = evolve(origin.fingerprint, name=alias)
             named[alias] = evolve(origin, name=alias, uses=base, fingerprint=fingerprint)
-    return Named(named, tuple(complaints))
+    return NamedPlugins(named, tuple(complaints))
 
 
 def _chain(alias: str, uses: Mapping[str, str], plugins: Mapping[str, Plugin]) -> list[str]:
@@ -240,7 +240,7 @@ class _Search:
         if first is not plugin:
             self._warn(plugin.folder, f"plugin {plugin.name!r} is not used: {shown_path(first.folder)} comes first")
 
-    def _heed(self, findings: Iterable[Finding]) -> None:
+    def _heed(self, findings: Iterable[FileFinding]) -> None:
         """Warnings are kept; refusals are raised, all together."""
         refusals = []
         for finding in findings:

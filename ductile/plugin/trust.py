@@ -11,9 +11,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ductile.files import (
+from ductile.core.files import (
+    FileFinding,
     FileRefused,
-    Finding,
     Level,
     open_regular,
     parent_findings,
@@ -62,10 +62,10 @@ class Witness:
             return False
 
 
-def trust_findings(policy: TrustPolicy, *, root: Path, folder: Path, entrypoint: Path) -> list[Finding]:
+def trust_findings(policy: TrustPolicy, *, root: Path, folder: Path, entrypoint: Path) -> list[FileFinding]:
     """Everything that speaks against running `entrypoint` of the plugin in `folder`, each thing once."""
     manifest = folder / FILE_NAME
-    findings: dict[Finding, None] = {}
+    findings: dict[FileFinding, None] = {}
     for path in (manifest, entrypoint):
         findings |= dict.fromkeys(_way_findings(policy, path))
     for path in (root, folder, manifest, *_steps(folder, entrypoint)):
@@ -76,7 +76,7 @@ def trust_findings(policy: TrustPolicy, *, root: Path, folder: Path, entrypoint:
     return list(findings)
 
 
-def start_findings(entrypoint: Path, *, follow_symlinks: bool) -> list[Finding]:
+def start_findings(entrypoint: Path, *, follow_symlinks: bool) -> list[FileFinding]:
     """Why the system may be unable to start `entrypoint`: warnings, since only the attempt can tell for sure."""
     try:
         with open_regular(entrypoint, follow_symlinks=follow_symlinks) as opened:
@@ -84,19 +84,19 @@ def start_findings(entrypoint: Path, *, follow_symlinks: bool) -> list[Finding]:
     except FileRefused as refusal:
         return [_refused(refusal)]
     problem = _start_problem(head)
-    return [Finding(Level.WARNING, entrypoint, problem)] if problem else []
+    return [FileFinding(Level.WARNING, entrypoint, problem)] if problem else []
 
 
-def place_findings(policy: TrustPolicy, path: Path, resolved: Path) -> list[Finding]:
+def place_findings(policy: TrustPolicy, path: Path, resolved: Path) -> list[FileFinding]:
     """Whether the file that `path` led to lies under an approved root."""
     if policy.approves(resolved):
         return []
     roots = ", ".join(map(shown_path, policy.roots))
     reason = f"leads to {shown_path(resolved)}, outside the plugin roots ({roots})"
-    return [Finding(Level.REFUSED, path, reason)]
+    return [FileFinding(Level.REFUSED, path, reason)]
 
 
-def _way_findings(policy: TrustPolicy, path: Path) -> Iterator[Finding]:
+def _way_findings(policy: TrustPolicy, path: Path) -> Iterator[FileFinding]:
     """Links on the way, and whether their end is still under an approved root."""
     try:
         yield from symlink_findings(path, allow=policy.allow_symlinks)
@@ -105,14 +105,14 @@ def _way_findings(policy: TrustPolicy, path: Path) -> Iterator[Finding]:
     yield from place_findings(policy, path, Path(os.path.realpath(path)))
 
 
-def _executable_findings(entrypoint: Path) -> list[Finding]:
+def _executable_findings(entrypoint: Path) -> list[FileFinding]:
     if not os.path.exists(entrypoint):
         return []
     if not os.path.isfile(entrypoint):
-        return [Finding(Level.REFUSED, entrypoint, "entrypoint is not a regular file")]
+        return [FileFinding(Level.REFUSED, entrypoint, "entrypoint is not a regular file")]
     if not os.access(entrypoint, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         reason = f"entrypoint is not executable; run chmod +x {shown_path(entrypoint)}"
-        return [Finding(Level.REFUSED, entrypoint, reason)]
+        return [FileFinding(Level.REFUSED, entrypoint, reason)]
     return []
 
 
@@ -147,15 +147,15 @@ def _folders_above(folder: Path, *, apart_from: Path) -> Iterator[Path]:
             yield step
 
 
-def _guarded(ask: Callable[[Path], list[Finding]], path: Path) -> list[Finding]:
+def _guarded(ask: Callable[[Path], list[FileFinding]], path: Path) -> list[FileFinding]:
     try:
         return ask(path)
     except FileRefused as refusal:
         return [_refused(refusal)]
 
 
-def _refused(refusal: FileRefused) -> Finding:
-    return Finding(Level.REFUSED, refusal.path, refusal.reason)
+def _refused(refusal: FileRefused) -> FileFinding:
+    return FileFinding(Level.REFUSED, refusal.path, refusal.reason)
 
 
 def _nature(path: str) -> tuple[int, ...]:

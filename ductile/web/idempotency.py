@@ -11,12 +11,12 @@ from functools import partial
 
 from blake3 import blake3
 
-from ductile.ledger.db import Db
-from ductile.ledger.receipts import Answer, Ticket, first_answer, once
-from ductile.web.auth import OPERATOR
-from ductile.web.desk import BadRequest, Desk, submit
-from ductile.web.message import Headers, Request
-from ductile.web.schemas import Header, text
+from ductile.ledger.storage.db import Db
+from ductile.ledger.tables.receipts import StoredAnswer, Ticket, first_answer, once
+from ductile.web.auth.auth import OPERATOR
+from ductile.web.context import AppContext, BadRequest, submit
+from ductile.web.messages import Headers, Request
+from ductile.web.openapi.schemas import Header, text
 
 KEPT = timedelta(days=1)
 _KEY = re.compile(r"[!-~]{1,255}")
@@ -41,7 +41,7 @@ def ticket_of(request: Request) -> Ticket | None:
     return Ticket(scope=door, key=values[0], body_hash=digest.hexdigest(), keep=KEPT)
 
 
-async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
+async def known_answer(desk: AppContext, ticket: Ticket | None) -> StoredAnswer | None:
     """The first answer, if the request was made before: whatever has become of what it asked for."""
     answer = await desk.ledger.read(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
     if answer is not None:  # whoever asked first may still wait for the disk
@@ -50,13 +50,13 @@ async def known_answer(desk: Desk, ticket: Ticket | None) -> Answer | None:
 
 
 async def done_once(
-    desk: Desk, ticket: Ticket | None, act: Callable[[Db], Answer], *, is_large: bool = False
-) -> Answer:
+    desk: AppContext, ticket: Ticket | None, act: Callable[[Db], StoredAnswer], *, is_large: bool = False
+) -> StoredAnswer:
     """Return the answer of `act`, which creates jobs: run now, or when the ticket was first used."""
     if ticket is not None:
         act = partial(once, ticket=ticket, act=act, now=desk.clock.now())
     return await submit(desk, act, is_large=is_large)
 
 
-def headers_of(answer: Answer) -> Headers:
+def headers_of(answer: StoredAnswer) -> Headers:
     return REPEATED if answer.is_repeat else ()

@@ -13,15 +13,16 @@ import trio
 from attrs import frozen
 
 from ductile import __version__
-from ductile.ledger import breakers, queue_reports
-from ductile.ledger.db import Db
-from ductile.ledger.schedules import EntryStatus, all_entries
-from ductile.meters import BOUNDS, Histogram, Meters
-from ductile.model import Breaker, BreakerState
-from ductile.web.desk import Desk
-from ductile.web.message import SAFE_HEADERS, Request, Response
+from ductile.core.metrics import BOUNDS, Histogram, Meters
+from ductile.core.model import Breaker, BreakerState
+from ductile.ledger.reports import queue_status
+from ductile.ledger.storage.db import Db
+from ductile.ledger.tables import breakers
+from ductile.ledger.tables.schedules import EntryStatus, all_entries
+from ductile.web.context import AppContext
+from ductile.web.messages import SAFE_HEADERS, Request, Response
+from ductile.web.openapi.schemas import text
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schemas import text
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 LAG_SAMPLES = 5
@@ -31,7 +32,7 @@ Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
 
 
-def routes(desk: Desk) -> Iterable[AnyRoute]:
+def routes(desk: AppContext) -> Iterable[AnyRoute]:
     """What the API answers to whoever collects numbers."""
 
     async def show(request: Request) -> Response:
@@ -49,7 +50,7 @@ def routes(desk: Desk) -> Iterable[AnyRoute]:
     )
 
 
-async def metrics(desk: Desk, request: Request) -> Response:
+async def metrics(desk: AppContext, request: Request) -> Response:
     """The numbers of this moment."""
     lag = await _loop_lag()
     now = await desk.ledger.read(_look, desk)
@@ -61,19 +62,19 @@ async def metrics(desk: Desk, request: Request) -> Response:
 class _Now:
     """What the ledger says."""
 
-    queue: queue_reports.Queue
+    queue: queue_status.Queue
     oldest: float
     breakers: list[Breaker]
     schedules: dict[str, int]
 
 
-def _look(db: Db, desk: Desk) -> _Now:
-    oldest = queue_reports.oldest_claimable(db, desk.snapshot().slots)
+def _look(db: Db, desk: AppContext) -> _Now:
+    oldest = queue_status.oldest_claimable(db, desk.snapshot().slots)
     counts = dict.fromkeys((status.value for status in EntryStatus), 0)
     for entry in all_entries(db):
         counts[entry.status] += 1
     return _Now(
-        queue=queue_reports.queue(db),
+        queue=queue_status.queue(db),
         oldest=max((desk.clock.now() - oldest).total_seconds(), 0.0) if oldest else 0.0,
         breakers=breakers.all_breakers(db),
         schedules=counts,
@@ -90,7 +91,7 @@ async def _loop_lag() -> float:
     return longest
 
 
-def _of_queue(desk: Desk, now: _Now) -> Iterator[str]:
+def _of_queue(desk: AppContext, now: _Now) -> Iterator[str]:
     queue = now.queue
     depth = {"queued": queue.queued - queue.delayed, "running": queue.running, "delayed": queue.delayed}
     yield from family("ductile_queue_jobs", "gauge", "Jobs that are not over.", labelled(depth, "status"))
@@ -120,7 +121,7 @@ def _of_meters(meters: Meters) -> Iterator[str]:
     yield from histograms("ductile_job_wait_seconds", words, by_plugin(meters.waiting))
 
 
-def _of_process(desk: Desk, lag: float) -> Iterator[str]:
+def _of_process(desk: AppContext, lag: float) -> Iterator[str]:
     words = "From the wish to write to its commit."
     yield from histograms("ductile_ledger_write_seconds", words, [({}, desk.ledger.waited)])
     yield from family("ductile_ledger_commits_total", "counter", "Commits.", [({}, desk.ledger.commits)])

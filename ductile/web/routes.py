@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from attrs import field, frozen
 
-from ductile.errors import DuctileError
-from ductile.web.message import Channel, Refusal, Request, Response, refusal_response
-from ductile.web.schemas import Argument, Header, Schema
+from ductile.core.errors import DuctileError
+from ductile.web.messages import Channel, HTTPError, Request, Response, refusal_response
+from ductile.web.openapi.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100
@@ -97,7 +97,7 @@ class Table:
         values: list[str] = []
         node = _walk(self._root, segments, 0, values)
         if node is None:
-            raise Refusal(refusal_response(404, "not_found", "there is nothing at this path", hint=PATHS_HINT))
+            raise HTTPError(refusal_response(404, "not_found", "there is nothing at this path", hint=PATHS_HINT))
         route = self._choose(node.routes, method)
         return Match(route, dict(zip(self._names[id(route)], values, strict=True)))
 
@@ -126,7 +126,7 @@ class Table:
         if method == "WEBSOCKET":  # RFC 9110 7.8: a server may ignore the wish to upgrade
             return Table._choose(found, "GET")
         if method == "GET" and "WEBSOCKET" in found:
-            raise Refusal(
+            raise HTTPError(
                 refusal_response(
                     426,
                     "upgrade_required",
@@ -136,7 +136,7 @@ class Table:
                 )
             )
         allowed = _allowed(found)
-        raise Refusal(
+        raise HTTPError(
             refusal_response(
                 405,
                 "method_not_allowed",
@@ -234,9 +234,9 @@ def _allowed(found: Mapping[str, AnyRoute]) -> str:
     return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
-def _bad_path(reason: str) -> Refusal:
-    return Refusal(refusal_response(400, "bad_path", f"the path cannot be read: {reason}", hint=ENCODING_HINT))
+def _bad_path(reason: str) -> HTTPError:
+    return HTTPError(refusal_response(400, "bad_path", f"the path cannot be read: {reason}", hint=ENCODING_HINT))
 
 
-def _bad_query(reason: str) -> Refusal:
-    return Refusal(refusal_response(400, "bad_query", f"the query cannot be read: {reason}", hint=ENCODING_HINT))
+def _bad_query(reason: str) -> HTTPError:
+    return HTTPError(refusal_response(400, "bad_query", f"the query cannot be read: {reason}", hint=ENCODING_HINT))

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
-from ductile.errors import DuctileError, did_you_mean
-from ductile.web.message import Refusal, Request, Response, error_response, refusal_response
-from ductile.web.origins import Origins, preflight, readable
-from ductile.web.proxies import NO_PROXIES, TrustedProxies
+from ductile.core.errors import DuctileError, did_you_mean
+from ductile.web.auth.cors import Origins, preflight, readable
+from ductile.web.messages import HTTPError, Request, Response, error_response, refusal_response
 from ductile.web.routes import AnyRoute, Route, Table
+from ductile.web.server.proxies import NO_PROXIES, TrustedProxies
 
 
 @frozen(kw_only=True)
@@ -53,18 +53,18 @@ class Site:
         """The route that answers, and the request with its principal; a `Refusal` where there is none, no right, or
         an argument that it does not have."""
         if request.method == "WEBSOCKET":  # a name of ours in the table, not a method
-            raise Refusal(refusal_response(501, "method_unknown", "there is no such method", hint="use GET or POST"))
+            raise HTTPError(refusal_response(501, "method_unknown", "there is no such method", hint="use GET or POST"))
         if answer := preflight(request, self.origins):
-            raise Refusal(answer)
+            raise HTTPError(answer)
         match = self.table.match("WEBSOCKET" if wants_websocket else request.method, request.path)
         try:
             admitted = self.authorize(match.route, evolve(request, params=match.params) if match.params else request)
         except DuctileError as error:
-            raise Refusal(error_response(error)) from error
+            raise HTTPError(error_response(error)) from error
         except Exception as error:
-            raise Refusal(self.fault(error, match.route)) from error
+            raise HTTPError(self.fault(error, match.route)) from error
         if isinstance(admitted, Response):
-            raise Refusal(admitted)
+            raise HTTPError(admitted)
         if request.query and match.route.scope is not None:
             _require_known(match.route, request)
         return match.route, admitted
@@ -74,7 +74,7 @@ class Site:
         try:
             _require_json(route, request)
             response = await route.handler(request)
-        except Refusal as refusal:
+        except HTTPError as refusal:
             response = refusal.response
         except DuctileError as error:
             response = error_response(error)
@@ -100,7 +100,7 @@ def _require_known(route: AnyRoute, request: Request) -> None:
     if unknown is not None:
         words = f"there is no argument ?{unknown[:80]}= here{did_you_mean(unknown[:80], known)}"
         hint = f"known: {', '.join(known)}" if known else "this route takes no arguments"
-        raise Refusal(refusal_response(400, "argument_unknown", words, hint=hint, context={"known": known}))
+        raise HTTPError(refusal_response(400, "argument_unknown", words, hint=hint, context={"known": known}))
 
 
 def _require_json(route: Route, request: Request) -> None:
@@ -112,4 +112,6 @@ def _require_json(route: Route, request: Request) -> None:
     media = declared.partition(";")[0].strip().lower()
     if media not in TAKEN_AS_JSON and not media.endswith("+json"):
         hint = "send JSON with `Content-Type: application/json`"
-        raise Refusal(refusal_response(415, "media_type_unknown", f"a body of {media[:80]!r} is not taken", hint=hint))
+        raise HTTPError(
+            refusal_response(415, "media_type_unknown", f"a body of {media[:80]!r} is not taken", hint=hint)
+        )

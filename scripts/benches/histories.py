@@ -4,8 +4,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ductile.ledger.connections import transaction
-from ductile.ledger.store import open_writer
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.open_file import open_writer
 from scripts.benches.bench import tell
 
 FILL = (

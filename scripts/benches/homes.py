@@ -21,11 +21,11 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.clock import from_text
-from ductile.ledger.connections import transaction
-from ductile.ledger.jobs import enqueue
-from ductile.ledger.store import open_writer
-from ductile.model import NewJob
+from ductile.core.clock import from_text
+from ductile.core.model import NewJob
+from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.open_file import open_writer
 from scripts.benches.bench import Bench
 from scripts.benches.histories import filled
 from scripts.benches.usage import cpu_seconds

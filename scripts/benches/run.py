@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from scripts.benches.bench import Bench, Line, main, percentile
 from scripts.benches.homes import PLUGIN, Drained, backlog, drain, furnished, plugin_of, running
 from scripts.benches.measures import PLUGINS, WORKERS

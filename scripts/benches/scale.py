@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
-from ductile.clock import from_text, to_text
+from ductile.core.clock import from_text, to_text
 from scripts.benches.bench import Bench, Line, main, percentile
 from scripts.benches.calls import check, deliveries, load, pipeline, reads
 from scripts.benches.homes import (

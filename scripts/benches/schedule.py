@@ -15,7 +15,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ductile.clock import from_text, to_text
+from ductile.core.clock import from_text, to_text
 from scripts.benches.bench import Bench, Line, main, percentile
 from scripts.benches.homes import asleep, furnished, running
 

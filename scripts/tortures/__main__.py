@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import fields_dict
 
-from ductile.failpoints import NAMES
+from ductile.core.instance.failpoints import NAMES
 from scripts.tortures import doors, everything
 from scripts.tortures.clearing import be_interruptible, end_children
 from scripts.tortures.programs import LENIENCY_HELP, PROGRAMS, Program

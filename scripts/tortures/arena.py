@@ -18,7 +18,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from ductile.clock import to_text
+from ductile.core.clock import to_text
 from scripts.tortures.play import ROLES, Role, Script, routes_of, scripts_of
 
 __all__ = ["CANARY", "TOKEN", "Arena", "Core", "Role", "build_actor", "cpu_seconds", "start_ticks"]

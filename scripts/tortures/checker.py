@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from ductile.ledger.tree_reports import tree_outcome
+from ductile.ledger.reports.trees import tree_outcome
 from scripts.tortures.arena import CANARY, TOKEN
 from scripts.tortures.case import FINAL, Case, Row, fails_its_tree, is_core
 from scripts.tortures.runs import callers_are_told_the_truth, hooks_fire_once, joins_join, runs_are_whole

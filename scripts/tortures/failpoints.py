@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import frozen
 
+from ductile.core.instance.failpoints import NAMES
 from ductile.engine.process.procfs import become_subreaper
-from ductile.failpoints import NAMES
 from scripts.tortures.arena import Arena, Core, build_actor
 from scripts.tortures.case import Case
 from scripts.tortures.checker import INVARIANTS, check

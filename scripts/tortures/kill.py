@@ -20,9 +20,9 @@ import trio
 from attrs import define, field, frozen
 
 from ductile import __version__
-from ductile.clock import to_text
+from ductile.core.clock import to_text
+from ductile.core.instance.failpoints import NAMES
 from ductile.engine.process.procfs import become_subreaper
-from ductile.failpoints import NAMES
 from scripts.tortures.arena import Arena, Core, cpu_seconds, start_ticks
 from scripts.tortures.case import Case
 from scripts.tortures.checker import check

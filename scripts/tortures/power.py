@@ -16,10 +16,10 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ductile.clock import to_text
+from ductile.core.clock import to_text
+from ductile.core.errors import LedgerError
 from ductile.engine.process.procfs import become_subreaper
-from ductile.errors import LedgerError
-from ductile.ledger.store import open_writer
+from ductile.ledger.storage.open_file import open_writer
 from scripts.tortures.arena import Arena
 from scripts.tortures.case import Case, read_effects
 from scripts.tortures.checker import INVARIANTS, check, database_is_whole, transitions_replay

@@ -18,8 +18,8 @@ from typing import Any
 
 from attrs import define, field
 
-from ductile.clock import from_text
-from ductile.units import parse_duration
+from ductile.core.clock import from_text
+from ductile.core.units import parse_duration
 from scripts.tortures.arena import TOKEN, Arena, Core
 from scripts.tortures.callers import Answer, Callers, Line, Listener, deliver, run_a_pipeline, webhook_address
 from scripts.tortures.case import Case, Row

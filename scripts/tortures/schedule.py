@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.arena import MOST_OUTSTANDING, PATIENCE, Arena, Core
 from scripts.tortures.case import CANCELLED, Case, Effect

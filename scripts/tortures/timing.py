@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 
 import trio
 
-from ductile.secret import Secret
-from ductile.web.auth import Key, Keyring, Principal
-from ductile.web.signatures import Verifier
+from ductile.core.secret import Secret
+from ductile.web.auth.auth import Key, Keyring, Principal
+from ductile.web.webhooks.signatures import Verifier
 from scripts.tortures.grounds import SECRET, signature
 from scripts.tortures.siege import Findings, Siege
 

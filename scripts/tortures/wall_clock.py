@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from ductile.engine.process.procfs import become_subreaper
 from scripts.tortures.arena import Arena, Core, build_actor
 from scripts.tortures.case import Case, read_effects

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from scripts.tortures.kill import percentile
 from scripts.tortures.telling import tell, tell_violations
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ductile.calendar.bounds import FIRST, LAST
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
+from ductile.calendar.due import look, slots_between
 from ductile.calendar.firing import timetable
-from ductile.calendar.hours import Window
-from ductile.calendar.look import look, slots_between
-from ductile.config.schedules import HOST_ZONE
-from ductile.units import LONGEST
+from ductile.calendar.windows import Window
+from ductile.config.sections.schedules import HOST_ZONE
+from ductile.core.units import LONGEST
 from tests.calendar.oracle import expressions
 
 NOW = datetime(2026, 3, 9, 12, tzinfo=UTC)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ductile.calendar.cron import Line, parse_line
+from ductile.calendar.cron import CronLine, parse_line
 from tests.calendar.oracle import Reading, expressions
 
 MINUTE = timedelta(minutes=1)
 
 
-def first_dates(line: Line, count: int = 5, since: date = date(2026, 1, 1)) -> list[str]:
+def first_dates(line: CronLine, count: int = 5, since: date = date(2026, 1, 1)) -> list[str]:
     """The first matching dates of 2026 and later, as MM-DD, with the year where it is another."""
     found: list[date] = []
     while len(found) < count and (at := line.first(datetime.combine(since, time()))):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import CatchUp, Definition, Every, History
+from ductile.calendar.due import MOST_CATCH_UPS, Look, look, slots_between
 from ductile.calendar.firing import timetable
-from ductile.calendar.hours import Window
-from ductile.calendar.look import MOST_CATCH_UPS, Look, look, slots_between
+from ductile.calendar.windows import Window
 from tests.calendar.comparison import forward
 from tests.calendar.oracle import ZONES, expressions
 

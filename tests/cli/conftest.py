@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from ductile.cli import ductile, output
+from ductile.cli import ductile
+from ductile.cli.base import output
 
 
 @frozen

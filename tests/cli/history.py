@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ductile.ledger import snapshots
-from ductile.ledger.connections import transaction
-from ductile.ledger.store import open_writer
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.open_file import open_writer
+from ductile.ledger.tables import snapshots
 from tests.ledger.conftest import Driver
 
 
@@ -22,7 +22,7 @@ class Past(Driver):
 
     def loads(self, snapshot_id: str, config: dict[str, Any], *, fingerprints: dict[str, Any] | None = None) -> None:
         """The service has loaded this configuration."""
-        row = snapshots.Snapshot(
+        row = snapshots.StoredSnapshot(
             id=snapshot_id,
             config_hash=snapshot_id,
             loaded_at=self.now,

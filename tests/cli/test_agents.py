@@ -17,10 +17,10 @@ import pytest
 
 import ductile
 from ductile.cli import api
-from ductile.cli.codes import ERROR_CODES
-from ductile.cli.effects import EFFECTS
-from ductile.cli.manners import flags_behind
-from ductile.errors import NotAllowed
+from ductile.cli.agents.error_codes import ERROR_CODES
+from ductile.cli.agents.side_effects import EFFECTS
+from ductile.cli.base.click_base import flags_behind
+from ductile.core.errors import NotAllowed
 from tests.cli import world
 from tests.cli.conftest import Run
 from tests.cli.history import past_of

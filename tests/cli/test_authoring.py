@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.authoring.kit import PYTHON, cli, write_fixture, write_plugin
+from tests.devkit.kit import PYTHON, cli, write_fixture, write_plugin
 from tests.e2e.service import Home
 
 LANGUAGES = ("python", "sh", "node")

@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ductile.care import exchange, findings
-from ductile.clock import to_text
-from ductile.config.pending import PENDING_FILE, Replacement
+from ductile.config.edit.atomic_write import PENDING_FILE, Replacement
 from ductile.config.scopes import scopes_hash
+from ductile.core.clock import to_text
+from ductile.core.instance.lock import instance_lock
 from ductile.engine.process.procfs import INSTANCE_MARKER, instance_of
-from ductile.ledger import sizes
-from ductile.ledger.store import open_writer
-from ductile.lock import instance_lock
+from ductile.ledger.reports import disk_usage
+from ductile.ledger.storage.open_file import open_writer
+from ductile.ops import atomic_swap, findings
 from tests.cli.conftest import Answer, Run
 
 SICK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "the pump is dry", "retry": false}\'\n'
@@ -178,7 +178,7 @@ def test_health_commands_are_not_run_when_nobody_wants_them(run: Run, kept: Path
 
 def test_a_plugin_that_hangs_is_given_up(run: Run, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A health command has a deadline of its own."""
-    from ductile.care import health
+    from ductile.ops import health
 
     monkeypatch.setattr(health, "HEALTH_TIMEOUT", timedelta(milliseconds=200))
     add_plugin(kept, "pump", "#!/bin/sh\nexec sleep 600\n")
@@ -304,10 +304,10 @@ def test_a_damaged_page_fails_the_selfcheck(run: Run, kept: Path) -> None:
 
 
 def leave_an_edit(directory: Path) -> None:
-    from ductile.config import pending
+    from ductile.config.edit import atomic_write
 
     one = Replacement.of(directory / "config.yaml", (directory / "config.yaml").read_bytes() + b"# edited\n")
-    (directory / PENDING_FILE).write_bytes(pending._written([one]))
+    (directory / PENDING_FILE).write_bytes(atomic_write._written([one]))
     (directory / PENDING_FILE).chmod(0o600)
 
 
@@ -502,12 +502,12 @@ MODES_COUNT = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteui
 
 @pytest.mark.skipif(bool(MODES_COUNT) and shutil.which("setpriv") is None, reason="root may write everywhere")
 @pytest.mark.parametrize(
-    ("name", "mode"), [(".", 0o500), ("state.db", 0o400), ("ductile.lock", 0o400), ("state.pid", 0o400)]
+    ("name", "mode"), [(".", 0o500), ("state.db", 0o400), ("ductile.core.instance.lock", 0o400), ("state.pid", 0o400)]
 )
 def test_what_a_start_could_not_write_is_named_before_it_fails(kept: Path, name: str, mode: int) -> None:
     """The doctor and the start refuse the same file."""
     state = ledger_of(kept).parent
-    for lock in ("ductile.lock", "state.pid"):
+    for lock in ("ductile.core.instance.lock", "state.pid"):
         (state / lock).touch(0o600)
     (state / name).chmod(mode)
     ductile = [*MODES_COUNT, sys.executable, "-m", "ductile", "system"]
@@ -634,7 +634,7 @@ def test_without_dbstat_bytes_are_estimated_and_that_is_said(
 ) -> None:
     """Shared out by rows."""
     change(kept, A_JOB)
-    monkeypatch.setattr(sizes, "ROOM", "SELECT * FROM no_such_module")
+    monkeypatch.setattr(disk_usage, "ROOM", "SELECT * FROM no_such_module")
 
     report = run("system", "storage", "--config", kept, "--json").json
 
@@ -867,7 +867,7 @@ def test_a_restore_that_fails_in_the_end_takes_everything_back(
     def refuse(*_: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    monkeypatch.setattr(exchange, "_exchange", refuse)
+    monkeypatch.setattr(atomic_swap, "_exchange", refuse)
     answer = run("system", "restore", backup, "--replace", "--outside", "--config-dir", place)
 
     assert (answer.exit_code, answer.stderr.count("resource busy")) == (78, 1)

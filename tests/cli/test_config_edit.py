@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ductile.config.archive import MAX_ENTRIES
-from ductile.config.pending import only_editor
+from ductile.config.edit.atomic_write import only_editor
+from ductile.config.seal.archive import MAX_ENTRIES
 from tests.cli.conftest import Answer, Run
 from tests.cli.test_start_up import imported_by
 from tests.e2e.actors import until

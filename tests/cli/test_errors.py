@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import ductile
-from ductile.cli.client import Busy, refusal
-from ductile.cli.output import as_error
-from ductile.errors import DuctileError, LedgerError, LedgerLost
+from ductile.cli.base.client import Busy, refusal
+from ductile.cli.base.output import as_error
+from ductile.core.errors import DuctileError, LedgerError, LedgerLost
 from tests.cli import world
 from tests.cli.conftest import Run
 from tests.cli.world import World

@@ -19,10 +19,10 @@ import pytest
 
 import ductile.cli
 from ductile.cli import SHORT_FORMS
-from ductile.cli.codes import EXIT_CODES
-from ductile.cli.describe import actions
-from ductile.cli.effects import EFFECTS, KINDS, SCOPES
-from ductile.ledger.store import create
+from ductile.cli.agents.describe import actions
+from ductile.cli.agents.error_codes import EXIT_CODES
+from ductile.cli.agents.side_effects import EFFECTS, KINDS, SCOPES
+from ductile.ledger.storage.open_file import create
 from tests.cli import world
 from tests.cli.conftest import Answer, Run
 from tests.cli.world import World

@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, serve_websocket
 
-from ductile.cli.client import Client
-from ductile.cli.following import Event, Follower, Lost
-from ductile.errors import DuctileError, NotAllowed, ServiceUnreachable
+from ductile.cli.base.client import Client
+from ductile.cli.base.stream_client import Event, Follower, Lost
+from ductile.core.errors import DuctileError, NotAllowed, ServiceUnreachable
 
 Serve = Callable[[WebSocketRequest], Awaitable[None]]
 ROWS = {1: ["job.enqueued"], 2: ["job.started"], 3: ["job.preflight", "plugin.spawned", "job.completed"], 4: ["gap"]}

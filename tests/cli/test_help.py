@@ -7,7 +7,7 @@ import click
 import pytest
 
 import ductile.cli
-from ductile.cli.describe import actions
+from ductile.cli.agents.describe import actions
 from tests.cli.conftest import Run
 
 ACTIONS = dict(actions(ductile.cli.ductile))

@@ -12,18 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.cli.ago import distance
-from ductile.cli.diagnosis import normalised
-from ductile.cli.fitting import fit
-from ductile.cli.job_tail import GAP, news
-from ductile.clock import to_text
-from ductile.config.known_secrets import mask_of
-from ductile.config.load import load
-from ductile.config.whereabouts import ledger_of
-from ductile.ledger import breakers, claim, held, inits, operate, pauses
-from ductile.ledger.blocks import note_blocked
-from ductile.ledger.connections import transaction
-from ductile.model import (
+from ductile.cli.job.diagnosis import normalised
+from ductile.cli.job.stderr_tail import GAP, news
+from ductile.cli.job.truncate import fit
+from ductile.config.load.ledger_path import ledger_of
+from ductile.config.load.load import load
+from ductile.config.load.secret_scan import mask_of
+from ductile.core.clock import to_text
+from ductile.core.format_time import distance
+from ductile.core.model import (
     Breaker,
     BreakerChange,
     BreakerState,
@@ -36,7 +33,12 @@ from ductile.model import (
     Skipped,
     Succeeded,
 )
-from ductile.pipeline.events import event_id as derived_event_id
+from ductile.ledger.admin import operate, pauses
+from ductile.ledger.queue import breaker_holds, claim
+from ductile.ledger.queue.block_reasons import note_blocked
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.tables import breakers, plugin_inits
+from ductile.pipeline.run.events import event_id as derived_event_id
 from tests.cli.conftest import Run
 from tests.cli.history import Past, past_of
 from tests.cli.test_start_up import imported_by
@@ -211,7 +213,9 @@ def blocked(past: Past) -> str:
 
 def unhealthy(past: Past) -> str:
     with transaction(past.db):
-        inits.put(past.db, inits.Init(plugin="echo", fingerprint="f", error="no login"), now=past.now, job_id="x")
+        plugin_inits.put(
+            past.db, plugin_inits.Init(plugin="echo", fingerprint="f", error="no login"), now=past.now, job_id="x"
+        )
     return past.enqueue().job_id
 
 
@@ -231,7 +235,7 @@ def breaker_is_open(past: Past) -> str:
         claim.wake_due(past.db, now=past.now)
         opened = Breaker(plugin="echo", command="poll", state=BreakerState.OPEN, failure_count=3, opened_at=past.now)
         breakers.put(past.db, BreakerChange(opened, "failure_threshold"), now=past.now)
-        held.hold(past.db, job, Held(past.now + timedelta(hours=1), "open"), now=past.now)
+        breaker_holds.hold(past.db, job, Held(past.now + timedelta(hours=1), "open"), now=past.now)
     return job.id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ductile.cli.payload import read_payload
+from ductile.cli.base.json_args import read_payload
 from tests.cli.conftest import Run
 from tests.cli.test_start_up import imported_by
 from tests.e2e.service import Home

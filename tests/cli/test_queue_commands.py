@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ductile.cli import SHORT_FORMS
-from ductile.ledger import pauses
-from ductile.ledger.connections import transaction
-from ductile.ledger.purge import doomed, purge
+from ductile.ledger.admin import pauses
+from ductile.ledger.admin.purge import doomed, purge
+from ductile.ledger.storage.connections import transaction
 from tests.cli.conftest import Run
 from tests.cli.history import past_of
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import trio
 
-from ductile.calendar.look import Look
-from ductile.clock import to_text
-from ductile.engine import planner
-from ductile.engine.simulate import VirtualClock
-from ductile.ledger import breakers, schedules
-from ductile.ledger.connections import transaction
-from ductile.ledger.db import Db
-from ductile.ledger.retention import Policy, prune
-from ductile.ledger.schedules import EntryStatus
-from ductile.ledger.store import open_writer
-from ductile.model import Breaker, BreakerChange, BreakerState, Dead
+from ductile.calendar.due import Look
+from ductile.core.clock import to_text
+from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead
+from ductile.engine.scheduling import tick
+from ductile.engine.scheduling.simulate import VirtualClock
+from ductile.ledger.admin.retention import RetentionPolicy, prune
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.open_file import open_writer
+from ductile.ledger.tables import breakers, schedules
+from ductile.ledger.tables.schedules import EntryStatus
 from tests.cli.conftest import Run
 from tests.cli.test_start_up import imported_by
 from tests.e2e.service import Home
@@ -371,7 +371,7 @@ def test_a_pause_is_known_for_as_long_as_it_lasts(run: Run, past: Past) -> None:
         for schedule_id in ("often", "nightly"):
             await stage.set_status(EntryStatus.PAUSED_MANUAL, schedule_id=schedule_id)
         await stage.pass_for(20 * MINUTE)
-        await stage.ledger.write(prune, Policy(journal=timedelta()), now=stage.clock.now() + MINUTE)
+        await stage.ledger.write(prune, RetentionPolicy(journal=timedelta()), now=stage.clock.now() + MINUTE)
         await stage.set_status(EntryStatus.ACTIVE, schedule_id="nightly")
 
     home = past(story)
@@ -480,7 +480,7 @@ def test_a_schedule_that_cannot_be_decided_says_so(run: Run, past: Past, monkeyp
 
     async def story(stage: Stage) -> None:
         await stage.pass_for(MINUTE)
-        monkeypatch.setattr(planner, "look", fail)
+        monkeypatch.setattr(tick, "look", fail)
         await stage.look_again()
 
     home = past(story)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ductile.cli import NOUNS
-from ductile.cli.effects import EFFECTS
+from ductile.cli.agents.side_effects import EFFECTS
 from tests.cli import world
 from tests.cli.world import World
 from tests.e2e.service import Home

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ductile.cli import terminal
-from ductile.model import Failed
+from ductile.cli.base import terminal
+from ductile.core.model import Failed
 from tests.cli.history import past_of
 from tests.cli.terminals import run_in_terminal
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ductile.cli.telling import LEVEL_OF, event_line, words
-from ductile.cli.watch_picture import Picture, clock, frame
-from ductile.clock import to_text
-from ductile.ledger import journal
-from ductile.ledger.connections import transaction
-from ductile.web.event_names import GAP, NAMES
+from ductile.cli.logs.event_format import LEVEL_OF, event_line, words
+from ductile.cli.system.watch_view import Picture, clock, frame
+from ductile.core.clock import to_text
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.tables import journal
+from ductile.web.stream.event_types import GAP, NAMES
 from tests.cli.conftest import Run
 from tests.cli.history import past_of
 from tests.cli.test_start_up import imported_by

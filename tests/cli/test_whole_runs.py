@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.connections import transaction
-from ductile.lock import instance_lock
-from ductile.model import Dead, Job, Succeeded
+from ductile.core.instance.lock import instance_lock
+from ductile.core.model import Dead, Job, Succeeded
+from ductile.ledger.storage.connections import transaction
 from tests.cli.conftest import Run
 from tests.cli.history import Past, past_of
 

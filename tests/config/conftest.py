@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from ductile import strict_yaml
-from ductile.config.check import Examination, examine
-from ductile.config.load import Config, load
-from ductile.config.lock import Sealed, seal_configuration
-from ductile.errors import Complaint, ConfigInvalid
+from ductile.config.checks.doctor import Examination, examine
+from ductile.config.load.load import Config, load
+from ductile.config.seal.approve import Sealed, seal_configuration
+from ductile.core.errors import Complaint, ConfigInvalid
+from ductile.core.formats import strict_yaml
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ductile import strict_json, strict_yaml
-from ductile.config.check import examine
-from ductile.config.load import load
-from ductile.config.sections import Settings
-from ductile.config.show import redacted
-from ductile.errors import ConfigInvalid
-from ductile.vocabulary import YAML_NAME
+from ductile.config.checks.doctor import examine
+from ductile.config.load.load import load
+from ductile.config.sections.settings import Settings
+from ductile.config.views.show import redacted
+from ductile.core.errors import ConfigInvalid
+from ductile.core.formats import strict_json, strict_yaml
+from ductile.core.formats.yaml_fields import YAML_NAME
 from tests.config.conftest import Home
 
 CANARY = "canary-51d0a77e"

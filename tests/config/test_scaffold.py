@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from ductile.config import scaffold
-from ductile.config.sources import CONFIG_FILE
-from ductile.errors import UsageInvalid
-from ductile.files import FileRefused
+from ductile.config.load.sources import CONFIG_FILE
+from ductile.core.errors import UsageInvalid
+from ductile.core.files import FileRefused
 from tests.config.conftest import Home
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ductile.config.load import Config
+from ductile.config.load.load import Config
 from ductile.config.scopes import scopes_hash
-from ductile.errors import ConfigInvalid
+from ductile.core.errors import ConfigInvalid
 from tests.config.conftest import Home
 
 SCOPES = b'{"scopes": ["plugin:ro", "jobs:ro"], "metadata": {"any": "thing"}}'

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from ductile.config.snapshot import PluginUnavailable, Snapshot, take_snapshot
-from ductile.errors import NotFound
+from ductile.core.errors import NotFound
 from tests.config.conftest import Home
 
 ENVIRONMENT = {

@@ -9,9 +9,9 @@ import attrs
 import pytest
 import yaml
 
-from ductile.pipeline.dsl import Pipeline, RelayStep, Step
-from ductile.pipeline.operators import OPERATORS
-from ductile.vocabulary import YAML_NAME
+from ductile.core.formats.yaml_fields import YAML_NAME
+from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step
+from ductile.pipeline.language.operators import OPERATORS
 from tests.cli.conftest import Run, run
 from tests.e2e.service import Home
 

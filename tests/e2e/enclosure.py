@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from attrs import define, frozen
 
-from ductile import strict_yaml
+from ductile.core.formats import strict_yaml
 from ductile.engine.process.procfs import JOB_MARKER
 from tests.e2e.service import PATIENCE, Home, Service
 from tests.zoo.catalogue import MIB, Animal, Expected

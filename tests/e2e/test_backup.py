@@ -210,11 +210,11 @@ output.run(ductile, args)
     ("module", "name", "when", "is_new"),
     [
         ("os", "fsync", "after", False),
-        ("ductile.care.restore", "make_its_own", "after", False),
-        ("ductile.care.exchange", "put_directory", "before", False),
-        ("ductile.care.exchange", "_exchange", "before", False),
-        ("ductile.care.exchange", "_exchange", "after", True),
-        ("ductile.care.exchange", "put_directory", "after", True),
+        ("ductile.ops.restore", "make_its_own", "after", False),
+        ("ductile.ops.atomic_swap", "put_directory", "before", False),
+        ("ductile.ops.atomic_swap", "_exchange", "before", False),
+        ("ductile.ops.atomic_swap", "_exchange", "after", True),
+        ("ductile.ops.atomic_swap", "put_directory", "after", True),
     ],
 )
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new(

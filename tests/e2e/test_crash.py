@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from tests.e2e.service import Home, Service
 
 Start = Callable[..., Service]
@@ -337,7 +337,7 @@ def test_a_second_instance_says_who_is_there_and_leaves(home: Home, start: Start
     assert second.wait() == os.EX_TEMPFAIL
     said = "\n".join(second.stderr)
     assert f"held by process {service.process.pid} since" in said
-    assert "ductile.lock" in said
+    assert "ductile.core.instance.lock" in said
     assert service.run("quick")["status"] == "succeeded"
 
 

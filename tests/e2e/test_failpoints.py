@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ductile.failpoints import NAMES
+from ductile.core.instance.failpoints import NAMES
 from scripts.tortures.arena import build_actor
 from scripts.tortures.failpoints import Passage, die
 
@@ -43,7 +43,11 @@ def test_a_failpoint_that_does_not_exist_is_refused() -> None:
     """A misspelt name must not look like a place that was survived."""
     environ = {**os.environ, "DUCTILE_FAILPOINT": "enqueue.after_lunch"}
     done = subprocess.run(
-        [sys.executable, "-c", "import ductile.failpoints"], env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", "import ductile.core.instance.failpoints"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode != 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ductile.pipeline.events import event_id
+from ductile.pipeline.run.events import event_id
 from tests.e2e.actors import ACTOR
 from tests.e2e.furnished import Door
 from tests.e2e.service import TOKEN, Home, Service

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ductile.web.desk import RECHECK_SECONDS
+from ductile.web.context import RECHECK_SECONDS
 from tests.e2e.furnished import Door, furnish, steps
 from tests.e2e.service import PATIENCE, TOKEN, Home, Service
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
-from ductile.ledger.tree_reports import tree_outcome
+from ductile.ledger.reports.trees import tree_outcome
 from tests.e2e.actors import act, cast, emit, look, until, until_idle
 from tests.e2e.furnished import Door
 from tests.e2e.service import Home, Service

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from ductile.clock import from_text, to_text
-from ductile.ledger.questions import cursor_text
+from ductile.core.clock import from_text, to_text
+from ductile.ledger.reports.filters import cursor_text
 from tests.e2e.furnished import furnish
 from tests.e2e.service import TOKEN, Home, Service
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from attrs import define, field
 
-from ductile.clock import to_text
+from ductile.core.clock import to_text
 from tests.e2e.service import PATIENCE, TOKEN, Home, Service
 
 SECRET = "the-secret-of-the-line-0123456789"

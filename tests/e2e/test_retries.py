@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from tests.e2e.service import Home, Service
 
 Start = Callable[..., Service]

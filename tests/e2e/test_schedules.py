@@ -381,12 +381,12 @@ def test_a_reload_takes_up_new_schedules_at_once(home: Home, start: Start) -> No
 
 def test_the_page_about_schedules_names_every_command_and_reason() -> None:
     """docs/schedules.md explains what can be asked, and what each answer means."""
-    from ductile.calendar.reasons import Reason
-    from ductile.cli.schedule import group
+    from ductile.calendar.reasons import SkipReason
+    from ductile.cli.schedule.group import group
 
     text = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
     assert [
         name for name, command in group.commands.items() if not command.hidden and f"schedule {name}" not in text
     ] == []
     written = ["scheduled_handle_disallowed", "command_not_supported", "invalid_schedule_config", "schedule_exhausted"]
-    assert [str(one) for one in Reason if f"`{one}`" not in text and one not in written] == []
+    assert [str(one) for one in SkipReason if f"`{one}`" not in text and one not in written] == []

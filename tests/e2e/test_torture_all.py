@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ductile.failpoints import NAMES
+from ductile.core.instance.failpoints import NAMES
 from scripts.tortures import failpoints
 from scripts.tortures.arena import build_actor
 from scripts.tortures.everything import BEGIN, END, Result, keep, require_marks, table, tortured

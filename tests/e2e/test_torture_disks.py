@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.store import open_reader
+from ductile.ledger.storage.open_file import open_reader
 from scripts.tortures import bad_disk
 from scripts.tortures.arena import Arena
 from scripts.tortures.bad_disk import Failures, Fault
@@ -34,9 +34,12 @@ def test_a_failing_disk_ends_the_service_and_loses_nothing() -> None:
     assert done.summary["exit_seconds"]["max"] < 5.0
 
 
-MAKE = (
-    "import sys; from pathlib import Path; from ductile.ledger.store import open_writer; open_writer(Path(sys.argv[1]))"
-)
+MAKE = """
+import sys
+from pathlib import Path
+from ductile.ledger.storage.open_file import open_writer
+open_writer(Path(sys.argv[1]))
+"""
 
 
 @pytest.mark.timeout(60)

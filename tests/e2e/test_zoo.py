@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ductile.clock import from_text
+from ductile.core.clock import from_text
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Ended, Traces, enclosure, lane_of
 from tests.zoo.catalogue import ANIMALS, MIB, Animal, break_entrypoint
 

@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ductile.clock import Clock
-from ductile.config.check import examine
-from ductile.config.load import load
+from ductile.config.checks.doctor import examine
+from ductile.config.load.load import load
 from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.core.clock import Clock
+from ductile.core.hub import Hub
+from ductile.core.logs import Log
+from ductile.core.model import Job, JobStatus
 from ductile.engine.job_context import JobContext
 from ductile.engine.process.descendants import ProcessTable
-from ductile.engine.process.limits import Limits
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.run import Cause, Finished, ProcessControl, StopRequest, run_process
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed
 from ductile.engine.process.streams import Caps, TailBuffer
-from ductile.hub import Hub
-from ductile.ledger.writer import Ledger
-from ductile.logs import Log
-from ductile.model import Job, JobStatus
+from ductile.ledger.storage.writer import Ledger
 from tests.e2e.service import Home
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
@@ -86,7 +86,7 @@ async def run_plugin(
     env: Mapping[str, str],
     grace: float = 5.0,
     caps: Caps | None = None,
-    limits: Limits | None = None,
+    limits: ResourceLimits | None = None,
     stop: StopRequest | None = None,
     tail: TailBuffer | None = None,
     on_start: Callable[[Process], None] = lambda _: None,

@@ -13,20 +13,20 @@ import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.cancelling import Cancelling
+from ductile.core.errors import LedgerError
+from ductile.core.model import NewJob
+from ductile.engine.control.cancel import Cancelling
 from ductile.engine.dispatcher import dispatch
 from ductile.engine.job_context import JobContext
 from ductile.engine.process.procfs import JOB_MARKER
-from ductile.errors import LedgerError
-from ductile.ledger.connections import Synchronous
-from ductile.ledger.db import Db
-from ductile.ledger.jobs import enqueue
-from ductile.ledger.writer import Ledger, open_ledger
-from ductile.model import NewJob
+from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.storage.connections import Synchronous
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.writer import Ledger, open_ledger
 from tests.e2e.service import Home
 from tests.engine.builders import job_context, snapshot_of
 from tests.engine.stage import NOON, open_log
-from tests.looking import look
+from tests.ledger.reading import look
 
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.005
@@ -187,7 +187,7 @@ def is_alive(pid: int) -> bool:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made = Disk()
-    monkeypatch.setattr("ductile.ledger.writer.os.fdatasync", made.sync)
+    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", made.sync)
     yield made
     made.release()
 

@@ -12,23 +12,23 @@ import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
+from ductile.core.hub import Hub
+from ductile.core.logs import Log
+from ductile.core.model import Breaker, Completion, Dead, Evidence, Failed, Job, Outcome, Succeeded
 from ductile.engine import breaker
-from ductile.engine.scheduler import Scheduler
-from ductile.engine.simulate import VirtualClock
-from ductile.hub import Hub
-from ductile.ledger import breakers, schedules
-from ductile.ledger.claim import claim
-from ductile.ledger.db import Db
-from ductile.ledger.operate import cancel
-from ductile.ledger.record import record
-from ductile.ledger.recover import recover_orphans
-from ductile.ledger.schedules import Entry, EntryStatus
-from ductile.ledger.writer import Ledger, open_ledger
-from ductile.logs import Log
-from ductile.model import Breaker, Dead, Ending, Evidence, Failed, Job, Outcome, Succeeded
+from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.engine.scheduling.simulate import VirtualClock
+from ductile.ledger.admin.operate import cancel
+from ductile.ledger.completion.record import record
+from ductile.ledger.queue.claim import claim
+from ductile.ledger.queue.recover import recover_orphans
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.tables import breakers, schedules
+from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
-from tests.looking import look
+from tests.ledger.reading import look
 
 NOON = datetime(2026, 3, 9, 12, tzinfo=UTC)
 """A Monday."""
@@ -125,7 +125,7 @@ class Stage:
     async def end(self, job: Job, outcome: Outcome = OK) -> None:
         """As the dispatcher records it, breaker included."""
         rule = breaker.rule(self.snapshot.lanes[job.plugin].entry.circuit_breaker)
-        ending = Ending(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=rule)
+        ending = Completion(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=rule)
         await self.ledger.write(record, ending, now=self.clock.now())
 
     async def work(self, outcome: Outcome = OK) -> None:
@@ -157,7 +157,7 @@ class Stage:
 
         return look(self.ledger, ask)
 
-    def entry(self, plugin: str = "echo", schedule_id: str = "default") -> Entry:
+    def entry(self, plugin: str = "echo", schedule_id: str = "default") -> ScheduleEntry:
         found = look(self.ledger, schedules.get, plugin, schedule_id)
         assert found is not None
         return found

@@ -8,10 +8,10 @@ from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ductile.config.sections import CircuitBreaker
+from ductile.config.sections.settings import CircuitBreaker
+from ductile.core.model import Breaker, BreakerChange, BreakerState, Held, Job, JobStatus, NewJob
 from ductile.engine import breaker as room
 from ductile.engine.breaker import Allowed, Probe, concerns, may_start, probing, reset, rule
-from ductile.model import Breaker, BreakerChange, BreakerState, Held, Job, JobStatus, NewJob
 from tests.engine.builders import NOW, a_job
 
 CONFIG = CircuitBreaker(threshold=3, reset_after=timedelta(minutes=30))

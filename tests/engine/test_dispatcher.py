@@ -9,16 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from ductile import strict_json
+from ductile.core.errors import LedgerFull, LedgerLost
+from ductile.core.formats import strict_json
+from ductile.core.hub import job_topic, tree_topic
 from ductile.engine.run_job import LEDGER_TIMEOUT, run_job
 from ductile.engine.running_jobs import Attempt, RunningJobs
-from ductile.errors import LedgerFull, LedgerLost
-from ductile.hub import job_topic, tree_topic
-from ductile.ledger.following import start_run
-from ductile.ledger.operate import retry
-from ductile.ledger.pauses import EVERYTHING
-from ductile.pipeline.plan import RELAY
-from ductile.pipeline.route import begin
+from ductile.ledger.admin.operate import retry
+from ductile.ledger.admin.pauses import EVERYTHING
+from ductile.ledger.completion.follow_ups import start_run
+from ductile.pipeline.compile.plan import RELAY
+from ductile.pipeline.run.route import begin
 from tests.e2e.service import Home
 from tests.engine.builders import a_job, snapshot_of
 from tests.engine.dispatching import ANSWER, GATED, Disk, Dispatching, disk, is_alive, open_dispatching, until
@@ -172,7 +172,7 @@ async def test_a_fault_that_is_not_in_its_row_kills_no_job(tmp_path: Path, monke
 
     async with open_dispatching(tmp_path) as one:
         job_id = await one.queue()
-        monkeypatch.setattr("ductile.ledger.claim.journal.append_all", broken)
+        monkeypatch.setattr("ductile.ledger.queue.claim.journal.append_all", broken)
         with pytest.raises(ExceptionGroup):
             async with trio.open_nursery() as nursery:
                 await one.start(nursery)

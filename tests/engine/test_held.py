@@ -6,15 +6,15 @@ from typing import cast
 
 import pytest
 
-from ductile.engine.follow import gates_of
-from ductile.ledger import held
-from ductile.ledger.blocks import blocked_plugins, forget_block, note_blocked
-from ductile.ledger.claim import claim
-from ductile.ledger.db import Db
-from ductile.ledger.held import HELD
-from ductile.ledger.jobs import enqueue
-from ductile.ledger.writer import Ledger
-from ductile.model import BreakerState, Dead, Job, NewJob
+from ductile.core.model import BreakerState, Dead, Job, NewJob
+from ductile.engine.follow_up_rules import gates_of
+from ductile.ledger.queue import breaker_holds
+from ductile.ledger.queue.block_reasons import blocked_plugins, forget_block, note_blocked
+from ductile.ledger.queue.breaker_holds import HELD
+from ductile.ledger.queue.claim import claim
+from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.writer import Ledger
 from tests.engine.stage import BROKEN, MINUTE, OK, SECOND, Counted, MakeStage, Stage, open_stages
 
 ALL = "  echo: {circuit_breaker: {threshold: 2, reset_after: 30m, applies_to: all}}\n  other: {}"
@@ -147,7 +147,7 @@ async def test_a_breaker_of_schedules_holds_nobody_else(stage: MakeStage) -> Non
 
 async def test_a_long_queue_is_held_in_portions(stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim is long, and what waits behind held jobs is found; only the first of them finds out, not all."""
-    monkeypatch.setattr(held, "MOST_AT_ONCE", 5)
+    monkeypatch.setattr(breaker_holds, "MOST_AT_ONCE", 5)
     one = await stage()
     await opened(one)
     await ask(one, 12)

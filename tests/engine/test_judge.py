@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from ductile.engine.judge import LONGEST_ERROR, LONGEST_OUTPUT, Policy, Verdict, backoff, judge
+from ductile.core.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
+from ductile.core.secret import HIDDEN, Mask
+from ductile.core.units import LONGEST
+from ductile.engine.judge import LONGEST_ERROR, LONGEST_OUTPUT, RetryPolicy, Verdict, backoff, judge
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
-from ductile.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
-from ductile.plugin.protocol import Limits
-from ductile.secret import HIDDEN, Mask
-from ductile.units import LONGEST
+from ductile.plugin.protocol import ProtocolLimits
 from tests.engine.builders import NOW, a_job, a_run
 
-POLICY = Policy(timeout=timedelta(seconds=2), backoff_base=timedelta(seconds=30))
+POLICY = RetryPolicy(timeout=timedelta(seconds=2), backoff_base=timedelta(seconds=30))
 OK = {"status": "ok", "result": "done"}
 SECRET = "hunter2hunter2"
 
 
-def decide(run: Finished | SpawnFailed, *, job: Job | None = None, policy: Policy = POLICY) -> Verdict:
+def decide(run: Finished | SpawnFailed, *, job: Job | None = None, policy: RetryPolicy = POLICY) -> Verdict:
     return judge(job or a_job(), run, policy, started_at=NOW, chance=0.5)
 
 
@@ -95,7 +95,7 @@ def test_an_answer_of_a_run_that_was_cut_short_is_no_answer(run: Finished) -> No
 
 def test_the_original_reading_of_exit_codes_can_be_asked_for() -> None:
     """`ignore_exit_code`: an ok response counts; but not after a signal, and never against 78."""
-    ignoring = Policy(timeout=timedelta(seconds=2), ignore_exit_code=True)
+    ignoring = RetryPolicy(timeout=timedelta(seconds=2), ignore_exit_code=True)
     assert isinstance(decide(a_run(OK, exit_code=1), policy=ignoring).outcome, Succeeded)
     assert isinstance(decide(a_run(OK, exit_code=None, signal=9), policy=ignoring).outcome, Retried)
     assert isinstance(decide(a_run(OK, exit_code=78), policy=ignoring).outcome, Failed)
@@ -140,7 +140,7 @@ def test_a_plugin_can_say_when_to_try_again(asked: float, given: float) -> None:
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def _evidence(run: Finished, policy: Policy = POLICY) -> Any:
+def _evidence(run: Finished, policy: RetryPolicy = POLICY) -> Any:
     outcome = decide(run, policy=policy).outcome
     return outcome.evidence  # type: ignore[union-attr]
 
@@ -200,7 +200,7 @@ def test_a_failure_without_words_quotes_the_last_line_of_stderr() -> None:
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
 
-MASKING = Policy(timeout=timedelta(seconds=2), mask=Mask([SECRET]), limits=Limits())
+MASKING = RetryPolicy(timeout=timedelta(seconds=2), mask=Mask([SECRET]), limits=ProtocolLimits())
 
 
 @pytest.mark.parametrize(

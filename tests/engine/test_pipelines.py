@@ -21,16 +21,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.ending import ending_of
-from ductile.engine.follow import join_rule_of, rule_of
+from ductile.core.model import Completion, Job
+from ductile.engine.completion import ending_of
+from ductile.engine.follow_up_rules import join_rule_of, rule_of
 from ductile.engine.judge import judge
-from ductile.engine.preflight import Memory, Ready, Refuse, preflight
-from ductile.ledger import tree_reports
-from ductile.ledger.connections import connect_writer, transaction
-from ductile.ledger.following import start_run
-from ductile.ledger.store import create
-from ductile.model import Ending, Job
-from ductile.pipeline.route import begin
+from ductile.engine.preflight import PreflightCache, Ready, Refuse, preflight
+from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.reports import trees
+from ductile.ledger.storage.connections import connect_writer, transaction
+from ductile.ledger.storage.open_file import create
+from ductile.pipeline.run.route import begin
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_run, snapshot_of
 from tests.ledger.recording import record_and_claim
@@ -205,7 +205,7 @@ class Engine:
 
     db: sqlite3.Connection
     snapshot: Snapshot
-    memory: Memory
+    memory: PreflightCache
     running: dict[str, Job] = Factory(dict)
     now: Any = NOW
     seen: int = 0
@@ -223,10 +223,10 @@ class Engine:
         assert isinstance(ready, Ready | Refuse)
         return ready
 
-    def end(self, job: Job, ready: Ready | Refuse, said: Data) -> Ending:
+    def end(self, job: Job, ready: Ready | Refuse, said: Data) -> Completion:
         if isinstance(ready, Refuse):
             following = rule_of(self.snapshot)(job, ready.outcome, self.now)
-            return Ending(
+            return Completion(
                 job_id=job.id,
                 attempt=job.attempt,
                 outcome=ready.outcome,
@@ -243,7 +243,7 @@ class Engine:
         waiting = self.db.execute("SELECT COUNT(*) FROM job_queue WHERE next_retry_at IS NOT NULL").fetchone()[0]
         return bool(self.running or waiting)
 
-    def turn(self, endings: list[Ending]) -> None:
+    def turn(self, endings: list[Completion]) -> None:
         self.now += timedelta(hours=1)
         with transaction(self.db):
             _, claimed = record_and_claim(
@@ -351,7 +351,7 @@ class Comparison:
         self.engine.turn(endings)
         self.compare()
 
-    def end(self, job: Job) -> Ending:
+    def end(self, job: Job) -> Completion:
         """The same ending for both."""
         made, ready = self.pairs[job.id], self.engine.preflight(job)
         if isinstance(ready, Refuse):
@@ -383,7 +383,7 @@ class Comparison:
         expected = {job_id: made.status for job_id, made in self.pairs.items() if made.kind != "switch"}
         assert {job_id: found[job_id] for job_id in expected} == expected
         (root_id,) = self.engine.db.execute("SELECT id FROM job_queue WHERE root_job_id = id").fetchone()
-        outcome = tree_reports.tree_outcome(self.engine.db, root_id)
+        outcome = trees.tree_outcome(self.engine.db, root_id)
         assert outcome.status == ("failed" if self.reference.failed else "succeeded")
 
 
@@ -401,7 +401,7 @@ def run_in_both(tmp_path_factory: pytest.TempPathFactory) -> RunInBoth:
         home.plugin(name, "#!/bin/sh\n")
     home.add(CONFIG)
     create(home.ledger)
-    snapshot, memory, ledger = snapshot_of(home), Memory(), home.ledger.with_name("run.db")
+    snapshot, memory, ledger = snapshot_of(home), PreflightCache(), home.ledger.with_name("run.db")
 
     def run(listed: list[Data], order: int) -> None:
         plans = compiled(listed, names=snapshot.lanes)

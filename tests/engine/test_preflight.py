@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ductile.core.model import Dead, Job
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
-from ductile.engine.process.limits import Limits
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.streams import Caps
-from ductile.model import Dead, Job
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, snapshot_of
 
@@ -93,7 +93,7 @@ def test_the_operators_policy_goes_with_the_attempt(home: Home) -> None:
     assert (found.policy.limits.stdout_bytes, found.policy.limits.events) == (1024, 5)
     assert found.caps == Caps(stdout=1024, stderr=2048)
     assert found.grace == timedelta(milliseconds=250)
-    assert found.limits == Limits(address_space=64 << 20, cpu_seconds=2)
+    assert found.limits == ResourceLimits(address_space=64 << 20, cpu_seconds=2)
 
 
 def test_a_plugin_without_limits_is_spawned_directly(home: Home) -> None:

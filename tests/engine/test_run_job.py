@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.ending import ending_of
+from ductile.core.logs import Log
+from ductile.core.model import Completion, Dead, Failed, Interrupted, Job, Retried, Succeeded
+from ductile.core.secret import Mask
+from ductile.engine.completion import ending_of
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.run_job import attempt_job
 from ductile.engine.running_jobs import Attempt
-from ductile.ledger.writer import open_ledger
-from ductile.logs import Log
-from ductile.model import Dead, Ending, Failed, Interrupted, Job, Retried, Succeeded
-from ductile.pipeline.route import event_id
-from ductile.secret import Mask
+from ductile.ledger.storage.writer import open_ledger
+from ductile.pipeline.run.route import event_id
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, a_run, job_context, snapshot_of
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def ending(home: Home, run: Finished, *, job: Job | None = None, more: str = "") -> Ending:
+def ending(home: Home, run: Finished, *, job: Job | None = None, more: str = "") -> Completion:
     """What `record` gets for a job of `echo` that ran like this."""
     home.plugin("echo", "#!/bin/sh\n", more=more)
     job, snapshot = job or a_job(), snapshot_of(home)
@@ -162,7 +162,7 @@ class Listener:
             return [json.loads(line) for line in lines]
 
 
-async def attempt_each(home: Home, log: Log, snapshot: Snapshot, *jobs: Job) -> list[Ending]:
+async def attempt_each(home: Home, log: Log, snapshot: Snapshot, *jobs: Job) -> list[Completion]:
     """What each of these jobs leads to, one after the other."""
     async with open_ledger(home.path / "ledger" / "state.db", synchronous="off") as ledger:
         ctx = job_context(ledger, log, snapshot)
@@ -171,7 +171,7 @@ async def attempt_each(home: Home, log: Log, snapshot: Snapshot, *jobs: Job) -> 
 
 async def run_once(
     home: Home, script: str, *secrets: str, job: Job | None = None
-) -> tuple[Ending, list[dict[str, Any]]]:
+) -> tuple[Completion, list[dict[str, Any]]]:
     home.plugin("echo", script)
     listener = Listener(*secrets)
     (ended,) = await attempt_each(home, listener.log, snapshot_of(home), job or a_job())

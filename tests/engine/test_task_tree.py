@@ -14,10 +14,10 @@ import pytest
 import trio
 from attrs import define, field, frozen
 
-from ductile.care.health import ask_plugins
-from ductile.engine.initialise import Health, initialise, mark_pending
+from ductile.engine.maintenance.plugin_init import PluginHealth, initialise, mark_pending
 from ductile.engine.process.procfs import adopted_children
 from ductile.engine.process.run import run_process
+from ductile.ops.health import ask_plugins
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
 from tests.engine.dispatching import ANSWER, open_dispatching, until
@@ -157,7 +157,7 @@ async def test_an_init_run_has_them_too(tmp_path: Path, inspector: Inspector) ->
         one.home.plugin("pump", f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, init: {}")
         text = (one.home.path / "config.yaml").read_text()
         one.home.write("config.yaml", text.replace("echo: {}", "echo: {}, pump: {}"))
-        one.snapshot, health = snapshot_of(one.home), Health()
+        one.snapshot, health = snapshot_of(one.home), PluginHealth()
         await mark_pending(one.ledger, one.snapshot, health)
         await initialise(one.snapshot, health, one.ctx, trio.Event())
         assert health.held() == frozenset()

@@ -9,8 +9,8 @@ import resource
 import sys
 import time
 
-from ductile import strict_json, strict_yaml
-from ductile.errors import Unreadable
+from ductile.core.errors import Unreadable
+from ductile.core.formats import strict_json, strict_yaml
 
 LOADERS = {"yaml": lambda text: strict_yaml.load(text, source="text"), "json": strict_json.loads}
 CPU_LIMIT_SECONDS = 20
@@ -28,7 +28,7 @@ def judged(kind: str, text: bytes) -> dict[str, object]:
 
 
 def shape(value: object) -> str:
-    return type(value.value if isinstance(value, strict_yaml.Node) else value).__name__
+    return type(value.value if isinstance(value, strict_yaml.YamlNode) else value).__name__
 
 
 def main() -> None:

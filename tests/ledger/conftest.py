@@ -10,13 +10,24 @@ from typing import Any
 
 import pytest
 
-from ductile.ledger.claim import Claimed, claim
-from ductile.ledger.connections import transaction
-from ductile.ledger.jobs import Enqueued, enqueue
-from ductile.ledger.record import Recorded, Stale, record
-from ductile.ledger.settle import settle_joins
-from ductile.ledger.store import open_writer
-from ductile.model import Ending, Evidence, Failed, Following, Job, Joined, JoinRule, NewJob, Outcome, Succeeded
+from ductile.core.model import (
+    Completion,
+    Evidence,
+    Failed,
+    FollowUps,
+    Job,
+    JoinInput,
+    JoinRule,
+    NewJob,
+    Outcome,
+    Succeeded,
+)
+from ductile.ledger.completion.record import Recorded, Stale, record
+from ductile.ledger.queue.claim import Claimed, claim
+from ductile.ledger.queue.enqueue import Enqueued, enqueue
+from ductile.ledger.queue.resolve_joins import settle_joins
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.open_file import open_writer
 from tests.ledger.recording import record_and_claim
 
 START = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
@@ -54,14 +65,14 @@ class Driver:
         with transaction(self.db):
             return record(
                 self.db,
-                Ending(
+                Completion(
                     job_id=job.id, attempt=job.attempt, outcome=outcome or Succeeded(self.evidence(result="{}")), **more
                 ),
                 now=self.now,
             )
 
     def turn(
-        self, *endings: Ending, rule: JoinRule | None = None, **free: int
+        self, *endings: Completion, rule: JoinRule | None = None, **free: int
     ) -> tuple[list[Recorded | Stale], Claimed]:
         """What the dispatcher does: endings, joins, claim."""
         with transaction(self.db):
@@ -101,12 +112,12 @@ class Driver:
         return [status for (status,) in self.db.execute("SELECT status FROM job_queue ORDER BY seq")]
 
 
-def all_or_nothing(follow: Callable[[Joined], Following] = lambda joined: Following()) -> JoinRule:
+def all_or_nothing(follow: Callable[[JoinInput], FollowUps] = lambda joined: FollowUps()) -> JoinRule:
     """A join is failed if a member is; otherwise its result is what arrived, and `follow` says what comes next."""
 
-    def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
+    def decide(joined: JoinInput, now: datetime) -> tuple[Outcome, FollowUps]:
         if joined.failed:
-            return Failed(f"{joined.failed} failed: {'; '.join(joined.failures)}"), Following()
+            return Failed(f"{joined.failed} failed: {'; '.join(joined.failures)}"), FollowUps()
         result = json.dumps([json.loads(arrival.payload) for arrival in joined.arrivals])
         return Succeeded(Evidence(started_at=now, duration=timedelta(0), result=result)), follow(joined)
 

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from ductile.ledger.claim import Claimed, claim_next
-from ductile.ledger.db import Db
-from ductile.ledger.dedupe import DEFAULT_TTL
-from ductile.ledger.endings import record_or_give_up
-from ductile.ledger.record import Recorded, Stale
-from ductile.ledger.trees import ORDINARY
-from ductile.model import Budget, Ending
+from ductile.core.model import Budget, Completion
+from ductile.ledger.completion.record import Recorded, Stale
+from ductile.ledger.completion.record_completion import record_or_give_up
+from ductile.ledger.queue.claim import Claimed, claim_next
+from ductile.ledger.queue.dedupe import DEFAULT_TTL
+from ductile.ledger.queue.tree_counters import ORDINARY
+from ductile.ledger.storage.db import Db
 
 
 def record_and_claim(
     db: Db,
-    endings: Sequence[Ending],
+    endings: Sequence[Completion],
     *,
     now: datetime,
     run_id: str,

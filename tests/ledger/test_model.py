@@ -25,35 +25,35 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ductile.errors import WrongState
-from ductile.ledger.claim import claim
-from ductile.ledger.connections import transaction
-from ductile.ledger.following import start_run
-from ductile.ledger.jobs import enqueue
-from ductile.ledger.operate import cancel, retry
-from ductile.ledger.record import Recorded, Stale, record
-from ductile.ledger.recover import recover_orphans
-from ductile.ledger.retention import Policy, prune
-from ductile.ledger.settle import settle_joins
-from ductile.ledger.store import schema
-from ductile.model import (
+from ductile.core.errors import WrongState
+from ductile.core.model import (
+    BranchResult,
+    Completion,
     Dead,
-    Ending,
     Evidence,
     Failed,
-    Following,
     FollowRule,
+    FollowUps,
     Interrupted,
     Job,
-    Joined,
+    JoinInput,
     JoinRule,
-    NewArrival,
     NewJob,
     Outcome,
     Retried,
     Skipped,
     Succeeded,
 )
+from ductile.ledger.admin.operate import cancel, retry
+from ductile.ledger.admin.retention import RetentionPolicy, prune
+from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.record import Recorded, Stale, record
+from ductile.ledger.queue.claim import claim
+from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.queue.recover import recover_orphans
+from ductile.ledger.queue.resolve_joins import settle_joins
+from ductile.ledger.storage.connections import transaction
+from ductile.ledger.storage.open_file import schema
 
 EXAMPLES = int(os.environ.get("DUCTILE_MODEL_EXAMPLES", "2000"))
 PARTS = 8
@@ -292,23 +292,23 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [ended.job_id for ended in got.skipped] == skipped
         assert [job.attempt for job in got.jobs] == [self.model.jobs[job_id].attempt for job_id in started]
 
-    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, **more: Any) -> Ending:
-        return Ending(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, **more)
+    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, **more: Any) -> Completion:
+        return Completion(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, **more)
 
-    def arrival(self, job: Twin) -> tuple[NewArrival, ...]:
+    def arrival(self, job: Twin) -> tuple[BranchResult, ...]:
         """What a job brings to the join it is in; the model knows of it."""
         if job.join is None:
             return ()
         self.model.arrivals.append((job.join, job.id))
-        return (NewArrival(join_id=job.join, payload=job.id),)
+        return (BranchResult(join_id=job.join, payload=job.id),)
 
     def rescue(self) -> FollowRule:
         """Whatever ends badly without having been foreseen is followed by one job, inside the same join."""
         self.rescuers = list[NewJob]()
 
-        def follow(job: Job, outcome: Outcome, now: datetime) -> Following:
+        def follow(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
             self.rescuers.append(self.new("a", None, False, 1, job.id, join_id=job.join_id))
-            return Following(children=(self.rescuers[-1],))
+            return FollowUps(children=(self.rescuers[-1],))
 
         return follow
 
@@ -326,7 +326,7 @@ class LedgerMachine(RuleBasedStateMachine):
         running = [job for job in self.model.jobs.values() if job.status == "running"]
         return running[pick % len(running)]
 
-    def succeed_with(self, job: Twin, news: list[NewJob], arrivals: tuple[NewArrival, ...] = ()) -> list[str]:
+    def succeed_with(self, job: Twin, news: list[NewJob], arrivals: tuple[BranchResult, ...] = ()) -> list[str]:
         with transaction(self.db):
             ending = self.ending(job, Succeeded(self.evidence()), children=tuple(news), arrivals=arrivals)
             got = record(self.db, ending, now=self.now, default_ttl=TTL)
@@ -364,7 +364,7 @@ class LedgerMachine(RuleBasedStateMachine):
         root = self.new("b", None, False, 1, None, id=f"root-{len(self.model.jobs)}")
         news = [root, *self.joined(None, None, members, inner)]
         with transaction(self.db):
-            got = start_run(self.db, Following(children=tuple(news)), now=self.now, default_ttl=TTL)
+            got = start_run(self.db, FollowUps(children=tuple(news)), now=self.now, default_ttl=TTL)
         made = [self.track(root, got[0], None)]
         for new, child in zip(news[1:], got[1:], strict=True):
             duplicate = self.model.duplicate_of(new.plugin, new.dedupe_key, None, self.now)
@@ -401,7 +401,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(a_join_is_ready)
     @rule(limit=st.sampled_from([1, 500]), kind=st.sampled_from(["arrive", "arrive", "follow", "raise"]))
     def decide_joins(self, limit: int, kind: str) -> None:
-        seen: list[Joined] = []
+        seen: list[JoinInput] = []
         with transaction(self.db):
             got = settle_joins(self.db, self.decision(kind, seen), now=self.now, default_ttl=TTL, limit=limit)
         for ended, joined in zip(got, seen, strict=True):
@@ -423,19 +423,19 @@ class LedgerMachine(RuleBasedStateMachine):
             return "dead"
         return "failed" if self.model.failed_members(join.id) else "succeeded"
 
-    def decision(self, kind: str, seen: list[Joined]) -> JoinRule:
-        def decide(joined: Joined, now: datetime) -> tuple[Outcome, Following]:
+    def decision(self, kind: str, seen: list[JoinInput]) -> JoinRule:
+        def decide(joined: JoinInput, now: datetime) -> tuple[Outcome, FollowUps]:
             seen.append(joined)
             if kind == "raise":
                 raise ValueError("no")
             if joined.failed:
-                return Failed("no"), Following()
+                return Failed("no"), FollowUps()
             around = joined.job.join_id
             if kind == "follow":
                 child = self.new("a", None, False, 1, joined.job.id, join_id=around)
-                return Succeeded(self.evidence()), Following(children=(child,))
-            arrivals = (NewArrival(join_id=around, payload=joined.job.id),) if around else ()
-            return Succeeded(self.evidence()), Following(arrivals=arrivals)
+                return Succeeded(self.evidence()), FollowUps(children=(child,))
+            arrivals = (BranchResult(join_id=around, payload=joined.job.id),) if around else ()
+            return Succeeded(self.evidence()), FollowUps(arrivals=arrivals)
 
         return decide
 
@@ -540,7 +540,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def prune(self, limit: int) -> None:
         overdue = self.model.overdue(self.now - KEEP)
         with transaction(self.db):
-            prune(self.db, Policy(job_queue=KEEP), now=self.now, limit=limit)
+            prune(self.db, RetentionPolicy(job_queue=KEEP), now=self.now, limit=limit)
         kept = {job_id for (job_id,) in self.db.execute("SELECT id FROM job_queue")}
         gone = {job.id for job in self.model.jobs.values() if not job.pruned} - kept
         assert gone <= overdue, "only what is over for long enough"

@@ -8,59 +8,42 @@ from types import ModuleType
 
 import pytest
 
-from ductile.ledger import (
-    analytics,
-    attempts,
-    breakers,
-    claim,
-    contexts,
-    dedupe,
-    event_trail,
-    explain,
-    facts,
-    finish,
-    history,
-    jobs,
-    joins,
-    journal,
-    lanes,
-    listed,
-    operate,
-    purge,
-    quarantine,
-    queue_reports,
-    receipts,
-    record,
-    recover,
-    reports,
-    retention,
-    rows,
-    runs,
-    schedules,
-    tree_reports,
+from ductile.ledger.admin import operate, purge, quarantine, retention
+from ductile.ledger.completion import attempts, finish, record
+from ductile.ledger.queue import claim, dedupe, enqueue, joins, lanes, recover, rows, tree_counters
+from ductile.ledger.reports import (
+    attempt_list,
+    event_lineage,
+    job_details,
+    job_list,
+    job_stats,
+    queue_status,
+    run_status,
     trees,
+    wait_reasons,
 )
-from ductile.ledger.pages import Wanted
+from ductile.ledger.reports.pagination import ListFilter
+from ductile.ledger.tables import breakers, contexts, facts, journal, receipts, schedules
 
-ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, jobs, journal, operate, receipts, record, recover)
+ROOMS = (attempts, breakers, claim, contexts, dedupe, facts, enqueue, journal, operate, receipts, record, recover)
 MORE_ROOMS = (
-    analytics,
-    event_trail,
-    explain,
+    job_stats,
+    event_lineage,
+    wait_reasons,
     finish,
-    history,
+    attempt_list,
     joins,
     lanes,
     purge,
     quarantine,
-    queue_reports,
-    reports,
+    queue_status,
+    job_details,
     retention,
     rows,
-    runs,
+    run_status,
     schedules,
-    tree_reports,
     trees,
+    tree_counters,
 )
 SMALL_TABLES = ("circuit_breakers", "schedule_entries", "config_snapshots", "snapshot")
 ALLOWED = {
@@ -118,13 +101,13 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection, name: str
         (joins.OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),
         (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
         (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
-        (runs.ENDED, "job_queue_by_root (root_job_id=?)"),
-        (tree_reports.TREE, "job_queue_by_root (root_job_id=?)"),
-        (tree_reports.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
-        (reports.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
-        (queue_reports.HEAD_OF_LANE, "job_queue_lanes (lane=?)"),
-        (queue_reports.DEPTH, "job_queue_by_status (status=?)"),
-        (queue_reports.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
+        (run_status.ENDED, "job_queue_by_root (root_job_id=?)"),
+        (trees.TREE, "job_queue_by_root (root_job_id=?)"),
+        (trees.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
+        (job_details.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
+        (queue_status.HEAD_OF_LANE, "job_queue_lanes (lane=?)"),
+        (queue_status.DEPTH, "job_queue_by_status (status=?)"),
+        (queue_status.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
         (schedules.OUTSTANDING, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
         (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
         (retention.DELETE_ARRIVALS, "arrivals_by_join (join_id=?)"),
@@ -145,16 +128,18 @@ def test_the_look_before_tidying_up_reads_no_table_as_a_whole(db: sqlite3.Connec
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(plugin="echo"), "job_queue_by_plugin (plugin=?"),
-        (Wanted(status="dead"), "job_queue_by_status (status=?"),
-        (Wanted(status="dead", plugin="echo"), "job_queue_unusual (plugin=? AND status=?"),
-        (Wanted(status="succeeded", plugin="echo", command="poll"), "job_queue_by_plugin (plugin=?"),
-        (Wanted(status="queued", plugin="echo"), "job_queue_by_status (status=?"),
+        (ListFilter(plugin="echo"), "job_queue_by_plugin (plugin=?"),
+        (ListFilter(status="dead"), "job_queue_by_status (status=?"),
+        (ListFilter(status="dead", plugin="echo"), "job_queue_unusual (plugin=? AND status=?"),
+        (ListFilter(status="succeeded", plugin="echo", command="poll"), "job_queue_by_plugin (plugin=?"),
+        (ListFilter(status="queued", plugin="echo"), "job_queue_by_status (status=?"),
     ],
 )
-def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: Wanted, expected: str) -> None:
+def test_lists_of_jobs_are_read_in_order_from_an_index(
+    db: sqlite3.Connection, wanted: ListFilter, expected: str
+) -> None:
     """Newest first without sorting; two filters at once have an index too."""
-    for steps in plans_of(db, lambda: listed.jobs(db, wanted)):
+    for steps in plans_of(db, lambda: job_list.jobs(db, wanted)):
         assert any(expected in step for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
 
@@ -162,7 +147,7 @@ def test_lists_of_jobs_are_read_in_order_from_an_index(db: sqlite3.Connection, w
 def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:
     """Indexes have all jobs of a plugin and those that did not succeed; only open ones are looked at."""
     expected = ["job_queue_by_plugin (plugin=?", "job_queue_by_status (status=?", "job_queue_unusual (plugin=?"]
-    page, *counts = plans_of(db, lambda: listed.jobs(db, Wanted(status="succeeded", plugin="echo")))
+    page, *counts = plans_of(db, lambda: job_list.jobs(db, ListFilter(status="succeeded", plugin="echo")))
     for steps in (page, *counts):
         assert any(index in step for index in expected for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
@@ -176,13 +161,13 @@ def test_an_index_of_an_older_ledger_is_used_as_well(db: sqlite3.Connection, sta
         DROP INDEX job_queue_unusual;
         CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq) WHERE status IN ('failed', 'dead', 'skipped');
     """)
-    steps = plans_of(db, lambda: listed.jobs(db, Wanted(status=status, plugin="echo")))
+    steps = plans_of(db, lambda: job_list.jobs(db, ListFilter(status=status, plugin="echo")))
     assert any("job_queue_unusual (plugin=? AND status=?" in step for plan in steps for step in plan), steps
 
 
 def test_no_change_of_a_job_makes_a_table_for_a_list(db: sqlite3.Connection) -> None:
     """SQLite does so each time for a list of more than two, also in checks and in conditions of indexes."""
-    for statement in (jobs.INSERT_JOB, jobs.INSERT_PLAIN_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
+    for statement in (enqueue.INSERT_JOB, enqueue.INSERT_PLAIN_JOB, claim.START, finish.END, attempts.LOG_ATTEMPT):
         program = db.execute(f"EXPLAIN {statement}", (1,) * statement.count("?"))
         assert "OpenEphemeral" not in [row[1] for row in program], statement
 
@@ -190,24 +175,24 @@ def test_no_change_of_a_job_makes_a_table_for_a_list(db: sqlite3.Connection) -> 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(plugin="echo"), "job_log_by_plugin (plugin=?"),
-        (Wanted(status="timed_out"), "job_log_unusual (status=?"),
-        (Wanted(status="failed", plugin="echo"), "job_log_unusual (status=?"),
+        (ListFilter(plugin="echo"), "job_log_by_plugin (plugin=?"),
+        (ListFilter(status="timed_out"), "job_log_unusual (status=?"),
+        (ListFilter(status="failed", plugin="echo"), "job_log_unusual (status=?"),
     ],
 )
 def test_lists_of_attempts_are_read_in_order_from_an_index(
-    db: sqlite3.Connection, wanted: Wanted, expected: str
+    db: sqlite3.Connection, wanted: ListFilter, expected: str
 ) -> None:
     """Newest first without sorting."""
-    for steps in plans_of(db, lambda: history.logs(db, wanted)):
+    for steps in plans_of(db, lambda: attempt_list.logs(db, wanted)):
         assert any(expected in step for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
 
 
-@pytest.mark.parametrize("wanted", [Wanted(job_id="x"), Wanted(root="x"), Wanted(root="x", plugin="echo")])
-def test_one_job_and_one_tree_are_found_by_their_id(db: sqlite3.Connection, wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [ListFilter(job_id="x"), ListFilter(root="x"), ListFilter(root="x", plugin="echo")])
+def test_one_job_and_one_tree_are_found_by_their_id(db: sqlite3.Connection, wanted: ListFilter) -> None:
     """Nobody walks through all of history for the few rows of a job or a tree."""
-    for read in (listed.jobs, history.logs):
+    for read in (job_list.jobs, attempt_list.logs):
         for steps in plans_of(db, lambda read=read: read(db, wanted)):  # type: ignore[misc]
             assert not any(step.startswith("SCAN job_") or "PRIMARY KEY (rowid>" in step for step in steps), steps
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ductile.model import Following, Job, JobStatus, NewJob
-from ductile.pipeline.events import Ended, Event
-from ductile.pipeline.route import Routes, World
-from ductile.pipeline.walk import Target
+from ductile.core.model import FollowUps, Job, JobStatus, NewJob
+from ductile.pipeline.run.events import Ended, Event
+from ductile.pipeline.run.execute import Target
+from ductile.pipeline.run.route import Routes, World
 from tests.pipeline.written import compiled
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
@@ -53,7 +53,7 @@ def a_world(pipelines: str | Sequence[Any] = "[]", routes: Sequence[tuple[str, s
     )
 
 
-def as_row(new: NewJob, following: Following, **values: Any) -> Job:
+def as_row(new: NewJob, following: FollowUps, **values: Any) -> Job:
     """The job that the ledger makes of `new`, once it runs."""
     contexts = {context.id: context.accumulated_json for context in following.contexts}
     copied = ("plugin", "command", "submitted_by", "payload", "pipeline", "step_id", "event_context_id", "hops")
@@ -69,14 +69,14 @@ def payload_of(new: NewJob) -> dict[str, Any]:
     return payload
 
 
-def context_of(new: NewJob, following: Following) -> dict[str, Any]:
+def context_of(new: NewJob, following: FollowUps) -> dict[str, Any]:
     """What the job's context row holds."""
     (row,) = [context for context in following.contexts if context.id == new.event_context_id]
     content: dict[str, Any] = json.loads(row.accumulated_json)
     return content
 
 
-def steps_of(following: Following) -> list[str]:
+def steps_of(following: FollowUps) -> list[str]:
     """What was made, in order, by step; `!` after what is over already and has failed, `=` after a switch."""
     return [_shown(new) for new in following.children]
 

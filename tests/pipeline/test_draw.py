@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ductile.model import Job, JobStatus
-from ductile.pipeline.draw import LONGEST_LINE, Mark, draw, marks_of
-from ductile.pipeline.graph import edges
+from ductile.core.model import Job, JobStatus
+from ductile.pipeline.compile.graph import edges
+from ductile.pipeline.draw import LONGEST_LINE, StepMark, draw, marks_of
 from tests.pipeline.random_pipelines import Data, some_pipelines
 from tests.pipeline.written import compiled, plan_of
 
@@ -157,7 +157,9 @@ def well_formed(picture: str) -> bool:
 def test_every_place_and_every_way_of_any_plan_is_drawn(listed: list[Data]) -> None:
     """One box for each place, one arrow for each way."""
     for plan in compiled(listed).by_name.values():
-        picture = draw(plan, {place.path: Mark(status=JobStatus.SUCCEEDED, jobs=1, took=None) for place in plan.places})
+        picture = draw(
+            plan, {place.path: StepMark(status=JobStatus.SUCCEEDED, jobs=1, took=None) for place in plan.places}
+        )
 
         assert well_formed(picture)
         assert len([name for name in boxes(picture) if name.startswith("n")]) == len(plan.places)

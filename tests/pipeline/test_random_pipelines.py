@@ -7,10 +7,10 @@ from typing import Any
 from attrs import define, frozen
 from hypothesis import HealthCheck, given, settings
 
-from ductile.pipeline.conditions import holds
-from ductile.pipeline.graph import compiled_routes, edges, first_first
-from ductile.pipeline.paths import Scope
-from ductile.pipeline.plan import Arrive, Each, End, Entry, Fork, Gate, Go, Leave, Node, Open, Plan
+from ductile.pipeline.compile.graph import compiled_routes, edges, first_first
+from ductile.pipeline.compile.plan import Arrive, Each, End, Entry, Fork, Gate, Go, Leave, Open, Plan, PlanNode
+from ductile.pipeline.language.conditions import holds
+from ductile.pipeline.language.paths import Scope
 from tests.pipeline.random_pipelines import PAYLOAD, Data, each_step, some_pipelines
 from tests.pipeline.written import compiled, shape
 
@@ -20,7 +20,7 @@ thorough = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 brief = settings(thorough, max_examples=50)
 
 
-class TooMuch(Exception):
+class TooManyFollowUps(Exception):
     """Splits and loops multiply; such a run says nothing that a smaller one does not."""
 
 
@@ -94,7 +94,7 @@ class Literal:
     def run(self, path: str) -> None:
         self.ran[path] += 1
         if self.ran.total() > MOST_RUNS:
-            raise TooMuch
+            raise TooManyFollowUps
 
 
 def _is_true(condition: Data | None) -> bool:
@@ -112,7 +112,7 @@ def _is_true(condition: Data | None) -> bool:
 class Waiting:
     """An open join."""
 
-    node: Node
+    node: PlanNode
     outer: "Waiting | None"
     items: int
     failed: bool = False
@@ -150,7 +150,7 @@ class Walker:
             case End():
                 pass
 
-    def job(self, node: Node, items: int, join: Waiting | None) -> None:
+    def job(self, node: PlanNode, items: int, join: Waiting | None) -> None:
         self.run(node)
         assert node.foreach_depth == items
         assert node.joins == _open_joins(join)
@@ -170,10 +170,10 @@ class Walker:
         elif waiting.outer is not None:
             waiting.outer.failed = True
 
-    def run(self, node: Node) -> None:
+    def run(self, node: PlanNode) -> None:
         self.ran[node.path] += 1
         if self.ran.total() > MOST_RUNS:
-            raise TooMuch
+            raise TooManyFollowUps
 
 
 def _open_joins(join: Waiting | None) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def test_a_plan_runs_the_jobs_that_are_written(listed: list[Data]) -> None:
         try:
             literal.sequence(literal.pipelines[name]["steps"], "")
             walker.enter(plan.entry)
-        except TooMuch:
+        except TooManyFollowUps:
             continue
         assert walker.ran == literal.ran
 
@@ -203,7 +203,7 @@ def test_every_place_can_be_reached_and_nothing_leads_back(listed: list[Data]) -
     """So every walk ends."""
     for plan in compiled(listed).by_name.values():
         order = first_first(plan)
-        assert {thing for thing in order if isinstance(thing, Node | Gate)} == set(plan.places)
+        assert {thing for thing in order if isinstance(thing, PlanNode | Gate)} == set(plan.places)
         ranks = {place: rank for rank, place in enumerate(plan.places)}
         for edge in edges(plan):
             if edge.source is not None and edge.target is not None:
@@ -229,7 +229,7 @@ def test_a_plan_is_as_large_as_what_is_written(listed: list[Data]) -> None:
 
 def _check_depths(plan: Plan) -> None:
     for edge in edges(plan):
-        if isinstance(edge.source, Node) and isinstance(edge.target, Node):
+        if isinstance(edge.source, PlanNode) and isinstance(edge.target, PlanNode):
             assert edge.source.depth < edge.target.depth
             assert edge.target.nearest <= edge.source.nearest + 1
     assert plan.longest == max(node.depth for node in plan.nodes.values())

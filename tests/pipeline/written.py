@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ductile import strict_yaml
-from ductile.config.structure import make_converter
-from ductile.errors import ConfigInvalid, PipelineInvalid
-from ductile.pipeline.compile import compile_pipelines
-from ductile.pipeline.dsl import Pipeline
-from ductile.pipeline.plan import Arrive, Each, End, Entry, Fork, Gate, Go, Leave, Open, Plan, Plans
+from ductile.config.load.structure import make_converter
+from ductile.core.errors import ConfigInvalid, PipelineInvalid
+from ductile.core.formats import strict_yaml
+from ductile.pipeline.compile.compile import compile_pipelines
+from ductile.pipeline.compile.plan import Arrive, Each, End, Entry, Fork, Gate, Go, Leave, Open, Plan, Plans
+from ductile.pipeline.language.dsl import Pipeline
 
 
 def pipelines(text: str | Sequence[Any]) -> tuple[Pipeline, ...]:

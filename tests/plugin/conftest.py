@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ductile import strict_yaml
+from ductile.core.formats import strict_yaml
 
 MANIFEST: dict[str, Any] = {
     "manifest_spec": "ductile.plugin",

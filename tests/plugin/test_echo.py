@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ductile.plugin.manifest import CommandType
-from ductile.plugin.protocol import Garbled, RequestEvent, Response, decode_response, encode_request
+from ductile.plugin.protocol import Garbled, PluginResponse, RequestEvent, decode_response, encode_request
 from ductile.plugin.registry import Plugin, discover
 
 NOW = datetime(2026, 2, 8, tzinfo=UTC)
@@ -21,7 +21,7 @@ def echo() -> Plugin:
     return discover([Path(__file__).parents[2] / "plugins"]).plugins["echo"]
 
 
-def ask(echo: Plugin, command: str = "poll", **fields: Any) -> Response | Garbled:
+def ask(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | Garbled:
     request = encode_request(job_id="j", command=command, deadline_at=NOW, attempt=1, max_attempts=4, **fields)
     # The poorest locale: what it prints must not depend on it.
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -50,7 +50,7 @@ def test_echo_declares_two_writing_commands_and_a_reading_one(echo: Plugin) -> N
 def test_echo_says_the_nearest_message(echo: Plugin, fields: dict[str, Any], message: str) -> None:
     """Payload, then configuration, then its own."""
     response = ask(echo, **fields)
-    assert isinstance(response, Response)
+    assert isinstance(response, PluginResponse)
     assert (response.ok, response.result) == (True, f"echo: {message}")
     assert [(event.type, event.payload["message"]) for event in response.events] == [("echo.poll", message)]
     assert response.state_updates is not None
@@ -61,7 +61,7 @@ def test_echo_says_the_nearest_message(echo: Plugin, fields: dict[str, Any], mes
 def test_echo_answers_validly_whatever_it_is_told(echo: Plugin, message: Any) -> None:
     """Quotes, control characters and numbers come back as they were."""
     response = ask(echo, payload={"message": message, "other": message})
-    assert isinstance(response, Response)
+    assert isinstance(response, PluginResponse)
     assert response.events[0].payload == {"message": message, "other": message, "command": "poll"}
 
 
@@ -69,7 +69,7 @@ def test_echo_passes_the_payload_of_an_event_on(echo: Plugin) -> None:
     """A pipeline can be tried out with echo in every place."""
     event = RequestEvent(type="a", event_id="e", source="s", timestamp=NOW, payload={"x": 1, "message": "m"})
     response = ask(echo, "handle", event=event, payload={"ignored": True})
-    assert isinstance(response, Response)
+    assert isinstance(response, PluginResponse)
     assert (response.events[0].type, response.events[0].payload) == (
         "echo.handle",
         {"x": 1, "message": "m", "command": "handle"},
@@ -79,8 +79,8 @@ def test_echo_passes_the_payload_of_an_event_on(echo: Plugin) -> None:
 def test_echo_fails_on_request(echo: Plugin) -> None:
     """`mode: error` may be retried; a mode that does not exist may not."""
     failed, wrong = ask(echo, config={"mode": "error"}), ask(echo, config={"mode": "loud"})
-    assert isinstance(failed, Response)
-    assert isinstance(wrong, Response)
+    assert isinstance(failed, PluginResponse)
+    assert isinstance(wrong, PluginResponse)
     assert [(failed.ok, failed.retry), (wrong.ok, wrong.retry)] == [(False, True), (False, False)]
 
 
@@ -111,7 +111,7 @@ def test_echo_is_healthy_in_every_mode(echo: Plugin) -> None:
     """Health asks whether the configuration is usable, not whether jobs succeed."""
     for mode in ("ok", "error", "hang", "protocol_error"):
         response = ask(echo, "health", config={"mode": mode})
-        assert isinstance(response, Response)
+        assert isinstance(response, PluginResponse)
         assert (response.ok, response.events, response.state_updates) == (True, (), None)
 
 

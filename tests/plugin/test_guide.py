@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from ductile.plugin import manifest, protocol
-from ductile.plugin.protocol import Response, decode_response, encode_request
+from ductile.plugin.protocol import PluginResponse, decode_response, encode_request
 from ductile.plugin.registry import Plugin, discover
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
@@ -30,13 +30,13 @@ def plugin(root: Path) -> Plugin:
     return found.plugins["disk"]
 
 
-def ask(plugin: Plugin, command: str, config: dict[str, Any]) -> Response:
+def ask(plugin: Plugin, command: str, config: dict[str, Any]) -> PluginResponse:
     request = encode_request(
         job_id="j", command=command, deadline_at=datetime.now(UTC), attempt=1, max_attempts=4, config=config
     )
     run = subprocess.run([plugin.entrypoint], input=request, capture_output=True, check=True)
     response = decode_response(run.stdout)
-    assert isinstance(response, Response), response
+    assert isinstance(response, PluginResponse), response
     return response
 
 
@@ -62,7 +62,7 @@ def test_the_plugin_of_the_guide_declares_what_it_does(plugin: Plugin) -> None:
 def test_the_guide_names_every_key_of_a_manifest_and_every_field_of_the_protocol() -> None:
     """What exists is documented."""
     fields = [field.name for kind in (manifest.Manifest, manifest.Command) for field in attrs.fields(kind)]
-    answered = [field.name for field in attrs.fields(protocol.Response)]
+    answered = [field.name for field in attrs.fields(protocol.PluginResponse)]
     asked = ["deadline_at", "job_id", "attempt", "max_attempts", "config", "state", "payload", "context", "event"]
     internal = {"warnings", "ok", "text", "state_json", "notes"}
     missing = [name for name in (*fields, *answered, *asked) if name not in internal and f"`{name}" not in GUIDE]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ductile.errors import PluginRejected
-from ductile.files import FileMissing, FileRefused
+from ductile.core.errors import PluginRejected
+from ductile.core.files import FileMissing, FileRefused
 from ductile.plugin.manifest import (
     Command,
     CommandType,

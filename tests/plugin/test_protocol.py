@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ductile.plugin.protocol import (
     EmittedEvent,
     Garbled,
-    Limits,
     LogLevel,
     LogLine,
+    PluginResponse,
+    ProtocolLimits,
     RequestEvent,
-    Response,
     decode_response,
     encode_request,
 )
@@ -34,17 +34,17 @@ def request(**changes: Any) -> Any:
     return json.loads(encode_request(**{**given_, **changes}))
 
 
-def decode(answer: Any, limits: Limits | None = None) -> Response | Garbled:
-    return decode_response(json.dumps(answer).encode(), limits or Limits())
+def decode(answer: Any, limits: ProtocolLimits | None = None) -> PluginResponse | Garbled:
+    return decode_response(json.dumps(answer).encode(), limits or ProtocolLimits())
 
 
-def accepted(limits: Limits | None = None, **answer: Any) -> Response:
+def accepted(limits: ProtocolLimits | None = None, **answer: Any) -> PluginResponse:
     response = decode({"status": "ok", "result": "done", **answer}, limits)
-    assert isinstance(response, Response), response
+    assert isinstance(response, PluginResponse), response
     return response
 
 
-def garbled(limits: Limits | None = None, **answer: Any) -> Garbled:
+def garbled(limits: ProtocolLimits | None = None, **answer: Any) -> Garbled:
     verdict = decode({"status": "ok", "result": "done", **answer}, limits)
     assert isinstance(verdict, Garbled), verdict
     return verdict
@@ -134,8 +134,8 @@ def test_large_integers_reach_the_plugin_exactly() -> None:
 
 def test_the_smallest_success_and_the_smallest_failure() -> None:
     """A status and one sentence are enough."""
-    assert decode({"status": "ok", "result": "done"}) == Response(ok=True, result="done")
-    assert decode({"status": "error", "error": "no"}) == Response(ok=False, error="no")
+    assert decode({"status": "ok", "result": "done"}) == PluginResponse(ok=True, result="done")
+    assert decode({"status": "error", "error": "no"}) == PluginResponse(ok=False, error="no")
 
 
 def test_a_complete_answer_is_read_completely() -> None:
@@ -147,7 +147,7 @@ def test_a_complete_answer_is_read_completely() -> None:
         retry=False,
         retry_after=1.5,
     )
-    assert response == Response(
+    assert response == PluginResponse(
         ok=True,
         result="done",
         retry=False,
@@ -162,7 +162,7 @@ def test_a_complete_answer_is_read_completely() -> None:
 @pytest.mark.parametrize("around", [b"%b\n", b"%b\r\n", b"  %b \t\n\n", b"\n\n%b"])
 def test_blanks_around_the_answer_do_not_matter(around: bytes) -> None:
     """Every language ends its output differently."""
-    assert isinstance(decode_response(around % b'{"status":"ok","result":"x"}'), Response)
+    assert isinstance(decode_response(around % b'{"status":"ok","result":"x"}'), PluginResponse)
 
 
 def test_null_means_absent() -> None:
@@ -199,7 +199,7 @@ def test_texts_survive_with_nul_and_without_lone_surrogates() -> None:
     response = decode_response(
         b'{"status":"ok","result":"a\\u0000b","events":[{"type":"x","payload":{"k":"\\ud800"}}]}'
     )
-    assert isinstance(response, Response)
+    assert isinstance(response, PluginResponse)
     assert response.result == "a\0b"
     assert response.events[0].payload == {"k": "\N{REPLACEMENT CHARACTER}"}
     assert response.notes == ("lone surrogates in the answer were replaced by U+FFFD: 1",)
@@ -341,7 +341,7 @@ def test_an_output_of_ten_mebibytes_is_accepted_and_one_more_byte_is_not() -> No
     frame = len('{"status":"ok","result":"x","events":[{"type":"a","payload":{"k":""}}]}')
     fits = b"x" * ((10 << 20) - frame)
     text = b'{"status":"ok","result":"x","events":[{"type":"a","payload":{"k":"%b"}}]}'
-    assert isinstance(decode_response(text % fits), Response)
+    assert isinstance(decode_response(text % fits), PluginResponse)
     verdict = decode_response(text % (fits + b"x"))
     assert isinstance(verdict, Garbled)
     assert (verdict.reason, verdict.final) == ("output limit: stdout is longer than 10485760 bytes", False)
@@ -350,15 +350,15 @@ def test_an_output_of_ten_mebibytes_is_accepted_and_one_more_byte_is_not() -> No
 def test_a_nesting_of_64_is_accepted() -> None:
     """The envelope is the first level."""
     text = b'{"status":"ok","result":"x","a":' + b"[" * 63 + b"]" * 63 + b"}"
-    assert isinstance(decode_response(text), Response)
+    assert isinstance(decode_response(text), PluginResponse)
 
 
 def test_limits_can_be_set() -> None:
     """`service.limits` reaches the decoder."""
-    assert garbled(Limits(events=1), events=[{"type": "a"}] * 2).final
-    assert garbled(Limits(state_bytes=5), state_updates={"a": 1}).final
-    assert not garbled(Limits(dedupe_key_bytes=1), events=[{"type": "a", "dedupe_key": "ab"}]).final
-    assert not garbled(Limits(stdout_bytes=5)).final
+    assert garbled(ProtocolLimits(events=1), events=[{"type": "a"}] * 2).final
+    assert garbled(ProtocolLimits(state_bytes=5), state_updates={"a": 1}).final
+    assert not garbled(ProtocolLimits(dedupe_key_bytes=1), events=[{"type": "a", "dedupe_key": "ab"}]).final
+    assert not garbled(ProtocolLimits(stdout_bytes=5)).final
 
 
 # Logs
@@ -401,7 +401,7 @@ def test_logs_are_capped_in_lines_with_a_mark() -> None:
 
 def test_logs_are_capped_in_bytes_with_a_mark() -> None:
     """A long message is cut between characters, and what comes after it is counted."""
-    logs = accepted(Limits(log_bytes=9), logs=["1234", "üüüüü", "more", "more"]).logs
+    logs = accepted(ProtocolLimits(log_bytes=9), logs=["1234", "üüüüü", "more", "more"]).logs
     assert [line.message for line in logs] == [
         "1234",
         "üü… [5 more bytes dropped]",
@@ -452,7 +452,7 @@ def test_no_output_whatever_raises(stdout: bytes) -> None:
 @given(json_values | answers)
 def test_any_json_gives_a_verdict_that_can_be_stored(answer: Any) -> None:
     """Either an answer that is safe to record, or a short reason in one encodable text."""
-    verdict = decode(answer, Limits(events=2, state_bytes=64, log_lines=2, log_bytes=32))
+    verdict = decode(answer, ProtocolLimits(events=2, state_bytes=64, log_lines=2, log_bytes=32))
     if isinstance(verdict, Garbled):
         assert 0 < len(verdict.reason.encode()) < 600
         return

@@ -10,8 +10,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from ductile import strict_yaml
-from ductile.files import Level
+from ductile.core.files import Level
+from ductile.core.formats import strict_yaml
 from ductile.plugin import fingerprint, registry
 from ductile.plugin.registry import Discovery, Plugin, discover, resolve_aliases
 from tests.plugins.bundled import build

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ductile.cli.plugin_trials import checked
+from ductile.cli.plugin.checks import checked
 from tests.e2e.service import Home
 from tests.plugins.bundled import PLUGINS, build
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ductile.authoring.schemas import full_schema, misfits
+from ductile.devkit.checks.schemas import full_schema, misfits
 from tests.plugins.bundled import PLUGINS, ask
 
 WEB = "https://github.com/octo/hello"

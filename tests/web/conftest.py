@@ -11,12 +11,12 @@ import pytest
 import trio
 from attrs import define, field, frozen
 
-from ductile.web.limits import Limits
-from ductile.web.listeners import Listener, open_tcp
-from ductile.web.message import Request, Response, json_response
-from ductile.web.proxies import NO_PROXIES, TrustedProxies
+from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route, Table
-from ductile.web.server import serve
+from ductile.web.server.limits import ConnectionLimits
+from ductile.web.server.listeners import Listener, open_tcp
+from ductile.web.server.proxies import NO_PROXIES, TrustedProxies
+from ductile.web.server.server import serve
 from ductile.web.site import Authorize, Served, Site
 
 
@@ -182,7 +182,7 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
 
     async def start(
         *routes: AnyRoute,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         grace_seconds: float = 5.0,
         listener: Listener | None = None,
         authorize: Authorize = everyone,
@@ -204,7 +204,7 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
                 site,
                 [server.listener],
                 stopping=server.stopping,
-                limits=limits or Limits(),
+                limits=limits or ConnectionLimits(),
                 grace_seconds=grace_seconds,
                 task_status=task_status,
             )

@@ -11,15 +11,16 @@ import pytest
 import trio
 import trio.testing
 
-from ductile.clock import Clock
-from ductile.hub import Hub
-from ductile.ledger import queue_reports, receipts
-from ductile.ledger.db import Db
-from ductile.ledger.jobs import enqueue
-from ductile.ledger.receipts import Answer, Ticket
-from ductile.ledger.writer import open_ledger
-from ductile.model import NewJob
-from ductile.web.desk import submit
+from ductile.core.clock import Clock
+from ductile.core.hub import Hub
+from ductile.core.model import NewJob
+from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.reports import queue_status
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.writer import open_ledger
+from ductile.ledger.tables import receipts
+from ductile.ledger.tables.receipts import StoredAnswer, Ticket
+from ductile.web.context import submit
 from ductile.web.idempotency import done_once, known_answer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,20 +32,20 @@ async def test_a_repeated_request_is_answered_when_the_first_one_is_durable(
 ) -> None:
     """A caller that gave up on a slow disk and comes again is not told of a job that a power cut could take back."""
     gate, begun = threading.Event(), threading.Event()
-    answers: list[Answer | None] = []
+    answers: list[StoredAnswer | None] = []
 
     def sync(descriptor: int) -> None:
         begun.set()
         assert gate.wait(30)
         os.fsync(descriptor)
 
-    monkeypatch.setattr("ductile.ledger.writer.os.fdatasync", sync)
+    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", sync)
     ticket = Ticket(scope="api:ada", key="k1", body_hash="b", keep=timedelta(days=1))
     async with open_ledger(tmp_path / "state" / "ductile.db") as ledger, trio.open_nursery() as nursery:
         desk: Any = SimpleNamespace(ledger=ledger, clock=Clock(), hub=Hub())
 
         async def ask_first() -> None:
-            act = Answer(job_id="job", text="{}")
+            act = StoredAnswer(job_id="job", text="{}")
             answers.append(await done_once(desk, ticket, lambda _: act))
 
         async def ask_again() -> None:
@@ -66,7 +67,7 @@ async def test_a_request_is_written_although_its_client_hangs_up(tmp_path: Path)
         with trio.CancelScope() as scope:
             scope.cancel()
             await submit(desk, lambda db: enqueue(db, JOB, now=NOW))
-        assert await ledger.read(queue_reports.depth) == 1
+        assert await ledger.read(queue_status.depth) == 1
         with trio.fail_after(30):
             await desk.hub.work_waiting()
 
@@ -75,10 +76,10 @@ async def test_the_receipt_is_there_before_the_request_is_acted_on(tmp_path: Pat
     """Of two transactions with one key only one gets as far as its act."""
     ticket = Ticket(scope="api:ada", key="k1", body_hash="b", keep=timedelta(days=1))
 
-    def act(db: Db) -> Answer:
+    def act(db: Db) -> StoredAnswer:
         again = receipts.once(db, ticket, lambda _: pytest.fail("it was acted on twice"), now=NOW)
         assert again.is_repeat
-        return Answer(job_id="job", text='{"n": 1}')
+        return StoredAnswer(job_id="job", text='{"n": 1}')
 
     async with open_ledger(tmp_path / "state" / "ductile.db") as ledger:
         await ledger.write(receipts.once, ticket, act, now=NOW)

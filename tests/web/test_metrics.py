@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ductile.meters import BOUNDS, Histogram, Meters
+from ductile.core.metrics import BOUNDS, Histogram, Meters
 from ductile.web.metrics import family, gauge, histograms, labelled
 
 SAMPLE = re.compile(r'^[a-z_]+(?:\{[a-z]+="(?:[^"\\\n]|\\.)*"(?:,[a-z]+="(?:[^"\\\n]|\\.)*")*\})? [-+.0-9e]+$')

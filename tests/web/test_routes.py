@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.errors import DuctileError
-from ductile.web.message import Channel, Refusal, Request
+from ductile.core.errors import DuctileError
+from ductile.web.messages import Channel, HTTPError, Request
 from ductile.web.routes import ChannelRoute, Route, Table, decode_path, decode_query
 
 
@@ -33,7 +33,7 @@ def table(described: Callable[..., Route]) -> Table:
 
 
 def refused(table: Table, method: str, path: str) -> tuple[int, str]:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(HTTPError) as refusal:
         table.match(method, path)
     response = refusal.value.response
     return response.status, dict(response.headers).get("allow", "")
@@ -122,7 +122,7 @@ def test_a_path_is_decoded_once(raw: str, path: str) -> None:
 )  # fmt: skip
 def test_a_path_with_two_readings_is_refused(raw: str) -> None:
     """Hidden separators, dot segments, control characters and broken encodings never reach a handler."""
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(HTTPError) as refusal:
         decode_path(raw)
     assert refusal.value.response.status == 400
 
@@ -132,7 +132,7 @@ def test_no_accepted_path_can_climb_or_split(raw: str) -> None:
     """Whatever is accepted has as many segments as were written, and none of them is a dot segment."""
     try:
         path = decode_path("/" + raw)
-    except Refusal:
+    except HTTPError:
         return
     assert path.count("/") == 1 + raw.count("/")
     assert not {".", ".."} & set(path.split("/"))
@@ -148,6 +148,6 @@ def test_query_arguments_keep_every_value() -> None:
 @pytest.mark.parametrize("raw", ["a=%zz", "a=%ff", "&".join(f"a{n}=1" for n in range(101)), "a=\u00fc"])
 def test_a_broken_or_endless_query_is_refused(raw: str) -> None:
     """A query is read completely or not at all."""
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(HTTPError) as refusal:
         decode_query(raw)
     assert refusal.value.response.status == 400

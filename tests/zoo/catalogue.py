@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from ductile.engine.process.limits import Limits
+from ductile.engine.process.limits import ResourceLimits
 
 ZOO = Path(__file__).parent
 MIB = 1 << 20
@@ -48,7 +48,7 @@ class Animal:
     routed: int = 0
     keeps_state: bool = False
     config: Mapping[str, Any] = Factory(dict)
-    limits: Limits | None = None
+    limits: ResourceLimits | None = None
     request_bytes: int = 0
     breakage: str | None = None
     runs_alone: bool = False
@@ -329,13 +329,13 @@ ANIMALS: tuple[Animal, ...] = (
     *_one("z54_child_keeps_pipes", _S, "within a second of the leader's exit; the child is killed; a warning"),
     *_one("z55_daemon_keeps_pipes", _S, "the same"),
     *_one("z56_daemon_without_traces", _S, "found by adoption and killed; a warning"),
-    *_one("z57_fork_bomb", _S, "all are killed; root is above the limit", limits=Limits(processes=200)),
-    *_one("z58_memory_hog", _retry("stderr: MemoryError"), limits=Limits(address_space=512 * MIB)),
+    *_one("z57_fork_bomb", _S, "all are killed; root is above the limit", limits=ResourceLimits(processes=200)),
+    *_one("z58_memory_hog", _retry("stderr: MemoryError"), limits=ResourceLimits(address_space=512 * MIB)),
     _retry("Too many open files").animal(
-        "z59_resource_hog", variant="files", config={"variant": "files"}, limits=Limits(open_files=256)
+        "z59_resource_hog", variant="files", config={"variant": "files"}, limits=ResourceLimits(open_files=256)
     ),
     _retry("File too large").animal(
-        "z59_resource_hog", variant="disk", config={"variant": "disk"}, limits=Limits(file_size=8 * MIB)
+        "z59_resource_hog", variant="disk", config={"variant": "disk"}, limits=ResourceLimits(file_size=8 * MIB)
     ),
     Animal(
         folder="z60_kills_its_parent",

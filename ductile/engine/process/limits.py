@@ -20,7 +20,7 @@ def _limit() -> int | None:
 
 
 @frozen
-class Limits:
+class ResourceLimits:
     """`plugins.<name>.limits`: what one run may use at most. Sizes in bytes; None leaves the limit of the service."""
 
     address_space: int | None = _limit()
@@ -30,13 +30,13 @@ class Limits:
     file_size: int | None = _limit()
 
 
-def limited(argv: Sequence[str], limits: Limits | None) -> list[str]:
+def limited(argv: Sequence[str], limits: ResourceLimits | None) -> list[str]:
     """The command that runs `argv` under these limits; unchanged where there are none."""
     steps = [] if limits is None else _ulimits(limits)
     return [_SHELL, "-c", " && ".join([*steps, 'exec "$@"']), argv[0], *argv] if steps else list(argv)
 
 
-def _ulimits(limits: Limits) -> list[str]:
+def _ulimits(limits: ResourceLimits) -> list[str]:
     steps = []
     if limits.address_space is not None:
         steps.append(f"ulimit -v {_allowed(limits.address_space, resource.RLIMIT_AS) // _KIB or 1}")

@@ -14,10 +14,10 @@ from enum import StrEnum
 import trio
 from attrs import define, field, frozen
 
+from ductile.core.secret import Mask
 from ductile.engine.process.descendants import KILL_TIMEOUT_SECONDS, ProcessTable, Swept
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed, start_process
 from ductile.engine.process.streams import HeadBuffer, TailBuffer
-from ductile.secret import Mask
 
 PIPE_DRAIN_SECONDS = 1.0
 """How long a process that survived the sweep can keep the pipes of its attempt open."""

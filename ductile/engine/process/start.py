@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from ductile.engine.process.descendants import tag_children
 from ductile.engine.process.exec_errors import explain_refusal, predict_refusal
-from ductile.engine.process.limits import Limits, limited
+from ductile.engine.process.limits import ResourceLimits, limited
 from ductile.engine.process.streams import Caps
 
 # An ignored signal is inherited: Python ignores SIGPIPE and SIGXFSZ, a shell's `nohup` or `&` others.
@@ -33,7 +33,7 @@ class ProcessSpec:
     timeout_seconds: float
     grace_seconds: float = 5.0
     caps: Caps = field(factory=Caps)
-    limits: Limits | None = None
+    limits: ResourceLimits | None = None
 
 
 @frozen

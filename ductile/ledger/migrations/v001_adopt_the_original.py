@@ -8,7 +8,7 @@ its root. Columns or tables an older original lacks become NULL or stay empty.
 import sqlite3
 from collections.abc import Iterator, Mapping
 
-from ductile.clock import from_text, to_text
+from ductile.core.clock import from_text, to_text
 
 _EPOCH = "1970-01-01T00:00:00.000000Z"
 _TABLES = (

@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from ductile.engine.process import procfs
-from ductile.engine.process.limits import Limits, limited
+from ductile.engine.process.limits import ResourceLimits, limited
 from ductile.engine.process.procfs import (
     INSTANCE_MARKER,
     ProcessId,
@@ -239,13 +239,13 @@ def test_a_hardened_service_dumps_nothing_adopts_orphans_and_leaks_no_descriptor
 
 def test_without_limits_no_shell_is_in_between() -> None:
     """The ordinary spawn stays fast."""
-    assert limited(["/plugin"], None) == limited(["/plugin"], Limits()) == ["/plugin"]
+    assert limited(["/plugin"], None) == limited(["/plugin"], ResourceLimits()) == ["/plugin"]
 
 
 def test_a_limit_above_the_hard_limit_of_the_service_is_lowered_to_it() -> None:
     """An ordinary user could not raise it, and the plugin would not start."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert f"ulimit -n {hard} " in limited(["/plugin"], Limits(open_files=hard + 1))[2] + " "
+    assert f"ulimit -n {hard} " in limited(["/plugin"], ResourceLimits(open_files=hard + 1))[2] + " "
 
 
 def test_the_name_of_this_boot_does_not_change() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ductile.engine.process import procfs
 from ductile.engine.process.descendants import ProcessTable
-from ductile.engine.process.limits import Limits
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.procfs import identify, is_same
 from ductile.engine.process.run import PIPE_DRAIN_SECONDS, Cause, Finished, StopRequest
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed, start_process
@@ -482,10 +482,10 @@ SPAWN_REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("limits", [None, Limits(open_files=64)], ids=["direct", "with_limits"])
+@pytest.mark.parametrize("limits", [None, ResourceLimits(open_files=64)], ids=["direct", "with_limits"])
 @pytest.mark.parametrize("how", SPAWN_REFUSALS)
 async def test_what_cannot_be_spawned_says_why(
-    how: str, limits: Limits | None, make_script: MakeScript, env: Env
+    how: str, limits: ResourceLimits | None, make_script: MakeScript, env: Env
 ) -> None:
     """A broken entrypoint is named in words and as errno, with and without the shell that sets limits."""
     script = make_script("echo hello")
@@ -615,7 +615,7 @@ async def test_limits_are_what_the_plugin_gets(make_plugin: MakePlugin, env: Env
         for name in ("AS", "NOFILE", "NPROC", "CPU", "FSIZE"):
             print(name, *resource.getrlimit(getattr(resource, "RLIMIT_" + name)))
     """)
-    limits = Limits(address_space=512 * MIB, open_files=64, processes=1000, cpu_seconds=30, file_size=4 * MIB)
+    limits = ResourceLimits(address_space=512 * MIB, open_files=64, processes=1000, cpu_seconds=30, file_size=4 * MIB)
     finished = await run(plugin.argv, env, limits=limits)
     assert finished.stdout.decode().split("\n")[:-1] == [
         f"AS {512 * MIB} {512 * MIB}",
@@ -628,7 +628,7 @@ async def test_limits_are_what_the_plugin_gets(make_plugin: MakePlugin, env: Env
 
 async def test_a_plugin_with_limits_is_still_the_leader_of_its_session(env: Env) -> None:
     """The shell that sets limits becomes the plugin: same pid, same group, same deadline."""
-    finished = await run(animal("z61_spy"), env, limits=Limits(open_files=64))
+    finished = await run(animal("z61_spy"), env, limits=ResourceLimits(open_files=64))
     assert json.loads(json.loads(finished.stdout)["result"])["session_is_own"]
 
 

@@ -1,0 +1,221 @@
+"""`ductile system describe`: everything a program must know to operate Ductile, as one value.
+
+What commands there are comes from the commands themselves; what can be run comes from the service, or from the files
+while none runs. `skills` tells the same in Markdown.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ductile.cli.base import options, output
+from ductile.core.errors import ConfigMissing, NotFound, ServiceUnreachable, did_you_mean
+
+
+@click.command("describe")
+@click.argument("words", nargs=-1, metavar="[NOUN [ACTION]]")
+@options.config
+@options.service
+@options.as_json
+def describe(words: tuple[str, ...], as_json: bool, **where: Any) -> None:
+    """Describe everything there is: commands with flags, side effects and scopes, error codes, plugins and pipelines.
+
+    Plugins and pipelines are those of the running service, or of the files while none runs; without a configuration
+    there are none. All of it is a long text: with NOUN, or NOUN and ACTION, only these commands are described.
+
+    Example: ductile system describe job why --json
+    """
+    if words:
+        output.show(commands_named(words), as_json=as_json, human=_command_lines)
+    else:
+        output.show(description(where), as_json=as_json, human=_lines)
+
+
+def description(where: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it; `where` are the flags that name a configuration or a service."""
+    from ductile import __version__
+    from ductile.cli import NOUNS, SHORT_FORMS, ductile
+    from ductile.cli.agents.error_codes import ERROR_CODES, EXIT_CODES
+    from ductile.cli.agents.side_effects import KINDS
+
+    return {
+        "version": __version__,
+        "nouns": NOUNS,
+        "commands": [_command(name, command) for name, command in actions(ductile)],
+        "short_forms": {name: " ".join(action) for name, action in SHORT_FORMS.items()},
+        "side_effects": KINDS,
+        "exit_codes": {str(code): meaning for code, meaning in EXIT_CODES.items()},
+        "error_codes": ERROR_CODES,
+        **installed(where),
+    }
+
+
+# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def actions(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name but the short forms and the hidden ones, by name."""
+    from ductile.cli import SHORT_FORMS
+
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from actions(command, (*path, name))
+        elif command is not None and not command.hidden and (path or name not in SHORT_FORMS):
+            yield " ".join((*path, name)), command
+
+
+def commands_named(words: tuple[str, ...]) -> dict[str, Any]:
+    """The commands whose names begin with these words; NotFound if there are none."""
+    from ductile import __version__
+    from ductile.cli import ductile
+    from ductile.cli.agents.side_effects import KINDS
+
+    every, asked = dict(actions(ductile)), " ".join(words)
+    found = [_command(name, command) for name, command in every.items() if f"{name} ".startswith(f"{asked} ")]
+    if not found:
+        known = {*every, *(name.partition(" ")[0] for name in every)}
+        hint = "`ductile system describe` lists all commands"
+        raise NotFound(f"there is no command {asked[:80]!r}{did_you_mean(asked, known)}", hint=hint)
+    kinds = {one["side_effect"] for one in found}
+    return {
+        "version": __version__,
+        "commands": found,
+        "side_effects": {kind: meaning for kind, meaning in KINDS.items() if kind in kinds},
+    }
+
+
+def _command(name: str, command: click.Command) -> dict[str, Any]:
+    from ductile.cli.agents.side_effects import EFFECTS
+
+    effect = EFFECTS[name]
+    help_text, _, example = (command.help or "").partition("Example: ")
+    paragraphs = [" ".join(part.split()) for part in help_text.split("\n\n") if part.strip()]
+    return {
+        "command": name,
+        "summary": paragraphs[0].partition(". ")[0].rstrip("."),
+        "help": "\n\n".join(paragraphs),
+        "example": example.strip(),
+        "side_effect": effect.kind,
+        "routes": list(effect.routes),
+        "scopes": effect.scopes,
+        "arguments": [_argument(one) for one in command.params if isinstance(one, click.Argument)],
+        "options": [_option(one) for one in command.params if isinstance(one, click.Option)],
+    }
+
+
+def _argument(argument: click.Argument) -> dict[str, Any]:
+    return {
+        "name": argument.name,
+        "type": _type(argument),
+        "required": argument.required,
+        "repeatable": argument.nargs == -1,
+        **_choices(argument),
+    }
+
+
+def _option(option: click.Option) -> dict[str, Any]:
+    shown = {
+        "flags": [*option.opts, *option.secondary_opts],
+        "type": _type(option),
+        "required": option.required,
+        "repeatable": option.multiple,
+        **_choices(option),
+        "help": option.help or "",
+    }
+    default = option.to_info_dict()["default"]
+    return shown | ({"default": default} if isinstance(default, str | int | float) and not option.is_flag else {})
+
+
+def _type(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        return "flag"
+    names = {"text": "string", "path": "path", "integer range": "integer", "float range": "number", "float": "number"}
+    return names.get(parameter.type.name, parameter.type.name)
+
+
+def _choices(parameter: click.Parameter) -> dict[str, Any]:
+    kind = parameter.type
+    if isinstance(kind, click.Choice):
+        return {"choices": [str(choice) for choice in kind.choices]}
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        return {"minimum": kind.min, "maximum": kind.max}
+    return {}
+
+
+# ── what can be run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def installed(where: Mapping[str, Any]) -> dict[str, Any]:
+    """The plugins with their commands and schemas, the pipelines, and who says so."""
+    from ductile.cli.base.connect import client_for
+
+    try:
+        return {"source": "service", **_in_service(client_for(where))}
+    except ServiceUnreachable:
+        if where["api_url"]:
+            raise
+        return {"source": "files", **_in_files(options.chosen(where["config_path"], where["config_dir"]))}
+    except ConfigMissing:
+        if where["config_path"] or where["config_dir"]:
+            raise
+        return {"source": "nothing: no configuration was found", "plugins": [], "pipelines": []}
+
+
+def _in_service(service: Any) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    names = [plugin["name"] for plugin in service.ask("GET", "/plugins")["plugins"]]
+    skills = service.ask("GET", "/skills")["skills"]
+    return {
+        "plugins": [service.ask("GET", f"/plugin/{quote(name, safe='')}") for name in names],
+        "pipelines": [_pipeline(skill) for skill in skills if skill["kind"] == "pipeline"],
+    }
+
+
+def _in_files(explicit: Path | None) -> dict[str, Any]:
+    from ductile.cli.schedule.facts import snapshot_of
+    from ductile.web.views.catalog import plugin_view, run_view
+
+    snapshot = snapshot_of(explicit)
+    return {
+        "plugins": [plugin_view(lane) for _, lane in sorted(snapshot.lanes.items())],
+        "pipelines": [_pipeline(run_view(plan)) for plan in snapshot.plans.by_name.values()],
+    }
+
+
+def _pipeline(skill: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("trigger", "execution_mode", "timeout_secs", "description", "endpoint")
+    return {"name": skill["pipeline"], **{name: skill[name] for name in names}}
+
+
+# ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _command_lines(shown: dict[str, Any]) -> Iterator[str]:
+    rows = [
+        (one["command"], one["side_effect"], ", ".join(one["scopes"]) or "-", one["summary"])
+        for one in shown["commands"]
+    ]
+    yield from output.table([("COMMAND", "SIDE EFFECT", "SCOPES", "ABOUT"), *rows])
+
+
+def _lines(shown: dict[str, Any]) -> Iterator[str]:
+    yield f"Ductile {shown['version']}"
+    yield ""
+    yield "Commands, and what they do to the world:"
+    yield from _command_lines(shown)
+    yield ""
+    yield f"Plugins and pipelines ({shown['source']}):"
+    runs = [
+        (f"{plugin['name']}.{command['name']}", command["type"], command["description"])
+        for plugin in shown["plugins"]
+        for command in plugin["commands"]
+    ]
+    runs += [(one["name"], one["execution_mode"], f"on {one['trigger']}") for one in shown["pipelines"]]
+    yield from output.table(runs) or ["none"]
+    yield ""
+    yield "`ductile system describe --json` has everything: flags, schemas, exit codes, error codes."

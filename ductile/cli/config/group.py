@@ -1,0 +1,201 @@
+"""`ductile config`: make, check and seal the configuration. Editing and looking have files of their own."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ductile.cli.base import options, output
+from ductile.cli.base.click_base import LazyGroup
+from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
+
+DEFAULT_DIRECTORY = "~/.config/ductile"
+COMMAND_MODULES = {
+    "backup": "config.archive.backup",
+    "get": "config.view.get",
+    "plan": "config.plan.plan",
+    "plugin": "config.edit.plugin",
+    "restore": "config.archive.restore",
+    "route": "config.edit.route",
+    "scope": "config.scope.scope",
+    "set": "config.edit.set_value",
+    "show": "config.view.show",
+    "token": "config.token.token",
+    "webhook": "config.edit.webhook",
+}
+
+
+@click.group("config", cls=LazyGroup, modules=COMMAND_MODULES)
+def group() -> None:
+    """Make, check, change, seal and look at the configuration."""
+
+
+@group.command("init")
+@click.option(
+    "--config-dir",
+    "--config",
+    "directory",
+    type=click.Path(path_type=Path),
+    help=f"Where. Default: $DUCTILE_CONFIG_DIR or {DEFAULT_DIRECTORY}.",
+)
+@click.option("--demo", is_flag=True, help="With two plugins, a pipeline, a webhook, the API and fresh secrets.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65534),
+    default=8080,
+    show_default=True,
+    help="Where the API listens on this host; webhooks come in at the next one.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@options.dry_run
+@options.as_json
+def init(directory: Path | None, demo: bool, port: int, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Make a first configuration: files, directories and the seal.
+
+    Example: ductile config init --demo --config-dir ./my-config
+    """
+    from ductile.config import scaffold
+
+    where = Path(os.path.abspath((directory or default_directory()).expanduser()))
+    planned = scaffold.plan(demo=demo, port=port)
+    scaffold.require_free(where, planned, force=force)
+    if not dry_run:
+        scaffold.write(where, planned)
+        _lock(where / "config.yaml")
+    result = {
+        "directory": str(where),
+        "files": [*planned.files, ".checksums", *(f"plugins/{plugin.name}/" for plugin in planned.plugins)],
+        "token": planned.token if not dry_run else None,
+        "dry_run": dry_run,
+    }
+    output.show(result, as_json=as_json, human=_init_lines)
+
+
+def _init_lines(result: dict[str, Any]) -> list[str]:
+    lines = [f"{'would make' if result['dry_run'] else 'made'} {result['directory']}"]
+    lines += [f"  {name}" for name in result["files"]]
+    if result["token"]:
+        lines += [f"API token (kept in .env): {result['token']}"]
+    return [*lines, f"next: ductile config check --config {result['directory']}"]
+
+
+@group.command("check")
+@options.config
+@click.option("--strict", is_flag=True, help="Exit 3 when there are warnings.")
+@click.option("--format", "form", type=click.Choice(["human", "json"]), help="The same as --json.")
+@options.as_json
+@options.verbose
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config_path: Path | None,
+    config_dir: Path | None,
+    strict: bool,
+    form: str | None,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Load the configuration, verify the seal, find the plugins, and say everything that is wrong.
+
+    Exit codes: 0 valid, 3 valid with warnings under --strict, 78 invalid.
+
+    Example: ductile config check --strict --json
+    """
+    from ductile.config.checks.doctor import examine
+
+    as_json = as_json or form == "json"
+    try:
+        config = _load(options.chosen(config_path, config_dir), verbose=verbose)
+        report = examine(config).report
+        errors, warnings = report.errors, report.warnings
+        failure: DuctileError | None = ConfigInvalid(errors) if errors else None
+    except ConfigInvalid as invalid:
+        failure, errors, warnings = invalid, invalid.complaints, ()
+    result: dict[str, Any] = {
+        "valid": failure is None,
+        "errors": [complaint.as_data() for complaint in errors],
+        "warnings": [complaint.as_data() for complaint in warnings],
+    }
+    if failure is not None:
+        result |= output.as_error(failure)
+    output.show(result, as_json=as_json, human=lambda _: _check_lines(errors, warnings))
+    if failure is not None:
+        if failure.hint != ConfigInvalid.hint and not as_json:
+            output.note(f"hint: {failure.hint}")
+        return failure.exit_code
+    return output.WARNINGS_EXIT if strict and warnings else 0
+
+
+def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...]) -> list[str]:
+    lines = [f"error: {complaint}" for complaint in errors] + [f"warning: {complaint}" for complaint in warnings]
+    counts = f"{output.counted(len(errors), 'error')}, {output.counted(len(warnings), 'warning')}"
+    return [*lines, f"configuration is {'invalid' if errors else 'valid'}: {counts}"]
+
+
+@group.command("lock")
+@options.config
+@options.dry_run
+@options.as_json
+@options.verbose
+def lock(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool, verbose: bool) -> None:
+    """Seal what is there: hashes of every loaded file and every configured plugin go into .checksums.
+
+    Example: ductile config lock --dry-run
+    """
+    result = _lock(_found(options.chosen(config_path, config_dir)), dry_run=dry_run)
+    output.show(result, as_json=as_json, human=lambda sealed: _lock_lines(sealed, verbose=verbose))
+
+
+def _lock(root: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    from ductile.config.seal.approve import seal_configuration
+
+    sealed = seal_configuration(root, now=datetime.now(UTC), dry_run=dry_run)
+    return {
+        "seal": str(sealed.path),
+        "changes": sealed.changes,
+        "files": sorted(sealed.seal.hashes),
+        "plugins": sorted(sealed.seal.plugins),
+        "dry_run": dry_run,
+    }
+
+
+def _lock_lines(result: dict[str, Any], *, verbose: bool) -> list[str]:
+    verb = "would seal" if result["dry_run"] else "sealed"
+    counts = f"{output.counted(len(result['files']), 'file')} and {output.counted(len(result['plugins']), 'plugin')}"
+    lines = [f"{verb} {counts} in {result['seal']}"]
+    lines += [f"  {change}" for change in result["changes"]] or ["  nothing changed"]
+    return lines + ([f"  = {name}" for name in result["files"]] if verbose else [])
+
+
+@group.command("schema")
+@options.as_json
+def schema(as_json: bool) -> None:
+    """Print the JSON Schema of the configuration; editors can use it for completion.
+
+    Example: ductile config schema > ductile.schema.json
+    """
+    from ductile.config.views.schema import schema as build
+
+    output.show(build(), as_json=True, human=lambda _: ())
+
+
+def default_directory() -> Path:
+    return Path(os.environ.get("DUCTILE_CONFIG_DIR") or DEFAULT_DIRECTORY)
+
+
+def _found(explicit: Path | None) -> Path:
+    from ductile.config.load.sources import find
+
+    return find(explicit, os.environ).path
+
+
+def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
+    from ductile.config.load.load import load
+    from ductile.config.load.sources import find
+
+    found = find(explicit, os.environ)
+    if verbose:
+        output.note(f"configuration: {found.path} ({found.origin})")
+    return load(found.path)

@@ -1,0 +1,123 @@
+"""A local run as plain data: the exact request and answer, how the process ended, and what a service would do next.
+
+Secrets are masked here, once, for everything that is shown. Decides nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ductile.config.views.show import without_secrets
+from ductile.core.errors import Unreadable
+from ductile.core.formats import strict_json
+from ductile.core.model import Completion, Dead, Failed, Retried, Skipped, Succeeded
+from ductile.core.secret import Mask
+from ductile.devkit.local.attempt import LocalRun
+from ductile.engine.judge import backoff
+from ductile.engine.process.run import Finished
+from ductile.engine.process.start import SpawnFailed
+
+MOST_DELAYS = 20
+
+
+def told(local: LocalRun, mask: Mask) -> dict[str, Any]:
+    """Everything there is to know about the run."""
+    shown: dict[str, Any] = {
+        "plugin": local.job.plugin,
+        "command": local.job.command,
+        "job_id": local.job.id,
+        "request": _request(local.request, mask),
+        **_process(local.run, mask),
+        "verdict": verdict_of(local),
+        "error": getattr(local.verdict.outcome, "error", None),
+        "retry": _retry(local),
+        "warnings": [*(local.ready.warnings if local.ready else ()), *_notes(local)],
+        "would": _consequences(local.ending, mask),
+    }
+    return shown
+
+
+def verdict_of(local: LocalRun) -> str:
+    """In one word how a service would judge the attempt."""
+    match local.verdict.outcome:
+        case Succeeded():
+            return "succeeded"
+        case Retried():
+            return "retried"
+        case Failed():
+            return "failed"
+        case Dead():
+            return "dead"
+        case Skipped():
+            return "skipped"
+    return "interrupted"
+
+
+def answer_of(stdout: bytes) -> Any:
+    """What the plugin answered, as data where it is JSON; None if it said nothing."""
+    if not stdout.strip():
+        return None
+    try:
+        return strict_json.loads(stdout)
+    except Unreadable:
+        return stdout.decode("utf-8", "backslashreplace")
+
+
+def _request(request: bytes, mask: Mask) -> dict[str, Any] | None:
+    if not request:
+        return None
+    content: dict[str, Any] = strict_json.loads(request)
+    shown = mask.everywhere(content)
+    return {**shown, "config": without_secrets(content["config"], mask)} if "config" in content else shown
+
+
+def _process(run: Finished | SpawnFailed | None, mask: Mask) -> dict[str, Any]:
+    if not isinstance(run, Finished):
+        return {"started": False, "response": None, "stderr": "", "exit_code": None, "signal": None}
+    return {
+        "started": True,
+        "response": mask.everywhere(answer_of(run.stdout)),
+        "stderr": run.words(mask),
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "ending": str(run.cause),
+        "duration_ms": round(run.duration * 1000, 1),
+        "left_processes": run.swept + (run.pipe_held and not run.swept),
+    }
+
+
+def _retry(local: LocalRun) -> dict[str, Any] | None:
+    """When a service would try again, and how often at most."""
+    outcome, job = local.verdict.outcome, local.job
+    if not isinstance(outcome, Retried) or local.ready is None:
+        return None
+    base = local.ready.policy.backoff_base
+    tries = range(1, min(job.max_attempts, MOST_DELAYS + 1))
+    return {
+        "in_seconds": outcome.delay.total_seconds(),
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "backoff_seconds": [backoff(base, attempt, 0.0).total_seconds() for attempt in tries],
+    }
+
+
+def _notes(local: LocalRun) -> tuple[str, ...]:
+    return local.verdict.response.notes if local.verdict.response else ()
+
+
+def _consequences(ending: Completion | None, mask: Mask) -> Mapping[str, Any]:
+    """What would be recorded and enqueued; nothing for an attempt that is not the last word."""
+    if ending is None:
+        return {"jobs": [], "facts": [], "state_updates": None, "notes": []}
+    return {
+        "jobs": [
+            {"plugin": new.plugin, "command": new.command, "pipeline": new.pipeline, "step_id": new.step_id}
+            for new in ending.children
+        ],
+        "facts": [{"fact_type": fact.fact_type, "fact": _json(fact.fact_json, mask)} for fact in ending.facts],
+        "state_updates": _json(ending.state_updates, mask) if ending.state_updates else None,
+        "notes": [{"kind": note.kind, "data": mask.everywhere(dict(note.data))} for note in ending.notes],
+    }
+
+
+def _json(text: str, mask: Mask) -> Any:
+    return mask.everywhere(strict_json.loads(text))

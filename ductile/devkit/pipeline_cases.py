@@ -1,0 +1,204 @@
+"""Cases for pipelines: what goes in, what the plugins are made to answer, and how the run must go.
+
+A case is a dry run whose story is compared with the one that was written down. The functions that decide are those of
+the service; retries, dedupe and time do not exist here.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ductile.config.snapshot import Snapshot
+from ductile.core.errors import DuctileError, did_you_mean
+from ductile.core.files import read_regular
+from ductile.core.formats import strict_yaml
+from ductile.devkit.fixtures.matching import mismatches
+from ductile.pipeline.compile.plan import Plan
+from ductile.pipeline.dry_run.answers import read_answers
+from ductile.pipeline.dry_run.dry_run import NOT_REACHED, DryRunLine, Rehearsal, rehearse
+from ductile.pipeline.run.route import TooManyFollowUps
+
+_FILE_KEYS = ("cases",)
+_CASE_KEYS = ("name", "pipeline", "event", "payload", "answers", "expect")
+_EVENT_KEYS = ("type", "source", "payload")
+_EXPECTED_KEYS = ("starts", "status", "path", "steps")
+SUCCESS = {"status": "succeeded"}
+"""What a case expects that does not say what."""
+CUT = "the run has more jobs than service.limits.tree_jobs allows; it was not played to its end"
+_RUNS = ("uses", "relay", "route")
+"""Kinds of lines that are jobs of plugins or peers; the others are decisions and joins."""
+
+
+class CaseInvalid(DuctileError):
+    """A pipeline case cannot be read."""
+
+    code, exit_code, status = "case_invalid", 78, 400
+    hint = "a case is {pipeline: NAME, payload: {…}, expect: {path: [STEP, …]}}"
+
+
+@frozen(kw_only=True)
+class Case:
+    """One run as somebody expects it. With an `event` it is asked whether that starts the pipeline at all."""
+
+    name: str
+    pipeline: str
+    payload: Mapping[str, Any]
+    event: Mapping[str, Any] | None = None
+    answers: Mapping[str, Any] = field(factory=dict)
+    expect: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class CaseReport:
+    """How the run went, and where that is not what was expected."""
+
+    case: Case
+    shown: Mapping[str, Any]
+    differences: tuple[str, ...]
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases in the file; CaseInvalid, FileRefused or Unreadable say what is wrong with it."""
+    content = read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
+    data = _object(path, strict_yaml.load(content, source=str(path)).data(), "the file", _FILE_KEYS)
+    cases = data.get("cases")
+    if not isinstance(cases, list) or not cases:
+        raise CaseInvalid(f"{path}: `cases` must be a list with at least one case")
+    return [_case(path, index, case) for index, case in enumerate(cases)]
+
+
+def _case(path: Path, index: int, data: Any) -> Case:
+    where = f"cases[{index}]"
+    content = _object(path, data, where, _CASE_KEYS)
+    if not isinstance(content.get("pipeline"), str):
+        raise CaseInvalid(f"{path}: {where}.pipeline must name a pipeline")
+    event = _object(path, content["event"], f"{where}.event", _EVENT_KEYS) if "event" in content else None
+    if event is not None and ("payload" in content or not isinstance(event.get("type"), str)):
+        raise CaseInvalid(f"{path}: {where}: an event has a `type`, and carries the payload itself")
+    carrier, within = (content, where) if event is None else (event, f"{where}.event")
+    expect = _object(path, content.get("expect", SUCCESS), f"{where}.expect", _EXPECTED_KEYS)
+    path_of_run = expect.get("path", [])
+    if not isinstance(path_of_run, list) or not all(isinstance(step, str) for step in path_of_run):
+        raise CaseInvalid(f"{path}: {where}.expect.path must be a list of steps")
+    return Case(
+        name=str(content.get("name") or f"case {index + 1}"),
+        pipeline=content["pipeline"],
+        payload=_object(path, carrier.get("payload", {}), f"{within}.payload"),
+        event=event,
+        answers=_object(path, content.get("answers", {}), f"{where}.answers"),
+        expect={**expect, "steps": _object(path, expect.get("steps", {}), f"{where}.expect.steps")},
+    )
+
+
+def _object(path: Path, data: Any, what: str, known: tuple[str, ...] | None = None) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise CaseInvalid(f"{path}: {what} must be an object")
+    for name in data:
+        if known is not None and name not in known:
+            hint = f"known: {', '.join(known)}"
+            raise CaseInvalid(f"{path}: {what} has no key {name!r}{did_you_mean(name, known)}", hint=hint)
+    return data
+
+
+# ── playing one ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def play_case(case: Case, snapshot: Snapshot) -> CaseReport:
+    """The case was walked through; nothing was run or recorded."""
+    try:
+        plan = snapshot.plans.named(case.pipeline)
+        answers = read_answers(dict(case.answers), plan.nodes)
+        limits, now = snapshot.config.settings.service.limits, datetime.now(UTC)
+        found = rehearse(
+            plan,
+            case.payload,
+            snapshot.world,
+            answers,
+            now=now,
+            most_jobs=limits.tree_jobs,
+            most_hops=limits.hops,
+        )
+    except (DuctileError, TooManyFollowUps) as error:
+        return CaseReport(case=case, shown={}, differences=(str(error),))
+    why = _why_not(case, plan, found)
+    shown = _not_started(why) if why else _story(plan, found)
+    shown = snapshot.config.mask.everywhere(shown)
+    cut = (CUT,) if shown["starts"] and not found.is_complete else ()
+    return CaseReport(case=case, shown=shown, differences=(*cut, *_differences(case, shown, plan)))
+
+
+def _why_not(case: Case, plan: Plan, found: Rehearsal) -> str | None:
+    """Why the event does not start the pipeline; None if it does, or if the pipeline is run by name."""
+    if case.event is None:
+        return None
+    kind, source = case.event["type"], case.event.get("source")
+    if kind != (plan.on or plan.hook):
+        return f"it waits for {plan.on or plan.hook}, not for {kind}"
+    if not plan.takes_from(source):
+        return f"it takes events of {plan.from_plugin}, not of {source or 'nobody'}"
+    return None if found.would_start else "its own `if` is false"
+
+
+def _not_started(why: str) -> dict[str, Any]:
+    return {"starts": False, "why": why, "status": None, "path": [], "steps": {}}
+
+
+def _story(plan: Plan, found: Rehearsal) -> dict[str, Any]:
+    steps: dict[str, Any] = {}
+    for line in found.lines:
+        # An `if` and the step behind it have one name; what became of the step says more.
+        if line.outcome != "entered":
+            steps[_label(plan, line)] = _told(line)
+    ran = [_label(plan, line) for line in found.lines if line.kind in _RUNS and line.outcome != NOT_REACHED]
+    return {"starts": True, "why": None, "status": str(found.status), "path": ran, "steps": steps}
+
+
+def _label(plan: Plan, line: DryRunLine) -> str:
+    items = f"[{'.'.join(map(str, line.indexes))}]" if line.indexes else ""
+    elsewhere = f"{line.pipeline}: " if line.pipeline not in (plan.name, None) else ""
+    return f"{elsewhere}{line.step}{items}"
+
+
+def _told(line: DryRunLine) -> dict[str, Any]:
+    return {
+        "outcome": line.outcome,
+        "why": line.why,
+        "plugin": line.plugin,
+        "command": line.command,
+        "payload": line.payload,
+        "baggage": dict(line.baggage),
+        "tolerated": line.tolerated,
+    }
+
+
+def _differences(case: Case, shown: dict[str, Any], plan: Plan) -> Iterator[str]:
+    expect = case.expect
+    starts = expect.get("starts", True)
+    if starts is not shown["starts"]:
+        why = f": {shown['why']}" if shown["why"] else ""
+        yield f"starts: expected {str(starts).lower()}, but it {'starts' if shown['starts'] else 'does not start'}{why}"
+        return
+    if "status" in expect and expect["status"] != shown["status"]:
+        yield f"status: expected {expect['status']}, found {shown['status']}"
+    if "path" in expect and expect["path"] != shown["path"]:
+        yield from _path_differences(expect["path"], shown)
+    for step, expected in expect["steps"].items():
+        if step in shown["steps"]:
+            yield from mismatches(expected, shown["steps"][step], at=f"steps.{step}")
+        else:
+            yield f"steps.{step}: there is no such step{did_you_mean(step, shown['steps'])}"
+
+
+def _path_differences(expected: list[str], shown: dict[str, Any]) -> Iterator[str]:
+    """Both paths in one, and of every step that stands in only one of them what became of it."""
+    from difflib import unified_diff
+
+    yield "path: not as expected (- expected, + found)"
+    whole = len(expected) + len(shown["path"])
+    _, _, _, *lines = unified_diff(expected, shown["path"], n=whole, lineterm="")
+    for line in lines:
+        step = shown["steps"].get(line[1:]) if line[0] in "-+" else None
+        yield f"  {line[0]} {line[1:]}" + (f"   ({step['outcome']}: {step['why']})" if step else "")

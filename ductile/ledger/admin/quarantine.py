@@ -1,0 +1,89 @@
+"""A job that cannot be recorded, recovered or decided is set apart: dead, with the reason, waited for by nobody.
+
+Its statements bend to whatever the row holds, so that the fault that led here does not stop them too. Called by
+`endings`, `recover` and `settle`.
+"""
+
+from datetime import datetime
+
+from ductile.core.clock import to_text
+from ductile.core.model import JobStatus
+from ductile.ledger.completion import attempts
+from ductile.ledger.completion.record import Recorded
+from ductile.ledger.queue import dedupe
+from ductile.ledger.storage.db import Db, RowFault, written_or_fault
+from ductile.ledger.storage.dialect import greatest
+from ductile.ledger.tables import journal
+
+SET_APART = """
+    UPDATE job_queue
+       SET status = 'dead', completed_at = :now, last_error = :reason, claimed_by = NULL, lease_until = NULL,
+           lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL, started_at = NULL,
+           blocked_reason = NULL, pid = NULL, pid_started = NULL, boot_id = NULL, tolerated = 0
+     WHERE id = :id AND status = :was AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
+    RETURNING plugin, command, root_job_id, dedupe_key, join_id
+"""
+# A tree that counted too few open jobs is done, not in debt.
+CLOSE_AT_LEAST = f"""
+    UPDATE job_queue
+       SET open_jobs = {greatest("open_jobs - 1", "0")}, tree_completed_at = CASE WHEN open_jobs <= 1 THEN :now END
+     WHERE id = :root
+    RETURNING open_jobs
+"""
+# So is a join.
+COUNT_OUT_AT_LEAST = f"""
+    UPDATE job_queue
+       SET waits_for = {greatest("waits_for - 1", "0")}, lane = CASE WHEN waits_for <= 1 THEN plugin END
+     WHERE id = ? AND status = 'queued' AND is_join = 1
+"""
+
+
+def quarantine(
+    db: Db,
+    job_id: str,
+    attempt: int,
+    reason: str,
+    *,
+    now: datetime,
+    was: JobStatus = JobStatus.RUNNING,
+    run_id: str | None = None,
+) -> Recorded | None:
+    """End the job dead, with its tree, its join, its key and the log; None if its row cannot be changed.
+
+    Either way the journal has the reason. A running attempt is changed only if the run `run_id` owns it.
+    """
+    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, was, run_id, now=now))
+    if isinstance(ended, Recorded):
+        return ended
+    left = f"as it is: {ended.reason}" if isinstance(ended, RowFault) else "as it is: the attempt is over"
+    journal.append(
+        db, "job.quarantined", now=now, job_id=job_id, data={"attempt": attempt, "reason": reason, "left": left}
+    )
+    return None
+
+
+def _set_apart(
+    db: Db, job_id: str, attempt: int, reason: str, was: JobStatus, run_id: str | None, *, now: datetime
+) -> Recorded | None:
+    values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was, "run_id": run_id}
+    rows = db.execute(SET_APART, values).fetchall()
+    if not rows:
+        return None
+    plugin, command, root_id, key, join_id = rows[0]
+    attempts.log_last(db, job_id, attempt, now=now, error=reason)
+    data = {"from": was, "to": JobStatus.DEAD, "attempt": attempt, "command": command, "reason": reason}
+    journal.append(db, "job.quarantined", now=now, plugin=plugin, job_id=job_id, root_job_id=root_id, data=data)
+    if key is not None:
+        dedupe.release_next(db, (plugin, command, key))
+    if join_id is not None:
+        db.execute(COUNT_OUT_AT_LEAST, (join_id,))
+    roots = db.execute(CLOSE_AT_LEAST, {"root": root_id, "now": to_text(now)}).fetchall()
+    return Recorded(
+        job_id=job_id,
+        root_job_id=root_id,
+        plugin=plugin,
+        command=command,
+        attempt=attempt,
+        status=JobStatus.DEAD,
+        tree_is_done=roots == [(0,)],
+    )

@@ -1,0 +1,58 @@
+"""What an outcome means for a job and for its attempt: statuses, error text, evidence. Pure."""
+
+from ductile.core.model import (
+    AttemptStatus,
+    Dead,
+    Evidence,
+    Failed,
+    Interrupted,
+    JobStatus,
+    Outcome,
+    Retried,
+    Skipped,
+    Succeeded,
+)
+
+
+def job_status(outcome: Outcome) -> JobStatus:
+    match outcome:
+        case Succeeded():
+            return JobStatus.SUCCEEDED
+        case Failed():
+            return JobStatus.FAILED
+        case Dead():
+            return JobStatus.DEAD
+        case Skipped():
+            return JobStatus.SKIPPED
+        case Retried() | Interrupted():
+            return JobStatus.QUEUED
+
+
+def attempt_status(outcome: Outcome, *, ran: bool) -> AttemptStatus:
+    match outcome:
+        case Succeeded():
+            return AttemptStatus.SUCCEEDED
+        case Skipped():
+            return AttemptStatus.SKIPPED
+        case Interrupted():
+            return AttemptStatus.INTERRUPTED
+        case Retried() | Failed() | Dead() if outcome.evidence and outcome.evidence.timed_out:
+            return AttemptStatus.TIMED_OUT
+        case Dead() if not ran:
+            return AttemptStatus.DEAD
+        case _:
+            return AttemptStatus.FAILED
+
+
+def error_of(outcome: Outcome) -> str | None:
+    match outcome:
+        case Succeeded():
+            return None
+        case Skipped() | Interrupted():
+            return outcome.reason
+        case Retried() | Failed() | Dead():
+            return outcome.error
+
+
+def evidence_of(outcome: Outcome) -> Evidence | None:
+    return None if isinstance(outcome, Skipped) else outcome.evidence

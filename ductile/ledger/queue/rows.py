@@ -1,0 +1,90 @@
+"""How a row of `job_queue` becomes a `Job`. Rows stay inside the ledger; values go out."""
+
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from ductile.core.clock import from_text
+from ductile.core.errors import NotFound
+from ductile.core.model import Job, JobStatus
+from ductile.ledger.storage.db import Db
+
+_COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, created_at, payload, dedupe_key,
+    parent_job_id, root_job_id, seq, interruptions, recoveries, started_at, completed_at, next_retry_at, last_error,
+    dedupe_ttl_seconds, child_key, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, hops,
+    enqueued_config_snapshot_id, started_config_snapshot_id, notify, replay_of, cancel_requested_at, cancel_reason,
+    join_id, is_join, tolerated"""
+JOB_COLUMNS = f"""{_COLUMNS},
+    (SELECT accumulated_json FROM event_context WHERE event_context.id = job_queue.event_context_id)"""
+ID, ATTEMPT, DEDUPE_KEY, SEQ = 0, 4, 9, 12
+"""Where those stand in JOB_COLUMNS."""
+LISTED_COLUMNS = f"{_COLUMNS}, NULL"
+"""JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
+
+
+class Start(NamedTuple):
+    """When a job was started, and under which configuration."""
+
+    at: datetime
+    snapshot_id: str | None
+
+
+def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
+    """The job in a row that begins with JOB_COLUMNS or LISTED_COLUMNS; with a `start`, as it is after that."""
+    return Job(
+        id=row[0],
+        plugin=row[1],
+        command=row[2],
+        status=JobStatus(row[3]) if start is None else JobStatus.RUNNING,
+        attempt=row[4],
+        max_attempts=row[5],
+        submitted_by=row[6],
+        created_at=from_text(row[7]),
+        payload=row[8],
+        dedupe_key=row[9],
+        parent_job_id=row[10],
+        root_job_id=row[11],
+        seq=row[12],
+        interruptions=row[13],
+        recoveries=row[14],
+        started_at=moment(row[15]) if start is None else start.at,
+        completed_at=moment(row[16]),
+        next_retry_at=moment(row[17]),
+        last_error=row[18],
+        dedupe_ttl=None if row[19] is None else timedelta(seconds=row[19]),
+        child_key=row[20],
+        source_event_id=row[21],
+        event_context_id=row[22],
+        pipeline=row[23],
+        step_id=row[24],
+        schedule_id=row[25],
+        slot_at=moment(row[26]),
+        hops=row[27],
+        enqueued_snapshot_id=row[28],
+        started_snapshot_id=row[29] if start is None else start.snapshot_id,
+        notify=bool(row[30]),
+        replay_of=row[31],
+        cancel_requested_at=moment(row[32]),
+        cancel_reason=row[33],
+        join_id=row[34],
+        is_join=bool(row[35]),
+        tolerated=bool(row[36]),
+        context=row[37],
+    )
+
+
+def moment(text: str | None) -> datetime | None:
+    return None if text is None else from_text(text)
+
+
+GET_JOB = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE id = ?"
+
+
+def get_job(db: Db, job_id: str) -> Job | None:
+    """The job as it stands in the queue; None if it never was there or has been pruned."""
+    row = db.execute(GET_JOB, (job_id,)).fetchone()
+    return job_from_row(row) if row else None
+
+
+def no_such_job(job_id: str) -> NotFound:
+    hint = "`ductile job list` has the newest ones; old ones are forgotten after service.job_log_retention"
+    return NotFound(f"{job_id}: there is no such job", hint=hint)

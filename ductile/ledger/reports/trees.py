@@ -1,0 +1,195 @@
+"""Read-only answers about whole trees, of any size: their jobs, what they came to. Who waits for one asks `runs`."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from attrs import frozen
+
+from ductile.core.clock import from_text
+from ductile.core.model import Job, JobStatus
+from ductile.ledger.queue import joins
+from ductile.ledger.queue.rows import moment
+from ductile.ledger.reports import job_details
+from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.dialect import using
+
+
+@frozen(kw_only=True)
+class TreeNode:
+    """One job of a tree with the result of its last attempt. Of a job in the queue it has what a tree tells."""
+
+    job: Job
+    result: str | None
+
+
+_RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
+TREE_ROW = f"""seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
+    submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
+    {_RESULT}"""
+TREE = f"""
+    SELECT {TREE_ROW} FROM job_queue WHERE id = :root
+    UNION ALL
+    SELECT {TREE_ROW} FROM job_queue WHERE root_job_id = :root AND root_job_id <> id
+     ORDER BY 1 LIMIT :limit
+"""
+TREE_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = ? AND root_job_id <> job_id ORDER BY seq LIMIT ?"
+
+
+ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
+
+
+def tree(db: Db, job_id: str, *, limit: int = 10_001) -> list[TreeNode]:
+    """All jobs of the tree `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
+    root = db.execute(ROOT_ID, (job_id,)).fetchone()
+    return tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
+
+
+def tree_under(db: Db, root_job_id: str, *, limit: int = 10_001) -> list[TreeNode]:
+    """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
+    return [node_from_row(row) for row in db.execute(TREE, {"root": root_job_id, "limit": limit})]
+
+
+def node_from_row(row: tuple[Any, ...]) -> TreeNode:
+    """The node in a row of TREE_ROW."""
+    job = Job(
+        seq=row[0],
+        id=row[1],
+        parent_job_id=row[2],
+        root_job_id=row[3],
+        plugin=row[4],
+        command=row[5],
+        status=JobStatus(row[6]),
+        attempt=row[7],
+        max_attempts=row[8],
+        submitted_by=row[9],
+        pipeline=row[10],
+        step_id=row[11],
+        tolerated=bool(row[12]),
+        created_at=from_text(row[13]),
+        started_at=moment(row[14]),
+        completed_at=moment(row[15]),
+        last_error=row[16],
+    )
+    return TreeNode(job=job, result=row[17])
+
+
+def _logged_tree(db: Db, job_id: str, limit: int) -> list[TreeNode]:
+    member = job_details.get_or_fail(db, job_id)
+    members = [member.root_job_id, *(row[0] for row in db.execute(TREE_IN_LOG, (member.root_job_id, limit)))]
+    nodes = []
+    for member in dict.fromkeys(members):
+        if logged := job_details.logged_job(db, member):
+            tries = job_details.attempts(db, member)
+            nodes.append(TreeNode(job=logged, result=tries[-1].result))
+    return nodes
+
+
+class TreeStatus(StrEnum):
+    """Where a whole tree is."""
+
+    OPEN = "open"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@frozen(kw_only=True)
+class TreeOutcome:
+    """What a tree has come to. It is failed if a job in it ended failed or dead and nobody tolerates that."""
+
+    status: TreeStatus
+    created_at: datetime
+    completed_at: datetime | None
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From asked for to the end of its last job; None while it is open."""
+        return None if self.completed_at is None else self.completed_at - self.created_at
+
+
+ROOT = """
+    SELECT root.id, root.open_jobs, root.created_at, root.tree_completed_at
+      FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
+     WHERE member.id = ?
+"""
+_FAILED = "status IN ('failed', 'dead') AND tolerated = 0"
+HAS_FAILED = f"""
+    SELECT EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_FAILED})
+        OR EXISTS (SELECT 1 FROM job_queue {using("job_queue_by_root")}
+                    WHERE root_job_id = :root AND root_job_id <> id AND {_FAILED})
+"""
+
+
+def tree_outcome(db: Db, job_id: str) -> TreeOutcome:
+    """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
+    root = db.execute(ROOT, (job_id,)).fetchone()
+    if root is None:
+        return _logged_outcome(db, job_id)
+    root_id, open_jobs, created_at, completed_at = root
+    if open_jobs:
+        status = TreeStatus.OPEN
+    else:
+        failed = db.execute(HAS_FAILED, {"root": root_id}).fetchone()[0]
+        status = TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED
+    return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
+
+
+def _logged_outcome(db: Db, job_id: str) -> TreeOutcome:
+    jobs = [node.job for node in _logged_tree(db, job_id, limit=10_001)]
+    return TreeOutcome(
+        status=TreeStatus.FAILED if any(map(_fails_tree, jobs)) else TreeStatus.SUCCEEDED,
+        created_at=min(job.created_at for job in jobs),
+        completed_at=max(job.completed_at for job in jobs if job.completed_at),
+    )
+
+
+def _fails_tree(job: Job) -> bool:
+    return job.status in (JobStatus.FAILED, JobStatus.DEAD) and not job.tolerated
+
+
+@frozen(kw_only=True)
+class Run:
+    """What follows from a root: how it stands or ended, and the jobs that failed it, causes first."""
+
+    status: TreeStatus
+    jobs: int
+    open_jobs: int
+    failures: list[Job]
+
+
+JOBS_OF_TREE = TREE.replace(_RESULT, "NULL")
+
+
+def run_of(db: Db, root: Job, *, limit: int = 10_001) -> Run | None:
+    """The run that began with this job; None if it is not the root of a tree, or all of its tree."""
+    if not root.is_root:
+        return None
+    rows = db.execute(JOBS_OF_TREE, {"root": root.id, "limit": limit}).fetchall()
+    nodes = [node_from_row(row) for row in rows] or _logged_tree(db, root.id, limit)
+    if len(nodes) < 2:
+        return None
+    jobs = [node.job for node in nodes]
+    failures, open_jobs = [job for job in jobs if _fails_tree(job)], sum(not job.status.is_final for job in jobs)
+    ended = TreeStatus.FAILED if failures else TreeStatus.SUCCEEDED
+    return Run(
+        status=TreeStatus.OPEN if open_jobs else ended,
+        jobs=len(jobs),
+        open_jobs=open_jobs,
+        # A join fails because of others, at the moment at which the last of them ends.
+        failures=sorted(failures, key=lambda job: (job.plugin == joins.LANE, job.completed_at or job.created_at)),
+    )
+
+
+FOLLOWED = "SELECT tree_jobs > 1 FROM job_queue WHERE id = ?"
+
+
+def status_below(db: Db, root: Job) -> TreeStatus | None:
+    """Where the tree of this root is; None if it is no root in the queue that others follow from."""
+    followed = db.execute(FOLLOWED, (root.id,)).fetchone() if root.is_root else None
+    return tree_outcome(db, root.id).status if followed and followed[0] else None
+
+
+def brief(db: Db, job_id: str) -> tuple[job_details.JobBrief, TreeStatus | None]:
+    """What a caller who waits for a job wants to know, of it and of what follows. Raises NotFound like `tree`."""
+    report = job_details.brief(db, job_id)
+    return report, status_below(db, report.job) if report.job.status.is_final else None

@@ -1,0 +1,90 @@
+"""config_snapshots: the configurations this ledger has run under, sanitised, for jobs to point at."""
+
+from datetime import datetime
+
+from attrs import frozen
+
+from ductile.core.clock import from_text, to_text
+from ductile.ledger.storage.db import Db
+
+
+@frozen(kw_only=True)
+class StoredSnapshot:
+    """One loaded configuration; the texts are JSON without secrets."""
+
+    id: str
+    config_hash: str
+    loaded_at: datetime
+    reason: str
+    source_hash: str | None = None
+    source_path: str | None = None
+    source: str | None = None
+    ductile_version: str | None = None
+    binary_path: str | None = None
+    snapshot_format: int = 1
+    semantics: str | None = None
+    plugin_fingerprints: str | None = None
+    sanitized_config: str | None = None
+    secret_fingerprints: str | None = None
+
+
+_COLUMNS = """id, config_hash, loaded_at, reason, source_hash, source_path, source, ductile_version, binary_path,
+    snapshot_format, semantics, plugin_fingerprints, sanitized_config, secret_fingerprints"""
+PUT = f"INSERT INTO config_snapshots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def put(db: Db, new: StoredSnapshot) -> None:
+    """The snapshot is kept for as long as a job points at it, and for as long as it is the newest."""
+    db.execute(
+        PUT,
+        (
+            new.id,
+            new.config_hash,
+            to_text(new.loaded_at),
+            new.reason,
+            new.source_hash,
+            new.source_path,
+            new.source,
+            new.ductile_version,
+            new.binary_path,
+            new.snapshot_format,
+            new.semantics,
+            new.plugin_fingerprints,
+            new.sanitized_config,
+            new.secret_fingerprints,
+        ),
+    )
+
+
+GET = f"SELECT {_COLUMNS} FROM config_snapshots WHERE id = ?"
+NEWEST = f"SELECT {_COLUMNS} FROM config_snapshots ORDER BY loaded_at DESC LIMIT 1"
+
+
+def get(db: Db, snapshot_id: str) -> StoredSnapshot | None:
+    return _snapshot(db.execute(GET, (snapshot_id,)).fetchone())
+
+
+def newest(db: Db) -> StoredSnapshot | None:
+    """The configuration loaded last."""
+    return _snapshot(db.execute(NEWEST).fetchone())
+
+
+def _snapshot(row: tuple[str, ...] | None) -> StoredSnapshot | None:
+    if row is None:
+        return None
+    return StoredSnapshot(
+        id=row[0],
+        config_hash=row[1],
+        loaded_at=from_text(row[2]),
+        reason=row[3],
+        source_hash=row[4],
+        source_path=row[5],
+        source=row[6],
+        ductile_version=row[7],
+        binary_path=row[8],
+        snapshot_format=int(row[9]),
+        semantics=row[10],
+        plugin_fingerprints=row[11],
+        sanitized_config=row[12],
+        secret_fingerprints=row[13],
+    )

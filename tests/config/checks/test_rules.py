@@ -1,0 +1,251 @@
+"""Rules between values: what contradicts itself is refused at load."""
+
+import pytest
+
+from ductile.core.errors import ConfigInvalid
+from tests.config.conftest import Home
+
+ENDPOINT = "plugin: p, secret_ref: t, signature_header: X-Sig"
+BREACHES: list[tuple[str, str, str]] = [
+    ("service: {job_queue_retention: 1h, dedupe_ttl: 2h}", "service.job_queue_retention", "shorter than dedupe_ttl"),
+    ("service: {tick_interval: 99ms}", "service.tick_interval", "100ms or longer"),
+    ("service: {tick_interval: 0}", "service.tick_interval", "100ms or longer"),
+    ("service: {name: Küche}\nremote_ingress: {peers: []}", "service.name", "lower-case words joined by '-'"),
+    ("api: {enabled: true}", "api", "has no token"),
+    (
+        "api:\n  auth: {tokens: [{token: aaaaaaaaaaaaaaaa}, {token: aaaaaaaaaaaaaaaa}]}",
+        "api.auth.tokens[1].token",
+        "the same",
+    ),
+    ("service: {admission: {require_api_auth: true}}", "api", "has no token"),
+    (
+        "api: {auth: {tokens: [{name: a, token: aaaaaaaaaaaaaaaa}, {name: a, token: bbbbbbbbbbbbbbbb}]}}",
+        "api.auth.tokens[1].name",
+        "used twice",
+    ),
+    (
+        "api: {auth: {tokens: [{name: token-3fa9c1, token: aaaaaaaaaaaaaaaa}]}}",
+        "api.auth.tokens[0].name",
+        "'token-3fa9c1' is how a token without a name is called",
+    ),
+    ("api: {allowed_origins: ['*']}", "api.allowed_origins[0]", "is no origin"),
+    ("api: {allowed_origins: ['https://a.example/']}", "api.allowed_origins[0]", "is no origin"),
+    ("remote_ingress: {listen_path: /relay}", "remote_ingress.listen_path", "a path of the API itself"),
+    (
+        "service: {max_workers: 2}\nplugins: {p: {parallelism: 3}}",
+        "plugins.p.parallelism",
+        "more than service.max_workers (2)",
+    ),
+    ("plugins: {p: {schedules: [{every: 5m}, {every: 6m}]}}", "plugins.p.schedules[1].id", "is used twice"),
+    ("plugins: {p: {schedules: [{}]}}", "plugins.p.schedules[0]", "exactly one of every, cron, at, after; it has none"),
+    ("plugins: {p: {schedules: [{every: 5m, after: 5m}]}}", "plugins.p.schedules[0]", "it has every and after"),
+    (
+        "plugins: {p: {schedules: [{every: 5m, command: handle}]}}",
+        "plugins.p.schedules[0].command",
+        "cannot be scheduled",
+    ),
+    ("plugins: {p: {schedules: [{after: 5m, catch_up: run_all}]}}", "plugins.p.schedules[0].catch_up", "`every` only"),
+    (
+        "plugins: {p: {schedules: [{cron: '0 0 * * *', catch_up: run_once}]}}",
+        "plugins.p.schedules[0].catch_up",
+        "`every` only",
+    ),
+    (
+        "plugins: {p: {schedules: [{after: 5m, jitter: 1s}]}}",
+        "plugins.p.schedules[0].jitter",
+        "`every` and `cron` only",
+    ),
+    (
+        "plugins: {p: {schedules: [{every: 5m, jitter: 6m}]}}",
+        "plugins.p.schedules[0].jitter",
+        "longer than the interval",
+    ),
+    (
+        "plugins: {p: {schedules: [{every: 5m, preferred_window: {start: '8:00', end: '08:00'}}]}}",
+        "plugins.p.schedules[0].preferred_window",
+        "begins and ends at the same time",
+    ),
+    (
+        "plugins: {p: {schedules: [{every: 5m, not_on: [0, 1, 2, 3, 4, 5, sat, 7]}]}}",
+        "plugins.p.schedules[0].not_on",
+        "would never run",
+    ),
+    ("plugins: {p: {config: {key_ref: other}}}", "plugins.p.config.key_ref", "the name of a token in tokens.yaml (t)"),
+    ("plugins: {p: {config: {key_ref: 5}}}", "plugins.p.config.key_ref", "the name of a token"),
+    ("plugins: {p: {config: {key_ref: [t]}}}", "plugins.p.config.key_ref", "the name of a token"),
+    (
+        f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}}}, {{path: /a, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[1].path",
+        "used twice",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a, name: n, {ENDPOINT}}}, {{path: /b, name: n, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[1].name",
+        "used twice",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0]",
+        "it has none of them",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, plugin: p, event: e, secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0]",
+        "it has plugin and event",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, pipeline: gone, secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0].pipeline",
+        "there is no pipeline 'gone'",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t}]}",
+        "webhooks.endpoints[0].signature_header",
+        "is missing",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t, scheme: standard-webhooks}]}",
+        "webhooks.endpoints[0].secret_ref",
+        "a secret in base64",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}, forward_headers: [X-A, Cookie]}}]}}",
+        "webhooks.endpoints[0].forward_headers",
+        "Cookie carries credentials",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /healthz, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[0].path",
+        "taken by the health check",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a/../b, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[0].path",
+        "'/a/../b' can never be asked for: leave out %, empty parts, `.` and `..`",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a%20b, {ENDPOINT}}}]}}",
+        "webhooks.endpoints[0].path",
+        "'/a%20b' can never be asked for: leave out %, empty parts, `.` and `..`",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, event: 'x.{kind}', secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0].event",
+        "'x.{kind}': braces are only for headers, such as {header.X-GitHub-Event}",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, event: 'ductile.step.failed', secret_ref: t, scheme: github}]}",
+        "webhooks.endpoints[0].event",
+        "'ductile.step.failed': types that begin with `ductile.` belong to the core",
+    ),
+    (
+        "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: [t, u], scheme: github}]}",
+        "webhooks.endpoints[0].secret_ref",
+        "has no source",
+    ),
+    (
+        f"api: {{enabled: true, listen: 'x:1', auth: {{tokens: [{{token: a}}]}}}}\n"
+        f"webhooks: {{listen: 'x:1', endpoints: [{{path: /a, {ENDPOINT}}}]}}",
+        "webhooks.listen",
+        "the API's address too",
+    ),
+    (
+        "instances: [{name: a, base_url: 'http://x', ingress_path: /p, secret_ref: u}]",
+        "instances[0].secret_ref",
+        "has no source",
+    ),
+    (
+        "instances: [{name: a, base_url: 'http://x', ingress_path: /p, secret_ref: t},"
+        " {name: a, base_url: 'http://y', ingress_path: /p, secret_ref: t}]",
+        "instances[1].name",
+        "used twice",
+    ),
+    ("remote_ingress: {peers: [{name: a, secret_ref: u}]}", "remote_ingress.peers[0].secret_ref", "has no source"),
+    (
+        "remote_ingress: {peers: [{name: a, secret_ref: t}, {name: a, secret_ref: t}]}",
+        "remote_ingress.peers[0].name",
+        "used twice",
+    ),
+    (
+        "remote_ingress: {require_key_id: true, peers: [{name: a, secret_ref: t}]}",
+        "remote_ingress.peers[0].key_id",
+        "require_key_id asks for it",
+    ),
+]
+
+
+@pytest.fixture
+def base(home: Home) -> Home:
+    """A configuration with one token, sealed."""
+    home.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234}]")
+    home.write("config.yaml", "include: [tokens.yaml]")
+    home.lock()
+    return home
+
+
+@pytest.mark.parametrize(("text", "path", "words"), BREACHES)
+def test_values_that_contradict_each_other_are_refused(base: Home, text: str, path: str, words: str) -> None:
+    """At the place that has to be changed, with the reason."""
+    told = {complaint.path: complaint for complaint in base.complaints(f"include: [tokens.yaml]\n{text}")}
+    assert words in told[path].message
+    assert told[path].mark is not None
+    assert told[path].category != "config"
+
+
+def test_a_name_of_two_who_may_call_is_refused(home: Home) -> None:
+    """Wherever the two are written. A secret that opens nothing may be called like a caller."""
+    home.write("scopes.json", '{"scopes": ["jobs:ro"]}')
+    tokens = (
+        "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: scopes.json}, {name: s, key: abcdefghijk}]"
+    )
+    home.write("tokens.yaml", tokens)
+    text = "include: [tokens.yaml]\napi: {auth: {tokens: [{name: s, token: aaaaaaaaaaaaaaaa}, %s]}}"
+    home.write("config.yaml", text % "{name: t, token: bbbbbbbbbbbbbbbb}")
+    with pytest.raises(ConfigInvalid, match=r"config.yaml:2: api.auth.tokens\[1\].name: is used twice") as told:
+        home.lock()
+    assert len(told.value.complaints) == 1
+    home.write("config.yaml", text % "{name: u, token: bbbbbbbbbbbbbbbb}")
+    home.lock()
+
+
+def test_two_tokens_with_one_name_are_refused(home: Home) -> None:
+    """A reference must mean one secret."""
+    home.write("tokens.yaml", "tokens: [{name: t, key: a}, {name: t, key: b}]")
+    home.write("config.yaml", "include: [tokens.yaml]")
+    with pytest.raises(ConfigInvalid, match=r"tokens\[1\]\.name: 't' is used twice"):
+        home.lock()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "service: {job_queue_retention: 2h, dedupe_ttl: 2h}",
+        "service: {job_queue_retention: 0, dedupe_ttl: 2h}",
+        "service: {name: Küche}",
+        "service: {tick_interval: 100ms}",
+        "plugins: {p: {schedules: [{id: a, every: 5m}, {id: b, every: 5m, jitter: 5m}]}, q: {}}",
+        "plugins: {p: {config: {key_ref: t}}}",
+        "plugins: {p: {schedules: [{at: '2026-03-01T08:00:00Z'}]}}",
+        "plugins: {p: {schedules: [{after: 0}]}}",
+        "plugins: {p: {schedules: [{cron: '0 0 * * *', jitter: 1h}]}}",
+        "webhooks: {endpoints: [{path: /a, event: 'x.{header.X-Kind}', secret_ref: [t], scheme: stripe}]}",
+        "pipelines: [{name: n, on: e, steps: [{uses: p}]}]\n"
+        "webhooks: {endpoints: [{path: /a, pipeline: n, secret_ref: t, scheme: slack}]}",
+        "remote_ingress: {require_key_id: true, peers: [{name: a, key_id: k, secret_ref: t}]}",
+    ],
+)
+def test_values_that_agree_are_accepted(base: Home, text: str) -> None:
+    """The rules forbid contradictions, nothing else."""
+    assert base.load(f"include: [tokens.yaml]\n{text}").digest
+
+
+def test_contradictions_unset_variables_and_broken_grants_are_told_together(base: Home) -> None:
+    """One run, all of it."""
+    base.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: gone.json}]")
+    base.write(
+        "config.yaml", "include: [tokens.yaml]\nservice: {tick_interval: 1ms}\nplugins: {p: {env: {A: '${GONE}'}}}"
+    )
+    with pytest.raises(ConfigInvalid, match="tick_interval") as caught:
+        base.lock()
+    assert "environment variable GONE is not set" in str(caught.value)
+    assert "gone.json: does not exist" in str(caught.value)

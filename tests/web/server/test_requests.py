@@ -1,0 +1,550 @@
+"""Requests over a real socket: both paths through the app answer alike, and every limit holds."""
+
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve
+
+from ductile.core.errors import NotFound
+from ductile.web.messages import HTTPError, Request, Response, json_response, refusal_response
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.server.limits import ConnectionLimits
+
+if TYPE_CHECKING:
+    from tests.web.conftest import StartServer
+
+BOTH_PATHS = pytest.mark.parametrize("method", ["POST", "GET"], ids=["direct", "quart"])
+BOTH_ECHOES = pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/echo"), ("PUT", "/quart/echo")], ids=["direct", "quart"]
+)
+POST = b"POST /echo HTTP/1.1\r\nHost: here\r\n"
+MORE_THAN_THE_KERNEL_TAKES = 32 * 1024 * 1024
+
+
+@BOTH_ECHOES
+async def test_one_connection_carries_request_after_request(
+    start_server: "StartServer", method: str, path: str
+) -> None:
+    """Answers come in order on the same connection, whatever they say."""
+    server = await start_server()
+    client = await server.connect()
+
+    assert (await client.post(path, b"one", method=method)).body == b"one"
+    assert (await client.get("/nothing")).status == 404
+    assert (await client.get(path)).status == 405
+    assert (await client.post(path, b"", method=method)).body == b""
+    assert (await client.post(path, b"x" * 4096, method=method)).body == b"x" * 4096
+    assert not server.faults
+
+
+@BOTH_PATHS
+async def test_a_handler_sees_the_request_and_nothing_of_the_server(start_server: "StartServer", method: str) -> None:
+    """Path, parameters, query, headers, body and peer are the same values in front of Quart and through it."""
+    seen: list[Request] = []
+
+    async def remember(request: Request) -> Response:
+        seen.append(request)
+        return Response(status=201, headers=(("x-a", "1"), ("x-a", "2")), body=b"done")
+
+    server = await start_server(Route(method=method, path="/plugin/{name}/{command}", handler=remember))
+    client = await server.connect()
+    answer = await client.post("/plugin/a%20b/poll?x=1&x=2", b"body", "X-Test: Yes", method=method)
+
+    assert (answer.status, answer.body, answer.headers["x-a"]) == (201, b"done", "2")
+    [request] = seen
+    assert (request.method, request.path, request.body, request.peer) == (
+        method,
+        "/plugin/a b/poll",
+        b"body",
+        "127.0.0.1",
+    )
+    assert request.params == {"name": "a b", "command": "poll"}
+    assert request.query == {"x": ("1", "2")}
+    assert request.header("x-test") == "Yes"
+
+
+async def test_head_is_get_without_a_body(start_server: "StartServer") -> None:
+    """The length is announced, the body is not sent, and the connection stays in step."""
+
+    async def hello(request: Request) -> Response:
+        return Response(body=b"hello")
+
+    server = await start_server(Route(method="GET", path="/hello", handler=hello))
+    client = await server.connect()
+    head = await client.get("/hello", method="HEAD")
+
+    assert (head.status, head.headers["content-length"]) == (200, "5")
+    assert (await client.get("/hello")).body == b"hello"
+
+
+@BOTH_PATHS
+async def test_what_a_handler_raises_becomes_an_answer_that_tells_no_secrets(
+    start_server: "StartServer", method: str
+) -> None:
+    """A known error has its status and text; our own mistake is told to the operator alone."""
+
+    async def missing(request: Request) -> Response:
+        raise NotFound("no such job")
+
+    async def refuses(request: Request) -> Response:
+        raise HTTPError(refusal_response(422, "no", "not like this", hint="otherwise"))
+
+    async def breaks(request: Request) -> Response:
+        raise ValueError("password=hunter2")
+
+    server = await start_server(
+        Route(method=method, path="/missing", handler=missing),
+        Route(method=method, path="/refuses", handler=refuses),
+        Route(method=method, path="/breaks", handler=breaks),
+    )
+    client = await server.connect()
+
+    assert (await client.get("/missing", method=method)).json["error"] == "no such job"
+    assert (await client.get("/refuses", method=method)).status == 422
+    broken = await client.get("/breaks", method=method)
+    assert (broken.status, broken.json["code"]) == (500, "internal_error")
+    assert b"hunter2" not in broken.body
+    assert [str(fault) for fault in server.faults] == ["password=hunter2"]
+    assert await server.is_healthy()
+
+
+@BOTH_PATHS
+async def test_a_header_that_would_split_the_answer_is_a_fault_and_not_sent(
+    start_server: "StartServer", method: str
+) -> None:
+    """Input copied into a header by mistake cannot become another header."""
+
+    async def reflect(request: Request) -> Response:
+        return Response(headers=(("x-name", request.params["name"] + "\r\nset-cookie: a=b"),))
+
+    server = await start_server(Route(method=method, path="/reflect/{name}", handler=reflect))
+    client = await server.connect()
+    answer = await client.get("/reflect/x", method=method)
+
+    assert (answer.status, "set-cookie" in answer.headers, answer.json["code"]) == (500, False, "internal_error")
+    assert len(server.faults) == 1
+
+
+@BOTH_ECHOES
+async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", method: str, path: str) -> None:
+    """Chunks of any size, cut anywhere by the network, are one body; what follows is the next request."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send(f"{method} {path} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nab".encode())
+    await client.send(b"c\r\n4\r\ndefg\r")
+    await client.send(b"\n0\r\n\r\nPOST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\n\r\n!")
+
+    assert (await client.answer()).body == b"abcdefg"
+    assert (await client.answer()).body == b"!"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"3\r\nabcd\r\n0\r\n\r\n", b"3\r\nabcXX0\r\n\r\n", b"-1\r\n", b"0x3\r\nabc\r\n", b"g\r\n", b"\r\n",
+        b"3\nabc\r\n0\r\n\r\n", b"0\r\n\n", b"0\r\nTrailer: 1\r\n\r\n", b"0\r\nTrailer: 1\n\n",
+        b"fffffffffffffffffffff\r\n", b"1\r\na\r\n" * 20_000, b"10000000000000003\r\nabc\r\n0\r\n\r\n",
+        b"3;a=b\r\nabc\r\n0\r\n\r\n", b"3;a\rb\r\nabc\r\n0\r\n\r\n", b"3;\0\r\nabc\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0;a\r\n\r\n", b"3 \r\nabc\r\n0\r\n\r\n", b"3\t\r\nabc\r\n0\r\n\r\n",
+    ],
+    ids=[
+        "long chunk", "bad tail", "negative", "hexadecimal prefix", "no number", "empty", "bare LF",
+        "bare LF at the end", "trailer", "trailer with bare LF", "too many digits", "one byte a chunk",
+        "beyond 64 bits", "extension", "CR in an extension", "NUL in an extension", "extension of the last",
+        "blank after the size", "tab after the size",
+    ],
+)  # fmt: skip
+async def test_a_broken_chunk_is_one_400_and_the_end(start_server: "StartServer", body: bytes) -> None:
+    """Where a chunked body ends is never a guess, and tiny chunks cannot keep the loop busy."""
+    server = await start_server(
+        Route(method="POST", path="/large", handler=_refuse_to_be_called, max_body=MORE_THAN_THE_KERNEL_TAKES)
+    )
+    client = await server.connect()
+    await client.send(b"POST /large HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+
+    assert (await client.answer()).status == 400
+    assert await client.is_closed()
+    assert await server.is_healthy()
+
+
+async def test_continue_is_said_only_when_the_body_is_wanted(start_server: "StartServer") -> None:
+    """A client that asks first is told 100 if route, right and length are in order, and the final answer if not."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+    assert (await client.answer()).status == 100
+    await client.send(b"hello")
+    assert (await client.answer()).body == b"hello"
+
+    await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 4097\r\n\r\n")
+    assert (await client.answer()).status == 413
+
+
+async def test_requests_sent_at_once_are_answered_in_order(start_server: "StartServer") -> None:
+    """Pipelining works, also when requests in front of Quart and through it alternate."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send(
+        POST
+        + b"Content-Length: 1\r\n\r\n1"
+        + POST.replace(b"POST /echo", b"PUT /quart/echo")
+        + b"Content-Length: 1\r\n\r\n2\r\n"
+        + POST
+        + b"Content-Length: 1\r\n\r\n3"
+    )
+
+    assert [(await client.answer()).body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "pieces", [(b"\r\n", b""), (b"\r", b"\n"), (b"", b"\r\n")], ids=["alone", "halves", "with_the_next"]
+)
+async def test_an_empty_line_after_a_body_is_forgiven_whenever_it_comes(
+    start_server: "StartServer", pieces: tuple[bytes, bytes]
+) -> None:
+    """Old clients send one; it may come with the body, alone, or with the next request."""
+    server = await start_server()
+    client = await server.connect()
+    request = POST + b"Content-Length: 1\r\n\r\n1"
+    await client.send(request)
+    assert (await client.answer()).status == 200
+    await trio.testing.wait_all_tasks_blocked()
+    if pieces[0]:
+        await client.send(pieces[0])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    await client.send(pieces[1] + request)
+    assert (await client.answer()).status == 200
+
+
+async def test_many_requests_at_once_take_turns_with_the_requests_of_others(start_server: "StartServer") -> None:
+    """A client that sends three hundred requests in one go does not hold the loop until the last is answered."""
+    server = await start_server()
+    many, other = await server.connect(), await server.connect()
+    await many.send((POST + b"Content-Length: 1\r\n\r\n!") * 300)
+
+    assert (await other.post("/echo", b"me too")).body == b"me too"
+    assert len(server.served) < 300
+
+
+async def test_nothing_after_an_invalid_request_is_answered(start_server: "StartServer") -> None:
+    """Of a pair whose first is invalid, only one answer comes: the second might be a part of the first."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send(
+        POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n" + POST + b"Content-Length: 1\r\n\r\n!"
+    )
+
+    assert (await client.answer()).status == 400
+    assert await client.is_closed()
+    assert [served.status for served in server.served] == [400]
+
+
+@BOTH_ECHOES
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_a_body_over_its_cap_is_413_and_the_end_of_the_connection(
+    start_server: "StartServer", method: str, path: str, framing: str
+) -> None:
+    """The client reads the refusal though it is still sending, and cannot wait on that connection for another."""
+    server = await start_server(limits=ConnectionLimits(linger_seconds=0.2))
+    client = await server.connect()
+    head = f"{method} {path} HTTP/1.1\r\nHost: here\r\n".encode()
+    if framing == "length":
+        await client.send(head + b"Content-Length: 1000000\r\n\r\n" + bytes(300_000))
+    else:
+        await client.send(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"493e0\r\n" + bytes(300_000))
+    answer = await client.answer()
+
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
+    assert await client.stream.receive_some() == b"", "a reset instead of an orderly end can cost the answer"
+    assert await server.is_healthy()
+
+
+async def test_only_a_bounded_part_of_a_refused_body_is_read(start_server: "StartServer") -> None:
+    """After the refusal the server neither reads on nor waits on: the sender notices that nobody listens."""
+    server = await start_server(limits=ConnectionLimits(linger_bytes=100_000))
+    client = await server.connect()
+    await client.send(POST + b"Content-Length: 1000000000\r\n\r\n")
+    assert (await client.answer()).status == 413
+
+    with pytest.raises(trio.BrokenResourceError):
+        await client.send(bytes(4 * MORE_THAN_THE_KERNEL_TAKES))
+
+
+async def test_who_may_not_is_refused_before_the_body_is_read(start_server: "StartServer") -> None:
+    """Scope is checked from the head alone, in one place; the handler gets the principal that was found there."""
+
+    def authorize(route: AnyRoute, request: Request) -> Request | Response:
+        if route.scope and request.header("authorization") != "Bearer right":
+            return refusal_response(401, "unauthorized", "no", hint="knock")
+        return evolve(request, principal="operator")
+
+    async def whoami(request: Request) -> Response:
+        return json_response({"principal": request.principal})
+
+    server = await start_server(
+        Route(method="POST", path="/who", handler=whoami, scope="job:rw"),
+        Route(method="PUT", path="/who", handler=whoami, scope="job:rw"),
+        authorize=authorize,
+    )
+    for method in ("POST", "PUT"):
+        client = await server.connect()
+        await client.send(f"{method} /who HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\n".encode())
+        assert (await client.answer()).status == 401
+        client = await server.connect()
+        answer = await client.post("/who", b"body", "Authorization: Bearer right", method=method)
+        assert answer.json == {"principal": "operator"}
+
+
+async def test_an_error_while_authorizing_lets_nobody_in(start_server: "StartServer") -> None:
+    """A broken check is a 500 and never a yes."""
+
+    def broken(route: AnyRoute, request: Request) -> Request:
+        raise KeyError("token")
+
+    server = await start_server(authorize=broken)
+    client = await server.connect()
+
+    assert (await client.get("/echo", method="POST")).status == 500
+    assert len(server.faults) == 1
+
+
+async def test_a_head_that_trickles_is_408(start_server: "StartServer") -> None:
+    """The time for a head runs from its first byte, so sending slowly does not extend it."""
+    server = await start_server(limits=ConnectionLimits(header_seconds=0.05))
+    client = await server.connect()
+    await client.send(b"POST /echo HT")
+
+    assert (await client.answer()).status == 408
+    assert await client.is_closed()
+
+
+async def test_a_body_that_does_not_come_is_408(start_server: "StartServer") -> None:
+    """A declared body that stays away holds nothing for longer than its time."""
+    server = await start_server(limits=ConnectionLimits(body_seconds=0.05, linger_seconds=0.05))
+    for framing in (b"Content-Length: 10\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"):
+        client = await server.connect()
+        await client.send(POST + framing)
+
+        assert (await client.answer()).status == 408
+        assert await client.is_closed()
+
+
+def test_a_larger_body_has_more_time() -> None:
+    """Ten seconds, and one more for each MiB that has come."""
+    limits = ConnectionLimits()
+
+    assert limits.body_patience(0) == 10
+    assert limits.body_patience(3 * 1024 * 1024) == 13
+
+
+@pytest.mark.parametrize("first", [b"", POST + b"Content-Length: 0\r\n\r\n"], ids=["fresh", "kept alive"])
+async def test_an_idle_connection_is_closed_without_a_word(start_server: "StartServer", first: bytes) -> None:
+    """An answer nobody asked for would be taken for the answer to the next request."""
+    server = await start_server(limits=ConnectionLimits(idle_seconds=0.05))
+    client = await server.connect()
+    if first:
+        await client.send(first)
+        await client.answer()
+
+    assert await client.is_closed()
+
+
+@BOTH_PATHS
+async def test_a_client_that_does_not_read_is_given_up(start_server: "StartServer", method: str) -> None:
+    """A stalled write ends the connection, frees what it held, and disturbs nobody."""
+
+    async def large(request: Request) -> Response:
+        return Response(body=bytes(MORE_THAN_THE_KERNEL_TAKES))
+
+    server = await start_server(
+        Route(method=method, path="/large", handler=large),
+        limits=ConnectionLimits(write_stall_seconds=0.1, connections=1),
+    )
+    client = await server.connect(receive_buffer=4096)
+    await client.send(f"{method} /large HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+
+    await server.has_served(1)
+    while not await server.has_room():
+        pass
+    assert not server.faults
+
+
+@BOTH_PATHS
+async def test_an_answer_that_waits_for_its_reader_is_held_once(start_server: "StartServer", method: str) -> None:
+    """A client that does not read costs the answer it asked for, and no copy of it."""
+    body = bytes(MORE_THAN_THE_KERNEL_TAKES)
+
+    async def large(request: Request) -> Response:
+        return Response(body=body)
+
+    server = await start_server(Route(method=method, path="/large", handler=large))
+    client = await server.connect(receive_buffer=4096)
+    tracemalloc.start()
+    try:
+        await client.send(f"{method} /large HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+        await client.take(1000)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < len(body) / 2
+
+
+@BOTH_PATHS
+@pytest.mark.parametrize(
+    "more", [b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"], ids=["alone", "and half", "and another"]
+)
+async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(
+    start_server: "StartServer", method: str, more: bytes
+) -> None:
+    """Nobody waits for the sake of someone who has left, whatever else it had begun to ask."""
+    waiting, cancelled = trio.Event(), trio.Event()
+
+    async def wait(request: Request) -> Response:
+        waiting.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    server = await start_server(Route(method=method, path="/wait", handler=wait, waits=True))
+    client = await server.connect()
+    await client.send(f"{method} /wait HTTP/1.1\r\nHost: here\r\n\r\n".encode() + more[:40])
+    await waiting.wait()
+    await client.send(more[40:])
+    await client.aclose()
+    with trio.fail_after(5):
+        await cancelled.wait()
+    await server.has_served(1)
+
+    assert server.served[0].status == 0
+    assert not server.faults
+    assert await server.is_healthy()
+
+
+@pytest.mark.parametrize(
+    "request_line", ["POST /nothing", "POST /echo", "PUT /quart/echo", "HEAD /nothing", "HEAD /%ff"]
+)
+async def test_a_request_is_answered_once_whatever_is_wrong_with_it(
+    start_server: "StartServer", request_line: str
+) -> None:
+    """What its head leads to and what is wrong with its body may be found at the same time."""
+    server = await start_server(limits=ConnectionLimits(linger_seconds=0.05))
+    client = await server.connect()
+    await client.send(f"{request_line} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n".encode())
+
+    answer = await client.answer(bodiless=request_line.startswith("HEAD"))
+    assert answer.status in (400, 404)
+    assert await client.is_closed()
+    assert len(server.served) == 1
+    assert not server.faults
+
+
+async def test_a_client_that_closes_its_sending_side_gets_its_answers(start_server: "StartServer") -> None:
+    """`nc` does that at the end of its input. A handler that does not wait is not cancelled by it."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send((POST + b"Content-Length: 1\r\n\r\n!") * 3)
+    await client.stream.send_eof()
+
+    assert [(await client.answer()).body for _ in range(3)] == [b"!"] * 3
+    assert await client.is_closed()
+
+
+async def test_a_stream_is_sent_piece_by_piece(start_server: "StartServer") -> None:
+    """The client has each piece before the next one exists, and the connection is good for another request."""
+    taken = trio.Semaphore(0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"one", b"", b"two"):
+            yield piece
+            await taken.acquire()
+
+    async def stream(request: Request) -> Response:
+        return Response(headers=(("content-type", "text/event-stream"),), body=pieces())
+
+    server = await start_server(Route(method="GET", path="/stream", handler=stream, waits=True))
+    client = await server.connect()
+    await client.send(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n")
+    while b"\r\n\r\n" not in client.seen:
+        client.seen += await client.stream.receive_some()
+    head, _, client.seen = client.seen.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    assert await client.chunk() == b"one"
+    taken.release()
+    taken.release()
+    assert await client.chunk() == b"two"
+    taken.release()
+    assert await client.chunk() == b""
+    assert (await client.post("/echo", b"more")).body == b"more"
+
+
+async def test_a_stream_that_breaks_is_broken_off(start_server: "StartServer") -> None:
+    """An answer that could not be finished must not look finished."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise RuntimeError("no more")
+
+    async def stream(request: Request) -> Response:
+        return Response(body=pieces())
+
+    server = await start_server(Route(method="GET", path="/stream", handler=stream, waits=True))
+    client = await server.connect()
+    await client.send(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n")
+    received = b""
+    while data := await client.stream.receive_some():
+        received += data
+
+    assert received.endswith(b"4\r\nhalf\r\n")
+    assert len(server.faults) == 1
+    assert "no more" in repr(server.faults)
+
+
+async def test_an_old_client_gets_its_answer_and_a_closed_connection(start_server: "StartServer") -> None:
+    """HTTP/1.0 has neither chunks nor, here, keep-alive."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"all"
+
+    async def stream(request: Request) -> Response:
+        return Response(body=pieces())
+
+    server = await start_server(Route(method="GET", path="/stream", handler=stream))
+    for request, expected in (
+        (b"GET /stream HTTP/1.0\r\n\r\n", b"\r\n\r\nall"),
+        (b"POST /echo HTTP/1.0\r\nContent-Length: 2\r\n\r\nok", b"\r\n\r\nok"),
+    ):
+        client = await server.connect()
+        await client.send(request)
+        received = b""
+        while data := await client.stream.receive_some():
+            received += data
+        assert received.endswith(expected)
+
+
+async def test_each_exchange_is_reported_without_what_could_be_secret(start_server: "StartServer") -> None:
+    """The access log gets who, what and how it ended; never query, headers or body."""
+    server = await start_server()
+    client = await server.connect()
+    await client.post("/echo?token=hunter2", b"secret", "Authorization: Bearer hunter2")
+    await client.get("/nothing")
+    await client.send(b"nonsense\r\n\r\n")
+    await client.answer()
+
+    assert [(s.method, s.path, s.status, s.peer) for s in server.served] == [
+        ("POST", "/echo", 200, "127.0.0.1"),
+        ("GET", "/nothing", 404, "127.0.0.1"),
+        ("", "", 400, "127.0.0.1"),
+    ]
+    assert (server.served[0].sent_bytes, server.served[0].route is not None) == (6, True)
+    assert "hunter2" not in repr(server.served)
+
+
+async def _refuse_to_be_called(request: Request) -> Response:
+    raise AssertionError("the body was accepted")
