@@ -32,6 +32,7 @@ from ductile.core.instance.signals import heard
 from ductile.core.instance.systemd import Notifier
 from ductile.core.logs import Log
 from ductile.core.metrics import Meters
+from ductile.core.threads import run_in_thread
 from ductile.engine import breaker
 from ductile.engine.control.cancel import Cancelling
 from ductile.engine.control.pause import PausedPlugins
@@ -198,7 +199,7 @@ async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -
     instance, past = instance_of(ledger.path), await RetentionClock.of(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await remember(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
-    await settle_under(ledger, rt.snapshot, rt.log, now=rt.clock.now())
+    await settle_under(ledger, lambda: rt.snapshot, rt.log, now=rt.clock.now())
     with open_listeners(rt.config) as listeners, open_webhook_listener(rt.config) as webhook_listeners:
         await _work(rt, ledger, instance, past, listeners, webhook_listeners, announce)
 
@@ -419,7 +420,7 @@ async def _granted(rt: Runtime, ledger: Ledger, wish: ReloadRequest) -> Reloaded
 
 async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     """New jobs use the configuration as it is on disk now; one that cannot be used changes nothing and is raised."""
-    snapshot = await trio.to_thread.run_sync(_prepare, rt.config.root)
+    snapshot = await run_in_thread(partial(_prepare, rt.config.root))
     require_same_places(rt.config, snapshot.config)
     changes = changes_between(rt.snapshot, snapshot)
     now = rt.clock.now()
@@ -436,7 +437,7 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> Reloaded:
     rt.log.set_level(snapshot.config.settings.service.log_level)
     ended = {}
     try:
-        ended = await settle_under(ledger, snapshot, rt.log, now=now)
+        ended = await settle_under(ledger, lambda: rt.snapshot, rt.log, now=now)
     except LedgerError as error:  # it is in use all the same; housekeeping tries again
         rt.log.warn("runtime", f"jobs of plugins that are gone were not ended: {error}")
     rt.hub.announce_everyone()

@@ -50,15 +50,13 @@ class ClaimedAttempts:
 
 
 async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
-    """Claim what the free slots can run.
+    """Claim what the free slots can run. Resolve joins that are ready, which needs no slot.
 
     The claims are committed. They need not be durable: a claim that a power cut takes back only runs the job again.
     An attempt waits by itself until its job is durable.
     """
     snapshot = ctx.snapshot()
     capacity = ctx.running.capacity(snapshot).without(ctx.held())
-    if capacity.is_none:
-        return ClaimedAttempts()
     try:
         queued_in, ended, claimed = await _claim(ctx, capacity)
     except (LedgerFull, LedgerBusy) as error:

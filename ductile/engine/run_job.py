@@ -20,6 +20,7 @@ from ductile.core.hub import SCHEDULES
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.logs import Log
 from ductile.core.model import RELAY, Completion, Dead, Failed, Job, Retried, Succeeded
+from ductile.core.threads import run_in_thread
 from ductile.engine.completion import ending_of, without_run
 from ductile.engine.follow_up_rules import join_rule_of, rule_of
 from ductile.engine.job_context import JobContext
@@ -129,7 +130,7 @@ async def judge_run(job: Job, run: Finished | SpawnFailed, policy: RetryPolicy, 
 
 
 async def _in_thread_if_large(decide: Callable[[], T], text_bytes: int) -> T:
-    return await trio.to_thread.run_sync(decide) if text_bytes > LARGE_BYTES else decide()
+    return await run_in_thread(decide) if text_bytes > LARGE_BYTES else decide()
 
 
 def _output_bytes(run: Finished | SpawnFailed) -> int:
@@ -151,18 +152,27 @@ def _journal_fields(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[st
 
 
 async def _note_process(ctx: JobContext, attempt: Attempt, process: Process) -> None:
-    """Store the process id of a long attempt, so that recovery can find it. Not durable when it returns."""
-    job = attempt.job
-    try:
-        seen = identify(process.pid)
-        if seen is None:
-            return
-        note = ProcessNote(job.id, job.attempt, seen.pid, seen.start_ticks, seen.boot_id)
-        work = partial(note_process, process=note, run_id=ctx.run_id, now=ctx.clock.now())
-        attempt.is_noted = await ctx.ledger.transact(work, wait=False)
-        failpoint("process.after_commit")
-    except (LedgerError, OSError) as error:  # OSError: no free descriptor. The marker still finds the process
-        ctx.log.warn("dispatcher", f"the process id is not stored: {error}", plugin=job.plugin, job_id=job.id)
+    """Store the process id of a long attempt, so that recovery can find it. Not durable when it returns.
+
+    Tries again until the process has exited, which cancels this.
+    """
+    job, is_logged = attempt.job, False
+    while True:
+        try:
+            seen = identify(process.pid)
+            if seen is None:
+                return None
+            note = ProcessNote(job.id, job.attempt, seen.pid, seen.start_ticks, seen.boot_id)
+            work = partial(note_process, process=note, run_id=ctx.run_id, now=ctx.clock.now())
+            attempt.is_noted = await ctx.ledger.transact(work, wait=False)
+            return failpoint("process.after_commit")
+        except (LedgerFull, LedgerBusy, OSError) as error:  # OSError: no free descriptor
+            if not is_logged:
+                ctx.log.warn("dispatcher", f"process id not stored, trying again: {error}", job_id=job.id)
+            is_logged = True
+        except LedgerError as error:
+            return ctx.log.warn("dispatcher", f"process id not stored: {error}", plugin=job.plugin, job_id=job.id)
+        await trio.sleep(LEDGER_RETRY_INTERVAL)
 
 
 def _internal_error(ctx: JobContext, attempt: Attempt, error: Exception) -> Completion:
@@ -256,7 +266,7 @@ def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
 async def _end_unrunnable_jobs(ctx: JobContext) -> None:
     """End follow-up jobs of plugins that a reload has removed while this job ran."""
     try:
-        await end_unrunnable_jobs(ctx.ledger, ctx.snapshot(), ctx.log, now=ctx.clock.now())
+        await end_unrunnable_jobs(ctx.ledger, ctx.snapshot, ctx.log, now=ctx.clock.now())
     except LedgerError as error:
         ctx.log.warn("dispatcher", f"jobs of removed plugins were not ended: {error}")
     ctx.hub.announce_everyone()

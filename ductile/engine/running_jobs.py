@@ -120,10 +120,6 @@ class Capacity:
     limit: int
     relays: Mapping[str, int]
 
-    @property
-    def is_none(self) -> bool:
-        return not self.limit and not self.relays
-
     def without(self, held: Collection[str]) -> "Capacity":
         """Leave out the plugins that must not start jobs now; `*` stands for all of them."""
         if not held:

@@ -502,12 +502,12 @@ MODES_COUNT = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteui
 
 @pytest.mark.skipif(bool(MODES_COUNT) and shutil.which("setpriv") is None, reason="root may write everywhere")
 @pytest.mark.parametrize(
-    ("name", "mode"), [(".", 0o500), ("state.db", 0o400), ("ductile.core.instance.lock", 0o400), ("state.pid", 0o400)]
+    ("name", "mode"), [(".", 0o500), ("state.db", 0o400), ("ductile.lock", 0o400), ("state.pid", 0o400)]
 )
 def test_what_a_start_could_not_write_is_named_before_it_fails(kept: Path, name: str, mode: int) -> None:
     """The doctor and the start refuse the same file."""
     state = ledger_of(kept).parent
-    for lock in ("ductile.core.instance.lock", "state.pid"):
+    for lock in ("ductile.lock", "state.pid"):
         (state / lock).touch(0o600)
     (state / name).chmod(mode)
     ductile = [*MODES_COUNT, sys.executable, "-m", "ductile", "system"]

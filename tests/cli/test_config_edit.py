@@ -305,7 +305,7 @@ KILLED_BEFORE_THE_SEAL = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config import restore
+from ductile.config.seal import restore
 restore.seal_alone = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 restore.restore(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
@@ -315,7 +315,7 @@ FAILED_AFTER_THE_SEAL = """\
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config import restore
+from ductile.config.seal import restore
 seal = restore.seal_alone
 def interrupted(*given, **named):
     seal(*given, **named)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ductile.cli import NOUNS
+from ductile.cli import MODULES, NOUNS
 from ductile.cli.agents.side_effects import EFFECTS
 from tests.cli import world
 from tests.cli.world import World
@@ -26,7 +26,8 @@ HEAVY = ("trio", "quart", "hypercorn", "quart_trio", "cattrs", "yaml", "sqlite3"
 def imported_by(*args: str, exit_code: int = 0) -> set[str]:
     """The modules that `ductile ARGS` imports, in a process of its own."""
     script = (
-        "import sys; from ductile.cli import ductile, output; code = output.run(ductile, sys.argv[1:]);"
+        "import sys; from ductile.cli import ductile; from ductile.cli.base import output;"
+        "code = output.run(ductile, sys.argv[1:]);"
         "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=False)
@@ -35,7 +36,7 @@ def imported_by(*args: str, exit_code: int = 0) -> set[str]:
 
 
 def group_of(noun: str) -> Any:
-    return import_module(f"ductile.cli.{noun}").group
+    return import_module(f"ductile.cli.{MODULES[noun]}").group
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def test_reading_the_configuration_needs_no_event_loop_and_no_server(demo: Path)
     assert imported_by("config", "check", "--config", str(demo)).isdisjoint(set(HEAVY) - allowed)
 
 
-@pytest.mark.parametrize("noun", [noun for noun in NOUNS if hasattr(group_of(noun), "rooms")])
-def test_an_action_does_not_pay_for_the_rooms_of_others(noun: str) -> None:
+@pytest.mark.parametrize("noun", [noun for noun in NOUNS if hasattr(group_of(noun), "modules")])
+def test_an_action_does_not_import_the_modules_of_others(noun: str) -> None:
     """A noun knows its actions by name, and imports the file of the one that is used."""
     group = group_of(noun)
-    rooms = {f"ductile.cli.{where.partition('.')[0]}" for where in group.rooms.values()}
-    at_home = next(action for action in group.commands if action not in group.rooms)
-    assert imported_by(noun, at_home, "--help").isdisjoint(rooms)
+    modules = {f"ductile.cli.{command.rpartition('.')[0]}" for command in group.modules.values()}
+    own = next(action for action in group.commands if action not in group.modules)
+    assert imported_by(noun, own, "--help").isdisjoint(modules)
 
 
 # ── reading commands ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +139,8 @@ def test_every_exception_is_a_command_that_reads() -> None:
 def test_a_service_collects_garbage_as_usual_once_it_is_ready(tmp_path: Path) -> None:
     """Commands collect rarely because they end soon; the service restores Python's default before it reports ready."""
     script = (
-        "import gc, os, sys; usual = gc.get_threshold(); from ductile import __main__; from ductile.cli import output\n"
+        "import gc, os, sys; usual = gc.get_threshold()\n"
+        "from ductile import __main__; from ductile.cli.base import output\n"
         "def note(text):\n"
         "    print(gc.isenabled(), gc.get_threshold() == usual, file=sys.stderr, flush=True); os._exit(0)\n"
         "output.note = note; __main__.main()"

@@ -158,7 +158,8 @@ def test_the_quick_status_of_a_running_service_imports_no_event_loop_and_no_conv
     """What the service can say, the command does not work out for itself."""
     start()
     script = (
-        "import sys; from ductile.cli import ductile, output; output.run(ductile, sys.argv[1:]);"
+        "import sys; from ductile.cli import ductile; from ductile.cli.base import output;"
+        "output.run(ductile, sys.argv[1:]);"
         "print(sorted({'trio', 'quart', 'cattrs'} & set(sys.modules)), file=sys.stderr)"
     )
     command = [sys.executable, "-c", script, "status", "--no-health", "--config", str(home.path)]

@@ -337,7 +337,7 @@ def test_a_second_instance_says_who_is_there_and_leaves(home: Home, start: Start
     assert second.wait() == os.EX_TEMPFAIL
     said = "\n".join(second.stderr)
     assert f"held by process {service.process.pid} since" in said
-    assert "ductile.core.instance.lock" in said
+    assert "ductile.lock" in said
     assert service.run("quick")["status"] == "succeeded"
 
 

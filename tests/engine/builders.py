@@ -19,6 +19,7 @@ from ductile.engine.process.run import Cause, Finished, ProcessControl, StopRequ
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed
 from ductile.engine.process.streams import Caps, TailBuffer
 from ductile.ledger.storage.writer import Ledger
+from ductile.relay.send import send_job
 from tests.e2e.service import Home
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
@@ -74,6 +75,7 @@ def job_context(ledger: Ledger, log: Log, snapshot: Snapshot, /, **values: Any) 
         "instance": "test",
         "run_id": "run",
         "snapshot": lambda: snapshot,
+        "send_relay": send_job,
     }
     return JobContext(ledger=ledger, log=log, **defaults | values)
 

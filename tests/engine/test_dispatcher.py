@@ -12,6 +12,7 @@ import trio.testing
 from ductile.core.errors import LedgerFull, LedgerLost
 from ductile.core.formats import strict_json
 from ductile.core.hub import job_topic, tree_topic
+from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
 from ductile.engine.run_job import LEDGER_TIMEOUT, run_job
 from ductile.engine.running_jobs import Attempt, RunningJobs
 from ductile.ledger.admin.operate import retry
@@ -114,6 +115,33 @@ async def test_a_run_that_ends_because_a_waiting_job_is_cancelled_is_announced(t
             assert await one.cancel(waiting, "not needed")
             await hints.receive()
         assert one.rows(f"SELECT COUNT(*) FROM job_queue WHERE {IS_OPEN}") == [(0,)]
+
+
+@pytest.mark.parametrize("obstacle", ["busy", "paused"])
+async def test_a_join_is_resolved_while_no_job_can_start(tmp_path: Path, obstacle: str) -> None:
+    """A join needs no worker: neither a busy worker nor a paused queue keeps its run open."""
+    config = SPLIT.replace("other: {}", "other: {}, third: {}")
+    async with open_dispatching(tmp_path, ANSWER, workers=1, config=config, other=ANSWER, third=GATED) as one:
+        one.held.add("other")
+        await one.start()
+        snapshot, now = one.snapshot, one.ctx.clock.now()
+        run = begin(snapshot.plans.named("both"), {}, snapshot.world, submitted_by="test", now=now)
+        root, *_ = await one.ledger.write(start_run, run.following, now=now)
+        one.ctx.hub.announce_work()
+        open_jobs = f"SELECT id, plugin FROM job_queue WHERE {IS_OPEN} AND plugin IN ('echo', 'other')"
+        await until(lambda: [plugin for _, plugin in one.rows(open_jobs)] == ["other"])
+        ((waiting, _),) = one.rows(open_jobs)
+        running = await one.queue("third")
+        if obstacle == "busy":
+            await one.until_started(running)
+        else:
+            one.held.add(EVERYTHING)
+        with one.ctx.hub.watch(tree_topic(root.root_job_id)) as hints, trio.fail_after(30):
+            assert await one.cancel(waiting, "not needed")
+            await hints.receive()
+        one.held.discard(EVERYTHING)
+        one.ctx.hub.announce_work()
+        await one.finish(running)
 
 
 async def test_an_attempt_that_was_put_back_and_claimed_again_keeps_its_slot(tmp_path: Path) -> None:
@@ -446,6 +474,25 @@ async def test_the_end_of_a_job_of_an_older_configuration_ends_jobs_that_cannot_
         assert "disabled" in one.error(follow_up)
 
 
+async def test_a_job_is_judged_by_the_configuration_in_use(tmp_path: Path) -> None:
+    """A reload enables a plugin while maintenance waits for the ledger; its new jobs must not end as disabled."""
+    disabled = "plugins: {echo: {enabled: false}, slow: {}}\n"
+    async with open_dispatching(tmp_path, workers=1, config=disabled, slow=GATED) as one:
+        await one.start()
+        running = await one.queue("slow")
+        await one.until_started(running)
+        before = one.snapshot
+        text = (one.home.path / "config.yaml").read_text()
+        one.home.write("config.yaml", text.replace("echo: {enabled: false}", "echo: {}"))
+        one.snapshot = snapshot_of(one.home)
+        waiting = await one.queue("echo")
+        used = iter([before, before])  # what is read before the reload
+        await end_unrunnable_jobs(one.ledger, lambda: next(used, one.snapshot), one.ctx.log, now=one.ctx.clock.now())
+        assert one.status(waiting) == "queued"
+        await one.finish(running, waiting)
+        await one.until_ended(waiting)
+
+
 # ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -559,17 +606,19 @@ def self_of(one: Dispatching, job_id: str) -> list[int]:
     return [pid for (pid,) in one.rows("SELECT pid FROM job_queue WHERE id = ? AND pid IS NOT NULL", job_id)]
 
 
-async def test_a_process_id_that_cannot_be_stored_does_not_fail_the_attempt(
+async def test_a_process_id_is_stored_when_the_disk_has_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The attempt runs meanwhile, and its exit is noticed while the id is not stored."""
     monkeypatch.setattr("ductile.engine.process.run.LONG_RUN_SECONDS", 0.2)
     async with open_dispatching(tmp_path) as one:
         await one.start()
         job_id = await one.queue()
         await until(lambda: one.status(job_id) == "running")
         one.faults.error = FULL
-        await until(lambda: "the process id is not stored" in one.log())
+        await until(lambda: "process id not stored" in one.log())
         one.faults.error = None
+        await until(lambda: self_of(one, job_id) == one.pids(job_id)[:1])
         await one.finish(job_id)
         await one.until_ended(job_id)
         assert one.status(job_id) == "succeeded"
@@ -588,7 +637,7 @@ async def test_a_process_that_cannot_be_looked_at_does_not_fail_the_attempt(
         with one.lines.open() as log:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             try:
-                await until(lambda: "the process id is not stored" in (log.seek(0), log.read())[1])
+                await until(lambda: "process id not stored" in (log.seek(0), log.read())[1])
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         await one.finish(job_id)

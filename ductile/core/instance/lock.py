@@ -1,4 +1,4 @@
-"""The single-instance lock: a kernel lock on `<state_dir>/ductile.core.instance.lock` and on the original's pid file.
+"""The single-instance lock: a kernel lock on `<state_dir>/ductile.lock` and on the original's pid file.
 
 The lock is the truth; the pid written into the file is only for people. The kernel releases it with the process, so it
 is never stale, and the files are never removed: a name that comes and goes cannot be locked.
@@ -15,7 +15,7 @@ from pathlib import Path
 from ductile.core.clock import to_text
 from ductile.core.errors import AlreadyRunning, LedgerError
 
-LOCK_NAME = "ductile.core.instance.lock"
+LOCK_NAME = "ductile.lock"
 PAUSES = (0.01, 0.02, 0.04)
 
 

@@ -24,7 +24,7 @@ async def keep_house(
     while True:
         await trio.sleep(snapshot().config.settings.service.tick_interval.total_seconds())
         try:
-            await end_unrunnable_jobs(ledger, snapshot(), log, now=clock.now())
+            await end_unrunnable_jobs(ledger, snapshot, log, now=clock.now())
             policy = retention_policy(snapshot().config.settings.service)
             reach = await past.reach(ledger, policy, clock)
             # Nearly always nothing is old: an idle service does not write.

@@ -93,12 +93,17 @@ async def _prepare(
     ctx.log.info("init", "initialising", plugin=name)
     health.at_work.add((name, fingerprint))
     try:
-        if name in await ctx.ledger.read(all_inits):
+        error: str | None = None
+        last = (await ctx.ledger.read(all_inits)).get(name)
+        # A run that ended after `mark_pending` had read the ledger may have prepared it already.
+        is_prepared = last is not None and last.error is None and last.fingerprint == fingerprint
+        if last is not None and not is_prepared:
             await _write_patiently(ctx, partial(forget, plugins=(name,)))
-        error, new_facts, state = await _run(job, snapshot, ctx, stopping)
+        if not is_prepared:
+            error, new_facts, state = await _run(job, snapshot, ctx, stopping)
         if stopping.is_set() and error is not None:
             return  # cut short: the next start tries again
-        if health.initialising.get(name) == fingerprint:
+        if not is_prepared and health.initialising.get(name) == fingerprint:
             done = Init(plugin=name, fingerprint=fingerprint, error=error)
             known: dict[str, Any] = {"job_id": job.id, "new_facts": new_facts, "state_updates": state}
             await _write_patiently(ctx, lambda db: put(db, done, now=ctx.clock.now(), **known))

@@ -5,6 +5,7 @@ A plugin that is disabled or gone takes its waiting jobs with it; one that merel
 put right.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
@@ -13,41 +14,45 @@ from ductile.core.logs import Log
 from ductile.engine.follow_up_rules import rule_of
 from ductile.ledger.admin.operate import end_queued_jobs_of, queued_by_plugin, queued_plugins
 from ductile.ledger.queue.block_reasons import blocked_plugins, forget_block, note_blocked
+from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
 
-PORTION = 500
+MAX_ENDED_AT_ONCE = 500
+SnapshotSource = Callable[[], Snapshot]
+"""Returns the configuration in use."""
 
 
-async def settle_under(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
-    """`settle_stranded` under another configuration than before: a plugin that was put right holds nobody any more."""
+async def settle_under(ledger: Ledger, snapshot: SnapshotSource, log: Log, *, now: datetime) -> dict[str, int]:
+    """Release the jobs of plugins that can run again after a reload, then end the unrunnable ones."""
     for plugin in await ledger.read(blocked_plugins):
-        if snapshot.why_unavailable(plugin) is None:
+        if snapshot().why_unavailable(plugin) is None:
             await ledger.write(forget_block, plugin)
     return await end_unrunnable_jobs(ledger, snapshot, log, now=now)
 
 
-async def end_unrunnable_jobs(ledger: Ledger, snapshot: Snapshot, log: Log, *, now: datetime) -> dict[str, int]:
-    """No waiting job belongs to a plugin that is gone, and every job that is held says what holds it.
+async def end_unrunnable_jobs(ledger: Ledger, snapshot: SnapshotSource, log: Log, *, now: datetime) -> dict[str, int]:
+    """End the waiting jobs of plugins that are gone, and store the reason with those that are held.
 
-    Returns how many jobs of which plugin ended.
+    Each transaction asks for the snapshot again: a reload can make a plugin available meanwhile. Returns how many jobs
+    of which plugin ended.
     """
     gone: dict[str, int] = {}
     for plugin in await ledger.read(queued_plugins):
-        reason = snapshot.why_unavailable(plugin)
+        reason = snapshot().why_unavailable(plugin)
         if reason is None:
             continue
-        if plugin in snapshot.failed_to_load:
-            held = await ledger.write(note_blocked, plugin, f"plugin {plugin} {reason}")
+        if plugin in snapshot().failed_to_load:
+            held = await ledger.transact(partial(_block, snapshot=snapshot, plugin=plugin))
             if held:
                 log.warn("runtime", f"waiting jobs are held: plugin {plugin} {reason}", plugin=plugin, jobs=held)
-        else:
-            ended = gone[plugin] = await _end_all(ledger, snapshot, plugin, f"plugin {plugin} {reason}", now)
+        elif ended := await _end_all(ledger, snapshot, plugin, now):
+            gone[plugin] = ended
             log.warn("runtime", f"waiting jobs ended: plugin {plugin} {reason}", plugin=plugin, jobs=ended)
     return gone
 
 
 async def would_end(ledger: Ledger, snapshot: Snapshot) -> dict[str, int]:
-    """How many waiting jobs of which plugin would end under this configuration."""
+    """Return how many waiting jobs of which plugin would end under this configuration."""
     return {
         plugin: jobs
         for plugin, jobs in (await ledger.read(queued_by_plugin)).items()
@@ -55,18 +60,31 @@ async def would_end(ledger: Ledger, snapshot: Snapshot) -> dict[str, int]:
     }
 
 
-async def _end_all(ledger: Ledger, snapshot: Snapshot, plugin: str, reason: str, now: datetime) -> int:
+def _block(db: Db, *, snapshot: SnapshotSource, plugin: str) -> int:
+    reason = snapshot().why_unavailable(plugin)
+    return note_blocked(db, plugin, f"plugin {plugin} {reason}") if reason is not None else 0
+
+
+async def _end_all(ledger: Ledger, snapshot: SnapshotSource, plugin: str, now: datetime) -> int:
     total = 0
-    end_portion = partial(
-        end_queued_jobs_of,
-        plugin=plugin,
-        reason=reason,
-        now=now,
-        limit=PORTION,
-        rule=rule_of(snapshot),
-        default_ttl=snapshot.config.settings.service.dedupe_ttl,
-        budget=snapshot.budget,
-    )
-    while ended := await ledger.transact(end_portion, in_thread=True):
-        total += len(ended)
+    while ended := await ledger.transact(partial(_end_some, snapshot=snapshot, plugin=plugin, now=now), in_thread=True):
+        total += ended
     return total
+
+
+def _end_some(db: Db, *, snapshot: SnapshotSource, plugin: str, now: datetime) -> int:
+    current = snapshot()
+    reason = current.why_unavailable(plugin)
+    if reason is None or plugin in current.failed_to_load:
+        return 0
+    ended = end_queued_jobs_of(
+        db,
+        plugin=plugin,
+        reason=f"plugin {plugin} {reason}",
+        now=now,
+        limit=MAX_ENDED_AT_ONCE,
+        rule=rule_of(current),
+        default_ttl=current.config.settings.service.dedupe_ttl,
+        budget=current.budget,
+    )
+    return len(ended)

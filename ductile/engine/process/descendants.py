@@ -49,6 +49,8 @@ class ProcessTable:
     """The tags of attempts whose sweep has not ended: it reaps and counts their orphans itself."""
     _tags: range = field(factory=lambda: _no_tags_yet())
     """The tags that were used."""
+    _foreign: set[tuple[int, int]] = field(factory=lambda: _children_now())
+    """Children that no sweep ends: those from before this table, and those of another user, once they are reported."""
 
     def new_tag(self) -> int:
         self._tags = range(self._tags.start, self._tags.stop + 1)
@@ -76,7 +78,9 @@ class ProcessTable:
                         if self._belongs_to(orphan, tag) and may_signal(orphan.process.pid)
                     ]
                     if not own:
-                        return Swept(killed, incomplete=any(orphan.tag in (None, tag) for orphan in orphans))
+                        left = [orphan.process for orphan in orphans if orphan.tag in (None, tag)]
+                        self._foreign.update(process.identity for process in left if not may_signal(process.pid))
+                        return Swept(killed, incomplete=bool(left))
                     killed += await kill_children(own)
             except OSError:  # no free descriptor to read procfs with
                 return Swept(killed, incomplete=True)
@@ -85,8 +89,13 @@ class ProcessTable:
         return Swept(killed, incomplete=patience.cancelled_caught)
 
     def _belongs_to(self, orphan: Orphan, tag: int) -> bool:
-        """True for the attempt's own orphans, and for unattributable ones when no other attempt runs."""
-        return orphan.tag == tag or (orphan.tag is None and not self.leaders)
+        """True for the attempt's own orphans, and for those that an earlier sweep could not find.
+
+        An orphan that cannot be attributed belongs to the attempt if no other one runs.
+        """
+        if orphan.tag is None:
+            return not self.leaders
+        return orphan.tag == tag or orphan.tag not in self._sweeping
 
     def _orphans(self) -> list[Orphan]:
         """Return the adopted children that belong to no running attempt. Reap dead ones that no sweep waits for."""
@@ -97,7 +106,7 @@ class ProcessTable:
             inherited = tag if (tag := tag_of(child.pid)) in self._tags else None
             if child.is_zombie and inherited not in self._sweeping:
                 reap(child.pid)
-            elif inherited not in running:
+            elif inherited not in running and child.identity not in self._foreign:
                 orphans.append(Orphan(child, inherited))
         return orphans
 
@@ -106,6 +115,14 @@ def _no_tags_yet() -> range:
     """Return an empty range of tags that no other process uses: a plugin may run commands of Ductile that tag too."""
     first = FIRST_TAG + (os.getpid() << 32)
     return range(first, first)
+
+
+def _children_now() -> set[tuple[int, int]]:
+    """Return the children of this process, such as those a shell started before it replaced itself by the service."""
+    try:
+        return {child.identity for child in adopted_children(())}
+    except OSError:  # no free descriptor to read procfs with
+        return set()
 
 
 def may_signal(pid: int) -> bool:

@@ -52,6 +52,11 @@ class Glance:
     def is_zombie(self) -> bool:
         return self.state == "Z"
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Process id and start time: no other process has both until the next boot."""
+        return self.pid, self.start_ticks
+
 
 @frozen
 class Leftovers:

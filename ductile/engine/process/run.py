@@ -116,7 +116,7 @@ class ProcessControl:
     """The scope that drives the escalation; set while the process is alive or unreaped."""
     on_start: Callable[[Process], None] = lambda _: None
     on_long_run: Callable[[Process], Awaitable[None]] = _ignore
-    """Called once, after LONG_RUN_SECONDS."""
+    """Called once, after LONG_RUN_SECONDS; cancelled when the process exits."""
 
     @contextmanager
     def running(self, deadline: trio.CancelScope) -> Iterator[None]:
@@ -252,8 +252,10 @@ async def _wait(process: Process, control: ProcessControl) -> None:
     with trio.move_on_after(LONG_RUN_SECONDS):
         await process.wait()
     if not process.has_exited():
-        await control.on_long_run(process)
-        await process.wait()
+        async with trio.open_nursery() as report:
+            report.start_soon(control.on_long_run, process, name="long run")
+            await process.wait()
+            report.cancel_scope.cancel()
 
 
 def _cause(process: Process, stop: StopRequest) -> Cause:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -19,6 +20,7 @@ from attrs import define, field
 from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.metrics import Histogram
+from ductile.core.threads import run_in_thread
 from ductile.ledger.storage import connections, path_checks
 from ductile.ledger.storage.connections import BEGIN, Synchronous, connect_reader, snapshot
 from ductile.ledger.storage.db import Db
@@ -119,9 +121,8 @@ class Ledger:
 
         It sees every commit so far, also those that are not durable yet: see `until_durable`.
         """
-        return await trio.to_thread.run_sync(
-            self._read_in_thread, lambda db: function(db, *args, **kwargs), limiter=self._reader_slots
-        )
+        read = partial(self._read_in_thread, lambda db: function(db, *args, **kwargs))
+        return await run_in_thread(read, limiter=self._reader_slots)
 
     async def until_durable(self, commit: int | None = None) -> None:
         """Wait until that commit (default: all so far) and everything before it would survive a power cut.
@@ -166,7 +167,7 @@ class Ledger:
         self._in_thread = True
         try:
             with trio.CancelScope(shield=True):  # as long as the work takes: a thread cannot be cancelled
-                result = await trio.to_thread.run_sync(self._run, work, limiter=self._write_thread)
+                result = await run_in_thread(partial(self._run, work), limiter=self._write_thread)
         finally:
             self._in_thread = False
             self._count_commit()  # also after an error: `until_durable` may wait for this number already
@@ -255,7 +256,7 @@ class Ledger:
         """Make every commit so far durable."""
         commit, self._syncing_since = self.commits, monotonic()
         try:
-            await trio.to_thread.run_sync(self._sync_log, limiter=self._sync_thread)
+            await run_in_thread(self._sync_log, limiter=self._sync_thread)
         except OSError as error:
             self._break(LedgerError(f"{self.path}-wal: cannot be synced: {error.strerror}"), error)
         else:
@@ -296,7 +297,7 @@ class Ledger:
             self._changes_at_checkpoint = self._db.total_changes
             failpoint("checkpoint.before")
             try:
-                await trio.to_thread.run_sync(connections.checkpoint, self._db, limiter=self._write_thread)
+                await run_in_thread(partial(connections.checkpoint, self._db), limiter=self._write_thread)
             except sqlite3.Error as error:
                 self._translated(error)  # breaks the ledger or is tried again: a full disk, a reader that holds the log
             failpoint("checkpoint.after")
@@ -381,7 +382,7 @@ async def open_ledger(
 
     `on_commit` is called on the event loop when more commits are durable; it must be quick and must not fail.
     """
-    ledger = await trio.to_thread.run_sync(_open, path, synchronous, on_commit)
+    ledger = await run_in_thread(partial(_open, path, synchronous, on_commit))
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -396,4 +397,4 @@ async def open_ledger(
             raise failure
     finally:
         with trio.CancelScope(shield=True):  # bounded by the disk
-            await trio.to_thread.run_sync(ledger.close)
+            await run_in_thread(ledger.close)

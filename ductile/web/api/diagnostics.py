@@ -20,6 +20,7 @@ from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
 from ductile.core.instance.systemd import STUCK_SECONDS
 from ductile.core.secret import Mask
+from ductile.core.threads import run_in_thread
 from ductile.ledger.reports import queue_status
 from ductile.ledger.storage.open_file import open_another_reader
 from ductile.pipeline.compile.graph import compiled_routes
@@ -146,7 +147,7 @@ async def _checked(
 ) -> Response:
     """What `look` found; 504 if it takes longer. A look that was given up keeps its place until it has ended."""
     with trio.move_on_after(seconds):
-        checks = await trio.to_thread.run_sync(look, limiter=limiter, abandon_on_cancel=True)
+        checks = await run_in_thread(look, limiter=limiter, abandon_on_cancel=True)
         content = {
             "ok": all(check.status != "fail" for check in checks),
             "captured_at": to_text(desk.clock.now()),

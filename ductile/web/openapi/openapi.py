@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import trio
-
 from ductile import __version__
 from ductile.config.snapshot import ConfiguredPlugin
 from ductile.core.errors import NotFound
 from ductile.core.formats import strict_json
+from ductile.core.threads import run_in_thread
 from ductile.plugin.manifest import Command, CommandType
 from ductile.web.api.catalog import seen_lanes
 from ductile.web.auth.auth import ANY_TOKEN
@@ -64,7 +63,7 @@ def routes(desk: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterabl
         made = known.get(seen)
         if made is None or made[0] is not snapshot:
             # Large configurations take a while; nobody else waits for it, and one description serves everybody.
-            text = await trio.to_thread.run_sync(lambda: strict_json.dumps(document(table(), lanes)).encode())
+            text = await run_in_thread(lambda: strict_json.dumps(document(table(), lanes)).encode())
             if len(known) >= MOST_KEPT:
                 known.clear()
             made = known[seen] = (snapshot, text)

@@ -46,6 +46,8 @@ class App:
         exchange: Exchange = scope["state"][EXCHANGE]
         # Handlers have the headers in the exchange. Quart would fail on a Host that it cannot parse.
         scope["headers"] = []
+        if scope.get("method") == "HEAD" and not exchange.is_head:  # Hypercorn changes `head` to upper case
+            scope["method"] = "GET"
         try:
             if scope["type"] == "websocket":
                 await self._quart(cast(Any, scope), cast(Any, receive), cast(Any, send))

@@ -80,6 +80,8 @@ class HttpConnection(TCPServer):
                 return
             event = RawData(rest)
         await super().protocol_send(event)
+        if self._guarded.is_broken:
+            await cast(HttpProtocol, self.protocol).can_read.set()  # the reader may wait for the end of this response
 
     async def _read_data(self) -> None:
         protocol = cast(HttpProtocol, self.protocol)
@@ -237,7 +239,9 @@ class _NextRequest:
         if not self._event.is_set() and await self._stream.hangs_up_before(self._event):
             await self._protocol.handle(Closed())
             await self._protocol.exchange.has_ended.wait()
-        if not self._event.is_set():  # its handler was cancelled: what follows it is not answered either
+        connection = self._protocol.connection
+        is_ready = isinstance(connection, StrictConnection) and connection.their_state is h11.IDLE
+        if not self._event.is_set() or not is_ready:  # cancelled, or closed by a drain: what follows is not answered
             raise trio.ClosedResourceError
 
     async def set(self) -> None:

@@ -44,7 +44,8 @@ class StrictConnection(h11.Connection):
         return bytes(self._inbox), False
 
     def receive_data(self, data: bytes) -> None:
-        self._inbox += data
+        if self.their_state not in (h11.MUST_CLOSE, h11.CLOSED):  # no request can follow: drop what does
+            self._inbox += data
 
     def next_event(self) -> Any:
         """Return h11's next event. PAUSED while bytes of the next request wait for the end of this one."""

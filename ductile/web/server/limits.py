@@ -105,10 +105,11 @@ class GuardedStream:
     def evict(self, *, is_rejected: bool = False) -> None:
         """End the wait for this client. With `is_rejected` an incomplete request is answered with 503."""
         self.is_evicted, self._is_rejected = True, is_rejected
-        if self.is_stalled(trio.current_time()):
-            self.abort()
+        is_writing = self._writing_since is not None
+        if is_writing and (is_rejected or self.is_stalled(trio.current_time())):
+            self.abort()  # its place is taken: it must not live on for the patience of a write
         elif self._waiting is not None:
-            self._waiting.cancel()
+            self._waiting.deadline = self._deadline()
 
     def reject(self) -> None:
         """Answer with 503 instead of reading anything: there is no place for this connection."""
@@ -131,8 +132,6 @@ class GuardedStream:
             self._ahead.clear()
             return self._counted(data)
         with trio.CancelScope(deadline=self._deadline()) as self._waiting:
-            if self.is_evicted:
-                self._waiting.cancel()
             return self._counted(await self._read())
         if self.stage in (ConnectionStage.IDLE, ConnectionStage.CLOSING) or (self.is_evicted and not self._is_rejected):
             return b""
@@ -236,6 +235,8 @@ class GuardedStream:
         return data
 
     def _deadline(self) -> float:
+        if self.is_evicted and self.stage is not ConnectionStage.HANDLING:  # a complete request gets its response
+            return float("-inf")
         match self.stage:
             case ConnectionStage.IDLE:
                 return self.since + self.limits.idle_seconds

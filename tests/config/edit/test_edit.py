@@ -373,10 +373,10 @@ KILLED_AT = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config import pending, token_edit
+from ductile.config.edit import atomic_write, token_edit
 from ductile.config.edit.edit import edit
 
-left, write = int(sys.argv[2]), pending.write
+left, write = int(sys.argv[2]), atomic_write.write
 
 def write_or_die(one):
     global left
@@ -385,7 +385,7 @@ def write_or_die(one):
     left -= 1
     write(one)
 
-pending.write = write_or_die
+atomic_write.write = write_or_die
 change = lambda draft: token_edit.set_scopes(draft, "reader", ["jobs:ro"])
 edit(Path(sys.argv[1]), change, now=datetime.now(UTC))
 """

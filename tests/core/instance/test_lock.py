@@ -78,7 +78,7 @@ def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
     with instance_lock(tmp_path, tmp_path / "ductile.db", now=NOW):
-        assert holder(tmp_path / "ductile.core.instance.lock") == (os.getpid(), "2026-02-08T09:30:00.000000Z")
+        assert holder(tmp_path / "ductile.lock") == (os.getpid(), "2026-02-08T09:30:00.000000Z")
 
 
 def test_files_are_private_and_stay(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_files_are_private_and_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "garbage", "99999999999999999999", "-1 x", "٣"])
 def test_any_text_in_a_free_lock_file_is_fine(tmp_path: Path, content: str) -> None:
     """Only the lock counts."""
-    (tmp_path / "ductile.core.instance.lock").write_text(content)
-    assert holder(tmp_path / "ductile.core.instance.lock")[0] is None
+    (tmp_path / "ductile.lock").write_text(content)
+    assert holder(tmp_path / "ductile.lock")[0] is None
     with instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
         pass
 
@@ -108,14 +108,14 @@ def test_the_first_lock_is_given_back_when_the_second_is_refused(tmp_path: Path)
     with another_process(ORIGINAL, tmp_path / "x.pid"):
         with pytest.raises(AlreadyRunning), instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
             pass
-        assert not is_held(tmp_path / "ductile.core.instance.lock")
+        assert not is_held(tmp_path / "ductile.lock")
 
 
 def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     """Nobody makes us truncate a stranger's file."""
     precious = tmp_path / "precious"
     precious.write_text("keep")
-    (tmp_path / "ductile.core.instance.lock").symlink_to(precious)
+    (tmp_path / "ductile.lock").symlink_to(precious)
     with pytest.raises(LedgerError), instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
         pass
     assert precious.read_text() == "keep"

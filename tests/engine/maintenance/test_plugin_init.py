@@ -182,6 +182,16 @@ async def test_an_init_whose_end_is_being_written_is_not_begun_again(
         assert one.runs() == 1
 
 
+async def test_an_init_that_ended_while_a_reload_read_the_ledger_is_not_run_again(tmp_path: Path) -> None:
+    """The reload takes it for pending; the ledger says that it is done."""
+    async with open_preparation(tmp_path) as one:
+        pending = dict(one.health.initialising)
+        await one.prepare(one.first)
+        one.health.initialising = pending
+        await one.prepare(one.first)
+        assert (one.runs(), one.health.held()) == (1, frozenset())
+
+
 async def test_an_init_is_killed_with_all_processes(tmp_path: Path) -> None:
     """A second signal, or a ledger that fails, ends the service without waiting."""
     async with open_preparation(tmp_path) as one, trio.open_nursery() as nursery:

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 
 import pytest
@@ -151,3 +152,34 @@ async def test_a_descendant_that_must_not_be_signalled_is_reported_and_not_waite
     assert await descendants.kill_children(adopted_children(known=())) == 1
     assert (ended.exit_code, ended.swept, ended.lost) == (0, 0, True)
     assert ended.duration < descendants.KILL_TIMEOUT_SECONDS
+
+
+def start_daemon() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+
+
+async def test_a_child_from_before_is_not_ended(make_plugin: MakePlugin, env: Env) -> None:
+    """A container's entrypoint can start a daemon and then replace itself by the service."""
+    child = start_daemon()
+    try:
+        ended = await run(make_plugin("pass").argv, env, ProcessTable())
+        assert (ended.swept, ended.lost, child.poll()) == (0, False, None)
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_an_orphan_of_another_user_is_reported_once(
+    make_plugin: MakePlugin, env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later attempts have nothing to do with it."""
+    table = ProcessTable()
+    child = start_daemon()
+    monkeypatch.setattr(descendants, "may_signal", lambda pid: pid != child.pid)
+    try:
+        first = await run(make_plugin("pass").argv, env, table)
+        second = await run(make_plugin("pass").argv, env, table)
+        assert (first.lost, second.lost, child.poll()) == (True, False, None)
+    finally:
+        child.kill()
+        child.wait()

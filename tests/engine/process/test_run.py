@@ -572,7 +572,7 @@ async def test_a_descendant_that_stays_behind_is_killed(folder: str, env: Env) -
 
 async def test_a_run_counts_though_nobody_can_look_for_what_it_left(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a free descriptor the sweep comes after another run; what the plugin said is not said in vain."""
-    read = procfs._read
+    read, table = procfs._read, ProcessTable()
 
     def no_descriptor_left(path: str) -> bytes:
         if path.endswith("/stat"):
@@ -581,9 +581,9 @@ async def test_a_run_counts_though_nobody_can_look_for_what_it_left(env: Env, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(procfs, "_read", no_descriptor_left)
-        finished = await run(animal("z56_daemon_without_traces"), env)
+        finished = await run(animal("z56_daemon_without_traces"), env, table=table)
     assert (finished.exit_code, finished.stdout.strip(), finished.lost) == (0, ANSWER, True)
-    assert (await run(animal("z56_daemon_without_traces"), env)).swept == 2
+    assert (await run(animal("z56_daemon_without_traces"), env, table=table)).swept == 2
 
 
 async def test_a_fork_bomb_is_swept(env: Env) -> None:

@@ -178,7 +178,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.ledger import migrate, store
+from ductile.ledger.storage import migrate, open_file
 from ductile.ledger.storage.connections import connect_writer
 from ductile.ledger.storage.identify import examine
 path, wanted = Path(sys.argv[1]), int(sys.argv[2])
@@ -187,10 +187,16 @@ def about_to(part):
     seen.append(part)
     if len(seen) == wanted:
         os.kill(os.getpid(), signal.SIGKILL)
-condition = examine(path, newest=store.SCHEMA_VERSION, tables=store.tables())
+condition = examine(path, newest=open_file.SCHEMA_VERSION, tables=open_file.tables())
 db = connect_writer(path, "full")
 migrate.bring_up_to_date(
-    db, path, condition, newest=store.SCHEMA_VERSION, schema=store.schema(), now=datetime.now(UTC), about_to=about_to
+    db,
+    path,
+    condition,
+    newest=open_file.SCHEMA_VERSION,
+    schema=open_file.schema(),
+    now=datetime.now(UTC),
+    about_to=about_to,
 )
 print(len(seen))
 """
@@ -236,7 +242,7 @@ def test_an_adoption_that_fails_leaves_the_original_as_it_was(original: Path) ->
 NO_ROOM = """\
 import resource, sqlite3, sys
 from pathlib import Path
-from ductile.ledger import migrate
+from ductile.ledger.storage import migrate
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 migrate.back_up(sqlite3.connect(sys.argv[1]), Path(sys.argv[1] + ".backup"))
 """

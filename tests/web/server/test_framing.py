@@ -205,6 +205,15 @@ def test_who_may_send_another_request(version: str, connection: str, answered: i
     assert len(read([raw * 2]).requests) == answered
 
 
+def test_bytes_after_the_last_request_are_dropped() -> None:
+    """They belong to no request, and a client could fill the memory with them while its response is written."""
+    connection = StrictConnection(LIMITS, lambda _: None)
+    read([b"GET / HTTP/1.0\r\nHost: here\r\n\r\n"], connection)
+    connection.receive_data(b"x" * 1_000_000)
+
+    assert connection.trailing_data == (b"", False)
+
+
 def test_the_stages_of_a_request_are_reported() -> None:
     """So that every deadline applies to its part of the request."""
     stages: list[ConnectionStage] = []

@@ -456,6 +456,45 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answers(start_serv
     assert await client.is_closed()
 
 
+async def test_a_method_is_not_changed_to_upper_case(start_server: "StartServer") -> None:
+    """`head` is an unknown method, so its response has a body."""
+    server = await start_server()
+    client = await server.connect()
+    await client.send(b"head /echo HTTP/1.1\r\nHost: here\r\n\r\n")
+
+    answer = await client.answer()
+    assert (answer.status, answer.json["code"]) == (405, "method_not_allowed")
+    assert not server.faults
+
+
+async def test_a_stream_whose_client_left_pipelined_bytes_behind_is_released(start_server: "StartServer") -> None:
+    """More than is read ahead hides the end of the connection; the failed write must end it."""
+    may_write = trio.Semaphore(0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1024
+            await may_write.acquire()
+
+    async def stream(request: Request) -> Response:
+        return Response(headers=(("content-type", "text/event-stream"),), body=pieces())
+
+    route = Route(method="GET", path="/stream", handler=stream, waits=True)
+    server = await start_server(route, limits=ConnectionLimits(connections=1), grace_seconds=60)
+    client = await server.connect()
+    with trio.move_on_after(1):  # the server does not read all of it
+        await client.send(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n" + b"y" * 400_000)
+    client.stream.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER 0: close with a reset
+    client.stream.socket.close()
+    with trio.fail_after(10):
+        while not server.served:
+            may_write.release()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert await server.is_healthy()
+        server.stopping.set()
+        await server.ended.wait()
+
+
 async def test_a_stream_is_sent_piece_by_piece(start_server: "StartServer") -> None:
     """The client has each piece before the next one exists, and the connection is good for another request."""
     taken = trio.Semaphore(0)

@@ -156,6 +156,45 @@ async def test_whoever_is_evicted_while_sending_is_told_to_try_again(start_serve
     assert await slow.is_closed()
 
 
+async def test_a_request_that_is_complete_when_it_is_evicted_gets_its_response() -> None:
+    """Its work may be done: a 503 would make the sender repeat it. Afterwards the connection is closed."""
+    limiter = ConnectionLimiter(ConnectionLimits(connections=1))
+    ours, theirs = trio.socket.socketpair()
+    sender = GuardedStream(trio.SocketStream(ours), "192.0.2.1", ConnectionLimits())
+    assert limiter.admit(sender)
+    sender.enter(ConnectionStage.BODY)
+    assert limiter.admit(guarded_stream())
+    sender.enter(ConnectionStage.HANDLING)  # the rest of the body had arrived
+    with trio.move_on_after(0.05) as waiting:
+        await sender.receive_some()
+    assert waiting.cancelled_caught
+    sender.enter(ConnectionStage.IDLE)
+    assert await sender.receive_some() == b""
+    ours.close()
+    theirs.close()
+
+
+async def test_an_evicted_connection_does_not_finish_its_write() -> None:
+    """Its place is taken by another: connections that are not counted must not add up."""
+    limiter = ConnectionLimiter(ConnectionLimits(connections=1))
+    ours, theirs = trio.socket.socketpair()
+    evicted = GuardedStream(trio.SocketStream(ours), "192.0.2.1", ConnectionLimits())
+    assert limiter.admit(evicted)
+    evicted.enter(ConnectionStage.BODY)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect_broken_write, evicted)
+            await trio.testing.wait_all_tasks_blocked()
+            assert limiter.admit(guarded_stream())
+    assert evicted.is_broken
+    theirs.close()
+
+
+async def expect_broken_write(stream: GuardedStream) -> None:
+    with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+        await stream.send_all(bytes(MORE_THAN_THE_KERNEL_TAKES))
+
+
 async def test_the_slowest_sender_is_evicted_first() -> None:
     """Idle connections first, then by how far each is behind the expected rate; never one that is being handled."""
     now, rate = trio.current_time(), ConnectionLimits().expected_bytes_per_second
