@@ -1,3 +1,3 @@
-"""Ductile: an automation runtime with a durable queue, plugins as processes, and a ledger that can say why."""
+"""Ductile: a durable job runtime. Plugins run as processes, and a ledger records why each job ran or did not."""
 
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ import click
 from ductile.cli import ductile
 from ductile.cli.agents.error_codes import EXIT_CODES
 from ductile.config.sections.settings import Settings
-from ductile.core.formats.yaml_fields import DOC, YAML_NAME, Grammar, TextType, ValueRule
+from ductile.core.formats.yaml_fields import DOC, YAML_NAME, ExternalSchema, TextType, ValueRule
 from ductile.core.units import format_duration
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -118,7 +118,7 @@ schedules:
 …
 $ ductile config lock && ductile config plan
 …
-planned: this would change
+planned: the reload would make these changes
   +  plugins    second-echo
   -  plugins    github_events
 …
@@ -294,7 +294,7 @@ def _kind(kind: Any) -> str:
     if origin is Annotated:
         rules = [note.allowed for note in args[1:] if isinstance(note, ValueRule)]
         readers = [note for note in args[1:] if isinstance(note, TextType)]
-        for grammar in (note for note in args[1:] if isinstance(note, Grammar)):
+        for grammar in (note for note in args[1:] if isinstance(note, ExternalSchema)):
             return grammar.name.lower()
         base = _reader(readers[0]) if readers else _kind(args[0])
         return f"{base}: {rules[0]}" if rules else base

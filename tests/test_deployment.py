@@ -187,7 +187,7 @@ def test_the_container_recipe_leads_to_a_service_that_can_be_asked(tmp_path: Pat
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         said += done.stdout
-    (token,) = re.findall(r"^key \(shown only now\): (\S+)$", said, re.MULTILINE)
+    (token,) = re.findall(r"^key \(shown only once\): (\S+)$", said, re.MULTILINE)
     service = home.start()
     try:
         assert service.ask("GET", "/jobs", token=token)[0] == 200

@@ -142,12 +142,12 @@ def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
 @pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
 def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
     """What is made for people, and what they are warned of."""
-    from ductile.config.checks.doctor import LEAST_SECRET
+    from ductile.config.checks.doctor import MIN_SECRET_LENGTH
     from ductile.config.edit.token_edit import KEY_BYTES
 
     text = " ".join((ROOT / "docs" / page).read_text().split())
     assert f"{KEY_BYTES} random bytes" in text
-    assert f"shorter than {LEAST_SECRET} characters" in text
+    assert f"shorter than {MIN_SECRET_LENGTH} characters" in text
 
 
 def test_hardening_names_keys_that_a_strict_check_takes() -> None:

@@ -1,6 +1,7 @@
-"""The map of the house: who may import whom. Stairs only lead down."""
+"""The shape of the package: which module may import which, how large a folder may be, and unique class names."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,65 +27,91 @@ LAYERS = {
     "cli": 8,
     "__main__": 9,
 }
-"""Packages and modules directly below `ductile`."""
-
-NEVER = {
-    ("engine", "web"): "both talk to the ledger and the hub; the runtime introduces them",
-    ("web", "engine"): "both talk to the ledger and the hub; the runtime introduces them",
-    ("ledger", "config"): "the ledger knows values, not what the operator wrote",
+"""Packages and modules directly below `ductile`. Imports lead to lower layers only."""
+FORBIDDEN = {
+    ("engine", "web"): "both use the ledger and the hub; the runtime connects them",
+    ("web", "engine"): "both use the ledger and the hub; the runtime connects them",
+    ("ledger", "config"): "the ledger knows values, not the configuration",
     ("ledger", "plugin"): "the ledger knows values, not plugins",
     ("config", "ledger"): "a configuration is read before any ledger is open",
     ("pipeline", "plugin"): "the workflow language is pure",
-    ("plugin", "pipeline"): "plugins know nothing of workflows",
+    ("plugin", "pipeline"): "plugins do not depend on workflows",
 }
+MAX_ENTRIES = 14
+"""Entries of one folder, without `__init__.py`. The top level may also have `__main__.py` and `py.typed`."""
+MAX_DOCSTRING_LINES = 6
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+TREES = {module: ast.parse((PACKAGE / module).read_text()) for module in MODULES}
 
 
-def room_of(module: str) -> str:
-    """`ductile.ledger.queue.enqueue` → `ledger`."""
+def layer_name(module: str) -> str:
+    """Return the layer of a dotted module name: `ductile.ledger.queue.claim` → `ledger`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Every `ductile.…` module that `path` imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports_of(module: str) -> Iterator[str]:
+    """Yield every `ductile.…` name that a module imports, anywhere in it."""
+    for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "ductile")
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            pytest.fail(f"{module}: relative import; write the full name")
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ductile":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            pytest.fail(f"{path}: relative import; write the full name")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_its_own_room_and_lower_layers(module: str) -> None:
-    """Imports point down the house, never up and never across where two rooms must not meet."""
-    parts = module.removesuffix(".py").split("/")
-    room = parts[0]
-    for imported in imports_of(PACKAGE / module):
-        target = room_of(imported)
-        if target == room or target not in LAYERS:
-            continue
-        assert (room, target) not in NEVER, f"{module} imports {imported}: {NEVER[room, target]}"
-        assert LAYERS.get(room, 0) > LAYERS[target], f"{module} (layer {LAYERS.get(room, 0)}) imports {imported}"
-
-
-def test_only_the_ledger_speaks_sql() -> None:
-    """Plain SQL lives in `ledger/` only."""
-    speakers = [
-        module
-        for module in MODULES
-        if not module.startswith("ledger/") and "import sqlite3" in (PACKAGE / module).read_text()
-    ]
-    assert speakers == []
-
-
-def test_every_module_says_what_its_room_owns() -> None:
-    """A module begins with a docstring of at most six lines of text."""
+def test_imports_lead_to_lower_layers() -> None:
+    wrong = []
     for module in MODULES:
-        if not (PACKAGE / module).read_text().strip():
-            continue
-        docstring = ast.get_docstring(ast.parse((PACKAGE / module).read_text()))
-        assert docstring, f"{module} has no docstring"
-        assert len(docstring.splitlines()) <= 6, f"{module} tells more than its room's purpose"
+        own = module.removesuffix(".py").split("/")[0]
+        for imported in imports_of(module):
+            other = layer_name(imported)
+            if other == own or other not in LAYERS:
+                continue
+            if (own, other) in FORBIDDEN:
+                wrong.append(f"{module} imports {imported}: {FORBIDDEN[own, other]}")
+            elif LAYERS.get(own, 0) <= LAYERS[other]:
+                wrong.append(f"{module} (layer {LAYERS.get(own, 0)}) imports {imported} (layer {LAYERS[other]})")
+    assert wrong == []
+
+
+def test_every_top_level_entry_has_a_layer() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert sorted(entries - LAYERS.keys() - {"__init__", "__pycache__", "bundled"}) == []
+
+
+def test_no_folder_has_too_many_entries() -> None:
+    """A folder is a table of contents: a reader takes it in at once."""
+    sizes = {}
+    for folder in {PACKAGE / module for module in MODULES if module.endswith("__init__.py")}:
+        names = {path.name for path in folder.parent.iterdir()} - {"__init__.py", "__pycache__"}
+        if folder.parent == PACKAGE:
+            names -= {"__main__.py", "py.typed", "bundled"}
+        sizes[folder.parent.relative_to(PACKAGE).as_posix()] = len(names)
+    assert {folder: size for folder, size in sizes.items() if size > MAX_ENTRIES} == {}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    places = defaultdict(list)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_only_the_ledger_uses_sqlite() -> None:
+    """Plain SQL is in `ledger/` only."""
+    users = [module for module in MODULES if "import sqlite3" in (PACKAGE / module).read_text()]
+    assert [module for module in users if not module.startswith("ledger/")] == []
+
+
+def test_every_module_has_a_short_docstring() -> None:
+    """It says what the module owns and what it does not know."""
+    wrong = []
+    for module, tree in TREES.items():
+        lines = (ast.get_docstring(tree) or "").splitlines()
+        if tree.body and not 1 <= len(lines) <= MAX_DOCSTRING_LINES:
+            wrong.append(f"{module}: {len(lines)} lines")
+    assert wrong == []

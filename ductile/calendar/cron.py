@@ -1,7 +1,7 @@
-"""Cron lines on a wall clock: which dates and times the five fields name. croniter reads the fields and iterates.
+"""Cron expressions on wall-clock time, parsed and iterated by croniter.
 
-Wall times are datetimes without a zone; `slots` applies time zones and clock changes. Refuses what croniter accepts
-beyond five fields of numbers, names, ranges, steps and lists, and dates that never come.
+Wall times are naive datetimes; `slots` applies time zones and clock changes. Rejects croniter's extensions beyond five
+fields of numbers, names, ranges, steps and lists, and dates that never occur.
 """
 
 import re
@@ -18,14 +18,14 @@ MAX_LENGTH = 256
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
 FIRST_YEAR, LAST_YEAR = 2, 9997
-"""The first and the last years of the calendar are left alone: a time zone could move their dates out of it."""
+"""The supported years. A time zone offset could move dates outside of them beyond the range of datetime."""
 ANY_TIME = datetime(2000, 1, 1)
-"""Where an iterator is created; every step names its own start."""
+"""The initial position of an iterator; every step sets its own start."""
 
 
 @frozen
 class Field:
-    """One of the five fields: its name, the numbers that `*` stands for, and what may be written."""
+    """One of the five fields: its name, the range of `*`, and the allowed values for messages."""
 
     name: str
     low: int
@@ -37,11 +37,11 @@ class Field:
         return self.high - self.low + 1
 
     def alone(self, text: str) -> str:
-        """Return a line in which only this field is restricted."""
+        """Return a cron line in which only this field is restricted."""
         return " ".join(text if kind is self else "*" for kind in FIELDS)
 
     def number(self, text: str) -> int:
-        """Return the number that is written or named; croniter knows the names."""
+        """Return the value of a number or of a name such as `mon`."""
         return int(text) if text.isdigit() else int(croniter.expand(self.alone(text))[0][FIELDS.index(self)][0])
 
 
@@ -58,11 +58,11 @@ _ITEM = re.compile(rf"(?:\*|(?P<low>{_VALUE})(?:-(?P<high>{_VALUE}))?)(?:/(?P<st
 
 @frozen(kw_only=True)
 class CronLine:
-    """A parsed cron line. Weekdays count from Sunday, 0.
+    """A parsed cron line. Weekdays count from 0, Sunday.
 
-    `either`: a date matches by its day of month or by its weekday. As in crontab(5) that holds when both fields are
-    restricted; a field that begins with `*`, also `*/2`, is not restricted, and then both must match.
-    `is_fixed`: minute and hour are written without `*` and `/`, so the line names times of day, not a rhythm.
+    `either`: a date matches by day of month or by weekday. As in crontab(5), this applies if both fields are
+    restricted. A field that starts with `*`, including `*/2`, is not restricted, and then both must match.
+    `is_fixed`: minute and hour contain neither `*` nor `/`, so the line names times of day instead of an interval.
     """
 
     minutes: tuple[int, ...]
@@ -78,15 +78,15 @@ class CronLine:
         return self.first(wall) == wall
 
     def first(self, wall: datetime) -> datetime | None:
-        """Return the first match at or after `wall`; None if the calendar ends before."""
+        """Return the first match at or after `wall`; None if there is none in the supported years."""
         return self._step(croniter.get_next, _whole_minute_from(wall) - MINUTE)
 
     def last(self, wall: datetime) -> datetime | None:
-        """Return the last match before `wall`; None if the calendar begins after."""
+        """Return the last match before `wall`; None if there is none in the supported years."""
         return self._step(croniter.get_prev, _whole_minute_from(wall))
 
     def count(self, start: datetime, end: datetime) -> int:
-        """Count the matches in [start, end), date by date."""
+        """Count the matches in [start, end)."""
         if start >= end:
             return 0
         ordinals = range(start.toordinal(), end.toordinal())
@@ -117,9 +117,9 @@ class CronLine:
         return bisect_left(self.hours, later.hour) * len(self.minutes) + in_this_hour
 
 
-@lru_cache(maxsize=1 << 14)  # the check, the scheduler and its hash ask for the same line, at every reload
+@lru_cache(maxsize=1 << 14)  # every reload parses the same lines several times
 def parse_line(text: str) -> CronLine:
-    """Parse a cron line. Raises ValueError with the reason, also for a line that can never fire."""
+    """Parse a cron line. Raises ValueError with the reason, including for a line that can never fire."""
     try:
         fields = _fields(text)
         plain = list(map(_plain, FIELDS, fields))
@@ -130,8 +130,8 @@ def parse_line(text: str) -> CronLine:
     values = iterator.expanded
     if not croniter.is_valid(" ".join(plain), strict=True):
         if not either:
-            raise ValueError("names a date that never comes")
-        plain[2] = "*"  # croniter would search for the day of month and give up, although the weekday comes
+            raise ValueError("names a date that never occurs")
+        plain[2] = "*"  # croniter would search for the impossible day of month and ignore the weekday
         iterator = croniter(" ".join(plain), ANY_TIME)
     minutes, hours, days, months, weekdays = (
         tuple(range(kind.low, kind.high + 1)) if "*" in found else tuple(map(int, found))
@@ -159,7 +159,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _plain(kind: Field, text: str) -> str:
-    """Return the field for croniter. Raises ValueError with what is allowed."""
+    """Normalise a field for croniter. Raises ValueError with the allowed values."""
     matches = [_ITEM.fullmatch(item) for item in text.split(",")]
     items = [match for match in matches if match]
     if len(items) < len(matches):
@@ -173,10 +173,10 @@ def _plain(kind: Field, text: str) -> str:
 
 
 def _plain_item(kind: Field, item: re.Match[str]) -> str:
-    """Return the item without `*`; a range such as `2-2` or `fri-mon` becomes a list of numbers.
+    """Replace `*` by its range, and a range such as `2-2` or `fri-mon` by a list of numbers.
 
-    croniter takes `2-2` for the whole field, miscounts the steps of a range that wraps around, and reads `*` in a list
-    as if the list were not there.
+    croniter reads `2-2` as the whole field, miscounts the steps of a range that wraps around, and ignores a list that
+    contains `*`.
     """
     low, high, step = item.group("low", "high", "step")
     if low is None:

@@ -1,13 +1,13 @@
-"""Why a slot did not run: stable codes for programs, words for people.
+"""Why a slot did not fire: stable codes, each with a message.
 
-The codes that the original had keep their names. The scheduler uses those that it decides itself.
+Codes that the original Ductile had keep their names.
 """
 
 from enum import StrEnum
 
 
 class SkipReason(StrEnum):
-    """A code; `words` says the same to people."""
+    """A stable code with a message."""
 
     NOT_DUE = "not_due"
     SCHEDULE_PAUSED_MANUAL = "schedule_paused_manual"
@@ -28,27 +28,26 @@ class SkipReason(StrEnum):
     SCHEDULE_FAULT = "schedule_fault"
 
     @property
-    def words(self) -> str:
-        return _WORDS[self]
+    def message(self) -> str:
+        return _MESSAGES[self]
 
 
-_WORDS = {
-    SkipReason.NOT_DUE: "its time has not come",
+_MESSAGES = {
+    SkipReason.NOT_DUE: "not due yet",
     SkipReason.SCHEDULE_PAUSED_MANUAL: "paused by the operator",
     SkipReason.SCHEDULE_EXHAUSTED: "it ran once and does not repeat",
     SkipReason.INVALID_SCHEDULE_CONFIG: "the schedule is not valid",
     SkipReason.SCHEDULED_HANDLE_DISALLOWED: "`handle` needs an event and cannot be scheduled",
     SkipReason.COMMAND_NOT_SUPPORTED: "the plugin has no such command",
-    SkipReason.OUTSIDE_DAY_CONSTRAINT: "not on this weekday; it fires when the day is over",
-    SkipReason.OUTSIDE_TIME_WINDOW: "outside its window; it fires when that opens",
-    SkipReason.CIRCUIT_OPEN: "the circuit breaker is open after failures in a row",
+    SkipReason.OUTSIDE_DAY_CONSTRAINT: "not on this weekday; it fires on the next allowed day",
+    SkipReason.OUTSIDE_TIME_WINDOW: "outside its window; it fires when the window opens",
+    SkipReason.CIRCUIT_OPEN: "the circuit breaker is open after consecutive failures",
     SkipReason.ALREADY_RUNNING: "its previous job is not finished",
-    SkipReason.OUTSTANDING_LIMIT: "as many of its jobs are waiting as may",
-    SkipReason.MISSED: "nobody looked within a minute of its time: the service was down, its plugin could not run, "
-    "or the clock jumped",
-    SkipReason.SUPERSEDED: "a later slot of the same schedule runs in its place",
-    SkipReason.CLOCK_SET_BACK: "the clock was set back; the schedule goes on from the time it shows now",
-    SkipReason.CATCH_UP_CAPPED: "more slots were missed than are made up for; the latest hundred run",
+    SkipReason.OUTSTANDING_LIMIT: "the limit of its unfinished jobs is reached",
+    SkipReason.MISSED: "more than a minute late: the service was down, its plugin could not run, or the clock jumped",
+    SkipReason.SUPERSEDED: "a later slot of the same schedule runs instead",
+    SkipReason.CLOCK_SET_BACK: "the clock was set back; the schedule continues from the current time",
+    SkipReason.CATCH_UP_CAPPED: "too many slots were missed; only the latest hundred run",
     SkipReason.PLUGIN_UNHEALTHY: "its plugin is unhealthy: `init` has failed",
-    SkipReason.SCHEDULE_FAULT: "the scheduler fails at this schedule, goes on with the others and tries it again",
+    SkipReason.SCHEDULE_FAULT: "an internal error in the scheduler; it tries this schedule again",
 }

@@ -1,7 +1,7 @@
-"""The slots of a schedule as moments in UTC: an even grid, a single moment, or a cron line in a time zone.
+"""The slots of a schedule as UTC times: an interval, a single time, or a cron line in a time zone.
 
-Knows the rule for changing clocks: a fixed time in the gap comes right after it and a repeated one only the first time;
-a rhythm (`*` or `/` in minute or hour) goes by the minutes that really pass. Who fires a slot is not known here.
+Implements the rule for clock changes. A fixed time in a gap fires right after it, and one in a repeated hour only the
+first time. A line with `*` or `/` in minute or hour follows elapsed minutes.
 """
 
 from collections.abc import Iterator
@@ -11,31 +11,31 @@ from typing import Protocol
 from attrs import frozen
 
 from ductile.calendar.cron import DAY, CronLine
-from ductile.calendar.zones import Stretch, stretches
+from ductile.calendar.zones import OffsetPeriod, offset_periods
 
 TICK = timedelta.resolution
-REACH = timedelta(days=3)
-"""How much is searched at once; longer pauses are jumped over."""
-FURTHEST = timedelta(days=2)
-"""More than the clocks of any zone differ from UTC, with a change of them."""
+SEARCH_PERIOD = timedelta(days=3)
+"""The length of one search step; longer pauses between matches are skipped."""
+MAX_UTC_OFFSET = timedelta(days=2)
+"""An upper bound of the offset of any zone from UTC, including a clock change."""
 
 
 class Slots(Protocol):
-    """Moments in order. Where a schedule's own life begins among them is not their matter."""
+    """An ordered sequence of times, independent of when the schedule was first seen."""
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first slot later than `moment`."""
+        """Return the first slot later than `moment`."""
 
     def before(self, moment: datetime) -> datetime | None:
-        """The last slot earlier than `moment`."""
+        """Return the last slot earlier than `moment`."""
 
     def count(self, start: datetime, end: datetime) -> int:
-        """How many slots are later than `start` and not later than `end`."""
+        """Count the slots in (start, end]."""
 
 
 @frozen
-class Grid:
-    """Every `interval` from `anchor` on, in real elapsed time; no drift, whatever happens to a run."""
+class IntervalSlots:
+    """A slot every `interval` of elapsed time, aligned to `anchor`."""
 
     anchor: datetime
     interval: timedelta
@@ -52,12 +52,12 @@ class Grid:
     def _slot(self, number: int) -> datetime | None:
         try:
             return self.anchor + number * self.interval
-        except OverflowError:  # the calendar ends before the interval does
+        except OverflowError:  # beyond the range of datetime
             return None
 
 
 @frozen
-class Once:
+class SingleSlot:
     """A single slot."""
 
     moment: datetime
@@ -73,18 +73,21 @@ class Once:
 
 
 @frozen
-class Piece:
-    """Wall times [first, end) of one stretch that count for a line; `moved` adds a slot at the stretch's beginning."""
+class WallPeriod:
+    """The wall times [first, end) of an offset period that count for a line.
 
-    stretch: Stretch
+    `adds_slot`: the gap before the period contains a match, which fires at the start of the period.
+    """
+
+    period: OffsetPeriod
     first: datetime
     end: datetime
-    moved: bool
+    adds_slot: bool
 
 
 @frozen
-class Dial:
-    """The moments at which a cron line matches the wall clocks of `zone`."""
+class CronSlots:
+    """The times at which a cron line matches the wall clock of `zone`."""
 
     line: CronLine
     zone: tzinfo
@@ -93,47 +96,47 @@ class Dial:
         start = moment
         while True:
             found = None
-            for piece in self._pieces(start, start + REACH):
-                if piece.moved and piece.stretch.start > moment:
-                    return piece.stretch.start
-                found = self.line.first(max(piece.first, piece.stretch.wall(moment) + TICK))
-                if found and found < piece.end:
-                    return piece.stretch.moment(found)
+            for span in self._wall_periods(start, start + SEARCH_PERIOD):
+                if span.adds_slot and span.period.start > moment:
+                    return span.period.start
+                found = self.line.first(max(span.first, span.period.wall(moment) + TICK))
+                if found and found < span.end:
+                    return span.period.moment(found)
             if found is None:
                 return None
-            start = max(start + REACH, found.replace(tzinfo=UTC) - FURTHEST)
+            start = max(start + SEARCH_PERIOD, found.replace(tzinfo=UTC) - MAX_UTC_OFFSET)
 
     def before(self, moment: datetime) -> datetime | None:
         end = moment
         while True:
             found = None
-            for piece in reversed(list(self._pieces(end - REACH, end))):
-                found = self.line.last(piece.end)
-                if found and found >= piece.first:
-                    return piece.stretch.moment(found)
-                if piece.moved:
-                    return piece.stretch.start
+            for span in reversed(list(self._wall_periods(end - SEARCH_PERIOD, end))):
+                found = self.line.last(span.end)
+                if found and found >= span.first:
+                    return span.period.moment(found)
+                if span.adds_slot:
+                    return span.period.start
             if found is None:
                 return None
-            end = min(end - REACH, found.replace(tzinfo=UTC) + FURTHEST)
+            end = min(end - SEARCH_PERIOD, found.replace(tzinfo=UTC) + MAX_UTC_OFFSET)
 
     def count(self, start: datetime, end: datetime) -> int:
         total = 0
-        for piece in self._pieces(start + TICK, end + TICK):
-            total += self.line.count(piece.first, piece.end)
-            total += piece.moved and not self.line.matches(piece.first)
+        for span in self._wall_periods(start + TICK, end + TICK):
+            total += self.line.count(span.first, span.end)
+            total += span.adds_slot and not self.line.matches(span.first)
         return total
 
-    def _pieces(self, start: datetime, end: datetime) -> Iterator[Piece]:
-        """What counts of [start, end), in order. Looks back a day: times of a repeated hour may have been before."""
-        shown: datetime | None = None  # the latest wall time so far
-        for stretch in stretches(self.zone, start - DAY, end):
-            first, last = stretch.wall(stretch.start), stretch.wall(stretch.end)
-            moved = False
-            if self.line.is_fixed and shown is not None:
-                moved = stretch.start >= start and self.line.count(shown, first) > 0
-                first = max(first, shown)
-            shown = last
-            first = max(first, stretch.wall(start))
-            if moved or first < last:
-                yield Piece(stretch, first, last, moved)
+    def _wall_periods(self, start: datetime, end: datetime) -> Iterator[WallPeriod]:
+        """Yield the wall times of [start, end) in order. Starts a day earlier to know the times of a repeated hour."""
+        latest: datetime | None = None  # the latest wall time so far
+        for period in offset_periods(self.zone, start - DAY, end):
+            first, last = period.wall(period.start), period.wall(period.end)
+            adds_slot = False
+            if self.line.is_fixed and latest is not None:
+                adds_slot = period.start >= start and self.line.count(latest, first) > 0
+                first = max(first, latest)
+            latest = last
+            first = max(first, period.wall(start))
+            if adds_slot or first < last:
+                yield WallPeriod(period, first, last, adds_slot)

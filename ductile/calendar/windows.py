@@ -1,7 +1,6 @@
-"""When a schedule may fire at all: weekdays and parts of the day, on the wall clocks of its zone.
+"""The hours in which a schedule may fire: weekdays and times of day, on the wall clock of its zone.
 
-A time is open or closed by what the clocks show then. So a window that lies in the gap of changing clocks does not open
-that day, and one in the repeated hour opens twice.
+A window that falls into the gap of a clock change does not open that day, and one in a repeated hour opens twice.
 """
 
 from datetime import datetime, time, timedelta, tzinfo
@@ -10,22 +9,22 @@ from attrs import frozen
 
 from ductile.calendar.cron import DAY
 from ductile.calendar.reasons import SkipReason
-from ductile.calendar.zones import stretches, wall_time
+from ductile.calendar.zones import offset_periods, wall_time
 
 WEEK = timedelta(days=7)
-LONGEST_CLOSED = timedelta(days=16)
-"""A week and a day by the wall, twice: the only opening of a week may lie in a gap."""
+MAX_CLOSED = timedelta(days=16)
+"""A week and a day of wall time, twice: the only opening of a week may fall into a gap."""
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 
 
 @frozen
 class Window:
-    """A part of the day, [start, end); one that ends before it starts crosses midnight."""
+    """A time of day range [start, end). It crosses midnight if it ends before it starts."""
 
     start: time
     end: time
 
-    def holds(self, at: time) -> bool:
+    def contains(self, at: time) -> bool:
         if self.start <= self.end:
             return self.start <= at < self.end
         return at >= self.start or at < self.end
@@ -35,43 +34,43 @@ class Window:
 
 
 @frozen(kw_only=True)
-class Hours:
-    """Open when the weekday (0 is Sunday) is not in `not_on` and every one of `windows` holds."""
+class OpenHours:
+    """Open hours: the weekday (0 is Sunday) is not in `not_on`, and all `windows` contain the time."""
 
     zone: tzinfo
     windows: tuple[Window, ...] = ()
     not_on: frozenset[int] = frozenset()
 
-    def closed(self, moment: datetime) -> SkipReason | None:
-        """Why nothing may fire at `moment`; None if it may."""
+    def closed_reason(self, moment: datetime) -> SkipReason | None:
+        """Return why nothing may fire at `moment`; None if the hours are open."""
         return self._closed(wall_time(self.zone, moment)) if self.windows or self.not_on else None
 
     def opens_at(self, moment: datetime) -> datetime | None:
-        """The first open moment at or after `moment`; None if there never is one."""
-        if self.closed(moment) is None:
+        """Return the first open time at or after `moment`; None if the hours never open."""
+        if self.closed_reason(moment) is None:
             return moment
-        for stretch in stretches(self.zone, moment, moment + LONGEST_CLOSED):
-            opening = self._opening(stretch.wall(stretch.start))
-            if opening is not None and opening < stretch.wall(stretch.end):
-                return stretch.moment(opening)
+        for period in offset_periods(self.zone, moment, moment + MAX_CLOSED):
+            opening = self._opening(period.wall(period.start))
+            if opening is not None and opening < period.wall(period.end):
+                return period.moment(opening)
         return None
 
-    def words(self, moment: datetime) -> str:
-        """What holds a slot at `moment`, for people."""
+    def describe_closed(self, moment: datetime) -> str:
+        """Describe why the hours are closed at `moment`."""
         wall = wall_time(self.zone, moment)
         if self._closed(wall) is SkipReason.OUTSIDE_DAY_CONSTRAINT:
             return f"not on {_DAYS[wall.isoweekday() % 7]}"
-        return f"only {' and '.join(map(str, self.windows))}, and there it is {wall:%H:%M}"
+        return f"only {' and '.join(map(str, self.windows))}; local time is {wall:%H:%M}"
 
     def _closed(self, wall: datetime) -> SkipReason | None:
         if wall.isoweekday() % 7 in self.not_on:
             return SkipReason.OUTSIDE_DAY_CONSTRAINT
-        if not all(window.holds(wall.time()) for window in self.windows):
+        if not all(window.contains(wall.time()) for window in self.windows):
             return SkipReason.OUTSIDE_TIME_WINDOW
         return None
 
     def _opening(self, wall: datetime) -> datetime | None:
-        """The first open wall time from `wall` on: there itself, at a midnight, or where a window starts."""
+        """Return the first open wall time from `wall` on: `wall` itself, a midnight, or the start of a window."""
         if self._closed(wall) is None:
             return wall
         starts = sorted({time(), *(window.start for window in self.windows)})

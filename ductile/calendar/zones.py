@@ -1,7 +1,7 @@
-"""Where the clocks change: a time zone as stretches of constant offset.
+"""A time zone as periods of constant UTC offset, separated by clock changes.
 
-Every other room reckons inside a stretch, where wall time is UTC plus a constant. Any tzinfo will do; what was found
-out about one is remembered.
+The other modules compute within a period, where wall time is UTC plus a constant. Works with any tzinfo; the changes
+found are cached.
 """
 
 from collections.abc import Iterator
@@ -10,56 +10,56 @@ from functools import lru_cache
 
 from attrs import frozen
 
-from ductile.calendar.bounds import within
+from ductile.calendar.bounds import clamp
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 STEP = timedelta(days=3)
-"""No zone has changed its clocks twice within six days since 1970: a change and its opposite cannot hide in a step."""
+"""Search step. Since 1970 no zone changed its clock twice within six days, so a step contains at most one change."""
 
 
 @frozen
-class Stretch:
-    """Wall time is UTC plus `offset` from `start` up to, not including, `end`."""
+class OffsetPeriod:
+    """A period [start, end) in which wall time is UTC plus `offset`."""
 
     start: datetime
     end: datetime
     offset: timedelta
 
     def wall(self, moment: datetime) -> datetime:
-        """What a clock on the wall shows at `moment`."""
+        """Return the wall time at `moment`."""
         return (moment + self.offset).replace(tzinfo=None)
 
     def moment(self, wall: datetime) -> datetime:
-        """When a clock on the wall shows `wall`, by this stretch's offset."""
+        """Return the UTC time of the wall time `wall`, by this period's offset."""
         return wall.replace(tzinfo=UTC) - self.offset
 
 
 def wall_time(zone: tzinfo, moment: datetime) -> datetime:
-    """What a clock on the wall shows there at `moment`."""
+    """Return the wall time in `zone` at `moment`."""
     return moment.astimezone(zone).replace(tzinfo=None)
 
 
-def stretches(zone: tzinfo, start: datetime, end: datetime) -> Iterator[Stretch]:
-    """The stretches that [start, end) consists of; between two of them the clocks change."""
-    begun, offset = start, timedelta()
-    # Not the step that begins at `end`: it would not know of a change at that moment, which belongs to the one before.
+def offset_periods(zone: tzinfo, start: datetime, end: datetime) -> Iterator[OffsetPeriod]:
+    """Yield the offset periods of [start, end), in order."""
+    begin, offset = start, timedelta()
+    # Excludes the step that starts at `end`: a change at that time belongs to the step before.
     last = (end - timedelta.resolution - EPOCH) // STEP
     for number in range((start - EPOCH) // STEP, last + 1):
-        before, change, after = _clocks(zone, number)
+        before, change, after = _offsets(zone, number)
         if change is None or change >= end:
             offset = before
-        elif change <= begun:
+        elif change <= begin:
             offset = after
         else:
-            yield Stretch(begun, change, before)
-            begun, offset = change, after
-    yield Stretch(begun, end, offset)
+            yield OffsetPeriod(begin, change, before)
+            begin, offset = change, after
+    yield OffsetPeriod(begin, end, offset)
 
 
 @lru_cache(maxsize=4096)
-def _clocks(zone: tzinfo, number: int) -> tuple[timedelta, datetime | None, timedelta]:
-    """The offset at the beginning of a step, when it changes within it, and the offset at its end."""
+def _offsets(zone: tzinfo, number: int) -> tuple[timedelta, datetime | None, timedelta]:
+    """Return the offset at the start of a step, the time of a change within it, and the offset at its end."""
     start = EPOCH + number * STEP
     before, after = _offset(zone, start), _offset(zone, start + STEP)
     if before == after:
@@ -80,6 +80,6 @@ def _offset(zone: tzinfo, moment: datetime) -> timedelta:
     return offset
 
 
-def local_text(moment: datetime, zone: tzinfo) -> str:
-    """What a clock on the wall shows there, with its offset."""
-    return within(moment).astimezone(zone).isoformat(timespec="seconds")
+def format_local(moment: datetime, zone: tzinfo) -> str:
+    """Format as local time in `zone`, with its offset."""
+    return clamp(moment).astimezone(zone).isoformat(timespec="seconds")

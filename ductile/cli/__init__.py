@@ -1,4 +1,7 @@
-"""The command line: `ductile NOUN ACTION`. One file per noun, imported only when that noun is used."""
+"""The command line: `ductile NOUN ACTION`.
+
+One module or package per noun, imported only when that noun is used.
+"""
 
 import gc
 import io
@@ -10,27 +13,28 @@ from importlib import import_module
 
 import click
 
-from ductile.cli.base import click_base, options, output
+from ductile.cli.base import click_base, output
 
 NOUNS = {
-    "config": "Make, check, change, seal and look at the configuration.",
-    "event": "See what an event led to, and why not more.",
-    "job": "See what became of jobs and why, and act on them.",
-    "pipeline": "See which pipelines there are, draw, rehearse, test and run one.",
-    "plugin": "See which plugins there are, make, check, test and run one, pause and resume one.",
-    "queue": "See what waits and why, pause it, resume it and empty it.",
-    "relay": "Send an event to another instance, and see which instances and peers there are.",
-    "schedule": "See when schedules fire and why not, pause, resume, run and simulate them.",
-    "system": "Run the service and see how it is.",
-    "webhook": "See endpoints and what came to them, send a signed delivery, check a signature.",
+    "config": "Create, check, edit and seal the configuration.",
+    "event": "Explain how an event was routed.",
+    "job": "List, inspect, explain, retry, replay and cancel jobs.",
+    "pipeline": "List, draw, dry-run, test and run pipelines.",
+    "plugin": "List, create, check, test, run and pause plugins.",
+    "queue": "List, pause, resume and purge queued jobs.",
+    "relay": "Send events to other instances; list instances and peers.",
+    "schedule": "List, explain, simulate, run and pause schedules.",
+    "system": "Run, monitor, back up and repair the service.",
+    "webhook": "List webhook endpoints and deliveries; send and verify deliveries.",
 }
 
 SINGLE = {
-    "api": "Send one request to the HTTP API and print the answer.",
-    "completion": "Print the script with which a shell completes commands.",
-    "logs": "Show what happened, and with --follow what happens, one event per line.",
+    "api": "Send a request to the HTTP API and print the response.",
+    "completion": "Print a shell completion script.",
+    "logs": "Show recent events; with --follow, stream new ones.",
+    "version": "Print the version, the commit and the build time.",
 }
-"""Commands that are no noun's: `command` in the file of that name, imported when it is used."""
+"""Commands without a noun. Each module has a `command`."""
 
 SHORT_FORMS = {
     "plugins": ("plugin", "list"),
@@ -40,22 +44,23 @@ SHORT_FORMS = {
     "skills": ("system", "skills"),
     "status": ("system", "status"),
 }
-"""Other names of actions; `queue` alone is `queue status`."""
-
+"""Alias → noun and action. `queue` alone is `queue status`."""
 
 MODULES = {name: f"{name}.group" for name in NOUNS} | {
     "completion": "base.completion",
     "logs": "logs.command",
+    "queue": "queue",
     "relay": "relay",
+    "version": "base.version",
 }
-"""The module of a name below `ductile.cli`, where it is not the name itself."""
+"""Command → its module below `ductile.cli`, if the names differ."""
 
 
 class Nouns(click_base.SuggestingGroup):
-    """Knows every noun's name and one line about it; imports a noun's file when it is asked for."""
+    """The top-level group. Imports the module of a noun on first use."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, click_base.flags_behind(args))
+        return super().parse_args(ctx, click_base.move_flags_last(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*NOUNS, *SINGLE, *SHORT_FORMS, *super().list_commands(ctx)])
@@ -68,7 +73,7 @@ class Nouns(click_base.SuggestingGroup):
         return super().get_command(ctx, cmd_name)
 
     def _short_form(self, ctx: click.Context, name: str) -> click.Command:
-        """The action under its other name, also in its own words."""
+        """Copy the action under its alias, and use the alias in its help."""
         noun, action = SHORT_FORMS[name]
         group = self.get_command(ctx, noun)
         command = group.get_command(ctx, action) if isinstance(group, click.Group) else None
@@ -79,13 +84,12 @@ class Nouns(click_base.SuggestingGroup):
         return short
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [(name, command.get_short_help_str(80)) for name, command in self.commands.items() if not command.hidden]
         with formatter.section("Nouns"):
             formatter.write_dl(list(NOUNS.items()))
-        with formatter.section("Single commands"):
-            formatter.write_dl(sorted([*SINGLE.items(), *own]))
-        with formatter.section("Short forms"):
-            formatter.write_dl([(name, f"The same as `{' '.join(action)}`.") for name, action in SHORT_FORMS.items()])
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(SINGLE.items()))
+        with formatter.section("Aliases"):
+            formatter.write_dl([(name, f"Alias of `{' '.join(action)}`.") for name, action in SHORT_FORMS.items()])
 
 
 @cache
@@ -96,55 +100,48 @@ def _load(name: str) -> click.Command:
 
 @click.group(cls=Nouns, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda ctx, _, on: _print_version(ctx, on)
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: _print_version(ctx, value),
+    help="Print the version and exit.",
 )
 def ductile() -> None:
     """Ductile: an automation runtime you can run, debug, explain, test and extend.
 
-    Commands read `ductile NOUN ACTION`; `ductile NOUN --help` lists a noun's actions.
+    Commands have the form `ductile NOUN ACTION`. Run `ductile NOUN --help` to list the actions of a noun.
     """
-
-
-@ductile.command()
-@options.as_json
-def version(as_json: bool) -> None:
-    """Print which Ductile this is.
-
-    Example: ductile version --json
-    """
-    from ductile.cli.system.build import build_info
-
-    output.show(build_info(), as_json=as_json, human=lambda info: [f"{name}: {value}" for name, value in info.items()])
 
 
 click_base.decorate(ductile)
 
 
-def _print_version(ctx: click.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        ctx.invoke(version, as_json="--json" in sys.argv)
+def _print_version(ctx: click.Context, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        ctx.invoke(_load("version"), as_json="--json" in sys.argv)
         ctx.exit()
 
 
 def main() -> None:
-    """The console script."""
-    _open_what_is_closed()
-    _speak_utf8()
+    """Run the console script."""
+    _open_closed_streams()
+    _use_utf8()
     code = output.run(ductile, sys.argv[1:])
-    gc.freeze()  # the collection at exit would visit every imported module: about 10 ms
+    gc.freeze()  # saves about 10 ms: the collection at exit would visit every imported module
     sys.exit(code)
 
 
-def _open_what_is_closed() -> None:
-    """Who is started without stdin, stdout or stderr has empty ones, and no file of ours gets their numbers."""
+def _open_closed_streams() -> None:
+    """Replace a closed stdin, stdout or stderr by /dev/null, so that no file gets its descriptor."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            empty = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (takes the lowest number that is free)
+            empty = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (gets the lowest free descriptor)
             setattr(sys, name, empty)
 
 
-def _speak_utf8() -> None:
-    """Whatever the locale says: JSON is UTF-8, and what people wrote does not fit into less."""
+def _use_utf8() -> None:
+    """Read and write UTF-8 in every locale: JSON requires it."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding != "utf-8":
             stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -1,6 +1,6 @@
-"""A first configuration: the files `config init` writes, and the demo that `--demo` adds.
+"""The files of a new configuration for `config init`, and the demo that `--demo` adds.
 
-Makes directories 0700 and files 0600, seals them, and refuses to touch a configuration that is there already.
+Creates directories with mode 0700 and files with mode 0600. Does not replace existing files unless forced.
 """
 
 import json
@@ -18,66 +18,68 @@ from ductile.core import files
 from ductile.core.errors import UsageInvalid
 
 SCHEMA_FILE = "ductile.schema.json"
-HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
-PLUGINS = "plugins"
-PORT = 8080
-"""The API's; webhooks come in at the next one."""
+SCHEMA_COMMENT = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+PLUGINS_FOLDER = "plugins"
+DEFAULT_PORT = 8080
+"""Port of the API. Webhooks use the next port."""
 
 
 @frozen
 class Scaffold:
-    """The files of a new configuration, by their path below its directory."""
+    """The files of a new configuration, by path relative to its directory."""
 
     files: dict[str, bytes]
     plugins: tuple[Path, ...]
     token: str | None
 
 
-def plan(*, demo: bool, port: int = PORT) -> Scaffold:
-    """What a new configuration consists of. A demo gets a fresh API token and a fresh secret for its webhook."""
+def plan(*, demo: bool, port: int = DEFAULT_PORT) -> Scaffold:
+    """Return the files of a new configuration. The demo has a new API token and a new webhook secret."""
     token = f"demo-{secrets.token_hex(16)}" if demo else None
-    written = {
-        CONFIG_FILE: HINT + _config_text(demo=demo, port=port),
-        "plugins.yaml": HINT + (_DEMO_PLUGINS if demo else _EMPTY_PLUGINS),
-        "pipelines.yaml": HINT + (_DEMO_PIPELINES if demo else _EMPTY_PIPELINES),
-        "webhooks.yaml": HINT + _WEBHOOKS.format(port=port + 1) + (_DEMO_ENDPOINT if demo else _EMPTY_ENDPOINTS),
-        "tokens.yaml": HINT + (_DEMO_TOKENS if demo else _EMPTY_TOKENS),
+    texts = {
+        CONFIG_FILE: SCHEMA_COMMENT + _config_text(demo=demo, port=port),
+        "plugins.yaml": SCHEMA_COMMENT + (_DEMO_PLUGINS if demo else _EMPTY_PLUGINS),
+        "pipelines.yaml": SCHEMA_COMMENT + (_DEMO_PIPELINES if demo else _EMPTY_PIPELINES),
+        "webhooks.yaml": SCHEMA_COMMENT
+        + _WEBHOOKS.format(port=port + 1)
+        + (_DEMO_ENDPOINT if demo else _EMPTY_ENDPOINTS),
+        "tokens.yaml": SCHEMA_COMMENT + (_DEMO_TOKENS if demo else _EMPTY_TOKENS),
         ".env": _ENV + (_DEMO_ENV.format(token=token, secret=secrets.token_hex(32)) if demo else _EMPTY_ENV),
         SCHEMA_FILE: json.dumps(schema(), indent=2) + "\n",
     }
-    bundled = tuple(bundled_plugins() / name for name in _DEMO_NAMES) if demo else ()
-    return Scaffold({name: text.encode() for name, text in written.items()}, bundled, token)
+    bundled = tuple(bundled_plugins_dir() / name for name in _DEMO_NAMES) if demo else ()
+    return Scaffold({name: text.encode() for name, text in texts.items()}, bundled, token)
 
 
-def require_free(directory: Path, scaffold: Scaffold, *, force: bool) -> None:
-    """Nothing of the operator's would be replaced, or they said so."""
-    written = [*scaffold.files, *(f"{PLUGINS}/{plugin.name}" for plugin in scaffold.plugins)]
-    existing = [name for name in written if os.path.lexists(directory / name)]
+def require_no_conflicts(directory: Path, scaffold: Scaffold, *, force: bool) -> None:
+    """Raise UsageInvalid if existing files would be replaced, unless `force` is set."""
+    names = [*scaffold.files, *(f"{PLUGINS_FOLDER}/{plugin.name}" for plugin in scaffold.plugins)]
+    existing = [name for name in names if os.path.lexists(directory / name)]
     if existing and not force:
         raise UsageInvalid(
             f"{directory} already has {', '.join(existing)}",
-            hint="choose another directory with --config-dir, or replace them with --force",
+            hint="Choose another directory with --config-dir, or replace the files with --force.",
         )
 
 
 def write(directory: Path, scaffold: Scaffold) -> None:
-    """The files of `scaffold` are in `directory`."""
-    for folder in (directory, directory / PLUGINS, directory / "scopes", directory / "data"):
-        files.make_private(folder)
+    """Write the files of `scaffold` to `directory`."""
+    for folder in (directory, directory / PLUGINS_FOLDER, directory / "scopes", directory / "data"):
+        files.make_private_folder(folder)
     for name, content in scaffold.files.items():
         files.write_private(directory / name, content)
     for plugin in scaffold.plugins:
-        copy_plugin(plugin, directory / PLUGINS / plugin.name)
+        copy_plugin(plugin, directory / PLUGINS_FOLDER / plugin.name)
 
 
-def bundled_plugins() -> Path:
-    """Where the plugins that come with Ductile are: inside the installed package, or beside it in a checkout."""
+def bundled_plugins_dir() -> Path:
+    """Return the directory of the bundled plugins, in the installed package or in the checkout."""
     installed = Path(str(resources.files("ductile"))) / "bundled"
-    return installed if installed.is_dir() else installed.parent.parent / PLUGINS
+    return installed if installed.is_dir() else installed.parent.parent / PLUGINS_FOLDER
 
 
 def copy_plugin(source: Path, target: Path) -> None:
-    """A private copy of a bundled plugin is at `target`."""
+    """Copy a bundled plugin to `target` with private modes."""
 
     def copy(origin: str, copied: str) -> str:
         shutil.copyfile(origin, copied)
@@ -96,8 +98,8 @@ def copy_plugin(source: Path, target: Path) -> None:
 
 def _config_text(*, demo: bool, port: int) -> str:
     return f"""\
-# Ductile's configuration. Every key is explained by `ductile config schema`.
-# After a change: ductile config check, then ductile config lock.
+# Ductile configuration. `ductile config schema` describes every key.
+# After a change, run `ductile config check`, then `ductile config lock`.
 
 include:
   - plugins.yaml
@@ -110,7 +112,7 @@ environment_vars:
     - .env
 
 plugin_roots:
-  - {PLUGINS}
+  - {PLUGINS_FOLDER}
 
 state:
   path: data/state.db
@@ -133,7 +135,7 @@ _DEMO_AUTH = """\
         scopes: ["*"]
 """
 _EMPTY_AUTH = """\
-  # The API needs at least one token. Put its value into .env.
+  # The API requires at least one token. Add its value to .env.
   # auth:
   #   tokens:
   #     - name: admin
@@ -168,7 +170,7 @@ pipelines: []
 """
 _DEMO_PIPELINES = """\
 pipelines:
-  # GitHub tells of a push, and the demo says so.
+  # Announce every push that GitHub reports.
   - name: announce-push
     on: github.push
     steps:
@@ -197,7 +199,7 @@ _EMPTY_ENDPOINTS = """\
 #      scheme: github
 #      secret_ref: github
 """
-_ENV = "# Values for ${NAME} in the configuration. They stay here; plugins do not see them.\n"
+_ENV = "# Values for ${NAME} in the configuration. They are not passed to plugins.\n"
 _DEMO_ENV = "DUCTILE_API_TOKEN={token}\nGITHUB_WEBHOOK_SECRET={secret}\n"
 _EMPTY_ENV = "# DUCTILE_API_TOKEN=\n"
 _DEMO_TOKENS = """\

@@ -1,6 +1,6 @@
-"""What the tokens of tokens.yaml may do: their scope files, and whether those are the ones that were approved.
+"""Scopes of the tokens in tokens.yaml: the scope files, and whether their hashes match.
 
-A token whose scope file does not fit its hash grants nothing, but still serves as a named secret.
+A token whose scope file does not match its hash has no scopes, but is still usable as a named secret.
 """
 
 import os
@@ -10,31 +10,31 @@ from pathlib import Path
 from attrs import frozen
 from blake3 import blake3
 
-from ductile.config.load.sources import NOTHING_REPLACED, SourceFile, Tier
+from ductile.config.load.sources import NO_REPLACEMENTS, SourceFile, Tier
 from ductile.config.sections.settings import TokenEntry
 from ductile.core import files
 from ductile.core.errors import Complaint, Mark, Unreadable
 from ductile.core.formats import strict_json
 
 MAX_SCOPE_BYTES = 64 << 10
-PREFIX = "blake3:"
+HASH_PREFIX = "blake3:"
 
-INCLUDED = {
+IMPLIED_SCOPES = {
     "plugin:ro": ("plugin:catalog:ro", "plugin:invoke:ro"),
     "jobs:ro": ("jobs:status:ro", "jobs:result:ro", "jobs:logs:ro", "jobs:tree:ro"),
     "jobs:result:ro": ("jobs:status:ro",),
     "events:ro": ("events:meta:ro", "events:payload:ro"),
     "events:payload:ro": ("events:meta:ro",),
 }
-"""Scope → the finer ones that come with it."""
-FINER = frozenset(finer for scopes in INCLUDED.values() for finer in scopes)
-BROAD = frozenset(f"{noun}:{right}" for noun in ("plugin", "jobs", "events", "system") for right in ("ro", "rw"))
-SCOPES = BROAD | FINER | {"*"}
-"""Every scope but those of one plugin, `plugin:<name>:ro|rw`."""
+"""Scope → narrower scopes that it includes."""
+FINE_SCOPES = frozenset(finer for scopes in IMPLIED_SCOPES.values() for finer in scopes)
+BROAD_SCOPES = frozenset(f"{noun}:{right}" for noun in ("plugin", "jobs", "events", "system") for right in ("ro", "rw"))
+SCOPES = BROAD_SCOPES | FINE_SCOPES | {"*"}
+"""All scopes except those of a single plugin, `plugin:<name>:ro|rw`."""
 
 
-def is_scope(scope: str) -> bool:
-    """True for the scopes that are enforced: the fixed ones and `plugin:<name>:ro|rw`."""
+def is_known_scope(scope: str) -> bool:
+    """True for the fixed scopes and for `plugin:<name>:ro|rw`."""
     noun, _, rest = scope.partition(":")
     name, _, right = rest.rpartition(":")
     return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))
@@ -42,7 +42,7 @@ def is_scope(scope: str) -> bool:
 
 @frozen
 class Grant:
-    """The scopes of one token, and why it grants nothing where it does not."""
+    """The scopes of one token, or the reason why it has none."""
 
     scopes: tuple[str, ...] = ()
     refused: str = ""
@@ -50,7 +50,7 @@ class Grant:
 
 @frozen
 class Grants:
-    """All tokens' grants and the files they came from."""
+    """The grants of all tokens and the scope files."""
 
     by_token: Mapping[str, Grant]
     files: tuple[SourceFile, ...]
@@ -59,9 +59,9 @@ class Grants:
 
 
 def read_grants(
-    tokens: Iterable[TokenEntry], *, allow_symlinks: bool, replaced: Mapping[Path, bytes] = NOTHING_REPLACED
+    tokens: Iterable[TokenEntry], *, allow_symlinks: bool, replaced: Mapping[Path, bytes] = NO_REPLACEMENTS
 ) -> Grants:
-    """The grant of every token that names a scope file; `replaced` files count as if they held these bytes."""
+    """Read the scope file of every token that has one. `replaced` contents are used instead of the files on disk."""
     grants: dict[str, Grant] = {}
     sources: dict[Path, SourceFile] = {}
     errors: list[Complaint] = []
@@ -71,9 +71,9 @@ def read_grants(
             continue
         path, where = Path(os.path.normpath(token.scopes_file)), f"tokens[{index}].scopes_file"
         try:
-            findings = files.symlink_findings(path, allow=allow_symlinks)
+            findings = files.check_symlinks(path, allow=allow_symlinks)
             if path not in replaced or os.path.lexists(path):
-                findings += files.problems_of(path, private=True)
+                findings += files.check_path(path, private=True)
             content = replaced.get(path)
             if content is None:
                 content = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_SCOPE_BYTES).content
@@ -86,8 +86,8 @@ def read_grants(
             errors.append(Complaint(error.reason, where, error.mark, "token_scopes"))
             continue
         for finding in findings:
-            kept = errors if finding.is_refusal else warnings
-            kept.append(Complaint(str(finding), where, category="permissions"))
+            complaints = errors if finding.is_refusal else warnings
+            complaints.append(Complaint(str(finding), where, category="permissions"))
         sources[path] = source
         grants[token.name] = grant = _grant(token, source, scopes)
         if grant.refused:
@@ -97,10 +97,10 @@ def read_grants(
 
 def _grant(token: TokenEntry, source: SourceFile, scopes: tuple[str, ...]) -> Grant:
     if not token.scopes_hash:
-        return Grant(refused="cannot use the API: it has no scopes_hash")
-    if token.scopes_hash.removeprefix(PREFIX) != source.digest:
+        return Grant(refused="cannot authenticate API requests: it has no scopes_hash")
+    if token.scopes_hash.removeprefix(HASH_PREFIX) != source.digest:
         return Grant(
-            refused=f"cannot use the API: its scope file is not the approved one ({PREFIX}{source.digest} now)"
+            refused=f"cannot authenticate API requests: scopes_hash does not match ({HASH_PREFIX}{source.digest})"
         )
     return Grant(scopes)
 
@@ -114,6 +114,6 @@ def _scopes_in(source: SourceFile) -> tuple[str, ...]:
     return tuple(scopes)
 
 
-def scopes_hash(content: bytes) -> str:
-    """What `scopes_hash` in tokens.yaml must be for this content."""
-    return PREFIX + blake3(content).hexdigest()
+def hash_scope_file(content: bytes) -> str:
+    """Return the value of `scopes_hash` for this content."""
+    return HASH_PREFIX + blake3(content).hexdigest()

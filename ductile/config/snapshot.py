@@ -1,6 +1,6 @@
-"""The configuration as the running service uses it: every name that can be called, with all that is decided beforehand.
+"""The configuration as the running service uses it: all usable plugins with precomputed settings.
 
-Made once per start or reload; jobs keep the one they were claimed under. Nothing here is computed per job.
+Built once per start or reload; a job uses the snapshot it was claimed under. Nothing is computed per job.
 """
 
 import uuid
@@ -19,11 +19,11 @@ from ductile.core.errors import DuctileError, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.model import Budget
 from ductile.pipeline.compile.plan import RELAY, Plans
-from ductile.pipeline.run.route import Routes, Target, World
+from ductile.pipeline.run.route import Routes, RoutingConfig, Target
 from ductile.plugin.manifest import Command, CommandType
 from ductile.plugin.registry import Plugin
 
-INHERITED = (
+INHERITED_VARIABLES = (
     "PATH",
     "HOME",
     "USER",
@@ -37,20 +37,20 @@ INHERITED = (
     "SSL_CERT_DIR",
 )
 INHERITED_PREFIXES = ("LC_", "XDG_")
-PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class PluginUnavailable(DuctileError):
-    """The plugin is there but must not be started."""
+    """The plugin exists but cannot be started."""
 
     code, exit_code, status = "plugin_unavailable", 1, 409
-    hint = "`ductile plugin show` tells what to put right; then `ductile system reload`"
+    hint = "Run `ductile plugin show` for the cause. Fix it, then run `ductile system reload`."
 
 
 @frozen(kw_only=True)
 class ConfiguredPlugin:
-    """A plugin or alias that may run: how many at once, and what each of its processes is given."""
+    """A usable plugin or alias with its worker slots and the input of its processes."""
 
     plugin: Plugin
     entry: PluginEntry
@@ -65,7 +65,9 @@ class ConfiguredPlugin:
     def command(self, name: str) -> Command:
         commands = self.plugin.manifest.commands
         if name not in commands:
-            raise CommandUnknown(f"plugin {self.name} has no command {name!r}", hint=f"it has {', '.join(commands)}")
+            raise CommandUnknown(
+                f"plugin {self.name} has no command {name!r}", hint=f"Available commands: {', '.join(commands)}."
+            )
         return commands[name]
 
     def writes(self, command: str) -> bool:
@@ -76,24 +78,24 @@ class CommandUnknown(DuctileError):
     """The plugin has no such command."""
 
     code, exit_code, status = "command_unknown", 1, 400
-    hint = "`ductile plugin show` lists the commands of a plugin"
+    hint = "Run `ductile plugin show` to list the commands of a plugin."
 
 
 @attrs.define(slots=False, eq=False)
 class Snapshot:
-    """One immutable configuration with its lanes, routes and pipelines."""
+    """An immutable configuration with its plugins, routes and pipelines."""
 
     config: Config
-    lanes: Mapping[str, ConfiguredPlugin]
+    plugins: Mapping[str, ConfiguredPlugin]
     unavailable: Mapping[str, str]
-    """Name → why nothing may start it."""
+    """Name → reason why the plugin cannot be started."""
     failed_to_load: frozenset[str]
-    """Those of them that are wanted, but not usable as they are."""
+    """Unavailable plugins that are enabled but unusable."""
     routes: Routes
     report: Report
-    """What the doctor found, and the service does without."""
+    """Problems found by the doctor that did not prevent the start."""
     id: str = attrs.field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
-    """What jobs call it that were asked for or started under it."""
+    """Identifier that jobs created or started under this snapshot store."""
 
     @property
     def plans(self) -> Plans:
@@ -101,72 +103,72 @@ class Snapshot:
 
     @cached_property
     def budget(self) -> Budget:
-        """How far one root may reach under this configuration."""
+        """Limits on the jobs that one root job can create."""
         limits = self.config.settings.service.limits
         return Budget(hops=limits.hops, tree_jobs=limits.tree_jobs)
 
     @cached_property
-    def world(self) -> World:
-        """Where events go under this configuration."""
+    def routing(self) -> RoutingConfig:
+        """Event routing under this configuration."""
         limits = self.config.settings.service.limits
-        return World(
+        return RoutingConfig(
             routes=self.routes,
             plans=self.plans,
             target=self._target,
             config_of=self._config_of,
-            most_bytes=limits.fan_out,
-            most_jobs=limits.tree_jobs,
-            most_context=limits.context,
-            most_hooks=self.config.settings.service.hook_max_depth,
-            mask=self.config.mask.everywhere,
+            max_bytes=limits.fan_out,
+            max_jobs=limits.tree_jobs,
+            max_context_bytes=limits.context,
+            max_hook_depth=self.config.settings.service.hook_max_depth,
+            mask=self.config.mask.mask_data,
             snapshot_id=self.id,
         )
 
     def _target(self, plugin: str) -> Target:
-        lane = self.lanes.get(plugin)
-        if lane is not None:
-            return Target(lane.entry.retry.max_attempts, notify=lane.entry.notify_on_complete)
+        configured = self.plugins.get(plugin)
+        if configured is not None:
+            return Target(configured.entry.retry.max_attempts, notify=configured.entry.notify_on_complete)
         if plugin == RELAY:
-            return Target(relay.ATTEMPTS)
-        # One that failed to load may be put right; its jobs wait for that.
+            return Target(relay.MAX_ATTEMPTS)
+        # A plugin that failed to load may be fixed, so its jobs wait.
         return Target() if plugin in self.failed_to_load else Target(refused=self.why_unavailable(plugin))
 
     def _config_of(self, plugin: str) -> Mapping[str, Any]:
-        lane = self.lanes.get(plugin)
-        return lane.entry.config if lane is not None else {}
+        configured = self.plugins.get(plugin)
+        return configured.entry.config if configured is not None else {}
 
     @cached_property
     def slots(self) -> dict[str, int]:
-        return {name: lane.slots for name, lane in self.lanes.items()}
+        return {name: configured.slots for name, configured in self.plugins.items()}
 
     @property
     def max_workers(self) -> int:
         return self.config.settings.service.max_workers
 
-    def lane(self, name: str) -> ConfiguredPlugin:
-        """The lane of that name; NotFound, or PluginUnavailable with the reason."""
-        lane = self.lanes.get(name)
-        if lane is not None:
-            return lane
+    def plugin(self, name: str) -> ConfiguredPlugin:
+        """Return the plugin `name`. Raises NotFound, or PluginUnavailable with the reason."""
+        configured = self.plugins.get(name)
+        if configured is not None:
+            return configured
         if name in self.unavailable:
             raise PluginUnavailable(f"plugin {name} {self.unavailable[name]}")
-        raise NotFound(f"there is no plugin {name!r}", hint=f"known: {', '.join(sorted(self.lanes)) or 'none'}")
+        raise NotFound(f"there is no plugin {name!r}", hint=f"known: {', '.join(sorted(self.plugins)) or 'none'}")
 
     def why_unavailable(self, name: str) -> str | None:
-        """Why nothing may start it; None for a lane."""
-        return None if name in self.lanes else self.unavailable.get(name, "is in none of the plugin_roots")
+        """Return the reason why the plugin cannot be started; None if it can."""
+        return None if name in self.plugins else self.unavailable.get(name, "is in none of the plugin_roots")
 
 
-def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snapshot:
-    """The examined configuration, ready for jobs."""
+def build_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snapshot:
+    """Build a snapshot from an examined configuration."""
     settings = examination.config.settings
-    lanes, unavailable = {}, dict(examination.unusable)
+    plugins, unavailable = {}, dict(examination.unusable)
     for name, plugin in examination.plugins.items():
         entry = settings.plugins.get(name)
         if entry is not None and not entry.enabled:
             unavailable[name] = "is disabled (enabled: false)"
         else:
-            lanes[name] = _lane(
+            plugins[name] = _configure(
                 plugin, entry, settings.service.max_workers, settings.service.plugin_env_passthrough, environ
             )
     for rejected in examination.discovery.rejected:
@@ -174,10 +176,10 @@ def take_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snaps
     routes = Routes.of((route.source, route.event_type, route.to) for route in settings.routes)
     failed = frozenset(examination.unusable) | {rejected.name for rejected in examination.discovery.rejected}
     disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
-    return Snapshot(examination.config, lanes, unavailable, failed - disabled, routes, examination.report)
+    return Snapshot(examination.config, plugins, unavailable, failed - disabled, routes, examination.report)
 
 
-def _lane(
+def _configure(
     plugin: Plugin, entry: PluginEntry | None, workers: int, passed: tuple[str, ...], environ: Mapping[str, str]
 ) -> ConfiguredPlugin:
     used = entry or PluginEntry()
@@ -191,7 +193,10 @@ def _lane(
 
 
 def _slots(plugin: Plugin, entry: PluginEntry | None, workers: int) -> int:
-    """What the operator says; else one for a plugin that is unconfigured or not safe beside itself; else all."""
+    """Return `parallelism` if it is set.
+
+    Otherwise 1 for a plugin that has no entry or is not concurrency-safe, else the number of workers.
+    """
     if entry is None:
         return 1
     if entry.parallelism is not None:
@@ -202,12 +207,12 @@ def _slots(plugin: Plugin, entry: PluginEntry | None, workers: int) -> int:
 def plugin_environment(
     plugin: Plugin, entry: PluginEntry, passed: tuple[str, ...], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Built from nothing: a short list of ordinary variables, what the operator passes, the entry's own."""
+    """Build the environment of a plugin process: default variables, passed variables, then variables of the entry."""
 
-    def is_ordinary(name: str) -> bool:
-        return name in INHERITED or name.startswith(INHERITED_PREFIXES) or name.lower() in PROXIES
+    def is_default(name: str) -> bool:
+        return name in INHERITED_VARIABLES or name.startswith(INHERITED_PREFIXES) or name.lower() in PROXY_VARIABLES
 
     everything = "*" in passed
-    kept = {name: value for name, value in environ.items() if everything or is_ordinary(name) or name in passed}
+    inherited = {name: value for name, value in environ.items() if everything or is_default(name) or name in passed}
     own = {"DUCTILE_PLUGIN": plugin.name, "DUCTILE_PLUGIN_DIR": str(plugin.folder)}
-    return {"PATH": DEFAULT_PATH, **kept, **entry.env, **own}
+    return {"PATH": DEFAULT_PATH, **inherited, **entry.env, **own}

@@ -1,6 +1,6 @@
-"""Wall and monotonic time, and the one way a moment is written down.
+"""Wall and monotonic time, and the text format of timestamps.
 
-The wall clock says *when*; deadlines and timeouts run on the monotonic clock. Stored moments are UTC text of fixed
+Timestamps use the wall clock; deadlines and timeouts use the monotonic clock. Stored timestamps are UTC text of fixed
 width, so that text order is time order.
 """
 
@@ -15,7 +15,7 @@ _STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")
 
 
 class Clock:
-    """The time of this host. Tests pass another one."""
+    """The clocks of this host. Tests substitute their own."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -25,29 +25,29 @@ class Clock:
 
 
 def to_text(moment: datetime) -> str:
-    """`2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
+    """Format as `2026-02-08T09:30:00.000000Z`: always 27 characters, always UTC."""
     if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone: nobody can say when that was")
+        raise ValueError(f"{moment} has no time zone")
     utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
-    # Takes half the time of `isoformat`: most moments are of the same second as the last.
+    # Half the time of `isoformat`: most timestamps fall into the same second as the one before.
     return _STORED % (_second(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second), utc.microsecond)
 
 
 @lru_cache(maxsize=16)
-def _second(*of_calendar: int) -> str:
-    return _SECOND % of_calendar
+def _second(*parts: int) -> str:
+    return _SECOND % parts
 
 
 def from_text(text: str) -> datetime:
-    """The aware moment behind stored text; also reads RFC 3339 with any fraction or offset, and a date alone.
+    """Parse a stored timestamp, RFC 3339 with any fraction or offset, or a date alone.
 
-    Without an offset the text is taken as UTC. Raises ValueError for what is not a moment.
+    Text without an offset is UTC. Raises ValueError if the text is not a timestamp.
     """
     if len(text) == _STORED_LENGTH and text[20:26].isdigit() and text[26] == "Z":
         return datetime.fromisoformat(text)
     match = re.fullmatch(_WRITTEN, text, re.ASCII)
     if match is None:
-        raise ValueError(f"{text[:60]!r} is not a moment such as 2026-02-08T09:30:00Z")
+        raise ValueError(f"{text[:60]!r} is not a timestamp such as 2026-02-08T09:30:00Z")
     day, minute, second, zone = match.groups(default="")
     # Python reads at most six digits of a second, other programs write nine.
     seconds, dot, fraction = (second or ":00").partition(".")

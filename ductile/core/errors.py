@@ -1,7 +1,7 @@
-"""The error family: what Ductile could not do, with a stable code, an exit code, an HTTP status and a hint.
+"""The exceptions of Ductile, each with a stable code, an exit code, an HTTP status and a hint.
 
-What a plugin did wrong is not an error but an outcome (see `model`). Foreign errors are translated next to the call
-that raised them. The CLI and the web turn these into words and numbers in one place each.
+A plugin's failure is not an exception but an outcome (see `model`). Exceptions of libraries are translated next to the
+call that raised them. The CLI and the web server each format these in one place.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 _PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
-"""In an address; whoever complains about the address does not repeat it."""
+"""The password part of a URL, which error messages must not contain."""
 
 
 def _without_password(text: str) -> str:
@@ -17,7 +17,7 @@ def _without_password(text: str) -> str:
 
 
 class Mark(NamedTuple):
-    """A place in a text: lines and columns count from 1."""
+    """A position in a text. Lines and columns count from 1."""
 
     source: str
     line: int
@@ -35,7 +35,7 @@ class _Complaint(NamedTuple):
 
 
 class Complaint(_Complaint):
-    """One thing that is wrong with what the operator wrote: where, which value, what, and what is allowed."""
+    """A validation error in a configuration file or manifest: position, key path and message."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Complaint(_Complaint):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Complaint":
-        """What `as_data` made, as it was."""
+        """Restore a complaint from the output of `as_data`."""
         mark = Mark(data["file"], data["line"]) if "file" in data else None
         return cls(data["message"], data["field"], mark, data["category"])
 
@@ -57,8 +57,8 @@ class Complaint(_Complaint):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)`, or nothing when no known word is close."""
-    # Costs more to import than most texts cost to read, and is needed only for mistakes.
+    """Return ` (did you mean 'x'?)`, or an empty string if no known word is close."""
+    # A slow import that is needed only for errors.
     from difflib import get_close_matches
 
     close = get_close_matches(word, list(known), n=1, cutoff=0.65)
@@ -66,12 +66,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class DuctileError(Exception):
-    """Ductile cannot do what it was asked."""
+    """Ductile cannot do what was requested."""
 
     code: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
     status: ClassVar[int] = 500
-    hint: str = "`ductile system doctor` looks at configuration, ledger and service and says what can be done"
+    hint: str = "Run `ductile system doctor` to check configuration, ledger and service."
 
     def __init__(
         self, message: str | None = None, *, hint: str | None = None, context: Mapping[str, Any] | None = None
@@ -83,52 +83,52 @@ class DuctileError(Exception):
 
 
 class UsageInvalid(DuctileError):
-    """The command line asks for something that does not exist."""
+    """The command line is invalid."""
 
     code, exit_code, status = "usage", 2, 400
-    hint = "`--help` behind the command says what it takes"
+    hint = "Add --help to the command to see its arguments and options."
 
 
 class NotFound(DuctileError):
-    """There is nothing with that name or id."""
+    """Nothing with that name or id exists."""
 
     code, exit_code, status = "not_found", 1, 404
-    hint = "`ductile system describe` names plugins and pipelines, `ductile job list` the newest jobs"
+    hint = "Run `ductile system describe` to list plugins and pipelines, or `ductile job list` to list jobs."
 
 
 class WrongState(DuctileError):
-    """The job is not in a state in which this can be done."""
+    """The job is not in a state that allows this."""
 
     code, exit_code, status = "wrong_state", 1, 409
-    hint = "`ductile job inspect` shows the state it is in"
+    hint = "Run `ductile job inspect` to see its state."
 
 
 class NotAllowed(DuctileError):
-    """The caller may not do this."""
+    """The caller is not allowed to do this."""
 
     code, exit_code, status = "not_allowed", 77, 403
-    hint = "ask whoever runs this Ductile, or use a token with more scopes"
+    hint = "Use a token with more scopes."
 
 
 class ServiceUnreachable(DuctileError):
-    """The service does not answer."""
+    """The service does not respond."""
 
     code, exit_code, status = "unreachable", 69, 503
-    hint = "is it running? start it with `ductile system start`"
+    hint = "Start the service with `ductile system start`."
 
 
 class AlreadyRunning(DuctileError):
     """Another instance holds the lock."""
 
     code, exit_code, status = "already_running", 75, 409
-    hint = "`ductile system status` tells how the one that runs is; stop it first"
+    hint = "Stop the running instance first; `ductile system status` shows it."
 
 
 class Unreadable(DuctileError):
-    """A text is not what its format allows."""
+    """A text does not conform to its format."""
 
     code, exit_code, status = "unreadable", 78, 400
-    hint = "mend the text at that line"
+    hint = "Fix the text at that line."
 
     def __init__(self, reason: str, mark: Mark) -> None:
         super().__init__(
@@ -142,14 +142,14 @@ class ConfigMissing(DuctileError):
     """No configuration was found."""
 
     code, exit_code, status = "config_missing", 78, 500
-    hint = "make one with `ductile config init`, or name one with --config"
+    hint = "Create one with `ductile config init`, or select one with --config."
 
 
 class ConfigInvalid(DuctileError):
-    """The configuration cannot be used."""
+    """The configuration is invalid."""
 
     code, exit_code, status = "config_invalid", 78, 422
-    hint = "mend what is named; `ductile config check` tells whether that is all"
+    hint = "Fix the errors above, then run `ductile config check`."
 
     def __init__(self, complaints: Iterable[Complaint], *, hint: str | None = None) -> None:
         self.complaints = tuple(complaints)
@@ -157,24 +157,24 @@ class ConfigInvalid(DuctileError):
 
 
 class RestartNeeded(ConfigInvalid):
-    """The service must be started anew to use what is on disk."""
+    """The change takes effect only after a restart of the service."""
 
     code = "restart_needed"
-    hint = "the old configuration stays; end the service and start it again to change it"
+    hint = "The service keeps its current configuration. Restart it to apply the change."
 
 
 class IntegrityBroken(ConfigInvalid):
-    """What is on disk is not what was sealed."""
+    """The files on disk differ from the seal."""
 
     code = "integrity_broken"
-    hint = "`ductile config lock --dry-run` shows everything that differs from the seal"
+    hint = "Run `ductile config lock --dry-run` to list the differences."
 
 
 class PluginRejected(DuctileError):
-    """A plugin is not trusted or not usable."""
+    """A plugin is not trusted or is invalid."""
 
     code, exit_code, status = "plugin_rejected", 78, 409
-    hint = "mend what is named; `ductile plugin check` tells whether that is all"
+    hint = "Fix the errors above, then run `ductile plugin check`."
 
 
 class PipelineInvalid(ConfigInvalid):
@@ -187,25 +187,25 @@ class LedgerError(DuctileError):
     """The ledger cannot be used."""
 
     code, exit_code, status = "ledger_error", 78, 503
-    hint = "`ductile system doctor` examines the ledger and says what can be done"
+    hint = "Run `ductile system doctor` to check the ledger."
 
 
 class LedgerLost(LedgerError):
-    """The ledger can no longer be written."""
+    """The ledger is no longer writable."""
 
     code, exit_code = "ledger_lost", 1
-    hint = "start the service again; it puts right what was running"
+    hint = "Restart the service; it recovers the jobs that were running."
 
 
 class LedgerBusy(LedgerError):
     """The ledger is in use by another process."""
 
     code, exit_code = "ledger_busy", 75
-    hint = "try again in a moment"
+    hint = "Try again in a moment."
 
 
 class LedgerFull(LedgerError):
-    """The disk that holds the ledger is full."""
+    """The disk of the ledger is full."""
 
     code, exit_code = "ledger_full", 75
-    hint = "make room on that disk; a running service goes on by itself"
+    hint = "Free disk space. A running service continues by itself."

@@ -1,8 +1,7 @@
-"""Files that Ductile relies on: how they are opened, how they are replaced, and who else could change them.
+"""Safe file access: read regular files, replace files atomically, check owners and permissions.
 
-Reading never blocks and never follows a link unasked. What permissions mean is given as findings: which of them stop
-a file from being used is decided here, what happens then is decided by the caller (configuration, plugin discovery).
-Knows nothing of YAML, plugins or seals.
+Reading never blocks and follows symlinks only on request. Permission checks return findings; the caller decides what
+a refusal means. Knows nothing of YAML, plugins or seals.
 """
 
 import contextlib
@@ -36,10 +35,10 @@ class FileRefused(DuctileError):
 
     code: ClassVar[str] = "file_refused"
     exit_code: ClassVar[int] = 78
-    hint = "mend the file, or who may read and write it"
+    hint = "Fix the file, or its owner and permissions."
 
     def __init__(self, path: Path, reason: str, *, hint: str | None = None) -> None:
-        super().__init__(f"{shown_path(path)}: {reason}", hint=hint, context={"file": shown_path(path)})
+        super().__init__(f"{display_path(path)}: {reason}", hint=hint, context={"file": display_path(path)})
         self.path, self.reason = path, reason
 
 
@@ -47,11 +46,11 @@ class FileMissing(FileRefused):
     """A file does not exist."""
 
     code: ClassVar[str] = "file_missing"
-    hint = "look for a mistake in the path, or make the file"
+    hint = "Check the path, or create the file."
 
 
 class FileBytes(NamedTuple):
-    """What one open file held. `resolved` is where the opened file really lies, after every link."""
+    """The content and metadata of a file. `resolved` is the real path of the opened file, without symlinks."""
 
     path: Path
     resolved: Path
@@ -61,11 +60,11 @@ class FileBytes(NamedTuple):
     gid: int
 
     def __repr__(self) -> str:
-        return f"FileBytes({shown_path(self.path)})"
+        return f"FileBytes({display_path(self.path)})"
 
 
 class OpenFile(NamedTuple):
-    """A regular file that is open; `status` is how it was when it was opened."""
+    """An open regular file. `status` was read when it was opened."""
 
     path: Path
     resolved: Path
@@ -73,12 +72,13 @@ class OpenFile(NamedTuple):
     status: os.stat_result
 
     def chunks(self) -> Iterator[bytes]:
-        """The content from here on. A file that somebody writes to meanwhile is refused at its end."""
+        """Yield the rest of the content. Raises FileRefused at the end if the file was changed meanwhile."""
         while chunk := self._read():
             yield chunk
         after = os.fstat(self.descriptor)
         if (after.st_size, after.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
-            raise FileRefused(self.path, "changed while it was read", hint="try again when nobody writes to it")
+            hint = "Try again when no other process writes to it."
+            raise FileRefused(self.path, "changed while it was read", hint=hint)
 
     def _read(self) -> bytes:
         try:
@@ -88,14 +88,14 @@ class OpenFile(NamedTuple):
 
 
 class Level(StrEnum):
-    """What a finding means: a refused file is not used, a warning is told."""
+    """The severity of a finding: a refused file is not used, a warning is reported."""
 
     REFUSED = "refused"
     WARNING = "warning"
 
 
 class FileFinding(NamedTuple):
-    """One thing about a path that an operator should know."""
+    """A problem with the owner, permissions or links of a path."""
 
     level: Level
     path: Path
@@ -106,19 +106,19 @@ class FileFinding(NamedTuple):
         return self.level is Level.REFUSED
 
     def __str__(self) -> str:
-        return f"{shown_path(self.path)}: {self.message}"
+        return f"{display_path(self.path)}: {self.message}"
 
 
-def shown_path(path: Path | str) -> str:
-    """A path for a message: names that are not UTF-8 or hold control characters are escaped."""
+def display_path(path: Path | str) -> str:
+    """Format a path for a message: bytes that are not UTF-8 and control characters are escaped."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def read_regular(path: Path, *, max_bytes: int, follow_symlinks: bool = False) -> FileBytes:
-    """The whole content of a regular file of at most `max_bytes`; anything else is refused without blocking.
+    """Read a regular file of at most `max_bytes`. Raises FileRefused for anything else, without blocking.
 
-    `follow_symlinks` speaks of the last component only; `symlinks_in` tells about the others.
+    `follow_symlinks` applies to the last path component only; use `find_symlinks` to check the others.
     """
     content = bytearray()
     with open_regular(path, follow_symlinks=follow_symlinks) as opened:
@@ -132,18 +132,18 @@ def read_regular(path: Path, *, max_bytes: int, follow_symlinks: bool = False) -
 
 @contextlib.contextmanager
 def open_regular(path: Path, *, follow_symlinks: bool = False) -> Iterator[OpenFile]:
-    """A regular file, open for reading, for content too large to hold at once."""
+    """Open a regular file for reading in chunks. Raises FileRefused for anything else, without blocking."""
     descriptor = _open(path, follow_symlinks=follow_symlinks)
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status)
-        yield OpenFile(path, _place_of(path, descriptor), descriptor, status)
+        yield OpenFile(path, _real_path(path, descriptor), descriptor, status)
     finally:
         os.close(descriptor)
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600, follow_symlinks: bool = False) -> None:
-    """`path` holds exactly `content`, durably, or is as it was before. A file that existed keeps its owner."""
+    """Replace the file atomically and durably. An existing file keeps its owner."""
     if follow_symlinks:
         path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
@@ -163,29 +163,29 @@ def write_private(path: Path, content: bytes, *, mode: int = 0o600, follow_symli
         raise _refusal(path, error) from error
 
 
-def make_private(folder: Path) -> None:
-    """`folder` is there; whatever had to be made on the way to it is the user's alone, whatever the umask."""
+def make_private_folder(folder: Path) -> None:
+    """Create `folder` and its missing parents with mode 0700, regardless of the umask."""
     try:
         if not folder.parent.is_dir():
-            make_private(folder.parent)
+            make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
     except (OSError, ValueError) as error:
         raise _refusal(folder, error) from error
 
 
 def require_writable(folder: Path) -> None:
-    """FileRefused unless a file can be made in `folder`; none is left there."""
+    """Raise FileRefused unless a file can be created in `folder`. Leaves no file behind."""
     import tempfile
 
     try:
-        with tempfile.TemporaryFile(dir=folder):  # has no name, where the file system can do that
+        with tempfile.TemporaryFile(dir=folder):  # unnamed (O_TMPFILE) where the file system supports it
             pass
     except (OSError, ValueError) as error:
         raise FileRefused(folder, f"cannot be written to: {getattr(error, 'strerror', None) or error}") from error
 
 
-def entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies directly in `folder`, sorted by name."""
+def list_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of `folder`, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -194,15 +194,15 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """True for a folder itself, not for a link to one."""
+    """True for a folder, False for a symlink to one."""
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
         return False
 
 
-def symlinks_in(path: Path) -> list[Path]:
-    """Every component of `path`, outermost first, that is a symlink. A missing component ends the search."""
+def find_symlinks(path: Path) -> list[Path]:
+    """Return the components of `path` that are symlinks, outermost first. Stops at a missing component."""
     found = []
     for component in reversed(_with_parents(path)):
         status = _lstat_or_none(component)
@@ -213,42 +213,42 @@ def symlinks_in(path: Path) -> list[Path]:
     return found
 
 
-def target_of(link: Path) -> str:
-    """Where a symlink points to, as written in it."""
+def read_link(link: Path) -> str:
+    """Return the target of a symlink, unresolved."""
     try:
         return os.readlink(link)
     except OSError as error:
         raise _refusal(link, error) from error
 
 
-def symlink_findings(path: Path, *, allow: bool) -> list[FileFinding]:
-    """One finding for each symlink on the way to `path`: told always, refused unless `allow`.
+def check_symlinks(path: Path, *, allow: bool) -> list[FileFinding]:
+    """Return a finding for each symlink in `path`: a refusal, or a warning if `allow`.
 
-    A link directly below `/` (`/home` or `/tmp` on some systems) is the layout of the machine and never refused.
+    A symlink directly below `/` (`/home` or `/tmp` on some systems) is always a warning.
     """
     findings = []
-    for link in symlinks_in(path):
+    for link in find_symlinks(path):
         if allow or link.parent == link.parent.parent:
-            findings.append(FileFinding(Level.WARNING, link, f"is a symlink to {shown_path(target_of(link))}"))
+            findings.append(FileFinding(Level.WARNING, link, f"is a symlink to {display_path(read_link(link))}"))
         else:
-            reason = f"is a symlink to {shown_path(target_of(link))}; set service.allow_symlinks: true to permit this"
+            reason = f"is a symlink to {display_path(read_link(link))}; set service.allow_symlinks: true to permit this"
             findings.append(FileFinding(Level.REFUSED, link, reason))
     return findings
 
 
-def problems_of(path: Path, *, private: bool = False) -> list[FileFinding]:
-    """What is wrong with the owner and the permissions of `path` and of every folder above it.
+def check_path(path: Path, *, private: bool = False) -> list[FileFinding]:
+    """Check the owner and permissions of `path` and of every folder above it.
 
-    `private` is for files with secrets and their folders: others should not even read them.
+    `private` is for files with secrets and their folders: other users should not be able to read them.
     """
-    findings = permission_findings(path, private=private)
+    findings = check_permissions(path, private=private)
     for folder in _folders_above(path):
-        findings += parent_findings(folder)
+        findings += check_parent_folder(folder)
     return findings
 
 
-def permission_findings(path: Path, *, private: bool = False) -> list[FileFinding]:
-    """What is wrong with one file or folder, wherever it lies. Links are followed: their own mode means nothing."""
+def check_permissions(path: Path, *, private: bool = False) -> list[FileFinding]:
+    """Check the owner and permissions of one file or folder. Symlinks are followed: their own mode has no effect."""
     status = _stat(path)
     kind = "folder" if stat.S_ISDIR(status.st_mode) else "file"
     findings = []
@@ -256,48 +256,48 @@ def permission_findings(path: Path, *, private: bool = False) -> list[FileFindin
         reason = f"{kind} belongs to {_owner(status.st_uid)}; it must belong to root or {_owner(os.geteuid())}"
         findings.append(FileFinding(Level.REFUSED, path, reason))
     if status.st_mode & stat.S_IWOTH:
-        reason = f"{kind} is world-writable (mode {_mode(status)}); run chmod o-w {shown_path(path)}"
+        reason = f"{kind} is world-writable (mode {_mode(status)}); run chmod o-w {display_path(path)}"
         findings.append(FileFinding(Level.REFUSED, path, reason))
     elif status.st_mode & stat.S_IWGRP and _is_shared(status.st_gid):
-        reason = f"{kind} is group-writable (mode {_mode(status)}); run chmod g-w {shown_path(path)}"
+        reason = f"{kind} is group-writable (mode {_mode(status)}); run chmod g-w {display_path(path)}"
         findings.append(FileFinding(Level.WARNING, path, reason))
     elif private and status.st_mode & 0o077:
         wanted = "700" if kind == "folder" else "600"
-        reason = f"{kind} is open to other users (mode {_mode(status)}); run chmod {wanted} {shown_path(path)}"
+        reason = f"{kind} is open to other users (mode {_mode(status)}); run chmod {wanted} {display_path(path)}"
         findings.append(FileFinding(Level.WARNING, path, reason))
     return findings
 
 
-def parent_findings(folder: Path) -> list[FileFinding]:
-    """What is wrong with a folder that only leads to something: could a stranger swap what lies below it?"""
+def check_parent_folder(folder: Path) -> list[FileFinding]:
+    """Check whether another user could replace an entry of `folder`, which is a parent of a file in use."""
     status = _stat(folder)
     findings = []
     if status.st_uid not in (0, os.geteuid()):
-        reason = f"folder belongs to {_owner(status.st_uid)}, who can replace what lies below it"
+        reason = f"folder belongs to {_owner(status.st_uid)}, who can replace its entries"
         findings.append(FileFinding(Level.WARNING, folder, reason))
     if status.st_mode & stat.S_ISVTX:
         return findings
     if status.st_mode & stat.S_IWOTH:
-        advice = f"run chmod o-w {shown_path(folder)}"
+        advice = f"run chmod o-w {display_path(folder)}"
         reason = f"folder is world-writable (mode {_mode(status)}) without the sticky bit; {advice}"
         findings.append(FileFinding(Level.REFUSED, folder, reason))
     elif status.st_mode & stat.S_IWGRP and _is_shared(status.st_gid):
-        reason = f"folder is group-writable (mode {_mode(status)}); run chmod g-w {shown_path(folder)}"
+        reason = f"folder is group-writable (mode {_mode(status)}); run chmod g-w {display_path(folder)}"
         findings.append(FileFinding(Level.WARNING, folder, reason))
     return findings
 
 
 def _open(path: Path, *, follow_symlinks: bool) -> int:
     try:
-        # Looking before opening: opening a device can already do something to it.
+        # Checked before opening: opening a device can have side effects.
         _require_regular(path, os.stat(path, follow_symlinks=follow_symlinks))
         return os.open(path, _OPEN if follow_symlinks else _OPEN | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from error
 
 
-def _place_of(path: Path, descriptor: int) -> Path:
-    # The kernel names the file that is open; resolving `path` again could name another one by now.
+def _real_path(path: Path, descriptor: int) -> Path:
+    # The path of the open descriptor: resolving `path` again could find another file by now.
     try:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:
@@ -313,7 +313,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 def _write_new(path: Path, content: bytes, *, mode: int, owner: os.stat_result | None) -> None:
     descriptor = os.open(path, _CREATE, 0o600)
     try:
-        # Only root can give a file away, and a service that runs as another user must still be able to read it.
+        # Only root can change the owner, and a service that runs as another user must still be able to read the file.
         if owner is not None and os.geteuid() == 0:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.fchmod(descriptor, mode)
@@ -326,7 +326,7 @@ def _write_new(path: Path, content: bytes, *, mode: int, owner: os.stat_result |
 
 
 def sync_directory(folder: Path) -> None:
-    """Names that were made, changed or removed in `folder` are on disk."""
+    """Flush the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -336,13 +336,13 @@ def sync_directory(folder: Path) -> None:
 
 def _refusal(path: Path, error: OSError | ValueError) -> FileRefused:
     if isinstance(error, ValueError):
-        return FileRefused(path, f"is not a usable path: {error}")
+        return FileRefused(path, f"is not a valid path: {error}")
     if error.errno == errno.ENOENT:
         return FileMissing(path, "does not exist")
     if error.errno == errno.ELOOP:
         return FileRefused(path, "is a symlink, not a regular file")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FileRefused(path, os.strerror(error.errno).lower(), hint="free some space, then try again")
+        return FileRefused(path, os.strerror(error.errno).lower(), hint="Free disk space, then try again.")
     return FileRefused(path, os.strerror(error.errno).lower() if error.errno else str(error))
 
 
@@ -352,10 +352,10 @@ def _with_parents(path: Path) -> list[Path]:
 
 
 def _folders_above(path: Path) -> Iterator[Path]:
-    """The folders on the way to `path` as it is written and as it is resolved, innermost first, each once."""
-    written = _with_parents(path)[1:]
+    """Yield the parents of `path`, both as given and resolved, innermost first, each once."""
+    given = _with_parents(path)[1:]
     resolved = Path(os.path.realpath(path)).parents
-    yield from dict.fromkeys([*written, *resolved])
+    yield from dict.fromkeys([*given, *resolved])
 
 
 def _lstat_or_none(path: Path) -> os.stat_result | None:
@@ -388,7 +388,7 @@ def _owner(uid: int) -> str:
 
 
 def _is_shared(gid: int) -> bool:
-    """False for root's group and for the private group that many systems give to each user."""
+    """False for root's group and for the per-user group that many systems create."""
     import grp
     import pwd
 

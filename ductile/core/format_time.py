@@ -1,4 +1,4 @@
-"""Moments for people: how long ago or how far ahead, and when exactly."""
+"""Timestamps and durations formatted for display: relative (`3m ago`) and absolute."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,27 +7,27 @@ from ductile.core.clock import from_text
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
-def told(moment: str | None, now: datetime | None = None) -> str:
-    """`3m ago (2026-02-08 09:30:00Z)`; a dash for no moment."""
-    return f"{distance(moment, now)} ({exact(moment)})" if moment else "-"
+def format_when(moment: str | None, now: datetime | None = None) -> str:
+    """Format as `3m ago (2026-02-08 09:30:00Z)`; None as a dash."""
+    return f"{format_relative(moment, now)} ({format_timestamp(moment)})" if moment else "-"
 
 
-def exact(moment: str) -> str:
-    """The stored moment to the second."""
+def format_timestamp(moment: str) -> str:
+    """Format a stored timestamp to the second."""
     return f"{moment[:10]} {moment[11:19]}Z"
 
 
-def distance(moment: str, now: datetime | None = None) -> str:
-    """`3m ago`, `in 2h`, `now`."""
+def format_relative(moment: str, now: datetime | None = None) -> str:
+    """Format as `3m ago`, `in 2h` or `now`."""
     gap = from_text(moment) - (now or datetime.now(UTC))
-    span = rounded(abs(gap))
+    span = format_span(abs(gap))
     if span == "0s":
         return "now"
     return f"in {span}" if gap > timedelta() else f"{span} ago"
 
 
-def rounded(span: timedelta) -> str:
-    """The largest unit that fits, and the next one where it matters: `45s`, `3m`, `1h20m`, `2d4h`."""
+def format_span(span: timedelta) -> str:
+    """Format in the largest unit that fits, with the next one for hours and days: `45s`, `3m`, `1h20m`, `2d4h`."""
     seconds = int(span.total_seconds())
     for index, (unit, size) in enumerate(_UNITS):
         if seconds >= size:

@@ -1,6 +1,7 @@
-"""In-process announcements: work is waiting, a job has ended, a tree is done. They are hints; the ledger is the truth.
+"""In-process notifications: work is queued, a job has finished, a tree is done.
 
-A waiting caller gets a memory channel. It reads the ledger after every message, and again after a while without one.
+Notifications are hints; the ledger is authoritative. A waiting caller gets a memory channel, reads the ledger after
+every message, and again after a timeout without one.
 """
 
 import math
@@ -12,28 +13,28 @@ import trio
 from attrs import define, field, frozen
 
 SCHEDULES = "schedules"
-"""Announced when an operator changes a schedule or a breaker, and when a probe has ended."""
+"""Announced when an operator changes a schedule or a breaker, and when a probe job has finished."""
 JOURNAL = "journal"
 """Announced when the journal may have more rows."""
 CONFIGURATION = "configuration"
-"""Announced with `announce_everyone` only: a reload, or the service is stopping."""
+"""Announced with `announce_all` only: a reload, or the service is stopping."""
 
 
 @frozen
-class Completion:
-    """A job has ended or its tree is done. That is durable when `commit` is."""
+class Announcement:
+    """A job has finished or its tree is done. Durable as soon as `commit` is."""
 
     job_id: str
     commit: int
 
 
-Hint: TypeAlias = Completion | None
-"""What a waiting caller receives; None means: read the ledger again."""
+Hint: TypeAlias = Announcement | None
+"""The message that a waiting caller receives; None means: read the ledger again."""
 
 
 @define(eq=False)
 class Hub:
-    """The callers that wait for something in this process. Announcing never blocks and never fails."""
+    """The waiting callers of this process. Announcing never blocks and never fails."""
 
     _work: trio.Event = field(factory=trio.Event)
     _watchers: dict[str, set[trio.MemorySendChannel[Hint]]] = field(factory=dict)
@@ -42,9 +43,9 @@ class Hub:
         """Wake the dispatcher."""
         self._work.set()
 
-    async def work_waiting(self, *, at_most: float = math.inf) -> None:
-        """Wait until work was announced since the last call, or for `at_most` seconds. For one task only."""
-        with trio.move_on_after(at_most):
+    async def wait_for_work(self, *, max_seconds: float = math.inf) -> None:
+        """Wait until work is announced after the last call, or for `max_seconds` seconds. For one task only."""
+        with trio.move_on_after(max_seconds):
             await self._work.wait()
         self._work = trio.Event()
 
@@ -66,17 +67,17 @@ class Hub:
     def announce(self, topic: str, hint: Hint = None) -> None:
         """Send `hint` to every watcher of `topic`."""
         for watcher in tuple(self._watchers.get(topic, ())):
-            with suppress(trio.WouldBlock):  # an unread hint is there already, and one is enough
+            with suppress(trio.WouldBlock):  # one unread hint is enough
                 watcher.send_nowait(hint)
 
     def announce_end(self, job_id: str, *, tree: str | None, commit: int = 0) -> None:
-        """Announce that the job has ended, and that `tree`, if given, is done. `commit` is 0 if that is durable."""
-        completion = Completion(job_id, commit)
+        """Announce that the job has finished, and that `tree`, if given, is done. `commit` is 0 if it is durable."""
+        completion = Announcement(job_id, commit)
         self.announce(job_topic(job_id), completion)
         if tree is not None:
             self.announce(tree_topic(tree), completion)
 
-    def announce_everyone(self) -> None:
+    def announce_all(self) -> None:
         """Make every waiting caller read the ledger again: a reload, or the service is stopping."""
         self.announce_work()
         for topic in tuple(self._watchers):

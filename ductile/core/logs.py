@@ -1,6 +1,6 @@
-"""Log lines that never block the core: one JSON object a line, written by a thread of its own.
+"""The structured log: one JSON object per line, written by a separate thread so that logging never blocks.
 
-A reader that stalls costs log lines, not jobs; lost lines are counted and told. Known secrets are masked here.
+If the reader of the log stalls, lines are dropped and counted. Known secrets are masked here.
 """
 
 import json
@@ -19,38 +19,37 @@ from ductile.core.clock import to_text
 from ductile.core.secret import Mask
 
 LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40}
-MOST_WAITING, MANY_WAITING = 10_000, 2_500
-FLUSH_SECONDS = 2.0
-LONGEST_VALUE = 64 << 10
-PAUSE_SECONDS = 0.1
-"""Between two writes of the thread, so that it wakes once for a burst and not for each of its lines; unless there are
-many of them by then."""
+MAX_QUEUED_LINES, WAKE_AT_LINES = 10_000, 2_500
+FLUSH_TIMEOUT = 2.0
+MAX_VALUE_LENGTH = 64 << 10
+WRITE_INTERVAL = 0.1
+"""Pause of the writer thread between two writes, so that it wakes once per burst; cut short at `WAKE_AT_LINES`."""
 END = b""
 
 
 class Log:
-    """Where everything in the service writes its lines."""
+    """The log of the service. Its methods can be called from any thread."""
 
     def __init__(
         self, *, level: str = "info", style: str = "json", descriptor: int = 1, mask: Mask | None = None
     ) -> None:
         self.mask = mask or Mask()
-        self._least = LEVELS[level]
+        self._min_level = LEVELS[level]
         self._render = _as_json if style == "json" else _as_text
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._handed_over = self._written = self._lost = 0
+        self._accepted = self._written = self._lost = 0
         self._pipe = _poll_if_pipe(descriptor)
         self._descriptor = descriptor
-        self._has_room = [(descriptor, select.POLLOUT)]
-        self._hurries = threading.Event()
+        self._writable = [(descriptor, select.POLLOUT)]
+        self._wake = threading.Event()
         self._writer = threading.Thread(target=self._write, name="log-writer", daemon=True)
         self._writer.start()
 
     def set_level(self, level: str) -> None:
-        self._least = LEVELS[level]
+        self._min_level = LEVELS[level]
 
     def enabled(self, level: str) -> bool:
-        return LEVELS[level] >= self._least
+        return LEVELS[level] >= self._min_level
 
     def debug(self, component: str, message: str, **fields: Any) -> None:
         self.write("debug", component, message, fields)
@@ -65,8 +64,8 @@ class Log:
         self.write("error", component, message, fields)
 
     def write(self, level: str, component: str, message: str, fields: Mapping[str, Any]) -> None:
-        """The line is on its way, unless its level is not wanted or too many lines wait already."""
-        if LEVELS[level] < self._least:
+        """Queue the line, unless its level is disabled or the queue is full."""
+        if LEVELS[level] < self._min_level:
             return
         line: dict[str, Any] = {"timestamp": to_text(datetime.now(UTC)), "level": level, "component": component}
         for name in ("plugin", "job_id"):
@@ -79,56 +78,56 @@ class Log:
         rendered = self._render(line)
         if self._fits_now(rendered):
             self._put(rendered)
-        elif (waiting := self._lines.qsize()) < MOST_WAITING:
-            self._handed_over += 1
+        elif (queued := self._lines.qsize()) < MAX_QUEUED_LINES:
+            self._accepted += 1
             self._lines.put(rendered)
-            if waiting >= MANY_WAITING:
-                self._hurries.set()
+            if queued >= WAKE_AT_LINES:
+                self._wake.set()
         else:
             self._lost += 1
 
     def _shown(self, text: str) -> str:
-        # Masked before it is cut: half a secret would no longer be recognised.
+        # Masked before truncation: the mask does not match half a secret.
         masked = self.mask(text)
-        return masked if len(masked) <= LONGEST_VALUE else _cut(masked)
+        return masked if len(masked) <= MAX_VALUE_LENGTH else _truncate(masked)
 
     def _fits_now(self, line: bytes) -> bool:
-        """True if nothing waits and the pipe has room: then the line goes out here, without waking the other thread."""
+        """True if nothing is queued and the pipe has capacity: the caller can write without waking the thread."""
         return (
             self._pipe is not None
-            and self._handed_over == self._written
+            and self._accepted == self._written
             and not self._lost
             and len(line) <= select.PIPE_BUF
-            and self._pipe.poll(0) == self._has_room
+            and self._pipe.poll(0) == self._writable
         )
 
     def close(self) -> None:
-        """What waits is written, as long as the reader takes it within two seconds."""
+        """Write the queued lines and stop the writer thread. Waits at most `FLUSH_TIMEOUT` seconds."""
         self._lines.put(END)
-        self._hurries.set()
-        self._writer.join(FLUSH_SECONDS)
+        self._wake.set()
+        self._writer.join(FLUSH_TIMEOUT)
 
     def _write(self) -> None:
         lines: list[bytes] = []
         while END not in lines:
-            lines = list(self._waiting())
-            self._put(self._told_losses() + b"".join(lines))
+            lines = list(self._pop_queued())
+            self._put(self._loss_line() + b"".join(lines))
             self._written += len(lines)
             if END not in lines:
-                self._hurries.wait(PAUSE_SECONDS)
-                self._hurries.clear()
+                self._wake.wait(WRITE_INTERVAL)
+                self._wake.clear()
 
-    def _waiting(self) -> Iterator[bytes]:
-        """What waits by now, at least one line."""
+    def _pop_queued(self) -> Iterator[bytes]:
+        """Pop all queued lines; waits for the first one."""
         yield self._lines.get()
         while not self._lines.empty():
             yield self._lines.get()
 
-    def _told_losses(self) -> bytes:
+    def _loss_line(self) -> bytes:
         if not self._lost:
             return b""
         lost, self._lost = self._lost, 0
-        message = f"{lost} log lines lost: the reader of the log was too slow"
+        message = f"{lost} log lines dropped: the reader of the log was too slow"
         line = {"timestamp": to_text(datetime.now(UTC)), "level": "warn", "component": "log", "message": message}
         return self._render(line)
 
@@ -137,32 +136,32 @@ class Log:
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody else made the shared descriptor non-blocking
+            except BlockingIOError:  # another process made the shared descriptor non-blocking
                 select.select((), (self._descriptor,), ())
             except OSError:
-                return  # nobody reads the log any more; the service goes on
+                return  # the reader is gone; the service continues without a log
 
 
 def _poll_if_pipe(descriptor: int) -> "select.poll | None":
-    """How to ask a pipe whether it has room for a whole line; other files cannot promise that a write returns."""
+    """Return a poll object for a pipe; None for other files, whose writes can block even when poll reports ready."""
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return None
     except OSError:
         return None
-    asked = select.poll()
-    asked.register(descriptor, select.POLLOUT)
-    return asked
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return poll
 
 
-def _cut(text: str) -> str:
-    return f"{text[:LONGEST_VALUE]}… [{len(text) - LONGEST_VALUE} more characters]"
+def _truncate(text: str) -> str:
+    return f"{text[:MAX_VALUE_LENGTH]}… [{len(text) - MAX_VALUE_LENGTH} more characters]"
 
 
 def _as_json(line: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # a lone surrogate (an odd file name) or a huge integer, which only the slow encoder takes
+    except TypeError:  # a lone surrogate (from a file name) or a huge integer, which orjson rejects
         return json.dumps(line, default=str).encode() + b"\n"
 
 
@@ -172,5 +171,5 @@ def _as_text(line: dict[str, Any]) -> bytes:
     return f"{head} {rest}".rstrip().translate(_ESCAPED).encode("utf-8", "backslashreplace") + b"\n"
 
 
-# What would end a line early, or act on the terminal of whoever reads it.
+# Characters that would end a line early or control the reader's terminal.
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {ord("\n"): "\\n"}

@@ -1,33 +1,37 @@
-"""The nouns of Ductile: what a job is, how one is asked for, and how an attempt can end.
+"""Value types shared by every layer: jobs, attempt outcomes, follow-ups, joins and breakers.
 
-Frozen values without behaviour beyond their own shape. Payloads, results and states are JSON text that passes through
-unread; whoever makes one of these has validated it before.
+Frozen values without behaviour beyond their own fields. Payloads, results and states are JSON text that was validated
+by the producer and is never parsed here.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ductile.core.statuses import AttemptStatus as AttemptStatus
 from ductile.core.statuses import BreakerState as BreakerState
 from ductile.core.statuses import JobStatus as JobStatus
+from ductile.core.statuses import OutcomeCode as OutcomeCode
 
 CORE, RELAY = "core.", "core.relay"
 RELAY_SLOTS = 16
-"""Relay jobs that may run at the same time. They have no process and need no worker."""
+"""Relay jobs that may run at the same time. They start no process and take no worker slot."""
 
 
-def runs_nothing(plugin: str) -> bool:
-    """True for what the core does by itself: starts, switches and joins. A relay sends something."""
+def is_control_plugin(plugin: str) -> bool:
+    """True for the core's own bookkeeping jobs: starts, switches and joins. A relay is not one: it sends an event."""
     return plugin.startswith(CORE) and plugin != RELAY
+
+
+NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
 @frozen
 class Budget:
-    """How far one root may reach: crossings in a chain, jobs in a tree."""
+    """Limits of one job tree: hops in a chain, jobs in the tree."""
 
     hops: int = 20
     tree_jobs: int = 10_000
@@ -35,20 +39,22 @@ class Budget:
 
 @frozen(kw_only=True)
 class Prefinished:
-    """A job that is over the moment it is written, such as a decided switch."""
+    """The final state of a job that is inserted as finished, such as a decided switch."""
 
     status: JobStatus
     result: str | None = field(default=None, repr=False)
     error: str | None = None
+    code: OutcomeCode = OutcomeCode.DECIDED
+    data: Mapping[str, Any] = NO_DATA
 
 
 @frozen(kw_only=True)
 class NewJob:
-    """A job as a producer asks for it; `ledger.jobs.enqueue` is the one door.
+    """A job to be enqueued; `ledger.queue.enqueue` is the only way in.
 
-    `child_key` tells the children of one parent apart: event, pipeline run, call-frame path, step, foreach index.
-    A job with `own_tree` is a root although it has a parent (a hook run). A `dedupe_ttl` of its own makes the producer
-    lose against a twin that is still in flight, too. `join_id` is the innermost join it is a member of; a row that
+    `child_key` distinguishes the children of one parent: event, pipeline run, call-frame path, step, foreach index.
+    A job with `own_tree` is a root although it has a parent (a hook run). With a `dedupe_ttl` the job is also a
+    duplicate of one that is still queued or running. `join_id` is the innermost join it is a member of; a row that
     `is_join` runs nothing and waits for its members. A `tolerated` job may fail without failing its tree or its join.
     """
 
@@ -76,14 +82,14 @@ class NewJob:
     join_id: str | None = None
     is_join: bool = False
     tolerated: bool = False
-    settled: Prefinished | None = None
+    prefinished: Prefinished | None = None
 
 
 @frozen(kw_only=True)
 class Job:
-    """A row of the queue as the engine sees it. `(id, attempt)` is the fencing token of a claim.
+    """A row of the queue. `(id, attempt)` is the fencing token of a claim.
 
-    `context` is the baggage of its `event_context_id`, read together with the row.
+    `context` is the baggage of `event_context_id`, read together with the row.
     """
 
     id: str
@@ -127,7 +133,7 @@ class Job:
 
     @property
     def tries(self) -> int:
-        """Attempts that count against `max_attempts`, this one included."""
+        """Attempts that count against `max_attempts`, including the current one."""
         return self.attempt - self.interruptions
 
     @property
@@ -137,7 +143,7 @@ class Job:
 
 @frozen(kw_only=True)
 class Evidence:
-    """What one run of a plugin left behind."""
+    """The exit data and output of one plugin run."""
 
     started_at: datetime
     duration: timedelta
@@ -150,9 +156,11 @@ class Evidence:
 
 @frozen
 class Succeeded:
-    """The attempt did what it was asked."""
+    """The attempt succeeded."""
 
     evidence: Evidence
+    code: OutcomeCode = OutcomeCode.ANSWERED_OK
+    data: Mapping[str, Any] = NO_DATA
 
 
 @frozen
@@ -166,30 +174,36 @@ class Retried:
 
 @frozen
 class Failed:
-    """Finally failed: trying again would not help."""
+    """The attempt failed and a retry would not help. `code` is the rule that decided it, `data` its values."""
 
     error: str
     evidence: Evidence | None = None
+    code: OutcomeCode = OutcomeCode.FINAL
+    data: Mapping[str, Any] = NO_DATA
 
 
 @frozen
 class Dead:
-    """Given up: attempts used up, cancelled, plugin removed, or a budget exceeded."""
+    """The job is given up. `code` is the cause: attempts exhausted, cancelled, plugin removed, budget exceeded."""
 
     error: str
     evidence: Evidence | None = None
+    code: OutcomeCode = OutcomeCode.GIVEN_UP
+    data: Mapping[str, Any] = NO_DATA
 
 
 @frozen
 class Skipped:
-    """Decided not to run."""
+    """The job was decided not to run."""
 
     reason: str
+    code: OutcomeCode = OutcomeCode.SKIPPED
+    data: Mapping[str, Any] = NO_DATA
 
 
 @frozen
 class Interrupted:
-    """Ended by the drain; queued again, not counted."""
+    """The drain ended the attempt; the job is queued again and the attempt does not count."""
 
     reason: str
     evidence: Evidence | None = None
@@ -198,9 +212,30 @@ class Interrupted:
 Outcome = Succeeded | Retried | Failed | Dead | Skipped | Interrupted
 
 
+def cancelled(reason: str | None, evidence: Evidence | None = None) -> Dead:
+    """Return the outcome of a job that the operator ended."""
+    return Dead(f"cancelled: {reason}", evidence, OutcomeCode.CANCELLED, {"reason": reason})
+
+
+def attempts_used_up(job: "Job", error: str | None, evidence: Evidence | None = None) -> Dead:
+    """Return the outcome of a job whose last attempt failed with `error`."""
+    data = {"attempts": job.tries, "max_attempts": job.max_attempts, "error": error}
+    text = f"attempts used up ({job.tries} of {job.max_attempts}): {error}"
+    return Dead(text, evidence, OutcomeCode.ATTEMPTS_USED_UP, data)
+
+
+_Failure = TypeVar("_Failure", Failed, Dead)
+
+
+def with_problem(outcome: _Failure, problem: str) -> _Failure:
+    """Return the same outcome with a second problem, which its follow-up jobs have."""
+    data = {**outcome.data, "problem": problem}
+    return evolve(outcome, error=f"{outcome.error}; {problem}", data=data)
+
+
 @frozen(kw_only=True)
 class NewContext:
-    """One row of baggage; its id is chosen by the maker, so that jobs of the same transaction can name it."""
+    """A new baggage row. The producer chooses the id, so that jobs of the same transaction can refer to it."""
 
     id: str
     parent_id: str | None = None
@@ -211,7 +246,7 @@ class NewContext:
 
 @frozen(kw_only=True)
 class NewFact:
-    """An observation of a plugin; `mirrored` makes it the plugin's state as well."""
+    """An observation of a plugin. A `mirrored` fact also replaces the plugin's state."""
 
     fact_type: str
     fact_json: str = field(repr=False)
@@ -220,7 +255,7 @@ class NewFact:
 
 @frozen(kw_only=True)
 class Note:
-    """Something that happened, or was decided not to happen, for the journal."""
+    """A journal entry: something that happened, or was decided not to happen."""
 
     kind: str
     data: Mapping[str, Any]
@@ -230,7 +265,7 @@ class Note:
 
 @frozen(kw_only=True)
 class BranchResult:
-    """A branch of a join has come to its end with this payload."""
+    """The payload with which a branch reached its join."""
 
     join_id: str
     item: int = 0
@@ -240,25 +275,25 @@ class BranchResult:
 
 @frozen(kw_only=True)
 class FollowUps:
-    """What follows from a job that has ended, for the same transaction; the members of a join stand before the join."""
+    """Rows to write in the transaction that finishes a job. Members of a join come before the join."""
 
     contexts: tuple[NewContext, ...] = ()
     children: tuple[NewJob, ...] = ()
     arrivals: tuple[BranchResult, ...] = ()
     notes: tuple[Note, ...] = ()
     tolerated: bool | None = None
-    """Whether the run goes on behind the failure that this follows from, where the job's row says something else."""
+    """Overrides the job's `tolerated` column: whether the run continues after this failure. None keeps the column."""
 
 
 FollowRule = Callable[[Job, Outcome, datetime], FollowUps]
-"""Decides what follows from a final ending that was not known before the transaction."""
+"""Derives the follow-ups of a final outcome that is known only inside the transaction."""
 
 
 @frozen(kw_only=True)
 class JoinInput:
-    """A join whose members are all over: what arrived, in order, and how many members failed without being tolerated.
+    """A join whose members have all finished: the branch results in order, and the number of untolerated failures.
 
-    `failures` are the first few of those, as "step_id: error".
+    `failures` lists the first of them as "step_id: error".
     """
 
     job: Job
@@ -268,7 +303,7 @@ class JoinInput:
 
 
 JoinRule = Callable[[JoinInput, datetime], tuple[Outcome, FollowUps]]
-"""Decides how a join ends, and what follows from it."""
+"""Decides the outcome of a join and its follow-ups."""
 
 
 @frozen(kw_only=True)
@@ -287,54 +322,54 @@ class Breaker:
 
 @frozen
 class BreakerChange:
-    """The breaker as it shall be, and why; the reason is kept only when the state changes."""
+    """The new state of a breaker and the reason, which is stored only when the state changes."""
 
     breaker: Breaker
     reason: str
 
 
 BreakerRule = Callable[[Breaker, Job, JobStatus, datetime], BreakerChange | None]
-"""Decides, from the breaker as it is and a job that just ended, what it becomes; None leaves it alone."""
+"""Derives the change of a breaker from a job that just finished; None leaves the breaker unchanged."""
 
 
 @frozen
 class Held:
-    """A job may not start before `until`; None: before something else has ended. `words` say what holds it."""
+    """A job may not start before `until`; None if it waits for another job to finish. `message` is the reason."""
 
     until: datetime | None
-    words: str
+    message: str
 
 
 GateRule = Callable[[Breaker, Job, JobStatus | None, datetime], Held | BreakerChange | None]
-"""Decides, from the breaker and the status of its probe, whether a job may start; a change is made if it starts."""
+"""Decides from the breaker and its probe's status whether a job may start; a returned change applies if it starts."""
 
 
-FEW_ROWS, LITTLE_TEXT = 10, 256 << 10
-"""As much as can be written without holding up everybody else."""
+MAX_SMALL_ROWS, MAX_SMALL_TEXT = 10, 256 << 10
+"""Limits of a write that is small enough to share a transaction with others: rows, and characters of JSON text."""
 
 
-def are_few(*parts: "FollowUps | Completion") -> bool:
-    """Whether all of this together is a few rows with little text."""
-    rows = texts = 0
+def is_small_write(*parts: "FollowUps | Completion") -> bool:
+    """True if all parts together stay within the limits of a small write."""
+    rows = length = 0
     for part in parts:
         rows += len(part.contexts) + len(part.children) + len(part.arrivals) + len(part.notes)
-        if rows > FEW_ROWS:
+        if rows > MAX_SMALL_ROWS:
             return False
         for child in part.children:
-            texts += len(child.payload or "")
+            length += len(child.payload or "")
         for context in part.contexts:
-            texts += len(context.accumulated_json)
-    return texts <= LITTLE_TEXT
+            length += len(context.accumulated_json)
+    return length <= MAX_SMALL_TEXT
 
 
-NOTHING_TOLD: Mapping[str, Any] = MappingProxyType({})
+NO_JOURNAL_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
 @frozen(kw_only=True)
 class Completion:
-    """Everything that ends one attempt, for one transaction: either all of it is in the ledger or none.
+    """Everything that one attempt writes when it ends, in one transaction.
 
-    What follows is known for `outcome`; where the ledger makes another final ending of it, `rule` is asked instead.
+    The follow-ups are those of `outcome`. If the ledger records another final outcome, `rule` derives them instead.
     """
 
     job_id: str
@@ -349,16 +384,15 @@ class Completion:
     notes: tuple[Note, ...] = ()
     breaker: BreakerRule | None = None
     rule: FollowRule | None = None
-    told: Mapping[str, Any] = NOTHING_TOLD
-    """What the journal tells of the attempt besides how it ended: what preflight decided, the process it ran as."""
+    journal_data: Mapping[str, Any] = NO_JOURNAL_DATA
+    """Extra fields of the attempt's journal entry: the preflight decision, the process."""
     tolerated: bool | None = None
-    """Whether the failure counts, where the job's row says something else: it does if nothing follows that could stand
-    for a success."""
+    """Overrides the job's `tolerated` column: False if no follow-up job can replace the failed one. None keeps it."""
 
     @property
     def is_small(self) -> bool:
-        """Whether a few rows with little text hold it."""
+        """True if this stays within the limits of a small write."""
         evidence = None if isinstance(self.outcome, Skipped) else self.outcome.evidence
-        texts = len(self.state_updates or "") + sum(len(fact.fact_json) for fact in self.facts)
-        texts += len(evidence.result or "") if evidence is not None else 0
-        return texts <= LITTLE_TEXT and not self.arrivals and are_few(self)
+        length = len(self.state_updates or "") + sum(len(fact.fact_json) for fact in self.facts)
+        length += len(evidence.result or "") if evidence is not None else 0
+        return length <= MAX_SMALL_TEXT and not self.arrivals and is_small_write(self)

@@ -1,6 +1,6 @@
-"""Values that never print, and the mask that takes known ones out of text.
+"""Secret values that never print, and the mask that removes known secrets from text.
 
-`reveal` is the only way to the text. Who holds secrets decides what to mask; this room only knows how.
+`Secret.reveal` is the only access to the text. The callers decide which secrets to mask.
 """
 
 import base64
@@ -12,17 +12,15 @@ from urllib.parse import quote
 import blake3
 
 HIDDEN = "***"
-SHORTEST_REST = 4
-"""What is left of a secret at a cut is hidden from so many characters on; fewer tell nothing."""
-MASKED_FROM = 8
-"""Shorter values are not masked: they would blank out ordinary words."""
-
-
+MIN_TAIL_LENGTH = 4
+"""A truncated secret at the start of a text is masked from this many characters on."""
+MIN_SECRET_LENGTH = 8
+"""Shorter values are not masked: they would match ordinary words."""
 FINGERPRINT = "secretfp_blake3:"
 
 
 class Secret:
-    """Text that shows as `***` wherever it is printed, logged or dumped."""
+    """Text that prints, logs and serialises as `***`."""
 
     __slots__ = ("_text",)
 
@@ -33,7 +31,7 @@ class Secret:
         return self._text
 
     def fingerprint(self) -> str:
-        """Tells two secrets apart without giving either away."""
+        """Return a hash prefix that distinguishes secrets without revealing them."""
         return f"{FINGERPRINT}{blake3.blake3(self._text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
     def __bool__(self) -> bool:
@@ -43,7 +41,7 @@ class Secret:
         if not isinstance(other, Secret):
             return NotImplemented
         ours, theirs = (secret._text.encode("utf-8", "surrogatepass") for secret in (self, other))
-        from hmac import compare_digest  # OpenSSL with it, and few who hold secrets compare them
+        from hmac import compare_digest  # imports OpenSSL, which most callers do not need
 
         return compare_digest(ours, theirs)
 
@@ -57,18 +55,18 @@ class Secret:
         return f"Secret({HIDDEN!r})"
 
     def __reduce__(self) -> tuple[type["Secret"], tuple[str]]:
-        raise TypeError("a secret is not pickled")
+        raise TypeError("a secret cannot be pickled")
 
 
 class Mask:
-    """Replaces known secret values in text, longest first, also where they are escaped or encoded."""
+    """A filter that replaces known secrets in text, longest first, including escaped and encoded forms."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for text in secrets if len(text) >= MASKED_FROM for form in _forms(text)}
-        self._forms = sorted((form for form in forms if len(form) >= MASKED_FROM), key=len, reverse=True)
+        forms = {form for text in secrets if len(text) >= MIN_SECRET_LENGTH for form in _forms(text)}
+        self._forms = sorted((form for form in forms if len(form) >= MIN_SECRET_LENGTH), key=len, reverse=True)
 
-    def and_also(self, secrets: Iterable[str]) -> "Mask":
-        """A mask that hides these too."""
+    def with_secrets(self, secrets: Iterable[str]) -> "Mask":
+        """Return a mask that also hides `secrets`."""
         wider = Mask(secrets)
         wider._forms = sorted({*self._forms, *wider._forms}, key=len, reverse=True)
         return wider
@@ -79,35 +77,35 @@ class Mask:
                 text = text.replace(form, HIDDEN)
         return text
 
-    def of_tail(self, text: str) -> str:
-        """The same for text that has lost its beginning, and may begin in the middle of a secret."""
-        # Before anything is replaced: a secret may end with another one.
+    def mask_tail(self, text: str) -> str:
+        """Mask text whose beginning was cut off, so that it may start in the middle of a secret."""
+        # Before other replacements: a secret may end with another secret.
         rest = max((_rest(form, text) for form in self._forms), key=len, default="")
         return HIDDEN + self(text[len(rest) :]) if rest else self(text)
 
-    def everywhere(self, data: Any) -> Any:
-        """Plain data with every text in it masked."""
+    def mask_data(self, data: Any) -> Any:
+        """Mask every string in plain JSON-like data."""
         match data:
             case str():
                 return self(data)
             case dict():
-                return {name: self.everywhere(value) for name, value in data.items()}
+                return {name: self.mask_data(value) for name, value in data.items()}
             case list():
-                return [self.everywhere(value) for value in data]
+                return [self.mask_data(value) for value in data]
         return data
 
 
 def _rest(form: str, text: str) -> str:
-    """The most of the end of `form` that `text` begins with, if that is worth hiding."""
-    head = text[:SHORTEST_REST]
-    at = form.find(head) if len(head) == SHORTEST_REST else -1
+    """Return the longest end of `form` that `text` starts with, if it has at least `MIN_TAIL_LENGTH` characters."""
+    head = text[:MIN_TAIL_LENGTH]
+    at = form.find(head) if len(head) == MIN_TAIL_LENGTH else -1
     while at != -1 and not text.startswith(form[at:]):
         at = form.find(head, at + 1)
     return form[at:] if at != -1 else ""
 
 
 def _forms(text: str) -> Iterator[str]:
-    """How a program that holds `text` is likely to print it."""
+    """Yield the encodings in which programs are likely to print `text`."""
     raw = text.encode("utf-8", "surrogatepass")
     yield text
     yield from text.splitlines()
@@ -125,6 +123,6 @@ _URL_SAFE = str.maketrans("+/", "-_")
 
 
 def _inside_base64(raw: bytes, before: int) -> str:
-    """The characters that `raw` alone decides when it is encoded with `before` bytes in front of it, modulo three."""
+    """Return the base64 characters that depend on `raw` alone when `before` bytes (modulo 3) precede it."""
     encoded = base64.b64encode(bytes(before) + raw).decode()
     return encoded[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]

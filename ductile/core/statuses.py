@@ -1,10 +1,13 @@
-"""The states that jobs, attempts and breakers can be in, as they are stored and shown."""
+"""The states of jobs, attempts and breakers, as stored and displayed.
+
+Separate from `model` because commands that only read the ledger import these and not attrs.
+"""
 
 from enum import StrEnum
 
 
 class JobStatus(StrEnum):
-    """Where a job is. The last four are final."""
+    """The state of a job. The last four are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -19,7 +22,7 @@ class JobStatus(StrEnum):
 
 
 class AttemptStatus(StrEnum):
-    """How one attempt ended; `interrupted` does not count against `max_attempts`, the last two never ran a plugin."""
+    """How an attempt ended. `interrupted` does not count against `max_attempts`; the last two never ran a plugin."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -29,7 +32,46 @@ class AttemptStatus(StrEnum):
     DEAD = "dead"
 
 
+class OutcomeCode(StrEnum):
+    """The rule by which a job ended, as the place that decides stores it. `ductile.explain` has a sentence for each."""
+
+    ANSWERED_OK = "answered_ok"
+    RELAYED = "relayed"
+    JOINED = "joined"
+    DECIDED = "decided"
+    CONDITION_TRUE = "condition_true"
+    CONDITION_FALSE = "condition_false"
+    DEDUPLICATED = "deduplicated"
+    NOTHING_TO_JOIN = "nothing_to_join"
+    SKIPPED = "skipped"
+    EXIT_78 = "exit_78"
+    RETRY_FALSE = "retry_false"
+    FINAL = "final"
+    REFUSED = "refused"
+    RELAY_REFUSED = "relay_refused"
+    NOT_JOINED = "not_joined"
+    JOIN_TOO_LARGE = "join_too_large"
+    TOO_MANY_FOLLOW_UPS = "too_many_follow_ups"
+    STATE_TOO_LARGE = "state_too_large"
+    INTERNAL_ERROR = "internal_error"
+    ATTEMPTS_USED_UP = "attempts_used_up"
+    CORE_DIED = "core_died"
+    CANCELLED = "cancelled"
+    PURGED = "purged"
+    OVER_BUDGET = "over_budget"
+    PLUGIN_UNAVAILABLE = "plugin_unavailable"
+    INSTANCE_UNAVAILABLE = "instance_unavailable"
+    STEP_REMOVED = "step_removed"
+    NOT_DECIDED = "not_decided"
+    NOT_RECORDED = "not_recorded"
+    QUARANTINED = "quarantined"
+    NEVER_STARTED = "never_started"
+    GIVEN_UP = "given_up"
+
+
 class BreakerState(StrEnum):
+    """The state of a circuit breaker."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"

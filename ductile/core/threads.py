@@ -1,7 +1,7 @@
 """Run blocking work in a worker thread.
 
-A host can refuse a new thread for a moment: a plugin has filled the limit of processes and threads. That is a reason to
-wait, as it is for a process that cannot be started, and not to fail.
+The host can temporarily refuse a new thread, for example when a plugin has exhausted the limit on processes and
+threads. The call then waits instead of failing.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ T = TypeVar("T")
 async def run_in_thread(
     work: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None, abandon_on_cancel: bool = False
 ) -> T:
-    """Return `work()`, run in a worker thread. Wait while the system cannot start one."""
-    has_begun = False
+    """Run `work()` in a worker thread and return its result. Waits while the system cannot start a thread."""
+    has_started = False
 
-    def begin() -> T:
-        nonlocal has_begun
-        has_begun = True
+    def start() -> T:
+        nonlocal has_started
+        has_started = True
         return work()
 
     while True:
         try:
-            return await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        except RuntimeError:  # what `threading` raises when the system refuses a thread
-            if has_begun:
+            return await trio.to_thread.run_sync(start, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+        except RuntimeError:  # raised by `threading` when the system refuses a thread
+            if has_started:
                 raise
         await trio.sleep(RETRY_INTERVAL)

@@ -1,7 +1,6 @@
-"""Cases for pipelines: what goes in, what the plugins are made to answer, and how the run must go.
+"""Test cases for pipelines: a payload or event, simulated plugin answers, and the expected run.
 
-A case is a dry run whose story is compared with the one that was written down. The functions that decide are those of
-the service; retries, dedupe and time do not exist here.
+A case is a dry run whose result is compared with the expectation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,8 @@ from ductile.core.files import read_regular
 from ductile.core.formats import strict_yaml
 from ductile.devkit.fixtures.matching import mismatches
 from ductile.pipeline.compile.plan import Plan
-from ductile.pipeline.dry_run.answers import read_answers
-from ductile.pipeline.dry_run.dry_run import NOT_REACHED, DryRunLine, Rehearsal, rehearse
+from ductile.pipeline.dry_run.answers import parse_answers
+from ductile.pipeline.dry_run.dry_run import NOT_REACHED, DryRunLine, DryRunResult, dry_run_pipeline
 from ductile.pipeline.run.route import TooManyFollowUps
 
 _FILE_KEYS = ("cases",)
@@ -26,22 +25,22 @@ _CASE_KEYS = ("name", "pipeline", "event", "payload", "answers", "expect")
 _EVENT_KEYS = ("type", "source", "payload")
 _EXPECTED_KEYS = ("starts", "status", "path", "steps")
 SUCCESS = {"status": "succeeded"}
-"""What a case expects that does not say what."""
-CUT = "the run has more jobs than service.limits.tree_jobs allows; it was not played to its end"
+"""The default expectation of a case."""
+TRUNCATED = "the run has more jobs than service.limits.tree_jobs allows; it did not run to completion"
 _RUNS = ("uses", "relay", "route")
-"""Kinds of lines that are jobs of plugins or peers; the others are decisions and joins."""
+"""Kinds of lines that are jobs of plugins or relays; the others are decisions and joins."""
 
 
 class CaseInvalid(DuctileError):
-    """A pipeline case cannot be read."""
+    """An invalid pipeline case."""
 
     code, exit_code, status = "case_invalid", 78, 400
     hint = "a case is {pipeline: NAME, payload: {…}, expect: {path: [STEP, …]}}"
 
 
 @frozen(kw_only=True)
-class Case:
-    """One run as somebody expects it. With an `event` it is asked whether that starts the pipeline at all."""
+class PipelineCase:
+    """A test case. With an `event`, it also checks whether the event starts the pipeline."""
 
     name: str
     pipeline: str
@@ -53,15 +52,15 @@ class Case:
 
 @frozen(kw_only=True)
 class CaseReport:
-    """How the run went, and where that is not what was expected."""
+    """The actual run and its differences from the expectation."""
 
-    case: Case
+    case: PipelineCase
     shown: Mapping[str, Any]
     differences: tuple[str, ...]
 
 
-def read_cases(path: Path) -> list[Case]:
-    """The cases in the file; CaseInvalid, FileRefused or Unreadable say what is wrong with it."""
+def read_cases(path: Path) -> list[PipelineCase]:
+    """Read the cases of a file. Raises CaseInvalid, FileRefused or Unreadable."""
     content = read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
     data = _object(path, strict_yaml.load(content, source=str(path)).data(), "the file", _FILE_KEYS)
     cases = data.get("cases")
@@ -70,20 +69,20 @@ def read_cases(path: Path) -> list[Case]:
     return [_case(path, index, case) for index, case in enumerate(cases)]
 
 
-def _case(path: Path, index: int, data: Any) -> Case:
+def _case(path: Path, index: int, data: Any) -> PipelineCase:
     where = f"cases[{index}]"
     content = _object(path, data, where, _CASE_KEYS)
     if not isinstance(content.get("pipeline"), str):
         raise CaseInvalid(f"{path}: {where}.pipeline must name a pipeline")
     event = _object(path, content["event"], f"{where}.event", _EVENT_KEYS) if "event" in content else None
     if event is not None and ("payload" in content or not isinstance(event.get("type"), str)):
-        raise CaseInvalid(f"{path}: {where}: an event has a `type`, and carries the payload itself")
+        raise CaseInvalid(f"{path}: {where}: an event requires `type` and contains the payload itself")
     carrier, within = (content, where) if event is None else (event, f"{where}.event")
     expect = _object(path, content.get("expect", SUCCESS), f"{where}.expect", _EXPECTED_KEYS)
     path_of_run = expect.get("path", [])
     if not isinstance(path_of_run, list) or not all(isinstance(step, str) for step in path_of_run):
         raise CaseInvalid(f"{path}: {where}.expect.path must be a list of steps")
-    return Case(
+    return PipelineCase(
         name=str(content.get("name") or f"case {index + 1}"),
         pipeline=content["pipeline"],
         payload=_object(path, carrier.get("payload", {}), f"{within}.payload"),
@@ -103,53 +102,53 @@ def _object(path: Path, data: Any, what: str, known: tuple[str, ...] | None = No
     return data
 
 
-# ── playing one ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── running a case ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def play_case(case: Case, snapshot: Snapshot) -> CaseReport:
-    """The case was walked through; nothing was run or recorded."""
+def run_case(case: PipelineCase, snapshot: Snapshot) -> CaseReport:
+    """Run the case as a dry run and compare the result. Runs and records nothing else."""
     try:
-        plan = snapshot.plans.named(case.pipeline)
-        answers = read_answers(dict(case.answers), plan.nodes)
+        plan = snapshot.plans.require(case.pipeline)
+        answers = parse_answers(dict(case.answers), plan.nodes)
         limits, now = snapshot.config.settings.service.limits, datetime.now(UTC)
-        found = rehearse(
+        found = dry_run_pipeline(
             plan,
             case.payload,
-            snapshot.world,
+            snapshot.routing,
             answers,
             now=now,
-            most_jobs=limits.tree_jobs,
-            most_hops=limits.hops,
+            max_jobs=limits.tree_jobs,
+            max_hops=limits.hops,
         )
     except (DuctileError, TooManyFollowUps) as error:
         return CaseReport(case=case, shown={}, differences=(str(error),))
     why = _why_not(case, plan, found)
     shown = _not_started(why) if why else _story(plan, found)
-    shown = snapshot.config.mask.everywhere(shown)
-    cut = (CUT,) if shown["starts"] and not found.is_complete else ()
+    shown = snapshot.config.mask.mask_data(shown)
+    cut = (TRUNCATED,) if shown["starts"] and not found.is_complete else ()
     return CaseReport(case=case, shown=shown, differences=(*cut, *_differences(case, shown, plan)))
 
 
-def _why_not(case: Case, plan: Plan, found: Rehearsal) -> str | None:
-    """Why the event does not start the pipeline; None if it does, or if the pipeline is run by name."""
+def _why_not(case: PipelineCase, plan: Plan, found: DryRunResult) -> str | None:
+    """Return the reason why the event does not start the pipeline; None if it does or if there is no event."""
     if case.event is None:
         return None
     kind, source = case.event["type"], case.event.get("source")
     if kind != (plan.on or plan.hook):
-        return f"it waits for {plan.on or plan.hook}, not for {kind}"
-    if not plan.takes_from(source):
-        return f"it takes events of {plan.from_plugin}, not of {source or 'nobody'}"
-    return None if found.would_start else "its own `if` is false"
+        return f"its trigger is {plan.on or plan.hook}, not {kind}"
+    if not plan.accepts_source(source):
+        return f"it accepts events of plugin {plan.from_plugin}, not {source or 'events without a source'}"
+    return None if found.would_start else "the `if` of the pipeline is false"
 
 
 def _not_started(why: str) -> dict[str, Any]:
     return {"starts": False, "why": why, "status": None, "path": [], "steps": {}}
 
 
-def _story(plan: Plan, found: Rehearsal) -> dict[str, Any]:
+def _story(plan: Plan, found: DryRunResult) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     for line in found.lines:
-        # An `if` and the step behind it have one name; what became of the step says more.
+        # An `if` and its step have the same name; only the step is listed.
         if line.outcome != "entered":
             steps[_label(plan, line)] = _told(line)
     ran = [_label(plan, line) for line in found.lines if line.kind in _RUNS and line.outcome != NOT_REACHED]
@@ -174,7 +173,7 @@ def _told(line: DryRunLine) -> dict[str, Any]:
     }
 
 
-def _differences(case: Case, shown: dict[str, Any], plan: Plan) -> Iterator[str]:
+def _differences(case: PipelineCase, shown: dict[str, Any], plan: Plan) -> Iterator[str]:
     expect = case.expect
     starts = expect.get("starts", True)
     if starts is not shown["starts"]:
@@ -193,7 +192,7 @@ def _differences(case: Case, shown: dict[str, Any], plan: Plan) -> Iterator[str]
 
 
 def _path_differences(expected: list[str], shown: dict[str, Any]) -> Iterator[str]:
-    """Both paths in one, and of every step that stands in only one of them what became of it."""
+    """Yield a diff of the two paths, with the outcome of every step that is in only one of them."""
     from difflib import unified_diff
 
     yield "path: not as expected (- expected, + found)"

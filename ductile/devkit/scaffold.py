@@ -1,4 +1,4 @@
-"""A new plugin: the files `plugin new` writes, in one of three languages, with the helper that comes with Ductile."""
+"""The files of `plugin new`: templates in three languages, and the helper library that ships with Ductile."""
 
 import os
 from importlib import resources
@@ -6,19 +6,19 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ductile.config.scaffold import bundled_plugins
+from ductile.config.scaffold import bundled_plugins_dir
 from ductile.core import files
 from ductile.core.errors import UsageInvalid
 from ductile.plugin.manifest import PLUGIN_NAME, PLUGIN_NAME_HELP
 
 TEMPLATES = "templates"
 SUFFIX = ".txt"
-"""At the end of every template's name, so that no tool takes it for code of ours."""
+"""The suffix of every template, so that tools do not treat it as code of this repository."""
 
 
 @frozen
 class Language:
-    """The program of a plugin and the helper beside it."""
+    """The file names of a plugin in one language."""
 
     entrypoint: str
     helper: str
@@ -31,10 +31,10 @@ LANGUAGES = {
 }
 
 
-def plan(name: str, lang: str) -> dict[str, bytes]:
-    """The files of a new plugin, by their path below its folder."""
+def plan_files(name: str, lang: str) -> dict[str, bytes]:
+    """Return the files of a new plugin by relative path. Raises UsageInvalid for an invalid name."""
     if not PLUGIN_NAME.fullmatch(name):
-        raise UsageInvalid(f"{name!r} is not a plugin's name: {PLUGIN_NAME_HELP}")
+        raise UsageInvalid(f"{name!r} is not a plugin name: {PLUGIN_NAME_HELP}")
     language = LANGUAGES[lang]
     texts = {"@NAME@": name, "@ENTRYPOINT@": language.entrypoint, "@HELPER@": language.helper}
     made = {}
@@ -45,16 +45,16 @@ def plan(name: str, lang: str) -> dict[str, bytes]:
             for mark, value in texts.items():
                 text = text.replace(mark, value)
             made[path.relative_to(root).as_posix().removesuffix(SUFFIX)] = text.encode()
-    made[language.helper] = (bundled_plugins() / "lib" / lang / language.helper).read_bytes()
+    made[language.helper] = (bundled_plugins_dir() / "lib" / lang / language.helper).read_bytes()
     return made
 
 
-def make(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
-    """The files are in `folder`, which was not there before; with `dry_run` they could be."""
+def write_plugin(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
+    """Write the files to the new folder; with `dry_run`, only check that this is possible."""
     if os.path.lexists(folder):
-        raise UsageInvalid(f"{folder} is already there", hint="choose another name, or another place with --dir")
-    above = next(path for path in folder.absolute().parents if path.exists())
-    files.require_writable(above)
+        raise UsageInvalid(f"{folder} already exists", hint="choose another name, or another directory with --dir")
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    files.require_writable(parent)
     if dry_run:
         return
     entrypoints = {language.entrypoint for language in LANGUAGES.values()}
@@ -64,7 +64,7 @@ def make(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
-        # Whatever the umask: what anybody may write, no service runs.
+        # Explicit modes, whatever the umask: a service does not run files that other users can write.
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -1,7 +1,7 @@
-"""The circuit breaker of one command: closed, open, half-open. Pure: what a finished job makes of it, who may start.
+"""The circuit breaker of one command: closed, open or half-open. Pure.
 
-A failing command is held after `threshold` failures in a row, then one probe decides. Counts jobs, not attempts. Where
-the breaker is kept, and in which transaction it changes, is the ledger's matter; the scheduler asks before it fires.
+It opens after `threshold` failed jobs in a row. After the cooldown one probe decides. It counts jobs, not attempts.
+The ledger stores breakers; the scheduler and the claim check them before a job starts.
 """
 
 from datetime import datetime, timedelta
@@ -21,10 +21,10 @@ from ductile.core.model import (
     NewJob,
 )
 
-RECHECK_PROBE = timedelta(seconds=30)
-"""How soon to look again whether a probe was lost."""
-CLOCK_SLACK = timedelta(seconds=60)
-"""A breaker that opened further in the future than this was written before the clock was set back."""
+PROBE_RECHECK_INTERVAL = timedelta(seconds=30)
+"""Time until a job that waits for a probe checks again whether the probe was lost."""
+MAX_CLOCK_SKEW = timedelta(seconds=60)
+"""An `opened_at` further in the future than this means that the clock was set back."""
 
 FAILURE_THRESHOLD = "failure_threshold"
 SUCCESS = "success"
@@ -34,26 +34,26 @@ MANUAL_RESET = "manual_reset"
 
 @frozen
 class Allowed:
-    """The breaker is closed, or does not concern this job."""
+    """The breaker is closed: the job may start."""
 
 
 @frozen
 class Probe:
-    """One job may start to find out; `probing` is stored with it."""
+    """The job may start as the probe. `start_probe` returns the breaker to store with it."""
 
 
-def concerns(config: CircuitBreaker, job: Job | NewJob) -> bool:
-    """Whether the job counts for the breaker, and is held by it."""
+def applies_to_job(config: CircuitBreaker, job: Job | NewJob) -> bool:
+    """True if the breaker counts the job and can block it."""
     return config.applies_to == "all" or job.schedule_id is not None
 
 
-def may_start(
+def check_start(
     breaker: Breaker, config: CircuitBreaker, now: datetime, *, probe_status: JobStatus | None = None
 ) -> Allowed | Probe | Held:
-    """Whether a job that the breaker concerns may start now.
+    """Decide whether a job that the breaker applies to may start now.
 
-    `probe_status` is the status of `probe_job_id` in the ledger, None if it is gone. A probe that is over and has left
-    the breaker half-open was lost (cancelled, skipped, deduplicated, pruned): its place is free.
+    `probe_status` is the status of `probe_job_id`, None if the job no longer exists. A probe that has ended and left
+    the breaker half-open was lost (cancelled, skipped, deduplicated, pruned), so the next job becomes the probe.
     """
     match breaker.state:
         case BreakerState.CLOSED:
@@ -66,13 +66,16 @@ def may_start(
             return Held(None, f"its probe {breaker.probe_job_id} has not ended")
 
 
-def probing(breaker: Breaker, job_id: str) -> BreakerChange:
-    """The breaker is half-open, and this job alone decides."""
+def start_probe(breaker: Breaker, job_id: str) -> BreakerChange:
+    """Return the half-open breaker with this job as its probe."""
     return BreakerChange(evolve(breaker, state=BreakerState.HALF_OPEN, probe_job_id=job_id), COOLDOWN_ELAPSED)
 
 
 def gate(config: CircuitBreaker) -> GateRule | None:
-    """What the claim asks before a job starts; None where the breaker concerns schedules alone, which ask earlier."""
+    """Return the rule that the claim applies before a job starts.
+
+    None if the breaker applies to schedules only: the scheduler checks it before it creates the job.
+    """
     if config.applies_to != "all":
         return None
 
@@ -81,11 +84,11 @@ def gate(config: CircuitBreaker) -> GateRule | None:
     ) -> Held | BreakerChange | None:
         if breaker.probe_job_id == job.id:
             return None
-        match may_start(breaker, config, now, probe_status=probe_status):
+        match check_start(breaker, config, now, probe_status=probe_status):
             case Probe():
-                return probing(breaker, job.id)
+                return start_probe(breaker, job.id)
             case Held() as held:
-                return evolve(held, until=held.until or now + RECHECK_PROBE)
+                return evolve(held, until=held.until or now + PROBE_RECHECK_INTERVAL)
             case Allowed():
                 return None
 
@@ -93,48 +96,48 @@ def gate(config: CircuitBreaker) -> GateRule | None:
 
 
 def reset(breaker: Breaker) -> BreakerChange:
-    """The operator has closed the breaker; a probe that still runs is an ordinary job again."""
+    """Return the breaker closed by an operator. A running probe becomes an ordinary job."""
     return BreakerChange(_closed(breaker), MANUAL_RESET)
 
 
-def rule(config: CircuitBreaker) -> BreakerRule:
-    """What `Ending.breaker` wants: from the breaker and a job that just ended to what the breaker becomes."""
+def completion_rule(config: CircuitBreaker) -> BreakerRule:
+    """Return the rule that computes the breaker after a job has ended."""
 
     def decide(breaker: Breaker, job: Job, status: JobStatus, now: datetime) -> BreakerChange | None:
-        if not status.is_final or not concerns(config, job):
+        if not status.is_final or not applies_to_job(config, job):
             return None
         if status is JobStatus.SUCCEEDED:
             return _after_success(breaker, job)
         if status is JobStatus.SKIPPED or job.cancel_requested_at is not None:
-            return _after_nothing(breaker, job)
+            return _after_no_result(breaker, job)
         return _after_failure(breaker, config, job, now)
 
     return decide
 
 
 def _after_cooldown(breaker: Breaker, config: CircuitBreaker, now: datetime) -> Probe | Held:
-    if breaker.opened_at is None or breaker.opened_at > now + CLOCK_SLACK:
+    if breaker.opened_at is None or breaker.opened_at > now + MAX_CLOCK_SKEW:
         return Probe()
     until = breaker.opened_at + config.reset_after
     return Probe() if now >= until else Held(until, f"open after {breaker.failure_count} failures in a row")
 
 
 def _after_success(breaker: Breaker, job: Job) -> BreakerChange | None:
-    """Whoever succeeded, the command works again."""
+    """Close the breaker: the success of any job proves that the command works."""
     if breaker.state is BreakerState.CLOSED and breaker.failure_count == 0:
         return None
     return BreakerChange(evolve(_closed(breaker), last_job_id=job.id), SUCCESS)
 
 
-def _after_nothing(breaker: Breaker, job: Job) -> BreakerChange | None:
-    """A job that was cancelled or skipped says nothing about the command; a probe makes room for the next one."""
+def _after_no_result(breaker: Breaker, job: Job) -> BreakerChange | None:
+    """Ignore a cancelled or skipped job. If it was the probe, the next job becomes the probe."""
     if breaker.probe_job_id != job.id:
         return None
     return BreakerChange(evolve(breaker, probe_job_id=None, last_job_id=job.id), COOLDOWN_ELAPSED)
 
 
 def _after_failure(breaker: Breaker, config: CircuitBreaker, job: Job, now: datetime) -> BreakerChange:
-    """Counted, whatever the state. Only the probe opens a half-open breaker; an open one is open no longer for it."""
+    """Count the failure. Only the probe opens a half-open breaker; an open breaker keeps its `opened_at`."""
     failed = evolve(breaker, failure_count=breaker.failure_count + 1, last_failure_at=now, last_job_id=job.id)
     opens = {
         BreakerState.CLOSED: failed.failure_count >= config.threshold,

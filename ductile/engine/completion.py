@@ -1,6 +1,6 @@
-"""What follows from one attempt: facts, state, events, the next jobs. Pure; `record` writes it.
+"""Compute the completion of an attempt: facts, state, events and follow-up jobs. Pure; `record` writes it.
 
-`run_job` asks for it after every run; whoever tries a plugin without a service learns what one would have recorded.
+`run_job` and the developer kit use it, so that a local run shows what a service would record.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.model import (
-    NOTHING_TOLD,
+    NO_JOURNAL_DATA,
     BreakerRule,
     Completion,
     Dead,
@@ -22,72 +22,82 @@ from ductile.core.model import (
     NewFact,
     Note,
     Outcome,
+    OutcomeCode,
     Retried,
     Skipped,
     Succeeded,
+    with_problem,
 )
-from ductile.engine.breaker import concerns
-from ductile.engine.breaker import rule as breaker_rule
-from ductile.engine.follow_up_rules import ended_of, rule_of
+from ductile.engine.breaker import applies_to_job
+from ductile.engine.breaker import completion_rule as breaker_rule
+from ductile.engine.follow_up_rules import ended_of, follow_up_rule_of
 from ductile.engine.judge import Verdict
 from ductile.engine.preflight import Ready
-from ductile.pipeline.run.route import Event, TooManyFollowUps, after, event_id
+from ductile.pipeline.run.route import Event, TooManyFollowUps, compute_follow_ups, event_id
 from ductile.plugin.manifest import CompatibilityView
 from ductile.plugin.protocol import PluginResponse
 
 
-def ending_of(
+def complete(
     job: Job,
     ready: Ready,
     verdict: Verdict,
     snapshot: Snapshot,
     *,
     now: datetime,
-    told: Mapping[str, Any] = NOTHING_TOLD,
+    journal_data: Mapping[str, Any] = NO_JOURNAL_DATA,
 ) -> Completion:
-    """The verdict with its facts, state and everything that follows; an attempt that is retried leaves only notes.
-    `told` is what the journal tells of the run."""
+    """Return the completion of a judged attempt with its facts, state and follow-up jobs.
+
+    An attempt that is retried leaves only notes. `journal_data` is added to the journal row of the attempt.
+    """
     outcome, response = verdict.outcome, verdict.response
     if isinstance(outcome, Retried | Interrupted):
-        return _ending(job, outcome, FollowUps(notes=_withheld(response)), snapshot, told=told)
-    said = response.result if response else None
+        return _completion(
+            job, outcome, FollowUps(notes=_withheld_events(response)), snapshot, journal_data=journal_data
+        )
+    result = response.result if response else None
     try:
-        following = after(job, ended_of(outcome, said), _events(job, verdict, now), snapshot.world, now=now)
+        follow_ups = compute_follow_ups(
+            job, ended_of(outcome, result), _events(job, verdict, now), snapshot.routing, now=now
+        )
     except TooManyFollowUps as error:
-        failed = without_run(job, _too_much(outcome, str(error)), snapshot, now=now)
-        return evolve(failed, tolerated=False, told=told)
+        failed = complete_without_run(job, _fail_over_budget(outcome, str(error)), snapshot, now=now)
+        return evolve(failed, tolerated=False, journal_data=journal_data)
     if isinstance(outcome, Succeeded) and response:
-        return _ending(job, outcome, following, snapshot, *facts_of(job, ready, response), told=told)
+        return _completion(
+            job, outcome, follow_ups, snapshot, *facts_of(job, ready, response), journal_data=journal_data
+        )
     if response and response.ok and response.events:
-        following = evolve(following, notes=(*following.notes, *_withheld(response)))
-    return _ending(job, outcome, following, snapshot, told=told)
+        follow_ups = evolve(follow_ups, notes=(*follow_ups.notes, *_withheld_events(response)))
+    return _completion(job, outcome, follow_ups, snapshot, journal_data=journal_data)
 
 
-def _too_much(outcome: Outcome, error: str) -> Failed | Dead:
-    """What an ending becomes that leads to more than it may; what was wrong before is told first."""
-    match outcome:
-        case Failed(before, evidence):
-            return Failed(f"{before}; {error}", evidence)
-        case Dead(before, evidence):
-            return Dead(f"{before}; {error}", evidence)
-    return Failed(error, None if isinstance(outcome, Skipped) else outcome.evidence)
+def _fail_over_budget(outcome: Outcome, error: str) -> Failed | Dead:
+    """Return the failure of an attempt with too many follow-up jobs. An earlier error comes first."""
+    if isinstance(outcome, Failed):
+        return with_problem(outcome, error)
+    if isinstance(outcome, Dead):
+        return with_problem(outcome, error)
+    evidence = None if isinstance(outcome, Skipped) else outcome.evidence
+    return Failed(error, evidence, OutcomeCode.TOO_MANY_FOLLOW_UPS)
 
 
-def without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Completion:
-    """The ending of a job whose plugin said nothing that counts."""
+def complete_without_run(job: Job, outcome: Outcome, snapshot: Snapshot, *, now: datetime) -> Completion:
+    """Return the completion of a job without a valid response."""
     is_final = not isinstance(outcome, Retried | Interrupted)
-    following = rule_of(snapshot)(job, outcome, now) if is_final else FollowUps()
-    return _ending(job, outcome, following, snapshot)
+    follow_ups = follow_up_rule_of(snapshot)(job, outcome, now) if is_final else FollowUps()
+    return _completion(job, outcome, follow_ups, snapshot)
 
 
-def _ending(
+def _completion(
     job: Job,
     outcome: Outcome,
-    following: FollowUps,
+    follow_ups: FollowUps,
     snapshot: Snapshot,
     facts: tuple[NewFact, ...] = (),
     state_updates: str | None = None,
-    told: Mapping[str, Any] = NOTHING_TOLD,
+    journal_data: Mapping[str, Any] = NO_JOURNAL_DATA,
 ) -> Completion:
     return Completion(
         job_id=job.id,
@@ -96,30 +106,30 @@ def _ending(
         facts=facts,
         state_updates=state_updates,
         state_limit=snapshot.config.settings.service.limits.state,
-        contexts=following.contexts,
-        children=following.children,
-        arrivals=following.arrivals,
-        notes=following.notes,
-        breaker=_breaker(job, snapshot),
-        rule=rule_of(snapshot),
-        told=told,
-        tolerated=following.tolerated,
+        contexts=follow_ups.contexts,
+        children=follow_ups.children,
+        arrivals=follow_ups.arrivals,
+        notes=follow_ups.notes,
+        breaker=_breaker_rule(job, snapshot),
+        rule=follow_up_rule_of(snapshot),
+        journal_data=journal_data,
+        tolerated=follow_ups.tolerated,
     )
 
 
-def _breaker(job: Job, snapshot: Snapshot) -> BreakerRule | None:
-    """What the end of this job does to the breaker of its command, if it concerns it."""
-    lane = snapshot.lanes.get(job.plugin)
-    if lane is None or not concerns(lane.entry.circuit_breaker, job):
+def _breaker_rule(job: Job, snapshot: Snapshot) -> BreakerRule | None:
+    """Return how this job changes the breaker of its command; None if the breaker ignores it."""
+    configured = snapshot.plugins.get(job.plugin)
+    if configured is None or not applies_to_job(configured.entry.circuit_breaker, job):
         return None
-    return breaker_rule(lane.entry.circuit_breaker)
+    return breaker_rule(configured.entry.circuit_breaker)
 
 
 def facts_of(job: Job, ready: Ready, response: PluginResponse) -> tuple[tuple[NewFact, ...], str | None]:
-    """State updates become facts where the manifest says so; otherwise they are merged into the state."""
+    """Return the facts that the manifest derives from state updates, or the updates to merge into the state."""
     if response.state_json is None:
         return (), None
-    rules = ready.lane.plugin.manifest.facts_of(job.command)
+    rules = ready.configured.plugin.manifest.facts_of(job.command)
     facts = tuple(
         NewFact(
             fact_type=rule.fact_type,
@@ -132,7 +142,7 @@ def facts_of(job: Job, ready: Ready, response: PluginResponse) -> tuple[tuple[Ne
 
 
 def _events(job: Job, verdict: Verdict, now: datetime) -> tuple[Event, ...]:
-    """The events that count: none if the plugin says ok but did not end well."""
+    """Return the events to route: none if the response reports success but the attempt failed."""
     response = verdict.response
     if response is None or not response.events or (response.ok and not isinstance(verdict.outcome, Succeeded)):
         return ()
@@ -149,8 +159,8 @@ def _events(job: Job, verdict: Verdict, now: datetime) -> tuple[Event, ...]:
     )
 
 
-def _withheld(response: PluginResponse | None) -> tuple[Note, ...]:
-    """Events of an attempt that is not the last word are not routed, only noted."""
+def _withheld_events(response: PluginResponse | None) -> tuple[Note, ...]:
+    """Return a note about the events of an attempt that are not routed."""
     if response is None or not response.events:
         return ()
     types = [event.type for event in response.events]

@@ -21,7 +21,7 @@ from ductile.ledger.queue.enqueue import newest_seq
 from ductile.ledger.storage.db import Db
 
 RECHECK_INTERVAL, IDLE_RECHECK_INTERVAL = 1.0, 30.0
-"""How long a lost wake-up can delay a job: while jobs run, and while none does."""
+"""The longest delay that a lost wake-up can cause, while jobs run and while none does."""
 
 
 async def dispatch(
@@ -37,40 +37,40 @@ async def dispatch(
                 for attempt in claimed.attempts:
                     failpoint("claim.after_commit")
                     jobs.start_soon(run_job, ctx, attempt, name=f"job {attempt.job.id}")
-                await ctx.hub.work_waiting(at_most=claimed.recheck_seconds)
+                await ctx.hub.wait_for_work(max_seconds=claimed.recheck_seconds)
         drain.cancel_scope.cancel()
 
 
 @frozen
 class ClaimedAttempts:
-    """The attempts to start now, and when to look for more work at the latest."""
+    """The attempts to start now, and the time until the next claim at the latest."""
 
     attempts: tuple[Attempt, ...] = ()
     recheck_seconds: float = RECHECK_INTERVAL
 
 
 async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
-    """Claim what the free slots can run. Resolve joins that are ready, which needs no slot.
+    """Claim jobs for the free slots. Resolve joins that are ready, which needs no slot.
 
-    The claims are committed. They need not be durable: a claim that a power cut takes back only runs the job again.
-    An attempt waits by itself until its job is durable.
+    The claims are committed but not durable: a claim that a power cut loses only runs the job again. Each attempt
+    waits until its own job is durable.
     """
     snapshot = ctx.snapshot()
-    capacity = ctx.running.capacity(snapshot).without(ctx.held())
+    capacity = ctx.running.capacity(snapshot).exclude(ctx.blocked_plugins())
     try:
-        queued_in, ended, claimed = await _claim(ctx, capacity)
+        queued_by, ended, claimed = await _claim(ctx, capacity)
     except (LedgerFull, LedgerBusy) as error:
         ctx.log.error("dispatcher", f"{error}; trying again")
         return ClaimedAttempts(recheck_seconds=LEDGER_RETRY_INTERVAL)
     except LedgerError as error:
         raise LedgerLost(f"{ctx.ledger.path}: {error}") from error
-    # No checkpoint since the commit: a request to stop a claimed job always finds its attempt.
+    # No checkpoint since the commit, so a request to stop a claimed job always finds its attempt.
     attempts = tuple(
         Attempt(
             job,
             snapshot,
             state=claimed.states[job.plugin],
-            queued_in=0 if ctx.durable_jobs.has(job, ctx.ledger.durable) else queued_in,
+            queued_by_commit=0 if ctx.durable_jobs.is_durable(job, ctx.ledger.durable) else queued_by,
         )
         for job in claimed.jobs
     )
@@ -84,14 +84,14 @@ async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
 async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Recorded | Stale, ...], Claimed]:
     """Claim in one transaction.
 
-    Returns the last commit that can have queued a claimed job, what ended without an attempt, and the claim.
+    Returns the last commit that can have queued a claimed job, the jobs that ended without an attempt, and the claim.
     """
     snapshot = ctx.snapshot()
 
     def work(db: Db) -> tuple[int, tuple[Recorded | Stale, ...], Claimed]:
         commit = ctx.ledger.commits
-        ctx.durable_jobs.note(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
-        allowed = capacity.without(ctx.held())  # asked again: a plugin can be paused while the write waits
+        ctx.durable_jobs.add(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
+        allowed = capacity.exclude(ctx.blocked_plugins())  # read again: a plugin can be paused while the write waits
         settled, claimed = claim_next(
             db,
             now=ctx.clock.now(),
@@ -106,14 +106,14 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
             gates=gates_of(snapshot),
         )
         ended = (*settled, *claimed.skipped)
-        # A join that ends in here queues its follow-up jobs in this commit, and a skipped job releases its key.
+        # This commit queues the follow-up jobs of a resolved join and the next job of a released dedupe key.
         return commit + bool(ended), ended, claimed
 
     return await ctx.ledger.transact(work, wait=False)
 
 
 def _recheck_seconds(ctx: JobContext, next_due: datetime | None) -> float:
-    """Return how long no work can be missed: until a delayed job is due, or as long as a lost wake-up may cost."""
+    """Return the time until the next delayed job is due, at most the recheck interval."""
     recheck = RECHECK_INTERVAL if ctx.running else IDLE_RECHECK_INTERVAL
     if next_due is None:
         return recheck
@@ -121,7 +121,7 @@ def _recheck_seconds(ctx: JobContext, next_due: datetime | None) -> float:
 
 
 async def stop_jobs_after_drain(ctx: JobContext, stopping: trio.Event) -> None:
-    """Give running jobs `service.drain_timeout` after `stopping`, then end their processes."""
+    """Wait for `stopping`, give running jobs `service.drain_timeout`, then terminate their processes."""
     await stopping.wait()
     failpoint("drain.started")
     await trio.sleep(ctx.snapshot().config.settings.service.drain_timeout.total_seconds())

@@ -1,6 +1,6 @@
-"""Track which queued jobs would survive a power cut, so that a claimed job starts no earlier than that.
+"""Track which queued jobs are durable, because a claimed job must not start before it would survive a power cut.
 
-Waiting for every commit before the claim would be correct too, but those include the completions of other jobs.
+Waiting for the newest commit would be correct too, but slower: it includes the completions of other jobs.
 """
 
 from collections import deque
@@ -15,19 +15,19 @@ class DurableJobs:
     """The position in the queue up to which all jobs are durable."""
 
     pending: deque[tuple[int, int]] = field(factory=deque)
-    """Commits that are not durable yet, each with the newest position in the queue at that time."""
+    """Commits that are not durable yet, each with the newest queue position at that commit."""
     _position: int = 0
 
-    def note(self, commit: int, newest_position: int, *, durable_commit: int) -> None:
-        """Note that the queue ended at `newest_position` when `commit` was made. Forget what is durable."""
+    def add(self, commit: int, newest_position: int, *, durable_commit: int) -> None:
+        """Add a commit with the newest queue position at that commit. Drops commits that are durable."""
         self._advance(durable_commit)
         if not self.pending or self.pending[-1][1] < newest_position:
             self.pending.append((commit, newest_position))
 
-    def has(self, job: Job, durable_commit: int) -> bool:
-        """True if the row of the job was last made claimable by a durable commit.
+    def is_durable(self, job: Job, durable_commit: int) -> bool:
+        """True if the commit that made the job claimable is known to be durable.
 
-        Known for first attempts only: a retry, or a job that waited for its dedupe key, is an old row that changed.
+        Always False for retries and for jobs with a dedupe key: their rows can change after they were queued.
         """
         self._advance(durable_commit)
         return job.attempt == 1 and job.dedupe_key is None and job.seq <= self._position

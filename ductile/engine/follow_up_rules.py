@@ -1,6 +1,6 @@
-"""The rules by which the ledger decides what follows, where it learns only inside a transaction how a job ended.
+"""Rules that the ledger applies when it learns only inside a transaction how a job ended.
 
-All are functions of one configuration; what they decide is the pipeline room's business.
+Each rule is a function of one configuration. `pipeline.run` makes the decisions.
 """
 
 from datetime import datetime
@@ -28,16 +28,16 @@ from ductile.core.model import (
     Succeeded,
 )
 from ductile.engine import breaker
-from ductile.pipeline.run.events import Ended
-from ductile.pipeline.run.route import TooManyFollowUps, after, after_join
+from ductile.pipeline.run.events import JobResult
+from ductile.pipeline.run.route import TooManyFollowUps, compute_follow_ups, resolve_join
 
 
-def rule_of(snapshot: Snapshot) -> FollowRule:
-    """What follows from an ending under this configuration: `on_error` steps and hooks."""
+def follow_up_rule_of(snapshot: Snapshot) -> FollowRule:
+    """Return the rule that computes the follow-up jobs of a final outcome: `on_error` steps and hooks."""
 
     def decide(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
         try:
-            return after(job, ended_of(outcome), (), snapshot.world, now=now)
+            return compute_follow_ups(job, ended_of(outcome), (), snapshot.routing, now=now)
         except TooManyFollowUps as error:
             return FollowUps(notes=(Note(kind="run.ended", data={"reason": str(error)}),), tolerated=False)
 
@@ -45,40 +45,42 @@ def rule_of(snapshot: Snapshot) -> FollowRule:
 
 
 def join_rule_of(snapshot: Snapshot) -> JoinRule:
-    """How a join ends under this configuration, and where its run goes on."""
+    """Return the rule that resolves a join and computes its follow-up jobs."""
 
     def decide(joined: JoinInput, now: datetime) -> tuple[Outcome, FollowUps]:
-        return after_join(joined, snapshot.world, now=now)
+        return resolve_join(joined, snapshot.routing, now=now)
 
     return decide
 
 
 def breaker_rule_of(snapshot: Snapshot) -> BreakerRule:
-    """What the end of any job does to the breaker of its command, as far as that concerns it."""
+    """Return the rule that computes the breaker of a command after one of its jobs has ended."""
 
     def decide(known: Breaker, job: Job, status: JobStatus, now: datetime) -> BreakerChange | None:
-        lane = snapshot.lanes.get(job.plugin)
-        return None if lane is None else breaker.rule(lane.entry.circuit_breaker)(known, job, status, now)
+        configured = snapshot.plugins.get(job.plugin)
+        if configured is None:
+            return None
+        return breaker.completion_rule(configured.entry.circuit_breaker)(known, job, status, now)
 
     return decide
 
 
 @lru_cache(maxsize=2)
 def gates_of(snapshot: Snapshot) -> dict[str, GateRule]:
-    """Return the plugins whose breakers hold every job, with the rule. Cached: every claim asks."""
-    rules = ((name, breaker.gate(lane.entry.circuit_breaker)) for name, lane in snapshot.lanes.items())
+    """Return the start rules of plugins whose breakers apply to all jobs. Cached, because every claim needs them."""
+    rules = ((name, breaker.gate(configured.entry.circuit_breaker)) for name, configured in snapshot.plugins.items())
     return {name: rule for name, rule in rules if rule is not None}
 
 
-def ended_of(outcome: Outcome, result: str | None = None) -> Ended:
-    """A final outcome as those see it who come after it."""
+def ended_of(outcome: Outcome, result: str | None = None) -> JobResult:
+    """Return a final outcome as follow-up jobs see it."""
     match outcome:
         case Succeeded(evidence):
-            return Ended(status=JobStatus.SUCCEEDED, duration=evidence.duration, result=result)
+            return JobResult(status=JobStatus.SUCCEEDED, duration=evidence.duration, result=result)
         case Skipped(reason):
-            return Ended(status=JobStatus.SKIPPED, error=reason)
+            return JobResult(status=JobStatus.SKIPPED, error=reason)
         case Failed(error, evidence) | Dead(error, evidence):
-            return Ended(
+            return JobResult(
                 status=JobStatus.FAILED if isinstance(outcome, Failed) else JobStatus.DEAD,
                 error=error,
                 timed_out=evidence is not None and evidence.timed_out,
@@ -86,4 +88,4 @@ def ended_of(outcome: Outcome, result: str | None = None) -> Ended:
                 result=result,
             )
         case Retried() | Interrupted():
-            raise AssertionError("only what is over has consequences")
+            raise AssertionError("an attempt that is retried has no follow-up jobs")

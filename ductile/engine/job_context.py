@@ -1,4 +1,4 @@
-"""What all jobs of one service share: the ledger, the hub, the log, the running attempts and their processes."""
+"""The dependencies that all jobs of one service share."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +8,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.core.logs import Log
-from ductile.core.metrics import Meters
+from ductile.core.metrics import Metrics
 from ductile.core.model import Completion
 from ductile.engine.durable_jobs import DurableJobs
 from ductile.engine.preflight import PreflightCache
@@ -17,12 +17,12 @@ from ductile.engine.running_jobs import Attempt, RunningJobs
 from ductile.ledger.storage.writer import Ledger
 
 RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
-"""Send the event of one relay job. Returns its completion, or None if it waits for its instance."""
+"""Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""
 
 
 @frozen(kw_only=True, eq=False)
 class JobContext:
-    """What all jobs of one service share."""
+    """The dependencies of a job: ledger, hub, log, configuration, and the state that running jobs share."""
 
     ledger: Ledger
     hub: Hub
@@ -32,9 +32,9 @@ class JobContext:
     run_id: str
     snapshot: Callable[[], Snapshot]
     send_relay: RelaySender
-    held: Callable[[], frozenset[str]] = frozenset
-    """The plugins whose jobs must not start now; `*` stands for all of them."""
-    meters: Meters = field(factory=Meters)
+    blocked_plugins: Callable[[], frozenset[str]] = frozenset
+    """Returns the plugins whose jobs must not start now; `*` stands for all of them."""
+    metrics: Metrics = field(factory=Metrics)
     running: RunningJobs = field(factory=RunningJobs)
     processes: ProcessTable = field(factory=ProcessTable)
     durable_jobs: DurableJobs = field(factory=DurableJobs)

@@ -1,7 +1,6 @@
-"""Everything a process is given, decided before it is spawned: request, environment, deadline. Pure but for one look
-at the entrypoint.
+"""Prepare one attempt: request, environment, deadline, limits; or decide that the job cannot run.
 
-A job that must not run ends here with its reason.
+Pure, except that it checks the files of the plugin again.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from attrs import define, field, frozen
 from ductile.config.sections.settings import ProcessLimits
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.core.errors import DuctileError, Unreadable
-from ductile.core.model import Dead, Failed, Job
+from ductile.core.model import Dead, Failed, Job, OutcomeCode
 from ductile.engine.judge import RetryPolicy
 from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.procfs import INSTANCE_MARKER, JOB_MARKER
@@ -20,16 +19,16 @@ from ductile.engine.process.start import ProcessSpec
 from ductile.engine.process.streams import Caps
 from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.language.paths import PathAbsent
-from ductile.pipeline.run.step_input import StepInput, step_of, tell
+from ductile.pipeline.run.step_input import StepInput, build_step_input, find_step
 from ductile.plugin import protocol
 from ductile.plugin.protocol import encode_request
 
 
 @frozen(kw_only=True)
 class Ready:
-    """One attempt, ready to be spawned."""
+    """An attempt that can start."""
 
-    lane: ConfiguredPlugin
+    configured: ConfiguredPlugin
     argv: tuple[str, ...]
     request: bytes = field(repr=False)
     environment: Mapping[str, str] = field(repr=False)
@@ -37,13 +36,13 @@ class Ready:
     caps: Caps
     limits: ResourceLimits | None
     grace: timedelta
-    """How long the process may take to end after SIGTERM."""
+    """Time between SIGTERM and SIGKILL."""
     warnings: tuple[str, ...] = ()
-    """What is odd about the plugin now, without being a reason not to run it."""
+    """Findings about the plugin that do not forbid the run."""
 
     @property
     def spec(self) -> ProcessSpec:
-        """What the process is given."""
+        """The process to start."""
         return ProcessSpec(
             argv=self.argv,
             request=self.request,
@@ -57,7 +56,7 @@ class Ready:
 
 @frozen
 class Refuse:
-    """The job cannot run, now or later."""
+    """The job cannot run and is not retried."""
 
     outcome: Failed | Dead
 
@@ -68,7 +67,7 @@ class Refuse:
 
 @frozen
 class Postpone:
-    """The job cannot run now: something is wrong with the plugin that may be put right. Retried as the policy says."""
+    """The job cannot run now because the plugin is not trusted. It is retried as the policy says."""
 
     error: str
     policy: RetryPolicy
@@ -76,9 +75,9 @@ class Postpone:
 
 @frozen
 class CommandSettings:
-    """What is the same for every job of one command under one configuration."""
+    """The settings that all jobs of one command share under one configuration."""
 
-    lane: ConfiguredPlugin
+    configured: ConfiguredPlugin
     argv: tuple[str, ...]
     policy: RetryPolicy
     caps: Caps
@@ -88,19 +87,19 @@ class CommandSettings:
 
 @define(eq=False)
 class PreflightCache:
-    """What is the same for every job of a command, computed once per configuration."""
+    """The settings of each command, computed once per configuration."""
 
-    terms: dict[tuple[str, str, str], CommandSettings] = field(factory=dict)
+    settings: dict[tuple[str, str, str], CommandSettings] = field(factory=dict)
 
-    def terms_of(self, snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
-        """Raises DuctileError if nothing of that name may run."""
+    def command_settings(self, snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
+        """Return the settings of a command. Raises DuctileError if the plugin or the command cannot run."""
         key = (snapshot.id, plugin, command)
-        found = self.terms.get(key)
+        found = self.settings.get(key)
         if found is None:
-            # A copy: a thread that reads a large payload may be here too.
-            if any(known[0] != snapshot.id for known in tuple(self.terms)):
-                self.terms.clear()
-            found = self.terms[key] = terms_of(snapshot, plugin, command)
+            # A copy, because a thread that prepares a large job can use this cache too.
+            if any(known[0] != snapshot.id for known in tuple(self.settings)):
+                self.settings.clear()
+            found = self.settings[key] = command_settings(snapshot, plugin, command)
         return found
 
 
@@ -111,56 +110,59 @@ def preflight(
     state_json: str,
     instance: str,
     now: datetime,
-    memory: PreflightCache | None = None,
+    cache: PreflightCache | None = None,
 ) -> Ready | Refuse | Postpone:
-    """What to run for this attempt, or why not."""
-    memory = memory or PreflightCache()
+    """Return what to run for this attempt, or why it cannot run."""
+    cache = cache or PreflightCache()
     try:
-        terms = memory.terms_of(snapshot, job.plugin, job.command)
-        node = step_of(snapshot.plans, job)
+        settings = cache.command_settings(snapshot, job.plugin, job.command)
     except DuctileError as error:
-        return Refuse(Dead(str(error)))
-    lane, policy = terms.lane, terms.policy
-    findings = lane.plugin.recheck()
-    if refusals := [str(finding) for finding in findings if finding.is_refusal]:
-        return Postpone(f"plugin {lane.name} is not trusted now: {'; '.join(refusals)}", policy)
+        return Refuse(Dead(str(error), code=OutcomeCode.PLUGIN_UNAVAILABLE))
     try:
-        told = tell(job, node)
+        node = find_step(snapshot.plans, job)
+    except DuctileError as error:
+        return Refuse(Dead(str(error), code=OutcomeCode.STEP_REMOVED))
+    configured, policy = settings.configured, settings.policy
+    findings = configured.plugin.recheck()
+    if refusals := [str(finding) for finding in findings if finding.is_refusal]:
+        return Postpone(f"plugin {configured.name} is not trusted now: {'; '.join(refusals)}", policy)
+    try:
+        step_input = build_step_input(job, node)
     except (PathAbsent, Unreadable) as error:
-        return Refuse(Failed(str(error)))
+        return Refuse(Failed(str(error), code=OutcomeCode.REFUSED))
     return Ready(
-        lane=lane,
-        argv=terms.argv,
-        request=_request(lane, job, told, policy.timeout, state_json, now),
-        environment={**lane.environment, JOB_MARKER: job.id, INSTANCE_MARKER: instance},
+        configured=configured,
+        argv=settings.argv,
+        request=_request(configured, job, step_input, policy.timeout, state_json, now),
+        environment={**configured.environment, JOB_MARKER: job.id, INSTANCE_MARKER: instance},
         policy=policy,
-        caps=terms.caps,
-        limits=terms.limits,
-        grace=terms.grace,
+        caps=settings.caps,
+        limits=settings.limits,
+        grace=settings.grace,
         warnings=tuple(map(str, findings)),
     )
 
 
-def terms_of(snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
-    """Raises DuctileError if nothing of that name may run."""
-    lane, service = snapshot.lane(plugin), snapshot.config.settings.service
-    lane.command(command)
+def command_settings(snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
+    """Compute the settings of a command. Raises DuctileError if the plugin or the command cannot run."""
+    configured, service = snapshot.plugin(plugin), snapshot.config.settings.service
+    configured.command(command)  # raises if there is none
     return CommandSettings(
-        lane=lane,
-        argv=(str(lane.plugin.entrypoint),),
-        policy=policy_of(snapshot, lane, command),
+        configured=configured,
+        argv=(str(configured.plugin.entrypoint),),
+        policy=policy_of(snapshot, configured, command),
         caps=Caps(service.limits.stdout, service.limits.stderr),
-        limits=_process_limits(lane.entry.limits),
+        limits=_process_limits(configured.entry.limits),
         grace=service.kill_grace,
     )
 
 
-def policy_of(snapshot: Snapshot, lane: ConfiguredPlugin, command: str) -> RetryPolicy:
+def policy_of(snapshot: Snapshot, configured: ConfiguredPlugin, command: str) -> RetryPolicy:
     limits = snapshot.config.settings.service.limits
     return RetryPolicy(
-        timeout=lane.entry.timeout_for(command),
-        backoff_base=lane.entry.retry.backoff_base,
-        ignore_exit_code=lane.entry.ignore_exit_code,
+        timeout=configured.entry.timeout_for(command),
+        backoff_base=configured.entry.retry.backoff_base,
+        ignore_exit_code=configured.entry.ignore_exit_code,
         mask=snapshot.config.mask,
         limits=protocol.ProtocolLimits(
             stdout_bytes=limits.stdout,
@@ -173,30 +175,30 @@ def policy_of(snapshot: Snapshot, lane: ConfiguredPlugin, command: str) -> Retry
 
 
 def _request(
-    lane: ConfiguredPlugin, job: Job, told: StepInput, timeout: timedelta, state_json: str, now: datetime
+    configured: ConfiguredPlugin, job: Job, step_input: StepInput, timeout: timedelta, state_json: str, now: datetime
 ) -> bytes:
-    # The payload of a `handle` job is the whole event; plugins find it under both names.
+    # The payload of a `handle` job is the whole event. The protocol offers it under both names.
     return encode_request(
         job_id=job.id,
         command=job.command,
         attempt=job.attempt,
         max_attempts=job.max_attempts,
         deadline_at=now + timeout,
-        config=lane.config_json,
+        config=configured.config_json,
         state=state_json,
-        payload=told.payload,
-        context=told.context,
-        event=told.payload if job.command == HANDLE else None,
+        payload=step_input.payload,
+        context=step_input.context,
+        event=step_input.payload if job.command == HANDLE else None,
     )
 
 
-def _process_limits(wanted: ProcessLimits) -> ResourceLimits | None:
-    if wanted == ProcessLimits():
+def _process_limits(limits: ProcessLimits) -> ResourceLimits | None:
+    if limits == ProcessLimits():
         return None
     return ResourceLimits(
-        address_space=wanted.memory,
-        open_files=wanted.open_files,
-        processes=wanted.processes,
-        cpu_seconds=max(1, round(wanted.cpu.total_seconds())) if wanted.cpu else None,
-        file_size=wanted.file_size,
+        address_space=limits.memory,
+        open_files=limits.open_files,
+        processes=limits.processes,
+        cpu_seconds=max(1, round(limits.cpu.total_seconds())) if limits.cpu else None,
+        file_size=limits.file_size,
     )

@@ -1,33 +1,35 @@
-"""Jobs that are running by a ledger that no service has: what lists and trees say of them.
+"""Jobs that are `running` in a ledger that no service has open, and how lists and trees show them.
 
-`status` stays what the ledger has, for whoever filters by it; `orphaned` stands beside it.
+`status` stays what the ledger has, so that filters keep working; `orphaned` is added beside it.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ductile.core.instance.lock import LOCK_NAME, is_held
+from ductile.core.instance.lock import LOCK_NAME, is_locked
+
+DIED_WHILE_RUNNING = "The service died while the job was running."
 
 
 def has_service(ledger: Path) -> bool:
-    """Whether a service has the ledger; without one, nothing runs that it calls running."""
-    return is_held(ledger.parent / LOCK_NAME)
+    """True while a service has the ledger open. Without one, no job of it is running."""
+    return is_locked(ledger.parent / LOCK_NAME)
 
 
-def marked(jobs: Sequence[dict[str, Any]], ledger: Path) -> list[dict[str, Any]]:
-    """The same jobs; those that nobody runs say so."""
+def mark_orphans(jobs: Sequence[dict[str, Any]], ledger: Path) -> list[dict[str, Any]]:
+    """Return the same jobs, with `orphaned` set on those that no service runs."""
     orphans = [job["status"] == "running" for job in jobs]
     if not any(orphans) or has_service(ledger):
         return list(jobs)
     return [{**job, "orphaned": True} if is_orphan else job for job, is_orphan in zip(jobs, orphans, strict=True)]
 
 
-def shown_status(job: Mapping[str, Any]) -> str:
-    """The status for people."""
+def display_status(job: Mapping[str, Any]) -> str:
+    """Return the status to show: `orphaned` in place of `running` where no service runs the job."""
     return "orphaned" if job.get("orphaned") else str(job["status"])
 
 
-def shown_error(job: Mapping[str, Any]) -> str:
-    """What went wrong with it, for people; nothing if nothing did."""
-    return "it was running when the service died" if job.get("orphaned") else str(job.get("last_error") or "")
+def display_error(job: Mapping[str, Any]) -> str:
+    """Return the error to show; empty if there is none."""
+    return DIED_WHILE_RUNNING if job.get("orphaned") else str(job.get("last_error") or "")

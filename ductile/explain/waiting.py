@@ -1,7 +1,6 @@
-"""What keeps a waiting job from running, one reason after the other, with the numbers that decide.
+"""Why a queued job does not start: every reason with the numbers that decide.
 
-Gathered from the ledger alone: pauses, breakers, inits, and the configuration as it was loaded last. So it is told the
-same way whether or not the service runs.
+Reads the ledger alone (pauses, breakers, inits, the configuration that was loaded last), so it works without a service.
 """
 
 from collections.abc import Mapping
@@ -9,19 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, frozen
 
 from ductile.core.clock import to_text
 from ductile.core.errors import Unreadable
-from ductile.core.format_time import told
 from ductile.core.formats import strict_yaml
-from ductile.core.formats.stored_json import kept_object
+from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import RELAY, RELAY_SLOTS, Breaker, BreakerState
 from ductile.explain.orphaned import has_service
+from ductile.explain.reason import Reason
 from ductile.ledger.admin import pauses
-from ductile.ledger.admin.pauses import EVERYTHING, Pause
-from ductile.ledger.queue.breaker_holds import HELD
-from ductile.ledger.queue.lanes import lanes_with_work
+from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
+from ductile.ledger.queue.blocked_jobs import BREAKER_OPEN
+from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.reports import wait_reasons
 from ductile.ledger.reports.queue_status import running_by_plugin
 from ductile.ledger.reports.wait_reasons import WaitingJob
@@ -31,45 +30,33 @@ from ductile.ledger.tables import breakers, plugin_inits, snapshots
 INIT = "init"
 
 
-@frozen
-class Reason:
-    """One thing that keeps a job: a stable word, a sentence, and the facts in it."""
-
-    code: str
-    words: str
-    facts: Mapping[str, Any] = field(factory=dict)
-
-    def as_data(self) -> dict[str, Any]:
-        return {"code": self.code, "words": self.words, **self.facts}
-
-
 @frozen(kw_only=True)
-class Circumstances:
-    """All that decides about starting jobs, at one moment."""
+class QueueConditions:
+    """What decides whether jobs start, at one moment."""
 
     is_running: bool
-    """Whether a service has the ledger."""
+    """True while a service has the ledger open."""
     paused: Mapping[str, Pause]
     running: Mapping[str, int]
     unhealthy: Mapping[str, str]
     breakers: Mapping[tuple[str, str], Breaker]
     initialising: frozenset[str]
-    """Plugins with work whose `init` has not come to an end yet."""
+    """Plugins with ready jobs whose `init` has not finished."""
     max_workers: int | None
     slots: Mapping[str, int | None]
-    """How many jobs of a plugin with work run at once; None if that cannot be told."""
+    """How many jobs of a plugin may run at once; None if unknown."""
 
 
-def circumstances(db: Db, ledger: Path) -> Circumstances:
-    """What holds now, under the configuration that was loaded last."""
+def read_queue_conditions(db: Db, ledger: Path) -> QueueConditions:
+    """Read the conditions under the configuration that was loaded last."""
     last = snapshots.newest(db)
-    config = kept_object(last.sanitized_config if last else None)
-    prints = kept_object(last.plugin_fingerprints if last else None)
+    config = load_stored_object(last.sanitized_config if last else None)
+    prints = load_stored_object(last.plugin_fingerprints if last else None)
     workers, entries = config.get("service", {}).get("max_workers"), config.get("plugins", {})
     running, known = running_by_plugin(db), plugin_inits.all_inits(db)
-    busy = {*lanes_with_work(db), *running}
+    busy = {*plugins_with_ready_jobs(db), *running}
     manifests = {name: _manifest(prints.get(name)) for name in busy}
-    return Circumstances(
+    return QueueConditions(
         is_running=has_service(ledger),
         paused={pause.plugin: pause for pause in pauses.all_pauses(db)},
         running=running,
@@ -81,8 +68,8 @@ def circumstances(db: Db, ledger: Path) -> Circumstances:
     )
 
 
-def orphaned_words(count: int) -> str:
-    """So many jobs are running by the ledger, and nobody runs them."""
+def orphaned_message(count: int) -> str:
+    """Return how many jobs were running when the service died, as text."""
     return f"{count} {'was' if count == 1 else 'were'} running when the service died"
 
 
@@ -106,7 +93,7 @@ def _declares_init(manifest: Mapping[str, Any]) -> bool:
 
 
 def _manifest(fingerprint: Any) -> dict[str, Any]:
-    """What is written now where the plugin was found; nothing if it cannot be read."""
+    """Read the manifest where the plugin was found; empty if it cannot be read."""
     path = str(fingerprint.get("manifest_path", "")) if isinstance(fingerprint, dict) else ""
     try:
         content = strict_yaml.load(Path(path).read_bytes(), source=path).data()
@@ -115,99 +102,92 @@ def _manifest(fingerprint: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def reasons(db: Db, waiting: WaitingJob, around: Circumstances, *, now: datetime | None = None) -> list[Reason]:
-    """What keeps the job, the hardest first; at least one."""
+def waiting_reasons(
+    db: Db, waiting: WaitingJob, queue: QueueConditions, *, now: datetime | None = None
+) -> list[Reason]:
+    """Return what keeps the job from starting, the strongest reason first; at least one."""
+    moment = now or datetime.now(UTC)
     found = [
-        *_nobody(around),
-        *_held_by_the_operator(waiting, around),
-        *_cannot_run(waiting, around),
-        *_not_yet(db, waiting, around, now or datetime.now(UTC)),
+        *_service_reasons(queue),
+        *_pause_reasons(waiting, queue),
+        *_plugin_reasons(waiting, queue),
+        *_job_reasons(db, waiting, queue, moment),
     ]
     if waiting.is_ready and not waiting.job.is_join:
-        found += _full(db, waiting, around)
-    return found or [Reason("ready", "nothing keeps it: it starts with the next claim")]
+        found += _capacity_reasons(db, waiting, queue)
+    return [evolve(reason, at=moment) for reason in found or [Reason("ready")]]
 
 
-def _nobody(around: Circumstances) -> list[Reason]:
-    if around.is_running:
-        return []
-    return [Reason("service_down", "the service is not running; start it with `ductile system start`")]
+def _service_reasons(queue: QueueConditions) -> list[Reason]:
+    return [] if queue.is_running else [Reason("service_down")]
 
 
-def _held_by_the_operator(waiting: WaitingJob, around: Circumstances) -> list[Reason]:
+def _pause_reasons(waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
     found = []
-    for name, what in ((EVERYTHING, "the whole queue"), (waiting.job.plugin, f"plugin {waiting.job.plugin}")):
-        if pause := around.paused.get(name):
-            code, undo = ("queue_paused", "queue resume") if name == EVERYTHING else ("paused", f"plugin resume {name}")
-            words = f"{what} was paused {told(to_text(pause.paused_at))}: {pause.reason}; `ductile {undo}` ends that"
-            found.append(Reason(code, words, {"paused_at": to_text(pause.paused_at), "reason": pause.reason}))
+    for name, code in ((ALL_PLUGINS, "queue_paused"), (waiting.job.plugin, "paused")):
+        if pause := queue.paused.get(name):
+            data = {"plugin": name, "paused_at": to_text(pause.paused_at), "reason": pause.reason}
+            found.append(Reason(code, data))
     return found
 
 
-def _cannot_run(waiting: WaitingJob, around: Circumstances) -> list[Reason]:
-    job, found = waiting.job, []
-    if waiting.blocked_reason and waiting.blocked_reason != HELD:
-        words = f"plugin {job.plugin} cannot run: {waiting.blocked_reason}; put it right and reload"
-        found.append(Reason("blocked", words, {"reason": waiting.blocked_reason}))
-    if error := around.unhealthy.get(job.plugin):
-        words = f"plugin {job.plugin} is unhealthy, its init failed: {error}; put it right and reload"
-        found.append(Reason("unhealthy", words, {"error": error}))
-    if job.plugin in around.initialising:
-        found.append(Reason("initialising", f"the init of plugin {job.plugin} has not come to an end yet"))
+def _plugin_reasons(waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
+    plugin, found = waiting.job.plugin, []
+    if waiting.blocked_reason and waiting.blocked_reason != BREAKER_OPEN:
+        found.append(Reason("blocked", {"plugin": plugin, "reason": waiting.blocked_reason}))
+    if error := queue.unhealthy.get(plugin):
+        found.append(Reason("unhealthy", {"plugin": plugin, "error": error}))
+    if plugin in queue.initialising:
+        found.append(Reason("initialising", {"plugin": plugin}))
     return found
 
 
-def _not_yet(db: Db, waiting: WaitingJob, around: Circumstances, now: datetime) -> list[Reason]:
+def _job_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, now: datetime) -> list[Reason]:
     job = waiting.job
     if waiting.waits_for:
         members = [one.id for one in wait_reasons.open_members(db, job.id)]
-        words = f"it joins {waiting.waits_for} jobs that are not over, such as {', '.join(members)}"
-        return [Reason("join", words, {"waits_for": waiting.waits_for, "members": members})]
+        return [Reason("join", {"waits_for": waiting.waits_for, "members": members})]
     if waiting.waits_for_key:
-        holder = wait_reasons.holder_of_key(db, job)
-        words = f"job {holder} runs with the same dedupe key {job.dedupe_key!r}; two of a key never run together"
-        return [Reason("held_key", words, {"dedupe_key": job.dedupe_key, "holder": holder})]
-    if waiting.blocked_reason == HELD:
-        return [_breaker(waiting, around)]
+        holder = wait_reasons.find_key_holder(db, job)
+        return [Reason("held_key", {"dedupe_key": job.dedupe_key, "holder": holder})]
+    if waiting.blocked_reason == BREAKER_OPEN:
+        return [_breaker_reason(waiting, queue)]
     if job.next_retry_at is not None:
-        due = to_text(job.next_retry_at)
-        verb = "is" if job.next_retry_at > now else "was"
-        what = f"attempt {job.attempt} of {job.max_attempts}"
-        words = f"{what} {verb} due {told(due, now)}; the one before failed: {job.last_error}"
-        facts = {"next_retry_at": due, "attempt": job.attempt, "max_attempts": job.max_attempts}
-        return [Reason("retry_time", words, facts)]
+        data = {
+            "next_retry_at": to_text(job.next_retry_at),
+            "is_ahead": job.next_retry_at > now,
+            "attempt": job.attempt,
+            "max_attempts": job.max_attempts,
+            "error": job.last_error,
+        }
+        return [Reason("retry_time", data)]
     return []
 
 
-def _breaker(waiting: WaitingJob, around: Circumstances) -> Reason:
+def _breaker_reason(waiting: WaitingJob, queue: QueueConditions) -> Reason:
     job = waiting.job
-    breaker = around.breakers.get((job.plugin, job.command))
-    until = to_text(job.next_retry_at) if job.next_retry_at else None
-    failures = breaker.failure_count if breaker else 0
+    breaker = queue.breakers.get((job.plugin, job.command))
+    data = {
+        "plugin": job.plugin,
+        "command": job.command,
+        "failure_count": breaker.failure_count if breaker else 0,
+        "until": to_text(job.next_retry_at) if job.next_retry_at else None,
+    }
     probe = breaker.probe_job_id if breaker and breaker.state is BreakerState.HALF_OPEN else None
-    words = f"the circuit breaker of {job.plugin}.{job.command} is open after {failures} failures"
-    words = f"{words}, and its probe, job {probe}, has not ended" if probe else words
-    words += f"; it is asked again {told(until)}" if until else ""
-    words += f"; `ductile system reset {job.plugin} {job.command}` closes it"
-    return Reason("breaker", words, {"failure_count": failures, "until": until} | ({"probe": probe} if probe else {}))
+    return Reason("breaker", data | ({"probe": probe} if probe else {}))
 
 
-def _full(db: Db, waiting: WaitingJob, around: Circumstances) -> list[Reason]:
-    """It is ready; so only others keep it."""
+def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
+    """Return which other jobs keep a ready job from starting."""
     job, found = waiting.job, []
-    own, slots = around.running.get(job.plugin, 0), around.slots.get(job.plugin)
-    total = sum(count for plugin, count in around.running.items() if plugin != RELAY)
+    own, slots = queue.running.get(job.plugin, 0), queue.slots.get(job.plugin)
+    total = sum(count for plugin, count in queue.running.items() if plugin != RELAY)
     # A relay has no process and waits for no worker.
-    if around.max_workers and total >= around.max_workers and job.plugin != RELAY:
-        busy = "the only worker is" if around.max_workers == 1 else f"all {around.max_workers} workers are"
-        words = f"{busy} busy (service.max_workers)"
-        found.append(Reason("workers_full", words, {"running": total, "max_workers": around.max_workers}))
+    if queue.max_workers and total >= queue.max_workers and job.plugin != RELAY:
+        found.append(Reason("workers_full", {"running": total, "max_workers": queue.max_workers}))
     elif slots is not None and own >= slots:
-        words = (
-            f"{own} of its plugin's jobs run, and no more than {slots} may at once (plugins.{job.plugin}.parallelism)"
-        )
-        found.append(Reason("plugin_full", words, {"running": own, "slots": slots}))
-    if ahead := wait_reasons.ahead_of(db, job):
-        most = " or more" if ahead == wait_reasons.MOST_COUNTED else ""
-        found.append(Reason("behind", f"{ahead}{most} older jobs of its plugin start before it", {"ahead": ahead}))
+        found.append(Reason("plugin_full", {"plugin": job.plugin, "running": own, "slots": slots}))
+    if ahead := wait_reasons.count_ahead(db, job):
+        is_capped = ahead == wait_reasons.MAX_COUNTED
+        found.append(Reason("behind", {"ahead": ahead} | ({"is_capped": True} if is_capped else {})))
     return found

@@ -1,7 +1,7 @@
--- The truth for a new database. Older ones get here through migrations/.
--- Moments are UTC text of fixed width, so text order is time order; `seq` is the order of arrival.
--- Where every change of a job asks for it, no list has more than two members: for a longer one SQLite makes a table of
--- its own each time, which costs as much as the change.
+-- The schema of a new database. Older databases are brought to it by migrations/.
+-- Timestamps are UTC text of fixed width, so text order is time order; `seq` is the order of arrival.
+-- In conditions that every change of a job evaluates, no IN list has more than two members: for a longer one SQLite
+-- builds a temporary table each time, which costs as much as the change.
 
 CREATE TABLE job_queue (
     id TEXT NOT NULL UNIQUE,
@@ -68,9 +68,9 @@ CREATE TABLE job_queue (
     CHECK (is_join = 0 OR (plugin = 'core.join' AND status <> 'running'))
 ) STRICT;
 
--- A lane is one plugin's claimable jobs in order; delayed jobs, jobs behind a held key and joins that still wait are in
--- none. It is a column of its own because a planner offered `status = 'queued' AND plugin = ?` may pick an index over
--- all of history. Nobody claims the lane of the joins: what stands in it is ready to be decided.
+-- A lane is one plugin's claimable jobs in order; delayed jobs, jobs behind a held key and waiting joins have none. It is
+-- a column of its own because the planner, given `status = 'queued' AND plugin = ?`, may pick an index over all of
+-- history. Jobs in the lane of the joins are not claimed: they are ready to be decided.
 CREATE INDEX job_queue_lanes ON job_queue (lane, seq) WHERE lane IS NOT NULL;
 CREATE INDEX job_queue_delayed ON job_queue (next_retry_at) WHERE next_retry_at IS NOT NULL;
 CREATE INDEX job_queue_delayed_since ON job_queue (failed_at) WHERE next_retry_at IS NOT NULL;
@@ -80,7 +80,7 @@ CREATE INDEX job_queue_waiting ON job_queue (plugin, command, dedupe_key, seq) W
 CREATE INDEX job_queue_running ON job_queue (claimed_by, plugin) WHERE claimed_by IS NOT NULL;
 CREATE INDEX job_queue_by_status ON job_queue (status, seq);
 CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
--- Only what did not succeed: finding the few costs nothing while all goes well.
+-- Only jobs that did not succeed, so that it stays small.
 CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq)
     WHERE status NOT IN ('queued', 'running') AND status <> 'succeeded';
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
@@ -93,7 +93,8 @@ CREATE INDEX job_queue_finished_trees ON job_queue (tree_completed_at) WHERE tre
 CREATE UNIQUE INDEX job_queue_child ON job_queue (parent_job_id, child_key) WHERE child_key IS NOT NULL;
 CREATE UNIQUE INDEX job_queue_slot ON job_queue (plugin, schedule_id, slot_at) WHERE slot_at IS NOT NULL;
 
--- One row per attempt, also for attempts that were retried. The last two statuses never ran a plugin.
+-- One row per attempt, also for attempts that were retried. The last two statuses ran no plugin. The outcome is why the
+-- job ended with this attempt: a code (core/statuses.py) and a JSON object; NULL if the job was queued again.
 CREATE TABLE job_log (
     id TEXT NOT NULL UNIQUE,
     job_id TEXT NOT NULL,
@@ -126,7 +127,9 @@ CREATE TABLE job_log (
     step_id TEXT,
     schedule_id TEXT,
     slot_at TEXT,
-    tolerated INTEGER NOT NULL DEFAULT 0
+    tolerated INTEGER NOT NULL DEFAULT 0,
+    outcome_code TEXT,
+    outcome_data TEXT
 ) STRICT;
 CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
@@ -135,7 +138,7 @@ CREATE INDEX job_log_unusual ON job_log (status, seq) WHERE status <> 'succeeded
 CREATE INDEX job_log_by_context ON job_log (event_context_id) WHERE event_context_id IS NOT NULL;
 CREATE INDEX job_log_by_root ON job_log (root_job_id) WHERE root_job_id <> job_id;
 
--- What the branches of a join have come to, until the tree of the join is forgotten.
+-- The results of the branches of a join. Deleted with the tree of the join.
 CREATE TABLE arrivals (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     join_id TEXT NOT NULL,
@@ -146,7 +149,7 @@ CREATE TABLE arrivals (
 ) STRICT;
 CREATE INDEX arrivals_by_join ON arrivals (join_id, item, branch, seq);
 
--- Everything that happened or was decided not to happen. Append-only; seq is the position of the event stream.
+-- What happened or was decided not to happen. Append-only; seq is the position of the event stream.
 CREATE TABLE journal (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
@@ -266,7 +269,7 @@ CREATE TABLE schedule_entries (
 ) STRICT;
 CREATE INDEX schedule_entries_due ON schedule_entries (next_run_at) WHERE status = 'active';
 
--- The latest deliveries of each webhook that were not taken, without their bodies.
+-- The latest rejected deliveries of each webhook, without their bodies.
 CREATE TABLE refused_deliveries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
@@ -285,15 +288,15 @@ CREATE TABLE token_uses (
     last_used_at TEXT NOT NULL
 ) STRICT;
 
--- Plugins that start nothing because the operator says so; `*` is the whole queue.
+-- Plugins that the operator paused; `*` is the whole queue.
 CREATE TABLE pauses (
     plugin TEXT NOT NULL PRIMARY KEY,
     reason TEXT NOT NULL,
     paused_at TEXT NOT NULL
 ) STRICT;
 
--- What a slot's job should have done by when. One that was looked at stays until a later slot takes its place, so that
--- a slot that is decided again is not expected again.
+-- Deadlines for the job of a slot. A checked row stays until a later slot replaces it, so that a slot that is decided
+-- again gets no second deadline.
 CREATE TABLE expectations (
     plugin TEXT NOT NULL,
     schedule_id TEXT NOT NULL,
@@ -335,7 +338,7 @@ CREATE TABLE dedupe_receipts (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX dedupe_receipts_by_expiry ON dedupe_receipts (expires_at);
 
--- What was already answered: webhook deliveries, idempotency keys, relayed events. The scope names the door.
+-- Responses already given: webhook deliveries, idempotency keys, relayed events. The scope names their source.
 CREATE TABLE receipts (
     scope TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -348,6 +351,6 @@ CREATE TABLE receipts (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX receipts_by_expiry ON receipts (expires_at);
 
--- The identity of this ledger. It stands in the table of sequences because every transaction rewrites that page: a
--- write-ahead log that belongs to another ledger gives itself away by the number it carries.
+-- The identity of this ledger. It is in the table of sequences because every transaction rewrites that page: a
+-- write-ahead log of another ledger is recognised by its number.
 INSERT INTO sqlite_sequence (name, seq) VALUES ('ledger', abs(random()));

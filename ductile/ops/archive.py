@@ -1,7 +1,7 @@
-"""The file that `system backup` writes: a tar.gz whose first member is a manifest of all the others.
+"""The archive format of `system backup`: a tar.gz file whose first member is the manifest of all others.
 
-Written as a stream and read as one, with hard limits: an archive holds exactly the regular files that its manifest
-names, with the sizes and hashes named there, or it is refused whole. Knows nothing of configurations and ledgers.
+Writes and reads archives as streams, within hard limits. Rejects an archive whose files differ from its manifest in
+name, type, size or hash. Knows nothing of configurations and ledgers.
 """
 
 import contextlib
@@ -19,18 +19,19 @@ from blake3 import blake3
 from ductile.config.seal.archive import CHUNK, UNREADABLE, Unzipped, chunks_of
 from ductile.core import files
 from ductile.core.errors import UsageInvalid
-from ductile.ops.archive_manifest import FILE_NAME, ArchivedFile, ArchiveManifest, ArchiveRefused, read_manifest
+from ductile.ops.archive_manifest import MANIFEST_FILE, ArchivedFile, ArchiveManifest, ArchiveRefused, read_manifest
 
-MAX_MANIFEST = 64 << 20
-COMPRESSION = 4
+MAX_MANIFEST_BYTES = 64 << 20
+COMPRESSION_LEVEL = 4
 
-Tell = Callable[[str, int, int], None]
-"""What is being done, and how much of how much is done."""
-Take = Callable[[ArchivedFile, Iterator[bytes]], None]
+ReportProgress = Callable[[str, int, int], None]
+"""Called with the name of the step, the bytes done and the bytes in total."""
+HandleFile = Callable[[ArchivedFile, Iterator[bytes]], None]
+"""Called with each file of an archive and its content. Must consume the content."""
 
 
-def hash_of(path: Path) -> tuple[int, str]:
-    """Size and BLAKE3 of a regular file."""
+def hash_file(path: Path) -> tuple[int, str]:
+    """Return the size and the BLAKE3 hash of a regular file."""
     hasher, size = blake3(), 0
     with files.open_regular(path) as opened:
         for chunk in opened.chunks():
@@ -42,20 +43,23 @@ def hash_of(path: Path) -> tuple[int, str]:
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(path: Path, manifest: ArchiveManifest, sources: Mapping[str, Path | bytes], tell: Tell) -> int:
-    """`path` is a new private archive, read back and found whole; its size. `sources` has the content by name."""
+def write(path: Path, manifest: ArchiveManifest, sources: Mapping[str, Path | bytes], progress: ReportProgress) -> int:
+    """Write a private archive to the new file `path`, read it back to verify it, and return its size.
+
+    `sources` has the content of each file by its name in the archive.
+    """
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
-    packed = _Meter("packing", manifest.size, tell)
+    packed = _Meter("packing", manifest.size, progress)
     try:
         try:
-            with _created(temporary) as file, _packing(file) as archive:
-                content = manifest.written()
-                archive.addfile(_header(FILE_NAME, len(content)), io.BytesIO(content))
+            with _create_private(temporary) as file, _open_tar(file) as archive:
+                content = manifest.to_json()
+                archive.addfile(_header(MANIFEST_FILE, len(content)), io.BytesIO(content))
                 for entry in manifest.files:
                     _add(archive, entry, sources[entry.name], packed)
-            if read(temporary, lambda _, chunks: _drain(chunks), tell) != manifest:
-                raise ArchiveRefused(path, "does not hold what was written into it", hint="check the disk")
-            _put(temporary, path)
+            if read(temporary, lambda _, chunks: _discard(chunks), progress) != manifest:
+                raise ArchiveRefused(path, "does not contain the data that was written", hint="Check the disk.")
+            _publish(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -65,7 +69,7 @@ def write(path: Path, manifest: ArchiveManifest, sources: Mapping[str, Path | by
 
 
 @contextlib.contextmanager
-def _created(path: Path) -> Iterator[IO[bytes]]:
+def _create_private(path: Path) -> Iterator[IO[bytes]]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         yield file
@@ -74,9 +78,9 @@ def _created(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _packing(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
+def _open_tar(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
     with (
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION) as zipped,
+        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION_LEVEL) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         yield archive
@@ -84,21 +88,21 @@ def _packing(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
 
 @define
 class _Meter:
-    """Tells how far something is."""
+    """Progress of one step, in bytes."""
 
-    what: str
+    step: str
     total: int
-    tell: Tell
+    progress: ReportProgress
     done: int = 0
 
     def count(self, size: int) -> None:
         self.done += size
-        self.tell(self.what, self.done, self.total)
+        self.progress(self.step, self.done, self.total)
 
 
 @define
-class _Told:
-    """A file that is read through a meter."""
+class _MeteredFile:
+    """A file that reports the progress of reading it."""
 
     file: IO[bytes]
     meter: _Meter
@@ -118,33 +122,34 @@ def _header(name: str, size: int, *, executable: bool = False) -> tarfile.TarInf
 def _add(archive: tarfile.TarFile, entry: ArchivedFile, source: Path | bytes, packed: _Meter) -> None:
     header = _header(entry.name, entry.size, executable=entry.executable)
     if isinstance(source, bytes):
-        archive.addfile(header, cast(IO[bytes], _Told(io.BytesIO(source), packed)))
+        archive.addfile(header, cast(IO[bytes], _MeteredFile(io.BytesIO(source), packed)))
         return
     with files.open_regular(source) as opened, os.fdopen(os.dup(opened.descriptor), "rb") as content:
         if opened.status.st_size != entry.size:
-            raise files.FileRefused(source, "changed while it was read", hint="try again when nobody writes to it")
-        archive.addfile(header, cast(IO[bytes], _Told(content, packed)))
+            hint = "Try again when no other process writes to it."
+            raise files.FileRefused(source, "changed while it was read", hint=hint)
+        archive.addfile(header, cast(IO[bytes], _MeteredFile(content, packed)))
 
 
-def _put(temporary: Path, path: Path) -> None:
-    """The one moment at which the archive exists; what is there already is not replaced."""
+def _publish(temporary: Path, path: Path) -> None:
+    """Rename the finished file to `path`. Never replaces an existing file."""
     try:
         os.link(temporary, path)
         temporary.unlink()
     except FileExistsError:
-        raise taken(path) from None
-    except PermissionError:  # a file system without links
+        raise already_exists(path) from None
+    except PermissionError:  # the file system has no hard links
         if os.path.lexists(path):
-            raise taken(path) from None
+            raise already_exists(path) from None
         os.rename(temporary, path)
     files.sync_directory(path.parent)
 
 
-def taken(path: Path) -> UsageInvalid:
-    return UsageInvalid(f"{path} is there already", hint="name another file with --to")
+def already_exists(path: Path) -> UsageInvalid:
+    return UsageInvalid(f"{path} already exists", hint="Choose another file with --to.")
 
 
-def _drain(chunks: Iterable[bytes]) -> None:
+def _discard(chunks: Iterable[bytes]) -> None:
     for _ in chunks:
         pass
 
@@ -152,58 +157,60 @@ def _drain(chunks: Iterable[bytes]) -> None:
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read(path: Path, take: Take, tell: Tell) -> ArchiveManifest:
-    """Every file is given to `take` in order, and is what the manifest says once all is read.
+def read(path: Path, handle_file: HandleFile, progress: ReportProgress) -> ArchiveManifest:
+    """Pass each file to `handle_file` in order, verify it, and return the manifest.
 
-    ArchiveRefused as soon as anything is not: `take` must not have done anything that cannot be thrown away.
+    Raises ArchiveRefused at the first difference from the manifest. Files passed until then must be discarded.
     """
     try:
-        with _opened(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as archive:
-            return _read(path, archive, unzipped, take, tell)
+        with _open_gzip(path) as unzipped, tarfile.open(fileobj=unzipped, mode="r:") as archive:
+            return _read(path, archive, unzipped, handle_file, progress)
     except files.FileMissing as error:
-        raise UsageInvalid(str(error), hint="make archives with `ductile system backup`") from error
+        raise UsageInvalid(str(error), hint="Create archives with `ductile system backup`.") from error
     except UNREADABLE as error:
-        raise ArchiveRefused(path, f"is not an archive that can be read: {error}") from error
+        raise ArchiveRefused(path, f"is not a readable tar.gz archive: {error}") from error
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Unzipped]:
+def _open_gzip(path: Path) -> Iterator[Unzipped]:
     with files.open_regular(path, follow_symlinks=True) as opened:
         raw = os.fdopen(opened.descriptor, "rb", closefd=False)
         with Unzipped(fileobj=raw, mode="rb") as unzipped:
             yield unzipped
 
 
-def _read(path: Path, archive: tarfile.TarFile, unzipped: gzip.GzipFile, take: Take, tell: Tell) -> ArchiveManifest:
+def _read(
+    path: Path, archive: tarfile.TarFile, unzipped: gzip.GzipFile, handle_file: HandleFile, progress: ReportProgress
+) -> ArchiveManifest:
     first = archive.next()
-    if first is None or first.name != FILE_NAME or not _is_plain(first) or first.size > MAX_MANIFEST:
-        raise ArchiveRefused(path, "has no manifest", hint="it is not an archive of `ductile system backup`")
+    if first is None or first.name != MANIFEST_FILE or not _is_regular(first) or first.size > MAX_MANIFEST_BYTES:
+        raise ArchiveRefused(path, "has no manifest", hint="Create archives with `ductile system backup`.")
     manifest = read_manifest(path, b"".join(chunks_of(archive, first)))
-    verified = _Meter("verifying", manifest.size, tell)
+    verified = _Meter("verifying", manifest.size, progress)
     for entry in manifest.files:
         found = archive.next()
         if found is None:
-            raise ArchiveRefused(path, f"lacks {files.shown_path(entry.name)}")
-        if found.name != entry.name or not _is_plain(found) or found.size != entry.size:
-            raise ArchiveRefused(path, f"has {files.shown_path(found.name)}, which is not what its manifest says")
-        take(entry, _hashed(path, entry, chunks_of(archive, found), verified))
+            raise ArchiveRefused(path, f"{files.display_path(entry.name)} is missing")
+        if found.name != entry.name or not _is_regular(found) or found.size != entry.size:
+            raise ArchiveRefused(path, f"{files.display_path(found.name)} does not match the manifest")
+        handle_file(entry, _verify_hash(path, entry, chunks_of(archive, found), verified))
     if archive.next() is not None:
-        raise ArchiveRefused(path, "holds more than its manifest says")
+        raise ArchiveRefused(path, "contains files that are not in its manifest")
     if any(unzipped.read(CHUNK).strip(b"\0") for _ in range(8)):
-        raise ArchiveRefused(path, "goes on after its end")
+        raise ArchiveRefused(path, "contains data after its end")
     return manifest
 
 
-def _is_plain(entry: tarfile.TarInfo) -> bool:
+def _is_regular(entry: tarfile.TarInfo) -> bool:
     return entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
 
 
-def _hashed(path: Path, entry: ArchivedFile, chunks: Iterator[bytes], verified: _Meter) -> Iterator[bytes]:
+def _verify_hash(path: Path, entry: ArchivedFile, chunks: Iterator[bytes], verified: _Meter) -> Iterator[bytes]:
     hasher = blake3()
     for chunk in chunks:
         hasher.update(chunk)
         verified.count(len(chunk))
         yield chunk
     if hasher.hexdigest() != entry.blake3:
-        problem = f"{files.shown_path(entry.name)} is not what the manifest says"
-        raise ArchiveRefused(path, problem, hint="it was changed or damaged; use another backup")
+        reason = f"{files.display_path(entry.name)} does not match its hash in the manifest"
+        raise ArchiveRefused(path, reason, hint="The archive was modified or is damaged. Use another backup.")

@@ -1,7 +1,6 @@
-"""What an archive says about itself: every file with its place, size and hash, and where all of it came from.
+"""The manifest of a backup archive: the path, size and hash of every file, and the source of the backup.
 
-Typed and checked at the door, because it comes from outside: a manifest that names a place twice, or one that leads
-elsewhere, refuses its archive before a single file of it is read.
+A manifest is untrusted input. Duplicate and unsafe paths are rejected before any file of the archive is read.
 """
 
 import os
@@ -17,14 +16,14 @@ from ductile.core import files
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 
-FILE_NAME = "MANIFEST.json"
+MANIFEST_FILE = "MANIFEST.json"
 FORMAT = 1
 MAX_FILES = 200_000
 CONFIG, PLUGIN, ENV, LEDGER = KINDS = ("config", "plugin", "env", "ledger")
 
 
 class BackupScope(StrEnum):
-    """How much is taken; each has all that the one before it has."""
+    """The content of a backup. Each scope includes the previous ones."""
 
     DB = "db"
     CONFIG = "config"
@@ -38,17 +37,17 @@ class BackupScope(StrEnum):
 
 
 class ArchiveRefused(files.FileRefused):
-    """An archive is damaged, changed or not one of ours."""
+    """An archive is damaged, modified or not a backup of Ductile."""
 
     code, exit_code = "archive_refused", 1
-    hint = "take another archive; `ductile system backup` makes one"
+    hint = "Use another archive. Create archives with `ductile system backup`."
 
 
 @frozen(kw_only=True)
 class ArchivedFile:
-    """One file: its name in the archive, what it is, and where it belongs.
+    """A file in an archive: its name there, its kind and its path.
 
-    `place` is relative to the directory of the configuration, or absolute for what lay outside of it.
+    `place` is relative to the configuration directory, or absolute for a file outside it.
     """
 
     name: str = field(validator=instance_of(str))
@@ -65,20 +64,20 @@ class ArchivedFile:
 
 @frozen(kw_only=True)
 class ArchiveManifest:
-    """What an archive holds, where it came from, and what is known of the ledger in it."""
+    """The files and the source of an archive, and the schema version and row counts of its ledger."""
 
     version: str = field(validator=matches_re(r"[\w.+-]{1,60}"))
     made_at: str = field(validator=matches_re(r"[0-9T:.Z-]{1,40}"))
     scope: str = field(validator=in_(tuple(BackupScope)))
     source: str = field(validator=instance_of(str))
-    """The directory of the configuration."""
+    """The configuration directory."""
     root: str = field(validator=matches_re(r"[^/\0]+"))
-    """The name of its first file."""
+    """The name of the main configuration file."""
     files: tuple[ArchivedFile, ...] = field(repr=False)
     schema_version: int | None = field(default=None, validator=optional(instance_of(int)))
     rows: Mapping[str, int] = field(factory=dict, validator=deep_mapping(instance_of(str), instance_of(int)))
     excluded: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Excluded files, each with the reason."""
 
     @property
     def ledger(self) -> ArchivedFile | None:
@@ -88,41 +87,41 @@ class ArchiveManifest:
     def size(self) -> int:
         return sum(entry.size for entry in self.files)
 
-    def written(self) -> bytes:
+    def to_json(self) -> bytes:
         return strict_json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
 
 def read_manifest(path: Path, content: bytes) -> ArchiveManifest:
-    """The manifest of the archive at `path`; one that makes no sense refuses the archive."""
+    """Parse the manifest of the archive at `path`. Raises ArchiveRefused if it is invalid."""
     try:
-        data: Any = strict_json.loads(content, source=FILE_NAME)
+        data: Any = strict_json.loads(content, source=MANIFEST_FILE)
         if data["format"] != FORMAT:
-            raise ArchiveRefused(path, f"has format {data['format']!r:.20}, this version knows {FORMAT}")
+            raise ArchiveRefused(path, f"has format {data['format']!r:.20}; this version supports format {FORMAT}")
         entries = tuple(ArchivedFile(**entry) for entry in data["files"])
-        rest = {name: value for name, value in data.items() if name not in ("format", "files")}
-        manifest = ArchiveManifest(files=entries, **{**rest, "excluded": tuple(rest.get("excluded", ()))})
-        _require_sane(path, manifest)
+        fields = {name: value for name, value in data.items() if name not in ("format", "files")}
+        manifest = ArchiveManifest(files=entries, **{**fields, "excluded": tuple(fields.get("excluded", ()))})
+        _require_safe_paths(path, manifest)
     except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArchiveRefused(path, f"has a manifest that cannot be read: {error}") from error
+        raise ArchiveRefused(path, f"has an invalid manifest: {error}") from error
     return manifest
 
 
-def _require_sane(path: Path, manifest: ArchiveManifest) -> None:
-    """Every place is a place of its own: below the directory, or absolute and in its plainest form."""
+def _require_safe_paths(path: Path, manifest: ArchiveManifest) -> None:
+    """Raise ArchiveRefused unless all paths are unique, normalised, and either absolute or below the directory."""
     places: set[str] = set()
     if len(manifest.files) > MAX_FILES:
         raise ArchiveRefused(path, f"has more than {MAX_FILES} files")
     for entry in manifest.files:
         place = entry.place
-        shown = files.shown_path(place)
+        shown = files.display_path(place)
         if "\0" in place or ".." in PurePosixPath(place).parts:
-            raise ArchiveRefused(path, f"{shown} would lie elsewhere")
+            raise ArchiveRefused(path, f"{shown} is outside the configuration directory")
         if not place or os.path.normpath(place) != place or place == "." or place.startswith("//"):
-            raise ArchiveRefused(path, f"{shown} is not the name of a file")
-        if place in places or any(str(above) in places for above in PurePosixPath(place).parents):
-            raise ArchiveRefused(path, f"{shown} is in it twice")
+            raise ArchiveRefused(path, f"{shown} is not a valid file path")
+        if place in places or any(str(parent) in places for parent in PurePosixPath(place).parents):
+            raise ArchiveRefused(path, f"{shown} occurs twice")
         places.add(place)
     if sum(entry.kind == LEDGER for entry in manifest.files) > 1:
         raise ArchiveRefused(path, "has more than one ledger")
     if manifest.root not in places and any(entry.kind != LEDGER for entry in manifest.files):
-        raise ArchiveRefused(path, f"lacks {files.shown_path(manifest.root)}, with which its configuration begins")
+        raise ArchiveRefused(path, f"has no {files.display_path(manifest.root)}")

@@ -1,6 +1,6 @@
-"""A file or a whole directory takes the place of another one in a single step, and the other one is kept.
+"""Replace a file or a directory atomically and save the previous one next to it.
 
-The kernel exchanges two directories at once (`renameat2`), so that at every moment the place holds the old or the new.
+Directories are exchanged with `renameat2`, so that the path always has either the old or the new content.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
-    """`place` is `fresh`; what was there stands beside it with `stamp` in its name."""
+    """Move `fresh` to `place`. Returns the path of the previous directory, which gets the suffix `stamp`."""
     aside = place.with_name(f"{place.name}.{stamp}")
     try:
-        files.make_private(place.parent)
+        files.make_private_folder(place.parent)
         if not place.exists() or not any(place.iterdir()):
             os.rename(fresh, place)
             files.sync_directory(place.parent)
@@ -31,54 +31,54 @@ def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
         files.sync_directory(place.parent)
     except OSError as error:
         is_mount = error.errno in (errno.EBUSY, errno.EXDEV)
-        hint = "it is a mount point; restore into a directory below it" if is_mount else None
+        hint = "It is a mount point. Restore to a directory below it." if is_mount else None
         raise files.FileRefused(place, f"cannot be replaced: {error.strerror}", hint=hint) from error
     return [aside]
 
 
 def put_file(fresh: Path, place: Path, aside: Path) -> list[Path]:
-    """`place` is a copy of `fresh`, which may lie on another disk; what was there is kept as `aside`, in its folder."""
+    """Copy `fresh`, also from another disk, to `place`. Saves the previous file as `aside`, in the same directory."""
     temporary = place.with_name(f".{place.name}.{os.urandom(6).hex()}.tmp")
     try:
-        files.make_private(place.parent)
+        files.make_private_folder(place.parent)
         _copy(fresh, temporary)
-        give(temporary, place)
-        kept = [aside] if os.path.lexists(place) else []
-        if kept:
+        match_owner(temporary, place)
+        saved = [aside] if os.path.lexists(place) else []
+        if saved:
             os.link(place, aside, follow_symlinks=False)
         os.rename(temporary, place)
         files.sync_directory(place.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise files.FileRefused(place, f"cannot be replaced: {error.strerror}") from error
-    return kept
+    return saved
 
 
 def set_aside(path: Path, aside: Path) -> list[Path]:
-    """`path` is gone; if it was there it is called `aside` now."""
+    """Rename `path` to `aside` if it exists."""
     if not os.path.lexists(path):
         return []
     os.rename(path, aside)
     return [aside]
 
 
-def take_back(place: Path, aside: Path) -> None:
-    """`place` is what it was before it was put or set aside."""
+def roll_back(place: Path, aside: Path) -> None:
+    """Restore the state of `place` before `put_file` or `set_aside`."""
     if os.path.lexists(aside):
         os.rename(aside, place)
     else:
         place.unlink(missing_ok=True)
 
 
-def give(fresh: Path, place: Path) -> None:
-    """As root: `fresh`, with all below it, belongs to the owner of what it is to replace, or of the folder it is in."""
+def match_owner(fresh: Path, place: Path) -> None:
+    """Give `fresh`, recursively, the owner of `place`, or of its nearest existing parent. Does nothing unless root."""
     if os.geteuid() != 0:
         return
-    like = os.stat(next(path for path in (place, *place.parents) if path.exists()))
+    owner = os.stat(next(path for path in (place, *place.parents) if path.exists()))
     for folder, _, names in os.walk(fresh):
         for path in (folder, *(os.path.join(folder, name) for name in names)):
-            os.chown(path, like.st_uid, like.st_gid, follow_symlinks=False)
-    os.chown(fresh, like.st_uid, like.st_gid, follow_symlinks=False)
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    os.chown(fresh, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -92,9 +92,9 @@ def _copy(source: Path, target: Path) -> None:
             os.fsync(descriptor)
 
 
-def _exchange(one: Path, other: Path) -> None:
+def _exchange(first: Path, second: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-    if done != 0:
+    status = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    if status != 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), os.fspath(other))
+        raise OSError(code, os.strerror(code), os.fspath(second))

@@ -1,6 +1,6 @@
-"""Run the `health` command of every plugin that declares it, as a job would run, but outside the ledger.
+"""Run the `health` command of every plugin that declares it, in the same way as a job.
 
-Nothing is recorded: no facts, no events, no row. `system status` and `system doctor` call it.
+Records nothing: no facts, no events, no rows in the ledger.
 """
 
 import time
@@ -15,8 +15,8 @@ from attrs import frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError
-from ductile.core.model import Job, JobStatus, Succeeded
-from ductile.engine.process.procfs import become_subreaper, heed_children, is_subreaper
+from ductile.core.model import Dead, Job, JobStatus, Outcome, Succeeded
+from ductile.engine.process.procfs import become_subreaper, is_subreaper, restore_sigchld
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import facts
 
@@ -31,7 +31,7 @@ MAX_CONCURRENT = 16
 
 @frozen
 class HealthResult:
-    """What one plugin said, or why it said nothing."""
+    """The result of the health command of a plugin, or its error."""
 
     plugin: str
     ok: bool
@@ -43,54 +43,54 @@ class HealthResult:
         return {"plugin": self.plugin, "ok": self.ok, "detail": self.detail, "duration_ms": duration}
 
 
-def remembered(snapshot: Snapshot, ledger: Path) -> Mapping[str, str]:
-    """What each plugin keeps as its state; nothing where there is no ledger that can be read."""
+def read_plugin_states(snapshot: Snapshot, ledger: Path) -> Mapping[str, str]:
+    """Return the stored state of each plugin; empty if the ledger cannot be read."""
     try:
         with open_reader(ledger) as db:
-            return {name: facts.state(db, name) for name in snapshot.lanes}
+            return {name: facts.state(db, name) for name in snapshot.plugins}
     except DuctileError:
         return {}
 
 
-def ask_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[HealthResult]:
-    """Run `health` of every plugin that can run and declares it; `states` has the state of each plugin."""
-    declared = sorted(name for name, lane in snapshot.lanes.items() if HEALTH in lane.plugin.manifest.commands)
+def check_plugins(snapshot: Snapshot, states: Mapping[str, str]) -> list[HealthResult]:
+    """Run the health command of every loaded plugin that declares it. `states` has the plugin states as JSON."""
+    declared = sorted(name for name, entry in snapshot.plugins.items() if HEALTH in entry.plugin.manifest.commands)
     if not declared:
         return []
-    import trio  # without a plugin to run, `system status` needs no event loop
+    import trio  # slow to import; not needed without a health command
 
     was_subreaper = is_subreaper()
-    become_subreaper()  # orphans of a plugin become our children and are ended with it
-    heed_children()
+    become_subreaper()  # orphans of a plugin become children of this process and are killed
+    restore_sigchld()
     try:
-        with chdir(snapshot.config.directory):  # the working directory that a service has
-            return trio.run(_ask_all, snapshot, declared, states)
+        with chdir(snapshot.config.directory):  # the working directory of a service
+            return trio.run(_check_all, snapshot, declared, states)
     finally:
         become_subreaper(was_subreaper)
 
 
-async def _ask_all(snapshot: Snapshot, plugins: list[str], states: Mapping[str, str]) -> list[HealthResult]:
+async def _check_all(snapshot: Snapshot, plugins: list[str], states: Mapping[str, str]) -> list[HealthResult]:
     import trio
 
     from ductile.engine.process.descendants import ProcessTable
 
-    answers: dict[str, HealthResult] = {}
+    results: dict[str, HealthResult] = {}
     processes, slots = ProcessTable(), trio.CapacityLimiter(MAX_CONCURRENT)
 
-    async def ask(name: str) -> None:
+    async def check(name: str) -> None:
         async with slots:
-            answers[name] = await _health(snapshot, name, states.get(name, "{}"), processes)
+            results[name] = await _run_health(snapshot, name, states.get(name, "{}"), processes)
 
     async with trio.open_nursery() as nursery:
         for name in plugins:
-            nursery.start_soon(ask, name, name=f"health {name}")
-    return [answers[name] for name in plugins]
+            nursery.start_soon(check, name, name=f"health {name}")
+    return [results[name] for name in plugins]
 
 
-async def _health(snapshot: Snapshot, name: str, state_json: str, processes: "ProcessTable") -> HealthResult:
+async def _run_health(snapshot: Snapshot, name: str, state_json: str, processes: "ProcessTable") -> HealthResult:
     from ductile.devkit.local.local import attempt_locally
 
-    began, job_id = time.monotonic(), str(uuid.uuid4())
+    started, job_id = time.monotonic(), str(uuid.uuid4())
     job = Job(
         id=job_id,
         plugin=name,
@@ -112,11 +112,15 @@ async def _health(snapshot: Snapshot, name: str, state_json: str, processes: "Pr
     )
     outcome, response = local.verdict.outcome, local.verdict.response
     is_healthy = isinstance(outcome, Succeeded)
-    text = response.result if response and is_healthy else getattr(outcome, "error", "")
-    return HealthResult(name, is_healthy, _first_line(snapshot.config.mask(text or "")), time.monotonic() - began)
+    text = response.result if response and is_healthy else _error(outcome)
+    return HealthResult(name, is_healthy, _first_line(snapshot.config.mask(text or "")), time.monotonic() - started)
 
 
 def _first_line(text: str) -> str:
-    """The first line, without what is always said of an attempt that was the only one."""
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line.removeprefix("attempts used up (1 of 1): ")[:300]
+    return text.strip().splitlines()[0][:300] if text.strip() else ""
+
+
+def _error(outcome: Outcome) -> str:
+    """Return the error of the attempt, without the message that no attempts are left."""
+    attempt_error = outcome.data.get("error") if isinstance(outcome, Dead) else None
+    return str(attempt_error or getattr(outcome, "error", ""))

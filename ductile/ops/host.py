@@ -1,4 +1,7 @@
-"""What the host could do better for a service: room on the disk, open files, the clock, the zone. Looks only."""
+"""The checks of `system doctor` for the host: disk space, open files, clock and time zone.
+
+Each function yields findings and changes nothing.
+"""
 
 import ctypes
 import os
@@ -12,31 +15,31 @@ from ductile.config.sections.settings import Schedule
 from ductile.core.units import format_size
 from ductile.ops.findings import Finding, Severity
 
-LEAST_DISK, LOW_DISK, LOW_DISK_SHARE = 64 << 20, 1 << 30, 0.05
-LEAST_OPEN_FILES = 1024
+MIN_DISK_BYTES, LOW_DISK_BYTES, LOW_DISK_SHARE = 64 << 20, 1 << 30, 0.05
+MIN_OPEN_FILES = 1024
 _CLOCK_ERROR = 5
-_TIMEX_BYTES = 512  # more than `struct timex` has anywhere
+_TIMEX_BYTES = 512  # at least the size of `struct timex` on every platform
 
 
-def disk(folder: Path) -> Iterator[Finding]:
-    room = os.statvfs(folder)
-    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    if free < max(LEAST_DISK, min(LOW_DISK, LOW_DISK_SHARE * total)):
-        detail = f"{folder}: {format_size(free)} of {format_size(total)} are free"
-        advice = "free some space; `ductile system storage` says what the ledger takes"
+def check_disk(folder: Path) -> Iterator[Finding]:
+    usage = os.statvfs(folder)
+    free, total = usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
+    if free < max(MIN_DISK_BYTES, min(LOW_DISK_BYTES, LOW_DISK_SHARE * total)):
+        detail = f"{folder}: {format_size(free)} of {format_size(total)} free"
+        advice = "Free some disk space. `ductile system storage` shows the size of the ledger."
         yield Finding(name="disk_low", severity=Severity.WARNING, detail=detail, advice=advice)
 
 
-def open_files(pid: int | None) -> Iterator[Finding]:
-    """Of the service if it runs, else of this shell, which would start it."""
-    limit = _limit_of(pid) or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES:
-        detail = f"at most {limit} open files; each job needs four, each caller one"
-        advice = f"raise it to {LEAST_OPEN_FILES} or more (ulimit -n, or LimitNOFILE= in a unit)"
+def check_open_files(pid: int | None) -> Iterator[Finding]:
+    """Check the limit of the service with this `pid`, or of the current process if it is None."""
+    limit = _read_limit(pid) or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < MIN_OPEN_FILES:
+        detail = f"limit of {limit} open files; each running job needs 4, each HTTP connection 1"
+        advice = f"Raise the limit to at least {MIN_OPEN_FILES} (`ulimit -n`, or `LimitNOFILE=` in a systemd unit)."
         yield Finding(name="open_files_low", severity=Severity.WARNING, detail=detail, advice=advice)
 
 
-def _limit_of(pid: int | None) -> int | None:
+def _read_limit(pid: int | None) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines() if pid else []
     except OSError:
@@ -45,25 +48,25 @@ def _limit_of(pid: int | None) -> int | None:
     return int(soft) if soft.isdigit() else None
 
 
-def clock(examination: Examination | None) -> Iterator[Finding]:
-    if _is_adrift():
-        detail = "the kernel says that the clock of this host is not synchronised"
-        advice = "run an NTP client; schedules and signatures go by the clock"
+def check_clock(examination: Examination | None) -> Iterator[Finding]:
+    if _is_unsynchronised():
+        detail = "the clock of this host is not synchronised"
+        advice = "Run an NTP client. Schedules and signatures depend on the clock."
         yield Finding(name="clock_adrift", severity=Severity.NOTE, detail=detail, advice=advice)
     entries = examination.config.settings.plugins if examination else {}
-    floating = [name for name, entry in entries.items() if any(_floats(one) for one in entry.schedules)]
-    if floating and time.tzname[time.daylight and time.localtime().tm_isdst] != "UTC":
-        detail = f"cron schedules go by the zone of this host ({'/'.join(time.tzname)}): {', '.join(floating)}"
-        advice = "write their `timezone` if they should not move with the host"
+    plugins = [name for name, entry in entries.items() if any(map(_uses_host_zone, entry.schedules))]
+    if plugins and time.tzname[time.daylight and time.localtime().tm_isdst] != "UTC":
+        detail = f"cron schedules use the time zone of this host ({'/'.join(time.tzname)}): {', '.join(plugins)}"
+        advice = "Set their `timezone` to make them independent of the host."
         yield Finding(name="zone_of_host", severity=Severity.NOTE, detail=detail, advice=advice)
 
 
-def _floats(schedule: Schedule) -> bool:
+def _uses_host_zone(schedule: Schedule) -> bool:
     return schedule.cron is not None and schedule.timezone is None
 
 
-def _is_adrift() -> bool:
-    """True if the kernel says that nothing keeps the clock right; False if it does not say."""
+def _is_unsynchronised() -> bool:
+    """True if the kernel reports an unsynchronised clock; False if the state is unknown."""
     try:
         return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)) == _CLOCK_ERROR)
     except (OSError, AttributeError):

@@ -1,6 +1,6 @@
-"""What must be true of an installation, asked thoroughly and without changing anything, while it runs or not.
+"""Check the invariants of a ledger for `system selfcheck`, also while the service runs.
 
-The ledger is read as one moment of it through a connection that cannot write. `system selfcheck` shows the answers.
+Reads one consistent snapshot through a read-only connection. `ledger.reports.integrity` has the rules.
 """
 
 from collections.abc import Iterable
@@ -12,41 +12,43 @@ from attrs import frozen
 from ductile.core.errors import DuctileError
 from ductile.ledger.reports import integrity
 from ductile.ledger.storage.open_file import open_reader
-from ductile.ledger.storage.path_checks import is_made
+from ductile.ledger.storage.path_checks import ledger_exists
 
 
 @frozen
 class InvariantResult:
-    """One invariant: its stable name, whether it holds, and what breaks it."""
+    """The result of checking an invariant: its stable name and the violations."""
 
     name: str
     ok: bool
     detail: str = ""
 
 
-def check_ledger(path: Path, *, keep: timedelta | None, now: datetime) -> list[InvariantResult]:
-    """Every invariant of the ledger at `path`; finished jobs are kept in the queue for `keep`."""
-    verdicts: list[InvariantResult] = []
+def check_ledger(path: Path, *, retention: timedelta | None, now: datetime) -> list[InvariantResult]:
+    """Check every invariant of the ledger at `path`. `retention` applies to finished jobs; None is unlimited."""
+    results: list[InvariantResult] = []
     try:
-        if not is_made(path):
-            return [InvariantResult("db_integrity", True, "there is no ledger yet: the first start makes it")]
+        if not ledger_exists(path):
+            return [InvariantResult("db_integrity", True, "the ledger does not exist yet; the first start creates it")]
         with open_reader(path) as db:
-            verdicts.append(_verdict("db_integrity", (*integrity.pages_in_order(db), *integrity.references_kept(db))))
-            if not verdicts[0].ok:
-                return verdicts  # what a damaged file says of its rows means nothing
-            verdicts.append(_verdict("db_schema", integrity.schema_as_made(db)))
-            stale = integrity.stale_trees(db, keep=keep, now=now)
-            verdicts.append(
+            results.append(_result("db_integrity", (*integrity.check_pages(db), *integrity.check_references(db))))
+            if not results[0].ok:
+                return results  # rows of a damaged file are not reliable
+            results.append(_result("db_schema", integrity.check_schema(db)))
+            stale = integrity.count_stale_trees(db, retention=retention, now=now)
+            results.append(
                 InvariantResult(
-                    "queue_terminal_freshness", stale <= integrity.MOST_STALE, f"{stale} runs overdue to be forgotten"
+                    "queue_terminal_freshness",
+                    stale <= integrity.MAX_STALE_TREES,
+                    f"{stale} runs are past their retention",
                 )
             )
-            verdicts += [_verdict(name, rule(db)) for name, rule in integrity.rules().items()]
+            results += [_result(name, rule(db)) for name, rule in integrity.rules().items()]
     except DuctileError as error:
-        verdicts.append(InvariantResult("db_integrity", False, str(error)))
-    return verdicts
+        results.append(InvariantResult("db_integrity", False, str(error)))
+    return results
 
 
-def _verdict(name: str, breaches: Iterable[str]) -> InvariantResult:
-    found = list(breaches)
+def _result(name: str, violations: Iterable[str]) -> InvariantResult:
+    found = list(violations)
     return InvariantResult(name, not found, "; ".join(found))

@@ -1,6 +1,6 @@
-"""What the ledger takes on disk, how it grows, and where that leads: size in 30 days, days until the disk is full.
+"""Report the disk usage of the ledger, forecast its growth, and compact it.
 
-Retention comes from the configuration that a service loaded last, which the ledger keeps; nothing else is read.
+Reads the retention settings from the last configuration snapshot in the ledger, not from the configuration files.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any
 from attrs import frozen
 
 from ductile.core.errors import LedgerFull
-from ductile.core.instance.lock import instance_lock, require_free
+from ductile.core.instance.lock import instance_lock, require_unlocked
 from ductile.core.units import format_size, parse_duration
 from ductile.ledger.reports import disk_usage
-from ductile.ledger.reports.disk_usage import Sizes, TableSize
+from ductile.ledger.reports.disk_usage import DiskUsage, TableSize
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import snapshots
 
-AHEAD = timedelta(days=30)
-LARGEST_JOBS = 5
-RETENTION = {
+FORECAST_PERIOD = timedelta(days=30)
+MAX_LARGEST_JOBS = 5
+RETENTION_SETTINGS = {
     "job_queue": ("job_queue_retention",),
     "job_log": ("job_log_retention",),
     "journal": ("job_transitions_retention",),
@@ -30,12 +30,12 @@ RETENTION = {
     "plugin_facts": ("facts_retention",),
     "circuit_breaker_transitions": ("breaker_transitions_retention",),
 }
-"""Table → the settings of `service` that say how long its rows are kept; the longest counts."""
+"""Retention settings of `service` by table. The longest one applies."""
 
 
 @frozen(kw_only=True)
 class Forecast:
-    """Where the ledger is heading, if everything goes on as lately."""
+    """The expected size of the ledger after `FORECAST_PERIOD`, at the recent growth rate."""
 
     bytes: int
     growth_per_day: float
@@ -43,14 +43,14 @@ class Forecast:
 
 
 def report(path: Path, *, now: datetime) -> dict[str, Any]:
-    """Everything about the room that the ledger at `path` takes."""
+    """Return the disk usage and forecast of the ledger at `path`."""
     with open_reader(path) as db:
-        kept = kept_for(db)
-        measured = disk_usage.measure(db, kept, now=now)
-        largest = disk_usage.largest_jobs(db, LARGEST_JOBS)
+        retention = read_retention(db)
+        measured = disk_usage.measure(db, retention, now=now)
+        largest = disk_usage.largest_jobs(db, MAX_LARGEST_JOBS)
     file, log = disk_usage.file_bytes(path)
     disk = disk_usage.free_disk_bytes(path)
-    ahead = forecast(measured, kept, file, disk)
+    expected = forecast(measured, retention, file, disk)
     return {
         "path": str(path),
         "bytes": file,
@@ -62,58 +62,58 @@ def report(path: Path, *, now: datetime) -> dict[str, Any]:
         "disk_free_bytes": disk,
         "estimated": measured.estimated,
         "measured_days": round(measured.measured / timedelta(days=1), 2),
-        "tables": [_table(table, kept.get(table.name)) for table in measured.tables],
+        "tables": [_table(table, retention.get(table.name)) for table in measured.tables],
         "forecast": {
-            "days": AHEAD.days,
-            "bytes": ahead.bytes,
-            "growth_bytes_per_day": round(ahead.growth_per_day),
-            "days_until_disk_full": None if ahead.days_until_full is None else round(ahead.days_until_full, 1),
+            "days": FORECAST_PERIOD.days,
+            "bytes": expected.bytes,
+            "growth_bytes_per_day": round(expected.growth_per_day),
+            "days_until_disk_full": None if expected.days_until_full is None else round(expected.days_until_full, 1),
         },
         "largest_jobs": largest,
     }
 
 
-def _table(table: TableSize, kept: timedelta | None) -> dict[str, Any]:
+def _table(table: TableSize, retention: timedelta | None) -> dict[str, Any]:
     return {
         "name": table.name,
         "rows": table.rows,
         "bytes": table.bytes,
         "index_bytes": table.index_bytes,
         "rows_per_day": None if table.per_day is None else round(table.per_day, 1),
-        "kept_days": None if kept is None else round(kept / timedelta(days=1), 2),
+        "kept_days": None if retention is None else round(retention / timedelta(days=1), 2),
     }
 
 
-def kept_for(db: Db) -> dict[str, timedelta]:
-    """How long rows are kept, by table; a table that is not named is never pruned by age."""
-    last = snapshots.newest(db)
+def read_retention(db: Db) -> dict[str, timedelta]:
+    """Return the retention by table. Other tables are not pruned by age."""
+    snapshot = snapshots.newest(db)
     try:
-        config = json.loads(last.sanitized_config or "{}") if last else {}
+        config = json.loads(snapshot.sanitized_config or "{}") if snapshot else {}
     except ValueError:
         config = {}
     service: Mapping[str, Any] = config.get("service") or {}
-    kept = {}
-    for table, names in RETENTION.items():
-        spans = [_span(service.get(name)) for name in names]
-        if all(spans):
-            kept[table] = max(span for span in spans if span)
-    return kept
+    retention = {}
+    for table, names in RETENTION_SETTINGS.items():
+        values = [_parse_retention(service.get(name)) for name in names]
+        if all(values):
+            retention[table] = max(value for value in values if value)
+    return retention
 
 
-def _span(written: Any) -> timedelta | None:
-    """A retention as it was written; None for one that keeps for ever or cannot be read."""
+def _parse_retention(value: Any) -> timedelta | None:
+    """Parse a retention setting. Returns None if it is unlimited or invalid."""
     try:
-        return parse_duration(str(written)) or None
+        return parse_duration(str(value)) or None
     except ValueError:
         return None
 
 
-def forecast(measured: Sizes, kept: Mapping[str, timedelta], file: int, disk: int) -> Forecast:
-    """Rows come as fast as lately and go when they are too old; free pages are used first."""
-    more = sum(_growth(table, kept.get(table.name)) for table in measured.tables)
+def forecast(measured: DiskUsage, retention: Mapping[str, timedelta], file: int, disk: int) -> Forecast:
+    """Forecast the size: rows arrive at the recent rate, expire by retention, and fill free pages first."""
+    growth = sum(_growth(table, retention.get(table.name)) for table in measured.tables)
     free = measured.free_pages * measured.page_bytes
-    grown = max(0.0, more - free)  # a file does not shrink by itself
-    per_day = grown / AHEAD.days
+    grown = max(0.0, growth - free)  # SQLite does not shrink a file
+    per_day = grown / FORECAST_PERIOD.days
     return Forecast(
         bytes=round(file + grown),
         growth_per_day=per_day,
@@ -121,19 +121,19 @@ def forecast(measured: Sizes, kept: Mapping[str, timedelta], file: int, disk: in
     )
 
 
-def _growth(table: TableSize, kept: timedelta | None) -> float:
-    """Bytes that a table will have more than now."""
+def _growth(table: TableSize, retention: timedelta | None) -> float:
+    """Return the expected growth of a table in bytes; negative if it shrinks."""
     if not table.per_day:
         return 0.0
-    rows = table.rows + table.per_day * AHEAD.days
-    if kept is not None:
-        rows = min(rows, max(table.per_day * (kept / timedelta(days=1)), 0.0))
+    rows = table.rows + table.per_day * FORECAST_PERIOD.days
+    if retention is not None:
+        rows = min(rows, max(table.per_day * (retention / timedelta(days=1)), 0.0))
     return (rows - table.rows) * table.bytes_per_row
 
 
 @frozen(kw_only=True)
 class Compacted:
-    """The file before and after; `after` is what is expected where nothing was done."""
+    """The size of the file before and after compaction. In a dry run `after` is an estimate."""
 
     path: Path
     before: int
@@ -141,34 +141,34 @@ class Compacted:
 
 
 def compact(path: Path, *, now: datetime, dry_run: bool) -> Compacted:
-    """The file is as small as its content allows. Raises AlreadyRunning while a service has it open."""
-    require_free(path.parent, path)
+    """Remove the free pages from the file. Raises AlreadyRunning if a service uses it, and LedgerFull."""
+    require_unlocked(path.parent, path)
     before, expected = sum(disk_usage.file_bytes(path)), expected_bytes(path)
-    require_room(path)
+    require_disk_space(path)
     if not dry_run:
         with instance_lock(path.parent, path, now=now):
-            rewrite(path)
+            compact_locked(path)
     return Compacted(path=path, before=before, after=expected if dry_run else sum(disk_usage.file_bytes(path)))
 
 
-def rewrite(path: Path) -> None:
-    """The same for whoever holds the instance lock."""
-    require_room(path)
+def compact_locked(path: Path) -> None:
+    """Compact the file. The caller must hold the instance lock."""
+    require_disk_space(path)
     disk_usage.compact(path)
 
 
-def require_room(path: Path) -> None:
-    """Raises LedgerFull unless a second copy of the content, and the log of writing it, fit on the disk."""
+def require_disk_space(path: Path) -> None:
+    """Raise LedgerFull unless the disk has space for a copy of the content and for its log."""
     needed = 2 * expected_bytes(path)
     if disk_usage.free_disk_bytes(path) < needed:
         raise LedgerFull(
-            f"{path}: compacting needs {format_size(needed)} free on its disk",
-            hint="free some space first; nothing was changed",
+            f"{path}: compaction needs {format_size(needed)} of free disk space",
+            hint="Free some disk space. Nothing was changed.",
         )
 
 
 def expected_bytes(path: Path) -> int:
-    """How large the file is without its free pages."""
+    """Return the size of the file without its free pages."""
     with open_reader(path) as db:
         free, pages, page_bytes = disk_usage.free_pages(db)
     return (pages - free) * page_bytes

@@ -1,6 +1,6 @@
-"""Which bytes a plugin consists of: BLAKE3 of its manifest, its entrypoint and everything else in its folder.
+"""The fingerprint of a plugin: BLAKE3 hashes of its manifest, its entrypoint and the other files in its folder.
 
-Bounded in files and bytes, with a finding where the bound cuts. Comparing fingerprints is the seal's work.
+Limited in files, bytes and depth; a finding reports what a limit excludes. `config.seal` compares fingerprints.
 """
 
 import os
@@ -15,24 +15,24 @@ from ductile.core.files import (
     FileFinding,
     FileRefused,
     Level,
-    entries_of,
+    check_permissions,
+    display_path,
     is_folder,
+    list_entries,
     open_regular,
-    permission_findings,
-    shown_path,
-    target_of,
+    read_link,
 )
 
 MAX_FILES = 1_000
 MAX_DEPTH = 16
 MAX_BYTES = 64 << 20
 SKIPPED_FOLDERS = ("__pycache__", "node_modules")
-VIRTUALENV_MARK = "pyvenv.cfg"
+VIRTUALENV_FILE = "pyvenv.cfg"
 
 
 @frozen
 class FileIdentity:
-    """Which file this is and whether it was written to, as cheaply as the system can tell."""
+    """The identity of a file and its last change, from one stat call."""
 
     device: int
     inode: int
@@ -43,8 +43,8 @@ class FileIdentity:
     def of(cls, status: os.stat_result) -> "FileIdentity":
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
-    def is_of(self, status: os.stat_result) -> bool:
-        """Whether that is the same file, as it was."""
+    def matches(self, status: os.stat_result) -> bool:
+        """True if `status` is of the same, unchanged file."""
         return (
             self.inode == status.st_ino
             and self.modified_ns == status.st_mtime_ns
@@ -55,7 +55,7 @@ class FileIdentity:
 
 @frozen(kw_only=True)
 class PluginFingerprint:
-    """The bytes of one plugin. `files` maps the other files, relative to the plugin's folder, to their hashes."""
+    """The hashes of one plugin. `files` maps the other files, relative to the plugin's folder, to their hashes."""
 
     name: str
     manifest_path: Path
@@ -69,21 +69,23 @@ class PluginFingerprint:
 
 @frozen
 class FingerprintResult:
-    """A fingerprint, the file its entrypoint was, and what was noticed on the way."""
+    """A fingerprint, the identity of the hashed entrypoint, and the findings."""
 
     fingerprint: PluginFingerprint
     entrypoint: FileIdentity
     findings: tuple[FileFinding, ...]
 
 
-def take_fingerprint(name: str, manifest: FileBytes, entrypoint: Path, *, follow_symlinks: bool) -> FingerprintResult:
-    """The fingerprint of the plugin whose manifest was read as `manifest`. Raises FileRefused for the entrypoint."""
+def compute_fingerprint(
+    name: str, manifest: FileBytes, entrypoint: Path, *, follow_symlinks: bool
+) -> FingerprintResult:
+    """Hash the plugin whose manifest was read as `manifest`. Raises FileRefused if the entrypoint cannot be read."""
     folder = manifest.path.parent
     with open_regular(entrypoint, follow_symlinks=follow_symlinks) as opened:
         digest = blake3()
         for chunk in opened.chunks():
             digest.update(chunk)
-    files, findings = _other_files(folder, apart_from=(manifest.path, entrypoint))
+    files, findings = _other_files(folder, exclude=(manifest.path, entrypoint))
     fingerprint = PluginFingerprint(
         name=name,
         manifest_path=manifest.path,
@@ -98,41 +100,41 @@ def take_fingerprint(name: str, manifest: FileBytes, entrypoint: Path, *, follow
 
 
 def is_skipped(name: str) -> bool:
-    """Folders and files that are caches or tools, never a plugin's own code."""
+    """True for hidden files and caches, which are never a plugin's own code."""
     return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
-def _other_files(folder: Path, *, apart_from: tuple[Path, ...]) -> tuple[dict[str, str], list[FileFinding]]:
+def _other_files(folder: Path, *, exclude: tuple[Path, ...]) -> tuple[dict[str, str], list[FileFinding]]:
     hashes: dict[str, str] = {}
     findings: list[FileFinding] = []
-    room = MAX_BYTES
+    remaining = MAX_BYTES
     for path in _walk(folder, findings):
-        if path in apart_from:
+        if path in exclude:
             continue
         if len(hashes) == MAX_FILES:
-            message = f"holds more than {MAX_FILES} other files; the rest has no fingerprint"
+            message = f"contains more than {MAX_FILES} other files; the rest has no fingerprint"
             findings.append(FileFinding(Level.WARNING, folder, message))
             break
         try:
-            digest, size = _hash_of(path, room, findings)
+            digest, size = _hash_file(path, remaining, findings)
         except FileRefused as refusal:
             findings.append(FileFinding(Level.WARNING, path, f"has no fingerprint: {refusal.reason}"))
         else:
-            hashes[shown_path(path.relative_to(folder))] = digest
-            room -= size
+            hashes[display_path(path.relative_to(folder))] = digest
+            remaining -= size
     return hashes, findings
 
 
 def _walk(folder: Path, findings: list[FileFinding], depth: int = 0) -> Iterator[Path]:
-    """Files and links below `folder` in a fixed order, without caches, hidden files and virtualenvs."""
+    """Yield files and symlinks below `folder` in a fixed order, without caches, hidden files and virtualenvs."""
     try:
-        entries = entries_of(folder)
+        entries = list_entries(folder)
         if depth:
-            findings.extend(permission_findings(folder))
+            findings.extend(check_permissions(folder))
     except FileRefused as refusal:
         findings.append(FileFinding(Level.WARNING, folder, f"has no fingerprint: {refusal.reason}"))
         return
-    if any(entry.name == VIRTUALENV_MARK for entry in entries):
+    if any(entry.name == VIRTUALENV_FILE for entry in entries):
         return
     for entry in entries:
         path = folder / entry.name
@@ -143,21 +145,19 @@ def _walk(folder: Path, findings: list[FileFinding], depth: int = 0) -> Iterator
         elif depth < MAX_DEPTH:
             yield from _walk(path, findings, depth + 1)
         else:
-            findings.append(
-                FileFinding(Level.WARNING, path, f"lies more than {MAX_DEPTH} folders deep: no fingerprint")
-            )
+            findings.append(FileFinding(Level.WARNING, path, f"is more than {MAX_DEPTH} folders deep: no fingerprint"))
 
 
-def _hash_of(path: Path, room: int, findings: list[FileFinding]) -> tuple[str, int]:
-    """The hash and the size of a file; a link is hashed as the text of its target."""
+def _hash_file(path: Path, remaining: int, findings: list[FileFinding]) -> tuple[str, int]:
+    """Return the hash and the size of a file. A symlink is hashed as the text of its target."""
     if os.path.islink(path):
-        target = target_of(path)
-        findings.append(FileFinding(Level.WARNING, path, f"is a symlink to {shown_path(target)}"))
+        target = read_link(path)
+        findings.append(FileFinding(Level.WARNING, path, f"is a symlink to {display_path(target)}"))
         return blake3(b"symlink\0" + os.fsencode(target)).hexdigest(), len(target)
     with open_regular(path) as opened:
-        if opened.status.st_size > room:
+        if opened.status.st_size > remaining:
             raise FileRefused(path, f"more than {MAX_BYTES >> 20} MiB together with the other files")
-        findings.extend(permission_findings(path))
+        findings.extend(check_permissions(path))
         digest, size = blake3(), 0
         for chunk in opened.chunks():
             digest.update(chunk)

@@ -1,7 +1,7 @@
-"""The envelopes of protocol 2: what a plugin is told on stdin, and what its stdout means.
+"""The plugin protocol, version 2: encode the request for stdin, decode the response from stdout.
 
-Pure: bytes in, values out. Whatever a plugin prints, `decode_response` answers with a value and never raises. What
-follows from an answer (retry, route, record) is the engine's decision.
+Pure functions. `decode_response` returns a value for any output and never raises. The engine decides how to act on
+a response (retry, route, record).
 """
 
 import math
@@ -15,19 +15,19 @@ from attrs import field, frozen
 from ductile.core.clock import to_text
 from ductile.core.errors import Unreadable
 from ductile.core.formats.strict_json import Parsed, dumps, parse
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 from ductile.plugin.manifest import PROTOCOL
 
 JsonObject = Mapping[str, Any] | str
-"""An object, or its JSON text, which is passed on without being read."""
+"""An object, or its JSON text, which is passed through without parsing."""
 
-REPLACED = "lone surrogates in the answer were replaced by U+FFFD"
+SURROGATES_REPLACED = "lone surrogates in the response were replaced by U+FFFD"
 _KEYS = ("status", "result", "error", "retry", "retry_after", "events", "state_updates", "logs")
 
 
 @frozen(kw_only=True)
 class ProtocolLimits:
-    """`service.limits`: how much a plugin may say."""
+    """`service.limits`: limits on the response of a plugin."""
 
     stdout_bytes: int = 10 << 20
     depth: int = 64
@@ -44,7 +44,7 @@ DEFAULT_LIMITS = ProtocolLimits()
 
 @frozen(kw_only=True)
 class RequestEvent:
-    """`event` of a `handle` request. Id, source and time are the core's, never a plugin's."""
+    """`event` of a `handle` request. The core sets id, source and time; plugins cannot."""
 
     type: str
     event_id: str
@@ -57,7 +57,7 @@ class RequestEvent:
 
 @frozen
 class EmittedEvent:
-    """An event as a plugin emitted it: what it may say about it, and no more."""
+    """An event as emitted by a plugin: only the fields that a plugin may set."""
 
     type: str
     payload: dict[str, Any] = field(repr=False)
@@ -65,7 +65,7 @@ class EmittedEvent:
 
 
 class LogLevel(StrEnum):
-    """The levels a plugin's log line can have."""
+    """The level of a plugin's log line."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -83,14 +83,14 @@ class LogLine:
 
 @frozen(kw_only=True)
 class PluginResponse:
-    """A valid answer. `state_json` is `state_updates` as the compact text whose size was judged.
+    """A valid response. `state_json` is `state_updates` as compact JSON, whose size was checked.
 
-    `notes` are warnings about the answer for whoever maintains the plugin.
+    `notes` are warnings for the author of the plugin.
     """
 
     ok: bool
     text: str = field(default="", repr=False, eq=False)
-    """The whole answer as it was written."""
+    """The complete response as written by the plugin."""
     result: str = ""
     error: str = ""
     retry: bool = True
@@ -103,8 +103,8 @@ class PluginResponse:
 
 
 @frozen
-class Garbled:
-    """Not a valid answer. `final` when the next attempt would only say too much again."""
+class InvalidResponse:
+    """An invalid response. `final` if a limit was exceeded, so that a retry would not help."""
 
     reason: str
     final: bool = False
@@ -123,7 +123,7 @@ def encode_request(
     context: JsonObject | None = None,
     event: RequestEvent | str | None = None,
 ) -> bytes:
-    """One line of JSON and a newline. `payload`, `context` and `event` are left out when there is nothing to say."""
+    """Encode a request as one line of JSON. An absent `payload` or `event` and an empty `context` are omitted."""
     head = {
         "protocol": PROTOCOL,
         "job_id": job_id,
@@ -139,23 +139,23 @@ def encode_request(
         members["context"] = context_text
     if event is not None:
         members["event"] = _object_text(event) if isinstance(event, str) else _event_text(event)
-    return _spliced(head, members).encode() + b"\n"
+    return _join_members(head, members).encode() + b"\n"
 
 
-def decode_response(stdout: bytes, limits: ProtocolLimits = DEFAULT_LIMITS) -> PluginResponse | Garbled:
-    """What a plugin's whole output means."""
+def decode_response(stdout: bytes, limits: ProtocolLimits = DEFAULT_LIMITS) -> PluginResponse | InvalidResponse:
+    """Decode the complete stdout of a plugin."""
     try:
         return _response(_envelope(stdout, limits), limits)
-    except _Nonsense as nonsense:
-        return nonsense.verdict
+    except _Invalid as error:
+        return error.response
 
 
-class _Nonsense(Exception):
-    """Carries a verdict out of the decoding; never leaves this module."""
+class _Invalid(Exception):
+    """An error while decoding, caught by `decode_response`."""
 
     def __init__(self, reason: str, *, final: bool = False) -> None:
         super().__init__(reason)
-        self.verdict = Garbled(reason, final)
+        self.response = InvalidResponse(reason, final)
 
 
 def _object_text(value: JsonObject | None) -> str:
@@ -163,7 +163,7 @@ def _object_text(value: JsonObject | None) -> str:
         return "{}"
     if not isinstance(value, str):
         return dumps(value)
-    # Line breaks in JSON text are blanks between tokens, never part of a value; the request must stay one line.
+    # Raw line breaks in JSON are whitespace between tokens; the request must be one line.
     return value.replace("\r", " ").replace("\n", " ").strip()
 
 
@@ -178,30 +178,30 @@ def _event_text(event: RequestEvent) -> str:
         head["dedupe_key"] = event.dedupe_key
     if event.headers:
         head["headers"] = event.headers
-    return _spliced(head, {"payload": _object_text(event.payload)})
+    return _join_members(head, {"payload": _object_text(event.payload)})
 
 
-def _spliced(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
-    """One object of the values in `head` and of the texts in `members`."""
+def _join_members(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
+    """Build one JSON object from the values in `head` and the encoded texts in `members`."""
     texts = "".join([f',"{key}":{text}' for key, text in members.items()])
     return f"{dumps(head)[:-1]}{texts}}}"
 
 
 def _envelope(stdout: bytes, limits: ProtocolLimits) -> Parsed:
     if len(stdout) > limits.stdout_bytes:
-        raise _Nonsense(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
+        raise _Invalid(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
     if not stdout or stdout.isspace():
-        raise _Nonsense("plugin produced no output on stdout")
+        raise _Invalid("plugin produced no output on stdout")
     try:
         parsed = parse(stdout, source="stdout", max_depth=limits.depth)
     except Unreadable as error:
-        raise _Nonsense(f"stdout is not one JSON object: {error.reason} (line {error.mark.line})") from error
+        raise _Invalid(f"stdout is not one JSON object: {error.reason} (line {error.mark.line})") from error
     envelope = parsed.value
     if not isinstance(envelope, dict):
-        raise _Nonsense(f"stdout must be one JSON object, not {_kind(envelope)}")
+        raise _Invalid(f"stdout must be one JSON object, not {_kind(envelope)}")
     for key in envelope:
         if key not in _KEYS and key.lower() in _KEYS and key.lower() not in envelope:
-            raise _Nonsense(f"the key {shown(key)} must be written {key.lower()!r}")
+            raise _Invalid(f"the key {quote_text(key)} must be written {key.lower()!r}")
     return parsed
 
 
@@ -209,16 +209,16 @@ def _response(parsed: Parsed, limits: ProtocolLimits) -> PluginResponse:
     envelope: dict[str, Any] = parsed.value
     status = envelope.get("status")
     if status not in ("ok", "error") or not isinstance(status, str):
-        raise _Nonsense(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
+        raise _Invalid(f"status must be 'ok' or 'error', not {_described(envelope, 'status')}")
     ok = status == "ok"
     result, error = _text(envelope, "result"), _text(envelope, "error")
     if ok and _is_blank(result):
-        raise _Nonsense("status is 'ok' but result is missing or blank")
+        raise _Invalid("status is 'ok' but result is missing or blank")
     if not ok and _is_blank(error):
-        raise _Nonsense("status is 'error' but error is missing or blank")
+        raise _Invalid("status is 'error' but error is missing or blank")
     retry = envelope.get("retry")
     if not isinstance(retry, bool | None):
-        raise _Nonsense(f"retry must be true or false, not {_kind(retry)}")
+        raise _Invalid(f"retry must be true or false, not {_kind(retry)}")
     state_updates, state_json = _state(envelope, limits)
     return PluginResponse(
         ok=ok,
@@ -231,18 +231,18 @@ def _response(parsed: Parsed, limits: ProtocolLimits) -> PluginResponse:
         state_updates=state_updates,
         state_json=state_json,
         logs=_logs(envelope.get("logs"), limits),
-        notes=(f"{REPLACED}: {parsed.replaced}",) if parsed.replaced else (),
+        notes=(f"{SURROGATES_REPLACED}: {parsed.replaced}",) if parsed.replaced else (),
     )
 
 
 def _is_blank(text: str) -> bool:
-    return not text or text.isspace()  # without a copy of a text that may be long
+    return not text or text.isspace()  # `strip` would copy a text that may be long
 
 
 def _text(envelope: Mapping[str, Any], key: str) -> str:
     value = envelope.get(key)
     if not isinstance(value, str | None):
-        raise _Nonsense(f"{key} must be text, not {_kind(value)}")
+        raise _Invalid(f"{key} must be text, not {_kind(value)}")
     return value or ""
 
 
@@ -251,10 +251,9 @@ def _retry_after(envelope: Mapping[str, Any], limits: ProtocolLimits) -> timedel
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise _Nonsense(f"retry_after must be a number of seconds from 0 up, not {_kind(seconds)}")
-    most = limits.retry_after.total_seconds()
-    # Compared first: an int from JSON can be larger than any float.
-    return timedelta(seconds=min(seconds, most))
+        raise _Invalid(f"retry_after must be a number of seconds from 0 up, not {_kind(seconds)}")
+    # `min` before `timedelta`: an int from JSON can be larger than any float.
+    return timedelta(seconds=min(seconds, limits.retry_after.total_seconds()))
 
 
 def _events(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[EmittedEvent, ...]:
@@ -262,63 +261,63 @@ def _events(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[Emitte
     if events is None:
         return ()
     if not isinstance(events, list):
-        raise _Nonsense(f"events must be a list, not {_kind(events)}")
+        raise _Invalid(f"events must be a list, not {_kind(events)}")
     if len(events) > limits.events:
-        raise _Nonsense(f"{len(events)} events, more than the {limits.events} allowed", final=True)
+        raise _Invalid(f"{len(events)} events, more than the {limits.events} allowed", final=True)
     return tuple(_event(event, f"events[{index}]", limits) for index, event in enumerate(events))
 
 
 def _event(event: Any, path: str, limits: ProtocolLimits) -> EmittedEvent:
     if not isinstance(event, dict):
-        raise _Nonsense(f"{path} must be an object with type and payload, not {_kind(event)}")
+        raise _Invalid(f"{path} must be an object with type and payload, not {_kind(event)}")
     kind = event.get("type")
     if not isinstance(kind, str) or not kind.strip():
-        raise _Nonsense(f"{path}.type must be text that is not blank, not {_described(event, 'type')}")
+        raise _Invalid(f"{path}.type must be text that is not blank, not {_described(event, 'type')}")
     payload = event.get("payload")
     if payload is not None and not isinstance(payload, dict):
-        raise _Nonsense(f"{path}.payload must be an object, not {_kind(payload)}")
+        raise _Invalid(f"{path}.payload must be an object, not {_kind(payload)}")
     dedupe_key = event.get("dedupe_key")
     if not isinstance(dedupe_key, str | None):
-        raise _Nonsense(f"{path}.dedupe_key must be text, not {_kind(dedupe_key)}")
+        raise _Invalid(f"{path}.dedupe_key must be text, not {_kind(dedupe_key)}")
     if dedupe_key and len(dedupe_key.encode()) > limits.dedupe_key_bytes:
-        raise _Nonsense(f"{path}.dedupe_key is longer than {limits.dedupe_key_bytes} bytes")
+        raise _Invalid(f"{path}.dedupe_key is longer than {limits.dedupe_key_bytes} bytes")
     return EmittedEvent(kind, payload or {}, dedupe_key if dedupe_key and dedupe_key.strip() else None)
 
 
 def _state(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[dict[str, Any] | None, str | None]:
     state = envelope.get("state_updates")
     if state is not None and not isinstance(state, dict):
-        raise _Nonsense(f"state_updates must be an object, not {_kind(state)}")
+        raise _Invalid(f"state_updates must be an object, not {_kind(state)}")
     if not state:
         return None, None
     text = dumps(state)
     if (size := len(text.encode())) > limits.state_bytes:
-        raise _Nonsense(f"state_updates has {size} bytes, more than the {limits.state_bytes} allowed", final=True)
+        raise _Invalid(f"state_updates has {size} bytes, more than the {limits.state_bytes} allowed", final=True)
     return state, text
 
 
 def _logs(logs: Any, limits: ProtocolLimits) -> tuple[LogLine, ...]:
-    """As many lines as the limits allow, with a last line that says what is missing. Logs never fail a job."""
+    """Return the lines within the limits, and a last line that counts the dropped ones. Logs never fail a job."""
     if logs is None:
         return ()
     if not isinstance(logs, list):
         return (LogLine(LogLevel.WARN, f"logs ignored: must be a list, not {_kind(logs)}"),)
-    kept: list[LogLine] = []
-    room = limits.log_bytes
+    lines: list[LogLine] = []
+    remaining = limits.log_bytes
     for entry in logs[: limits.log_lines]:
-        if room <= 0:
+        if remaining <= 0:
             break
         line = _log_line(entry)
         message = line.message.encode()
-        if len(message) > room:
-            cut = message[:room].decode(errors="ignore")
-            line = LogLine(line.level, f"{cut}… [{len(message) - room} more bytes dropped]")
-        room -= len(message)
-        kept.append(line)
-    if dropped := len(logs) - len(kept):
-        bound = f"{limits.log_lines} lines or {limits.log_bytes} bytes"
-        kept.append(LogLine(LogLevel.WARN, f"{dropped} more log lines dropped: more than {bound}"))
-    return tuple(kept)
+        if len(message) > remaining:
+            head = message[:remaining].decode(errors="ignore")
+            line = LogLine(line.level, f"{head}… [{len(message) - remaining} more bytes dropped]")
+        remaining -= len(message)
+        lines.append(line)
+    if dropped := len(logs) - len(lines):
+        limit = f"{limits.log_lines} lines or {limits.log_bytes} bytes"
+        lines.append(LogLine(LogLevel.WARN, f"{dropped} more log lines dropped: more than {limit}"))
+    return tuple(lines)
 
 
 def _log_line(entry: Any) -> LogLine:
@@ -349,7 +348,7 @@ def _kind(value: Any) -> str:
         case int() | float():
             return f"the number {value}" if _is_short(value) else "a number"
         case str():
-            return f"the text {shown(value)}"
+            return f"the text {quote_text(value)}"
         case list():
             return "a list"
     return "an object"

@@ -1,7 +1,7 @@
-"""Which plugins there are: found below the roots, trusted or rejected with a reason, and known by their aliases.
+"""Plugin discovery: find plugins below the roots, accept or reject each with a reason, resolve aliases.
 
-One bad plugin never hides another. Knows nothing of plugin configuration: whether an entry has what its manifest
-requires is the configuration's question. Called at start, at reload, by `config` and by `plugin` commands.
+An invalid plugin does not affect others. Knows nothing of plugin configuration: `config` checks whether an entry has
+the keys that its manifest requires.
 """
 
 import os
@@ -11,19 +11,19 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from ductile.core.errors import Complaint, PluginRejected, did_you_mean
-from ductile.core.files import FileFinding, FileRefused, Level, entries_of, is_folder, read_regular, shown_path
+from ductile.core.files import FileFinding, FileRefused, Level, display_path, is_folder, list_entries, read_regular
 from ductile.core.formats.strict_yaml import MAX_BYTES
 from ductile.plugin.fingerprint import (
-    VIRTUALENV_MARK,
+    VIRTUALENV_FILE,
     FileIdentity,
     PluginFingerprint,
+    compute_fingerprint,
     is_skipped,
-    take_fingerprint,
 )
 from ductile.plugin.manifest import FILE_NAME, Manifest, parse_manifest
-from ductile.plugin.trust import TrustPolicy, Witness, place_findings, start_findings, trust_findings
+from ductile.plugin.trust import PathSnapshot, TrustPolicy, check_location, check_startable, check_trust
 
-__all__ = ["Discovery", "NamedPlugins", "Plugin", "PluginFingerprint", "Rejected", "discover", "resolve_aliases"]
+__all__ = ["Discovery", "NamedPlugins", "Plugin", "PluginFingerprint", "RejectedPlugin", "discover", "resolve_aliases"]
 
 MAX_DEPTH = 8
 MAX_FOLDERS = 10_000
@@ -32,7 +32,7 @@ _SCRIPTS = ("run.py", "run.sh", "run.js", "run.ts", "main.py", "main.go", "index
 
 @frozen(kw_only=True)
 class Plugin:
-    """A plugin that may be run, under the name it is called by. `uses` is what an alias was made from."""
+    """A trusted plugin under one of its names. `uses` is the plugin or alias that an alias refers to."""
 
     name: str
     manifest: Manifest
@@ -42,35 +42,35 @@ class Plugin:
     fingerprint: PluginFingerprint = field(repr=False)
     policy: TrustPolicy = field(repr=False)
     identity: FileIdentity = field(repr=False)
-    witness: Witness | None = field(repr=False)
+    path_snapshot: PathSnapshot | None = field(repr=False)
     uses: str | None = None
 
     @property
     def base(self) -> str:
-        """The name of the discovered plugin whose code this is."""
+        """The name of the discovered plugin behind an alias."""
         return self.manifest.name
 
     def recheck(self) -> tuple[FileFinding, ...]:
-        """What speaks against starting it now and did not when it was loaded; a changed entrypoint is a warning."""
+        """Repeat the trust check before a start. A changed entrypoint is a warning."""
         findings: list[FileFinding] = []
-        if self.witness is None or not self.witness.still_holds():
-            findings = trust_findings(self.policy, root=self.root, folder=self.folder, entrypoint=self.entrypoint)
+        if self.path_snapshot is None or not self.path_snapshot.is_unchanged():
+            findings = check_trust(self.policy, root=self.root, folder=self.folder, entrypoint=self.entrypoint)
         if not any(finding.is_refusal for finding in findings):
             findings += self._change_findings()
         return tuple(findings)
 
     def _change_findings(self) -> list[FileFinding]:
         try:
-            unchanged = self.identity.is_of(os.stat(self.entrypoint))
+            unchanged = self.identity.matches(os.stat(self.entrypoint))
         except OSError as error:
-            return [FileFinding(Level.REFUSED, self.entrypoint, f"entrypoint is gone: {error.strerror}")]
+            return [FileFinding(Level.REFUSED, self.entrypoint, f"entrypoint is missing: {error.strerror}")]
         message = "entrypoint was changed after it was loaded; reload to accept it"
         return [] if unchanged else [FileFinding(Level.WARNING, self.entrypoint, message)]
 
 
 @frozen
-class Rejected:
-    """A plugin that is there but is not used. `name` is the folder's where the manifest could not be read."""
+class RejectedPlugin:
+    """A plugin that was found but is not used. `name` is the folder's name if the manifest is invalid."""
 
     name: str
     reason: str
@@ -79,30 +79,30 @@ class Rejected:
 
 @frozen
 class Discovery:
-    """What the roots hold. `complaints` are about the roots themselves and stop a start."""
+    """The plugins below the roots. `complaints` concern the roots themselves and prevent a start."""
 
     plugins: Mapping[str, Plugin]
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedPlugin, ...] = ()
     warnings: tuple[Complaint, ...] = ()
     complaints: tuple[Complaint, ...] = ()
 
 
 @frozen
 class NamedPlugins:
-    """Every name that can be called, and what is wrong with the aliases that cannot."""
+    """Plugins by name, including aliases, and the errors of invalid aliases."""
 
     plugins: Mapping[str, Plugin]
     complaints: tuple[Complaint, ...] = ()
 
 
 def discover(roots: Iterable[Path], *, allow_symlinks: bool = False) -> Discovery:
-    """Every plugin below `roots`; of plugins with the same name, the first one found."""
+    """Find all plugins below `roots`. Of plugins with the same name, the first one found wins."""
     roots = tuple(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
     policy = TrustPolicy(tuple(Path(os.path.realpath(root)) for root in roots), allow_symlinks)
     search = _Search(policy)
     for root in roots:
         for folder in search.plugin_folders(root):
-            search.take(root, folder)
+            search.load(root, folder)
     return Discovery(
         search.plugins,
         tuple(search.rejected),
@@ -112,9 +112,9 @@ def discover(roots: Iterable[Path], *, allow_symlinks: bool = False) -> Discover
 
 
 def resolve_aliases(
-    plugins: Mapping[str, Plugin], uses: Mapping[str, str], *, rejected: Sequence[Rejected] = ()
+    plugins: Mapping[str, Plugin], uses: Mapping[str, str], *, rejected: Sequence[RejectedPlugin] = ()
 ) -> NamedPlugins:
-    """`plugins` and every alias that `uses` (alias → plugin or alias) makes of them, in whatever order."""
+    """Return `plugins` together with the aliases in `uses` (alias → plugin or alias, in any order)."""
     named = dict(plugins)
     complaints = []
     for alias, base in uses.items():
@@ -129,13 +129,13 @@ def resolve_aliases(
 
 
 def _chain(alias: str, uses: Mapping[str, str], plugins: Mapping[str, Plugin]) -> list[str]:
-    """The names from `alias` to a plugin, to a name nobody knows, or to the first name that comes twice."""
+    """Return the names from `alias` to a plugin, an unknown name, or the first repeated name."""
     chain, seen = [alias], {alias}
-    while (following := uses.get(chain[-1])) is not None:
-        chain.append(following)
-        if following in plugins or following in seen:
+    while (name := uses.get(chain[-1])) is not None:
+        chain.append(name)
+        if name in plugins or name in seen:
             break
-        seen.add(following)
+        seen.add(name)
     return chain
 
 
@@ -144,104 +144,104 @@ def _alias_problem(
     chain: Sequence[str],
     plugins: Mapping[str, Plugin],
     uses: Mapping[str, str],
-    rejected: Sequence[Rejected],
+    rejected: Sequence[RejectedPlugin],
 ) -> str | None:
     end = chain[-1]
-    # 1. The name is taken.
+    # 1. The name is in use.
     if alias in plugins:
-        return (
-            f"{alias!r} is already the name of the plugin at {shown_path(plugins[alias].folder)}; choose another alias"
-        )
-    # 2. The chain ends well.
+        folder = display_path(plugins[alias].folder)
+        return f"{alias!r} is already the name of the plugin at {folder}; choose another alias"
+    # 2. The chain ends at a plugin.
     if end in plugins:
         return None
     # 3. It never ends.
     if end in chain[:-1]:
-        return f"aliases go in a circle: {' → '.join(chain)}"
-    # 4. It ends at a plugin that is there but not used, or at nothing.
+        return f"aliases form a cycle: {' → '.join(chain)}"
+    # 4. It ends at a rejected plugin, or at an unknown name.
     for other in rejected:
         if other.name == end:
             return f"plugin {end!r} is not usable: {other.reason}"
     known = [name for name in (*plugins, *uses) if name != alias]
-    return f"there is no plugin or alias named {end!r}{did_you_mean(end, known)}"
+    return f"no plugin or alias is named {end!r}{did_you_mean(end, known)}"
 
 
 class _Search:
-    """One walk over the roots: what it found, and what it has to say about it."""
+    """One search of the roots and its results."""
 
     def __init__(self, policy: TrustPolicy) -> None:
         self.policy = policy
         self.plugins: dict[str, Plugin] = {}
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedPlugin] = []
         self.warnings: list[Complaint] = []
         self.complaints: list[Complaint] = []
         self._seen: set[tuple[int, int]] = set()
 
     def plugin_folders(self, root: Path) -> Iterator[Path]:
-        """The folders at or below `root` that hold a manifest, in sorted order; nothing below such a folder."""
+        """Yield the folders at or below `root` that contain a manifest, sorted. Does not search below them."""
         pending = [(root, 0)]
         visited = 0
         while pending:
             folder, depth = pending.pop()
             visited += 1
             if visited > MAX_FOLDERS:
-                self._warn(root, f"holds more than {MAX_FOLDERS} folders; the rest is not searched for plugins")
+                self._warn(root, f"contains more than {MAX_FOLDERS} folders; the rest is not searched for plugins")
                 return
             try:
                 if not self._is_new(folder):
                     continue
-                entries = {entry.name: entry for entry in entries_of(folder)}
+                entries = {entry.name: entry for entry in list_entries(folder)}
             except FileRefused as refusal:
                 self._cannot_search(root, folder, refusal)
                 continue
             if FILE_NAME in entries:
                 yield folder
-            elif VIRTUALENV_MARK not in entries:
+            elif VIRTUALENV_FILE not in entries:
                 self._hint(folder, depth, entries)
                 inner = [path for path in self._subfolders(folder, entries.values()) if self._is_shallow(path, depth)]
                 pending.extend((path, depth + 1) for path in reversed(inner))
 
-    def take(self, root: Path, folder: Path) -> None:
-        """The plugin in `folder` is among the plugins or among the rejected."""
+    def load(self, root: Path, folder: Path) -> None:
+        """Load the plugin in `folder` and add it to the plugins or to the rejected ones."""
         name, follow = folder.name, self.policy.allow_symlinks
         try:
             manifest_file = read_regular(folder / FILE_NAME, max_bytes=MAX_BYTES, follow_symlinks=follow)
-            manifest = parse_manifest(manifest_file.content, source=shown_path(manifest_file.path))
+            manifest = parse_manifest(manifest_file.content, source=display_path(manifest_file.path))
             name = manifest.name
             entrypoint = Path(os.path.normpath(folder / manifest.entrypoint))
-            # Before judging, so that whatever changes afterwards differs from it.
-            witness = Witness.of(manifest_file.path, entrypoint)
-            self._heed(trust_findings(self.policy, root=root, folder=folder, entrypoint=entrypoint))
-            taken = take_fingerprint(name, manifest_file, entrypoint, follow_symlinks=follow)
-            # The files that were really opened: a link may have moved since the question above.
-            self._heed(place_findings(self.policy, manifest_file.path, manifest_file.resolved))
-            self._heed(place_findings(self.policy, entrypoint, taken.fingerprint.entrypoint_resolved_path))
-            self._heed((*taken.findings, *start_findings(entrypoint, follow_symlinks=follow)))
+            # Before the checks, so that any later change is detected.
+            path_snapshot = PathSnapshot.of(manifest_file.path, entrypoint)
+            self._apply(check_trust(self.policy, root=root, folder=folder, entrypoint=entrypoint))
+            result = compute_fingerprint(name, manifest_file, entrypoint, follow_symlinks=follow)
+            # The files that were actually opened: a symlink may have changed since the check above.
+            self._apply(check_location(self.policy, manifest_file.path, manifest_file.resolved))
+            self._apply(check_location(self.policy, entrypoint, result.fingerprint.entrypoint_resolved_path))
+            self._apply((*result.findings, *check_startable(entrypoint, follow_symlinks=follow)))
         except (FileRefused, PluginRejected) as refusal:
-            self.rejected.append(Rejected(name, str(refusal), folder))
+            self.rejected.append(RejectedPlugin(name, str(refusal), folder))
             return
         self.warnings.extend(manifest.warnings)
-        self._admit(
+        self._add(
             Plugin(
                 name=name,
                 manifest=manifest,
                 folder=folder,
                 entrypoint=entrypoint,
                 root=root,
-                fingerprint=taken.fingerprint,
+                fingerprint=result.fingerprint,
                 policy=self.policy,
-                identity=taken.entrypoint,
-                witness=witness,
+                identity=result.entrypoint,
+                path_snapshot=path_snapshot,
             )
         )
 
-    def _admit(self, plugin: Plugin) -> None:
+    def _add(self, plugin: Plugin) -> None:
         first = self.plugins.setdefault(plugin.name, plugin)
         if first is not plugin:
-            self._warn(plugin.folder, f"plugin {plugin.name!r} is not used: {shown_path(first.folder)} comes first")
+            message = f"plugin {plugin.name!r} is not used: {display_path(first.folder)} has the same name"
+            self._warn(plugin.folder, message)
 
-    def _heed(self, findings: Iterable[FileFinding]) -> None:
-        """Warnings are kept; refusals are raised, all together."""
+    def _apply(self, findings: Iterable[FileFinding]) -> None:
+        """Store warnings. Raises PluginRejected with all refusals."""
         refusals = []
         for finding in findings:
             if finding.is_refusal:
@@ -252,7 +252,7 @@ class _Search:
             raise PluginRejected("\n".join(refusals))
 
     def _is_new(self, folder: Path) -> bool:
-        """False for a folder that was searched before: through a link, or as part of another root."""
+        """False for a folder that was already searched through a symlink or another root."""
         try:
             status = os.stat(folder)
         except OSError as error:
@@ -266,8 +266,8 @@ class _Search:
         if folder != root:
             self._warn(folder, f"is not searched for plugins: {refusal.reason}")
             return
-        message = f"plugin root cannot be searched: {refusal.reason}; create it or take it out of plugin_roots"
-        self.complaints.append(Complaint(message, shown_path(root), category="plugin_refs"))
+        message = f"plugin root cannot be searched: {refusal.reason}; create it or remove it from plugin_roots"
+        self.complaints.append(Complaint(message, display_path(root), category="plugin_refs"))
 
     def _subfolders(self, folder: Path, entries: Iterable[os.DirEntry[str]]) -> Iterator[Path]:
         for entry in entries:
@@ -280,12 +280,12 @@ class _Search:
                 if self.policy.allow_symlinks:
                     yield path
                 else:
-                    self._leave_link(path)
+                    self._skip_link(path)
 
-    def _leave_link(self, link: Path) -> None:
+    def _skip_link(self, link: Path) -> None:
         reason = "is a symlink; set service.allow_symlinks: true to permit this"
         if os.path.lexists(link / FILE_NAME):
-            self.rejected.append(Rejected(link.name, f"{shown_path(link)}: {reason}", link))
+            self.rejected.append(RejectedPlugin(link.name, f"{display_path(link)}: {reason}", link))
         else:
             self._warn(link, f"is not searched for plugins: it {reason}")
 
@@ -296,7 +296,7 @@ class _Search:
         return False
 
     def _hint(self, folder: Path, depth: int, names: Iterable[str]) -> None:
-        """A folder directly below a root that looks like a plugin but is none deserves a word."""
+        """Warn about a folder directly below a root that looks like a plugin but has no manifest."""
         if depth != 1:
             return
         if "manifest.yml" in names:
@@ -305,4 +305,4 @@ class _Search:
             self._warn(folder, f"has a {script} but no {FILE_NAME}, so it is not a plugin")
 
     def _warn(self, path: Path, message: str) -> None:
-        self.warnings.append(Complaint(message, shown_path(path), category="plugin_refs"))
+        self.warnings.append(Complaint(message, display_path(path), category="plugin_refs"))

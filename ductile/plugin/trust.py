@@ -1,7 +1,7 @@
-"""May this code be run? Where a plugin lies, who could change it, and whether the system can start it.
+"""Trust checks of a plugin: its location, who can change its files, and whether the system can start it.
 
-Pure questions to the file system, asked when a plugin is found and again before each start. What follows from the
-answers is decided by the callers: the registry leaves a plugin out, the engine refuses an attempt.
+Read-only checks of the file system, made when a plugin is discovered and before each start. The callers decide what a
+finding means: the registry rejects the plugin, the engine refuses the attempt.
 """
 
 import os
@@ -15,11 +15,11 @@ from ductile.core.files import (
     FileFinding,
     FileRefused,
     Level,
+    check_parent_folder,
+    check_permissions,
+    check_symlinks,
+    display_path,
     open_regular,
-    parent_findings,
-    permission_findings,
-    shown_path,
-    symlink_findings,
 )
 from ductile.plugin.manifest import FILE_NAME
 
@@ -28,7 +28,7 @@ _HEAD_BYTES = 256
 
 @frozen
 class TrustPolicy:
-    """The operator's word on where plugins may come from; `roots` are free of links."""
+    """The configured plugin roots, with symlinks resolved, and whether symlinks are allowed below them."""
 
     roots: tuple[Path, ...]
     allow_symlinks: bool = False
@@ -38,80 +38,80 @@ class TrustPolicy:
 
 
 @frozen
-class Witness:
-    """How every step on the way to a plugin's files was when they were judged: its inode, mode and owner."""
+class PathSnapshot:
+    """The inode, mode and owner of a plugin's files and of all their parent folders when they were checked."""
 
-    steps: tuple[tuple[str, tuple[int, ...]], ...]
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, *files: Path) -> "Witness | None":
-        """None when the way is not plain: something is missing, or a link lies on it."""
-        paths = dict.fromkeys(str(step) for file in files for step in (file, *file.parents))
+    def of(cls, *files: Path) -> "PathSnapshot | None":
+        """Record the paths of `files`; None if a component is missing or a symlink."""
+        paths = dict.fromkeys(str(path) for file in files for path in (file, *file.parents))
         try:
-            steps = tuple((path, _nature(path)) for path in paths)
+            entries = tuple((path, _identity(path)) for path in paths)
         except OSError:
             return None
-        is_plain = not any(stat.S_ISLNK(mode) for _, (mode, *_) in steps)
-        return cls(steps) if is_plain else None
+        has_symlink = any(stat.S_ISLNK(mode) for _, (mode, *_) in entries)
+        return None if has_symlink else cls(entries)
 
-    def still_holds(self) -> bool:
-        """True when no step was replaced, opened up or given away, so that the judgement stands."""
+    def is_unchanged(self) -> bool:
+        """True if no component was replaced or changed its mode or owner, so that the trust check still applies."""
         try:
-            return all(_nature(path) == nature for path, nature in self.steps)
+            return all(_identity(path) == identity for path, identity in self.entries)
         except OSError:
             return False
 
 
-def trust_findings(policy: TrustPolicy, *, root: Path, folder: Path, entrypoint: Path) -> list[FileFinding]:
-    """Everything that speaks against running `entrypoint` of the plugin in `folder`, each thing once."""
+def check_trust(policy: TrustPolicy, *, root: Path, folder: Path, entrypoint: Path) -> list[FileFinding]:
+    """Return all reasons against running `entrypoint` of the plugin in `folder`, without duplicates."""
     manifest = folder / FILE_NAME
     findings: dict[FileFinding, None] = {}
     for path in (manifest, entrypoint):
-        findings |= dict.fromkeys(_way_findings(policy, path))
-    for path in (root, folder, manifest, *_steps(folder, entrypoint)):
-        findings |= dict.fromkeys(_guarded(permission_findings, path))
-    for path in _folders_above(folder, apart_from=root):
-        findings |= dict.fromkeys(_guarded(parent_findings, path))
-    findings |= dict.fromkeys(_executable_findings(entrypoint))
+        findings |= dict.fromkeys(_check_links(policy, path))
+    for path in (root, folder, manifest, *_entrypoint_and_folders(folder, entrypoint)):
+        findings |= dict.fromkeys(_run_check(check_permissions, path))
+    for path in _folders_above(folder, exclude=root):
+        findings |= dict.fromkeys(_run_check(check_parent_folder, path))
+    findings |= dict.fromkeys(_check_executable(entrypoint))
     return list(findings)
 
 
-def start_findings(entrypoint: Path, *, follow_symlinks: bool) -> list[FileFinding]:
-    """Why the system may be unable to start `entrypoint`: warnings, since only the attempt can tell for sure."""
+def check_startable(entrypoint: Path, *, follow_symlinks: bool) -> list[FileFinding]:
+    """Return warnings about why the system may be unable to start `entrypoint`. Only an attempt can tell for sure."""
     try:
         with open_regular(entrypoint, follow_symlinks=follow_symlinks) as opened:
             head = next(opened.chunks(), b"")[:_HEAD_BYTES]
     except FileRefused as refusal:
-        return [_refused(refusal)]
+        return [_to_finding(refusal)]
     problem = _start_problem(head)
     return [FileFinding(Level.WARNING, entrypoint, problem)] if problem else []
 
 
-def place_findings(policy: TrustPolicy, path: Path, resolved: Path) -> list[FileFinding]:
-    """Whether the file that `path` led to lies under an approved root."""
+def check_location(policy: TrustPolicy, path: Path, resolved: Path) -> list[FileFinding]:
+    """Refuse the file that `path` resolved to unless it is below a plugin root."""
     if policy.approves(resolved):
         return []
-    roots = ", ".join(map(shown_path, policy.roots))
-    reason = f"leads to {shown_path(resolved)}, outside the plugin roots ({roots})"
+    roots = ", ".join(map(display_path, policy.roots))
+    reason = f"resolves to {display_path(resolved)}, outside the plugin roots ({roots})"
     return [FileFinding(Level.REFUSED, path, reason)]
 
 
-def _way_findings(policy: TrustPolicy, path: Path) -> Iterator[FileFinding]:
-    """Links on the way, and whether their end is still under an approved root."""
+def _check_links(policy: TrustPolicy, path: Path) -> Iterator[FileFinding]:
+    """Check the symlinks in `path`, and that it resolves to a file below a plugin root."""
     try:
-        yield from symlink_findings(path, allow=policy.allow_symlinks)
+        yield from check_symlinks(path, allow=policy.allow_symlinks)
     except FileRefused as refusal:
-        yield _refused(refusal)
-    yield from place_findings(policy, path, Path(os.path.realpath(path)))
+        yield _to_finding(refusal)
+    yield from check_location(policy, path, Path(os.path.realpath(path)))
 
 
-def _executable_findings(entrypoint: Path) -> list[FileFinding]:
+def _check_executable(entrypoint: Path) -> list[FileFinding]:
     if not os.path.exists(entrypoint):
         return []
     if not os.path.isfile(entrypoint):
         return [FileFinding(Level.REFUSED, entrypoint, "entrypoint is not a regular file")]
     if not os.access(entrypoint, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        reason = f"entrypoint is not executable; run chmod +x {shown_path(entrypoint)}"
+        reason = f"entrypoint is not executable; run chmod +x {display_path(entrypoint)}"
         return [FileFinding(Level.REFUSED, entrypoint, reason)]
     return []
 
@@ -126,38 +126,38 @@ def _start_problem(head: bytes) -> str | None:
         return "the `#!` line of the entrypoint ends in a carriage return; save the file with Unix line ends"
     interpreter = os.fsdecode(line.strip().split(b" ", 1)[0].split(b"\t", 1)[0])
     if not interpreter.startswith("/") or not os.access(interpreter, os.X_OK):
-        return f"the interpreter {shown_path(interpreter)!r} in the `#!` line of the entrypoint does not exist"
+        return f"the interpreter {display_path(interpreter)!r} in the `#!` line of the entrypoint does not exist"
     return None
 
 
-def _steps(folder: Path, entrypoint: Path) -> Iterator[Path]:
-    """The entrypoint and the folders between it and the plugin's own."""
+def _entrypoint_and_folders(folder: Path, entrypoint: Path) -> Iterator[Path]:
+    """Yield the entrypoint and the folders between it and the plugin's folder."""
     yield entrypoint
-    for step in entrypoint.parents:
-        if step == folder:
+    for parent in entrypoint.parents:
+        if parent == folder:
             return
-        yield step
+        yield parent
 
 
-def _folders_above(folder: Path, *, apart_from: Path) -> Iterator[Path]:
-    """The folders that lead to the plugin, as its path is written and as it is resolved."""
+def _folders_above(folder: Path, *, exclude: Path) -> Iterator[Path]:
+    """Yield the parents of the plugin's folder, both as given and resolved."""
     resolved = Path(os.path.realpath(folder))
-    for step in dict.fromkeys([*folder.parents, *resolved.parents]):
-        if step != apart_from:
-            yield step
+    for parent in dict.fromkeys([*folder.parents, *resolved.parents]):
+        if parent != exclude:
+            yield parent
 
 
-def _guarded(ask: Callable[[Path], list[FileFinding]], path: Path) -> list[FileFinding]:
+def _run_check(check: Callable[[Path], list[FileFinding]], path: Path) -> list[FileFinding]:
     try:
-        return ask(path)
+        return check(path)
     except FileRefused as refusal:
-        return [_refused(refusal)]
+        return [_to_finding(refusal)]
 
 
-def _refused(refusal: FileRefused) -> FileFinding:
+def _to_finding(refusal: FileRefused) -> FileFinding:
     return FileFinding(Level.REFUSED, refusal.path, refusal.reason)
 
 
-def _nature(path: str) -> tuple[int, ...]:
+def _identity(path: str) -> tuple[int, ...]:
     status = os.lstat(path)
     return status.st_mode, status.st_uid, status.st_gid, status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
-"""The breaker of each instance, in front of the outbox: who may be sent now, and what an attempt makes of it.
+"""One circuit breaker per instance: while an instance does not answer, one job at a time probes it.
 
-Runs inside the writer's transaction. The breaker of instance `lab` is that of the command `lab` of `core.relay`. It
-counts attempts: while nobody answers, one job at a time finds out, and the others wait without using up theirs.
+The other jobs wait without using up attempts. Runs inside the writer's transaction. The breaker of instance `lab` is
+stored as that of the command `lab` of `core.relay`.
 """
 
 from datetime import datetime, timedelta
@@ -15,37 +15,37 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import breakers, outbox
 from ductile.pipeline.compile.plan import RELAY
 
-PROBE_IS_SOON_OVER = timedelta(seconds=15)
-LONG_WAIT = timedelta(minutes=30)
+PROBE_WAIT = timedelta(seconds=15)
+WAIT_BEHIND_PROBE = timedelta(minutes=30)
 
 
-def held_back(db: Db, instance: str, job: Job, *, run_id: str, now: datetime, chance: float) -> bool:
-    """True, and the job waits again, while the instance does not answer; one job at a time is let through."""
+def hold_if_unreachable(db: Db, instance: str, job: Job, *, run_id: str, now: datetime, chance: float) -> bool:
+    """Postpone the job and return True while the instance does not answer. One job at a time may probe it."""
     known = breakers.get(db, RELAY, instance)
     if known.state is BreakerState.HALF_OPEN and known.probe_job_id == job.id:
         return False
     probe = get_job(db, known.probe_job_id) if known.probe_job_id else None
-    match breaker.may_start(known, BREAKER, now, probe_status=probe.status if probe else None):
+    match breaker.check_start(known, BREAKER, now, probe_status=probe.status if probe else None):
         case Allowed():
             return False
         case Probe():
-            breakers.put(db, breaker.probing(known, job.id), now=now, job_id=job.id)
+            breakers.put(db, breaker.start_probe(known, job.id), now=now, job_id=job.id)
             return False
         case Held(until):
-            soon = until or now + PROBE_IS_SOON_OVER
-            if outbox.somebody_asks_by(db, instance, soon):
-                # One that finds out is enough; an answer ends the wait of all of them.
-                soon = now + LONG_WAIT * (1 + chance)
-            reason = outbox.reason_of(instance)
-            return outbox.hold(db, job.id, job.attempt, reason, run_id=run_id, until=soon, now=now)
+            soon = until or now + PROBE_WAIT
+            if outbox.has_job_due_by(db, instance, soon):
+                # One probe is enough; a response ends the wait of all jobs.
+                soon = now + WAIT_BEHIND_PROBE * (1 + chance)
+            reason = outbox.block_reason(instance)
+            return outbox.postpone(db, job.id, job.attempt, reason, run_id=run_id, until=soon, now=now)
 
 
-def note_attempt(db: Db, instance: str, job: Job, *, is_answered: bool, now: datetime) -> None:
-    """The breaker has counted the attempt; when an instance answers again, everything that waits may go."""
-    rule, known = breaker.rule(BREAKER), breakers.get(db, RELAY, instance)
-    change = rule(known, job, JobStatus.SUCCEEDED if is_answered else JobStatus.FAILED, now)
+def count_attempt(db: Db, instance: str, job: Job, *, is_reachable: bool, now: datetime) -> None:
+    """Count the attempt. When the instance answers again, its postponed jobs become due."""
+    rule, known = breaker.completion_rule(BREAKER), breakers.get(db, RELAY, instance)
+    change = rule(known, job, JobStatus.SUCCEEDED if is_reachable else JobStatus.FAILED, now)
     if change is None:
         return
     breakers.put(db, change, now=now, job_id=job.id)
-    if is_answered and known.state is not BreakerState.CLOSED:
+    if is_reachable and known.state is not BreakerState.CLOSED:
         outbox.wake(db, instance)

@@ -1,7 +1,7 @@
-"""One POST to another host over HTTP/1.1: connect, send, read the answer, close.
+"""A minimal HTTP/1.1 client for one POST: connect, send, read the response, close.
 
-Follows no redirect, uses no proxy and keeps no connection; an answer is read up to a cap. Knows nothing of what is
-sent. The deadline is the caller's: a cancelled post leaves nothing open. Relays are sent with it.
+Follows no redirects, uses no proxy and no keep-alive; truncates long responses. The caller sets the deadline; a
+cancelled request leaves no connection open.
 """
 
 import ssl
@@ -16,35 +16,35 @@ from attrs import field, frozen
 
 from ductile import __version__
 
-MOST_ANSWER = 64 << 10
-MOST_HEAD = 32 << 10
-RECEIVED_AT_ONCE = 16 << 10
+MAX_RESPONSE_BYTES = 64 << 10
+MAX_HEAD_BYTES = 32 << 10
+RECEIVE_BYTES = 16 << 10
 
 
-class Unanswered(Exception):
-    """Nobody answered in HTTP; the message says what happened instead."""
+class NoResponse(Exception):
+    """There was no HTTP response; the message is the reason."""
 
 
 @frozen
-class HttpAnswer:
-    """What came back; header names are in lower case, the body is cut at the cap."""
+class HttpResponse:
+    """A response. Header names are in lower case; the body is truncated to `MAX_RESPONSE_BYTES`."""
 
     status: int
     headers: Mapping[str, str] = field(factory=dict, repr=False)
     body: bytes = field(default=b"", repr=False)
 
 
-async def post(url: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
-    """The answer to one POST of JSON; Unanswered if there was none."""
+async def post(url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+    """Post JSON and return the response. Raises NoResponse if there is none."""
     try:
         stream = await _connect(url)
     except (OSError, ValueError, trio.BrokenResourceError) as error:
-        raise Unanswered(_words(error)) from error
+        raise NoResponse(_message(error)) from error
     async with stream:
         try:
             return await _exchange(stream, _request(url, headers, body), body)
         except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
-            raise Unanswered(_words(error)) from error
+            raise NoResponse(_message(error)) from error
 
 
 async def _connect(url: str) -> trio.abc.Stream:
@@ -83,24 +83,24 @@ def _request(url: str, headers: Mapping[str, str], body: bytes) -> h11.Request:
     return h11.Request(method="POST", target=target, headers=list(every.items()))
 
 
-async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> HttpAnswer:
-    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_HEAD)
+async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> HttpResponse:
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     pieces = [connection.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
-    with suppress(trio.BrokenResourceError):  # whoever refuses a body while it comes has answered already
+    with suppress(trio.BrokenResourceError):  # a server may respond and close before it has read the whole body
         await stream.send_all(b"".join(piece for piece in pieces if piece))
-    return await _answer(stream, connection)
+    return await _read_response(stream, connection)
 
 
-async def _answer(stream: trio.abc.Stream, connection: h11.Connection) -> HttpAnswer:
+async def _read_response(stream: trio.abc.Stream, connection: h11.Connection) -> HttpResponse:
     head: h11.Response | None = None
     body = b""
     while True:
         event = connection.next_event()
         match event:
             case h11.NEED_DATA:
-                data = await stream.receive_some(RECEIVED_AT_ONCE)
+                data = await stream.receive_some(RECEIVE_BYTES)
                 if not data and head is None:
-                    raise Unanswered("the connection was closed without an answer")
+                    raise NoResponse("the connection was closed without a response")
                 connection.receive_data(bytes(data))
             case h11.Response():
                 head = event
@@ -110,18 +110,18 @@ async def _answer(stream: trio.abc.Stream, connection: h11.Connection) -> HttpAn
                 continue
             case _:
                 break
-        if len(body) >= MOST_ANSWER:
+        if len(body) >= MAX_RESPONSE_BYTES:
             break
     if head is None:
-        raise Unanswered("what came back is no answer")
+        raise NoResponse("the response is not HTTP")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-    return HttpAnswer(head.status_code, headers, body[:MOST_ANSWER])
+    return HttpResponse(head.status_code, headers, body[:MAX_RESPONSE_BYTES])
 
 
-def _words(error: BaseException) -> str:
-    """The most telling words: trio and TLS hide the reason behind the error."""
+def _message(error: BaseException) -> str:
+    """Return the most specific message: trio and ssl wrap the actual cause."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
-    told = cause if cause is not None and str(cause) else error
-    return getattr(told, "strerror", None) or str(told) or type(told).__name__
+    source = cause if cause is not None and str(cause) else error
+    return getattr(source, "strerror", None) or str(source) or type(source).__name__

@@ -1,7 +1,6 @@
-"""What two instances say to each other: the envelope of an event, its headers, its signature, the answer. Pure.
+"""The relay protocol between two instances: envelope, headers, signature and reply. Pure.
 
-Knows neither sockets nor configuration. The engine sends with it, the web receives with it. The signed text does not
-cover the query, the peer or the key id.
+Knows neither sockets nor configuration. The signature does not cover the query string, the peer name or the key id.
 """
 
 import hmac
@@ -21,25 +20,25 @@ from ductile.core.secret import Secret
 PEER, KEY_ID = "X-Ductile-Peer", "X-Ductile-Key-Id"
 TIMESTAMP, SIGNATURE = "X-Ductile-Timestamp", "X-Ductile-Signature"
 INTERNAL = "ductile."
-LONGEST_NAME = 256
-LONGEST_KEY = 512
-DEEPEST = strict_json.MAX_DEPTH - 2
-"""The payload lies two levels deep in the envelope, and the core wraps it in up to four."""
+MAX_NAME_LENGTH = 256
+MAX_KEY_BYTES = 512
+MAX_DEPTH = strict_json.MAX_DEPTH - 2
+"""The payload is nested two levels deep in the envelope, and the core wraps it in up to four."""
 _SIGNATURE = re.compile("(?:sha256=)?([0-9A-Fa-f]{64})")
 _RFC_3339 = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})")
 _UNIX_SECONDS = re.compile("[0-9]{1,11}")
 
 
 class EnvelopeInvalid(DuctileError):
-    """The body is not the envelope of an event."""
+    """The body is not a valid event envelope."""
 
     code, exit_code, status = "envelope_invalid", 2, 400
-    hint = "`/openapi.json` describes the envelope of an event"
+    hint = "See `/openapi.json` for the format of the envelope."
 
 
 @frozen(kw_only=True)
 class Origin:
-    """Where an event comes from, as far as its sender says. `event_id` makes it unique."""
+    """The origin of an event as stated by its sender. `event_id` identifies the event."""
 
     instance: str = ""
     plugin: str = ""
@@ -49,7 +48,7 @@ class Origin:
 
 @frozen(kw_only=True)
 class Envelope:
-    """An event on its way from one instance to another."""
+    """An event that is sent from one instance to another."""
 
     type: str
     payload: Mapping[str, Any] = field(factory=dict, repr=False)
@@ -65,38 +64,38 @@ class Envelope:
         return content | ({"baggage": self.baggage} if self.baggage else {})
 
 
-# ── the signature ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── signature ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def canonical(method: str, path: str, timestamp: str, body: bytes) -> bytes:
-    """The text that is signed."""
+    """Return the signed text: method, path and timestamp, each followed by a newline, then the body."""
     return "\n".join((method.upper(), path, timestamp, "")).encode() + body
 
 
 def signature(secret: Secret, method: str, path: str, timestamp: str, body: bytes) -> str:
-    """HMAC-SHA256 in hex."""
+    """Sign a request with HMAC-SHA256; returns hex digits."""
     key = secret.reveal().encode("utf-8", "surrogateescape")
     return hmac.digest(key, canonical(method, path, timestamp, body), "sha256").hex()
 
 
 def is_signed(text: str, secret: Secret, method: str, path: str, timestamp: str, body: bytes) -> bool:
-    """Whether `text`, with or without `sha256=`, is the signature; takes as long for a wrong one."""
+    """Check a signature, with or without `sha256=`, in constant time."""
     found = _SIGNATURE.fullmatch(text)
-    given = found[1].lower() if found else "0" * 64
-    return hmac.compare_digest(given, signature(secret, method, path, timestamp, body))
+    digest = found[1].lower() if found else "0" * 64
+    return hmac.compare_digest(digest, signature(secret, method, path, timestamp, body))
 
 
 def signed_headers(
     peer: str, key_id: str | None, secret: Secret, path: str, body: bytes, *, now: datetime
 ) -> dict[str, str]:
-    """The headers that a request of `peer` to this path carries."""
-    moment = to_text(now)
-    own = {PEER: peer, TIMESTAMP: moment, SIGNATURE: signature(secret, "POST", path, moment, body)}
-    return own | ({KEY_ID: key_id} if key_id is not None else {})
+    """Return the headers of a signed request of `peer` to `path`."""
+    timestamp = to_text(now)
+    headers = {PEER: peer, TIMESTAMP: timestamp, SIGNATURE: signature(secret, "POST", path, timestamp, body)}
+    return headers | ({KEY_ID: key_id} if key_id is not None else {})
 
 
-def read_moment(text: str) -> datetime | None:
-    """RFC 3339, up to nanoseconds, or seconds since 1970; None if it is neither."""
+def parse_timestamp(text: str) -> datetime | None:
+    """Parse RFC 3339, up to nanoseconds, or Unix seconds; None if it is neither."""
     try:
         if _UNIX_SECONDS.fullmatch(text):
             return datetime.fromtimestamp(int(text), UTC)
@@ -105,33 +104,33 @@ def read_moment(text: str) -> datetime | None:
         return None
 
 
-# ── the envelope ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── envelope ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The body of the request: the same bytes for the same envelope."""
+    """Encode the body of the request. Equal envelopes give equal bytes."""
     return strict_json.dumps(envelope.as_json()).encode()
 
 
-def decode(body: bytes, *, longest_key: int = LONGEST_KEY) -> Envelope:
-    """The envelope in a body; EnvelopeInvalid says what is wrong with it. Unknown keys are ignored."""
+def decode(body: bytes, *, max_key_bytes: int = MAX_KEY_BYTES) -> Envelope:
+    """Decode the body of a request. Raises EnvelopeInvalid with the reason. Ignores unknown keys."""
     try:
-        content = strict_json.loads(body, source="body", max_depth=DEEPEST)
+        content = strict_json.loads(body, source="body", max_depth=MAX_DEPTH)
     except Unreadable as error:
         raise EnvelopeInvalid(f"the body is not JSON: {error.reason}") from error
     if not isinstance(content, dict):
         raise EnvelopeInvalid("the body must be a JSON object")
-    return envelope_of(content, longest_key=longest_key)
+    return parse_envelope(content, max_key_bytes=max_key_bytes)
 
 
-def envelope_of(content: Mapping[str, Any], *, longest_key: int = LONGEST_KEY) -> Envelope:
-    """The envelope that plain data spells out."""
+def parse_envelope(content: Mapping[str, Any], *, max_key_bytes: int = MAX_KEY_BYTES) -> Envelope:
+    """Parse an envelope from plain data. Raises EnvelopeInvalid with the reason."""
     event, origin = _object(content, "event"), _object(content, "origin")
     if not event:
         raise EnvelopeInvalid("event is missing")
-    kind, key = _text(event, "event", "type"), _text(event, "event", "dedupe_key", longest_key)
-    if len(key.encode()) > longest_key:
-        raise EnvelopeInvalid(f"event.dedupe_key is longer than {longest_key} bytes")
+    kind, key = _text(event, "event", "type"), _text(event, "event", "dedupe_key", max_key_bytes)
+    if len(key.encode()) > max_key_bytes:
+        raise EnvelopeInvalid(f"event.dedupe_key is longer than {max_key_bytes} bytes")
     if not EVENT_TYPE.allows(kind):
         raise EnvelopeInvalid(f"event.type must be {EVENT_TYPE.allowed}")
     if kind.startswith(INTERNAL):
@@ -152,23 +151,23 @@ def _object(content: Mapping[str, Any], name: str, within: str = "") -> Mapping[
     return value or {}
 
 
-def _text(content: Mapping[str, Any], within: str, name: str, longest: int = LONGEST_NAME) -> str:
+def _text(content: Mapping[str, Any], within: str, name: str, max_length: int = MAX_NAME_LENGTH) -> str:
     value, path = content.get(name), f"{within}.{name}"
     if value is None:
         return ""
     if not isinstance(value, str):
         raise EnvelopeInvalid(f"{path} must be text")
-    if len(value) > longest:
-        raise EnvelopeInvalid(f"{path} is longer than {longest} characters")
+    if len(value) > max_length:
+        raise EnvelopeInvalid(f"{path} is longer than {max_length} characters")
     return value
 
 
-# ── the answer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reply ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @frozen(kw_only=True)
 class Reply:
-    """What the receiver says to an event it has taken. One that does not speak of `accepted` has accepted it."""
+    """The receiver's reply to an event that it stored. `accepted` defaults to true."""
 
     receiver_event_id: str
     peer: str = ""
@@ -178,9 +177,9 @@ class Reply:
 
 
 def read_reply(body: bytes) -> Reply | None:
-    """The reply in the body of a 2xx answer; None if no Ductile can have written it."""
+    """Parse the body of a 2xx response; None if it is not a reply of a Ductile instance."""
     try:
-        content = strict_json.loads(body, source="answer")
+        content = strict_json.loads(body, source="response")
     except Unreadable:
         return None
     if not isinstance(content, dict) or content.get("status") != "accepted":
@@ -195,10 +194,10 @@ def read_reply(body: bytes) -> Reply | None:
     )
 
 
-def read_refusal(body: bytes) -> str:
-    """The words of an answer that is none of 2xx; empty if it has none."""
+def read_error(body: bytes) -> str:
+    """Return the error message of a response other than 2xx; empty if it has none."""
     try:
-        content = strict_json.loads(body, source="answer")
+        content = strict_json.loads(body, source="response")
     except Unreadable:
         return ""
     error = content.get("error") if isinstance(content, dict) else None

@@ -1,60 +1,60 @@
-"""The shapes of what relay routes take and give, for the description of the API. Values only."""
+"""JSON Schemas of the requests and responses of the relay routes, for the OpenAPI document."""
 
 from ductile.core.formats.yaml_fields import EVENT_TYPE
-from ductile.relay.protocol import LONGEST_KEY, LONGEST_NAME
+from ductile.relay.protocol import MAX_KEY_BYTES, MAX_NAME_LENGTH
 from ductile.web.openapi.schemas import (
     Schema,
-    anything,
+    any_value,
+    array,
     boolean,
-    by_name,
     choice,
     integer,
-    listing,
-    moment,
+    mapping,
     nullable,
     record,
     text,
+    timestamp,
 )
 
 _NAMES = {
     "instance": "The sender's service name",
-    "plugin": "Who emitted the event there",
-    "job_id": "The job that sends it",
-    "event_id": "What the event is known by if it comes again",
+    "plugin": "The plugin that emitted the event",
+    "job_id": "The job that sends the event",
+    "event_id": "Identifies a repeated event",
 }
 
 
 def _envelope(title: str, *, is_closed: bool) -> Schema:
     event = record(
-        {"type": text("What happened", **EVENT_TYPE.schema, maxLength=LONGEST_NAME)},
+        {"type": text("The event type", **EVENT_TYPE.schema, maxLength=MAX_NAME_LENGTH)},
         {
-            "payload": nullable(by_name(anything(), "What the event carries")),
-            "dedupe_key": nullable(text("The receiver takes events with the same key once", maxLength=LONGEST_KEY)),
+            "payload": nullable(mapping(any_value(), "The payload of the event")),
+            "dedupe_key": nullable(text("The receiver runs events with the same key once", maxLength=MAX_KEY_BYTES)),
         },
         is_closed=is_closed,
     )
-    names = {name: nullable(text(said, maxLength=LONGEST_NAME)) for name, said in _NAMES.items()}
+    names = {name: nullable(text(description, maxLength=MAX_NAME_LENGTH)) for name, description in _NAMES.items()}
     more = {
         "origin": nullable(record({}, names, is_closed=is_closed)),
-        "baggage": nullable(by_name(anything(), "Values for the context of the runs")),
+        "baggage": nullable(mapping(any_value(), "Values for the context of the runs")),
     }
     return record({"event": event}, more, title=title, is_closed=is_closed)
 
 
 ENVELOPE = _envelope("RelayEvent", is_closed=True)
-ON_THE_WIRE = _envelope("RelayEnvelope", is_closed=False)
-"""What a peer sends may have members that only a later version knows."""
+WIRE_ENVELOPE = _envelope("RelayEnvelope", is_closed=False)
+"""Allows unknown members: a peer may have a later version."""
 ACCEPTED = record(
     {
         "status": choice(["accepted"]),
-        "accepted": boolean("Whether a run was started for it"),
+        "accepted": boolean("Whether a run was started"),
         "peer": text(),
         "event_type": text(),
         "receiver_event_id": text("The id of the event in this instance"),
     },
     {
         "job_id": text("The first job of its run"),
-        "job_ids": listing(text(), "The first jobs, if it started several runs"),
+        "job_ids": array(text(), "The first jobs, if it started several runs"),
         "reason": choice(["no_route"], "Why no run was started"),
     },
     title="RelayAccepted",
@@ -66,31 +66,31 @@ INSTANCE = record(
     {
         "name": text(),
         "enabled": boolean(),
-        "address": text("Where its events are sent to"),
-        "allow": listing(text(), "Event types that may be sent; empty: all"),
-        "state": choice(["closed", "open", "half_open"], "Of its breaker: closed while it answers"),
-        "failure_count": integer("Attempts in a row that failed"),
+        "address": text("The URL to which events are sent"),
+        "allow": array(text(), "Event types that may be sent; empty: all"),
+        "state": choice(["closed", "open", "half_open"], "The state of its breaker: closed while it answers"),
+        "failure_count": integer("Consecutive failed attempts"),
     },
-    {"probe_from": moment("When the next attempt is made, if the breaker is open"), "last_failure_at": moment()},
+    {"probe_from": timestamp("The time of the next attempt, if the breaker is open"), "last_failure_at": timestamp()},
 )
 RECEIVED_FROM = record(
     {
         "name": text(),
         "enabled": boolean(),
-        "accept": listing(text(), "Event types that are taken; empty: all"),
-        "baggage": listing(text(), "Names of its baggage that are taken"),
-        "received": integer("Events that are still known by their receipts"),
+        "accept": array(text(), "Event types that are accepted; empty: all"),
+        "baggage": array(text(), "Names of baggage that are accepted"),
+        "received": integer("Events received within the retention of receipts"),
     },
-    {"last_received_at": moment()},
+    {"last_received_at": timestamp()},
 )
 OVERVIEW = record(
     {
-        "name": text("Who this instance is to its peers"),
-        "waiting": integer("Events that are not delivered yet"),
-        "instances": listing(INSTANCE),
-        "listen_path": nullable(text("Where peers send to; null: nowhere")),
-        "peers": listing(RECEIVED_FROM),
+        "name": text("The name of this instance"),
+        "waiting": integer("Undelivered events"),
+        "instances": array(INSTANCE),
+        "listen_path": nullable(text("The path for peers; null if not configured")),
+        "peers": array(RECEIVED_FROM),
     },
-    {"waiting_since": moment("When the oldest of those was made")},
+    {"waiting_since": timestamp("The creation time of the oldest undelivered event")},
     title="RelayOverview",
 )

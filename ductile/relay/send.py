@@ -1,7 +1,6 @@
-"""One attempt to send an event to another instance, on one page: pack, ask the breaker, send, judge.
+"""One attempt to send an event to another instance: build the message, check the breaker, send, judge.
 
-The job itself is the outbox: it is tried until somebody has taken the event. Called by `run_job` for the jobs of
-`core.relay`, which have no process.
+The queued jobs of `core.relay` are the outbox. `run_job` calls this for them instead of starting a process.
 """
 
 import random
@@ -10,106 +9,108 @@ from functools import partial
 
 import trio
 
-from ductile.config.sections.relay import address_of, path_of
+from ductile.config.sections.relay import ingress_url, url_path
 from ductile.config.snapshot import Snapshot
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull
 from ductile.core.model import Completion, Dead, Evidence, Failed, Job, Retried, Succeeded
 from ductile.core.units import format_duration
-from ductile.engine.follow_up_rules import rule_of
+from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.running_jobs import Attempt
 from ductile.ledger.storage.writer import Ledger
-from ductile.relay.breakers import held_back, note_attempt
-from ductile.relay.client import Unanswered, post
+from ductile.relay.breakers import count_attempt, hold_if_unreachable
+from ductile.relay.client import NoResponse, post
 from ductile.relay.message import RelayMessage, build_message
 from ductile.relay.protocol import signed_headers
-from ductile.relay.response import Judged, Sent, ended, judge_reply
+from ductile.relay.response import RelayCompletion, SendResult, judge_response, without_delivery
 
 
 async def send_job(ctx: JobContext, attempt: Attempt) -> Completion | None:
-    """The attempt is over and this is what it came to; None if the job was put back, to wait for its instance."""
+    """Run one attempt and return its completion; None if the job was postponed until its instance answers."""
     job, snapshot, now = attempt.job, attempt.snapshot, ctx.clock.now()
-    parcel = build_message(snapshot, job)
-    if not isinstance(parcel, RelayMessage):
-        return _told(ctx, job, ended(job, parcel, snapshot, now), snapshot)
-    if await _is_held(ctx, parcel, job, now=now):
-        ctx.log.info("relay", "the event waits: its instance does not answer", **_about(job, parcel))
+    message = build_message(snapshot, job)
+    if not isinstance(message, RelayMessage):
+        return _complete(ctx, job, without_delivery(job, message, snapshot, now), snapshot)
+    if await _is_postponed(ctx, message, job, now=now):
+        ctx.log.info("relay", "event postponed: its instance does not answer", **_log_fields(job, message))
         return None
-    since = trio.current_time()
-    sent = await _send(attempt, parcel, now=now)
-    duration = timedelta(seconds=trio.current_time() - since)
-    evidence = Evidence(started_at=now, duration=duration, timed_out=sent.is_late)
+    started = trio.current_time()
+    sent = await _send(attempt, message, now=now)
+    duration = timedelta(seconds=trio.current_time() - started)
+    evidence = Evidence(started_at=now, duration=duration, timed_out=sent.timed_out)
     try:
-        await _note(ctx.ledger, parcel, job, sent, now=ctx.clock.now())
-    except LedgerError as error:  # what was delivered is delivered, whatever the breaker knows
-        ctx.log.warn("relay", f"the breaker does not know of this attempt: {error}", **_about(job, parcel))
-    judged = judge_reply(job, parcel, sent, evidence, snapshot, now=ctx.clock.now(), chance=random.random())
-    return _told(ctx, job, judged, snapshot, parcel)
+        await _count_attempt(ctx.ledger, message, job, sent, now=ctx.clock.now())
+    except LedgerError as error:  # the delivery counts, whether or not the breaker was updated
+        ctx.log.warn("relay", f"the breaker was not updated: {error}", **_log_fields(job, message))
+    completion = judge_response(job, message, sent, evidence, snapshot, now=ctx.clock.now(), chance=random.random())
+    return _complete(ctx, job, completion, snapshot, message)
 
 
-async def _is_held(ctx: JobContext, parcel: RelayMessage, job: Job, *, now: datetime) -> bool:
-    """Put the job back if its instance does not answer. It need not be durable: recovery queues the job again too."""
-    name, chance = parcel.instance.name, random.random()
-    decide = partial(held_back, instance=name, job=job, run_id=ctx.run_id, now=now, chance=chance)
+async def _is_postponed(ctx: JobContext, message: RelayMessage, job: Job, *, now: datetime) -> bool:
+    """Postpone the job if its instance does not answer. Need not be durable: recovery queues the job again too."""
+    name, chance = message.instance.name, random.random()
+    decide = partial(hold_if_unreachable, instance=name, job=job, run_id=ctx.run_id, now=now, chance=chance)
     try:
         return await ctx.ledger.transact(decide, wait=False)
-    except (LedgerFull, LedgerBusy) as error:  # send it: to fail here would use up an attempt
-        ctx.log.warn("relay", f"the breaker was not asked: {error}", **_about(job, parcel))
+    except (LedgerFull, LedgerBusy) as error:  # send anyway: a failure here would use up an attempt
+        ctx.log.warn("relay", f"the breaker was not checked: {error}", **_log_fields(job, message))
         return False
 
 
-async def _send(attempt: Attempt, parcel: RelayMessage, *, now: datetime) -> Sent:
-    """One request within the instance's time; given up if the attempt is to stop."""
-    instance, url = parcel.instance, address_of(parcel.instance)
+async def _send(attempt: Attempt, message: RelayMessage, *, now: datetime) -> SendResult:
+    """Send one request within the instance's timeout, or until the attempt is stopped."""
+    instance, url = message.instance, ingress_url(message.instance)
     own = attempt.snapshot.config.settings.service.name
-    headers = signed_headers(own, instance.key_id, parcel.secret, path_of(url), parcel.body, now=now)
+    headers = signed_headers(own, instance.key_id, message.secret, url_path(url), message.body, now=now)
     stop = attempt.control.stop
     with trio.CancelScope() as stopping, stop.cancels(stopping):
         with trio.move_on_after(instance.timeout.total_seconds()):
             try:
-                return Sent(answer=await post(url, headers, parcel.body))
-            except Unanswered as error:
-                return Sent(answer=error)
+                return SendResult(response=await post(url, headers, message.body))
+            except NoResponse as error:
+                return SendResult(response=error)
         if not stopping.cancel_called:
-            return Sent(answer=Unanswered(f"no answer within {format_duration(instance.timeout)}"), is_late=True)
-    return Sent(stopped=stop.reason)
+            return SendResult(
+                response=NoResponse(f"no answer within {format_duration(instance.timeout)}"), timed_out=True
+            )
+    return SendResult(stopped=stop.reason)
 
 
-async def _note(ledger: Ledger, parcel: RelayMessage, job: Job, sent: Sent, *, now: datetime) -> None:
-    """The breaker of the instance knows of the attempt; in ordinary times there is nothing to write."""
-    if sent.answer is not None:
-        await ledger.write(note_attempt, parcel.instance.name, job, is_answered=sent.is_answered, now=now)
+async def _count_attempt(ledger: Ledger, message: RelayMessage, job: Job, sent: SendResult, *, now: datetime) -> None:
+    """Count the attempt in the instance's breaker. Writes nothing while the breaker is closed and requests succeed."""
+    if sent.response is not None:
+        await ledger.write(count_attempt, message.instance.name, job, is_reachable=sent.is_reachable, now=now)
 
 
-def _told(
-    ctx: JobContext, job: Job, judged: Judged, snapshot: Snapshot, parcel: RelayMessage | None = None
+def _complete(
+    ctx: JobContext, job: Job, completion: RelayCompletion, snapshot: Snapshot, message: RelayMessage | None = None
 ) -> Completion:
-    """The ending as `record` gets it; the log has heard of it."""
-    log, about = ctx.log, _about(job, parcel)
-    match judged.outcome:
-        case Succeeded() if judged.is_unrouted:
-            log.warn("relay", "event relayed, but nobody there takes it", **about)
+    """Log the outcome and build the completion to record."""
+    log, fields = ctx.log, _log_fields(job, message)
+    match completion.outcome:
+        case Succeeded() if completion.is_unrouted:
+            log.warn("relay", "event relayed, but the receiver has no route for it", **fields)
         case Succeeded():
-            log.info("relay", "event relayed", **about)
+            log.info("relay", "event relayed", **fields)
         case Retried(error, delay):
-            log.warn("relay", f"attempt failed: {error}", **about, retry_in_seconds=delay.total_seconds())
+            log.warn("relay", f"attempt failed: {error}", **fields, retry_in_seconds=delay.total_seconds())
         case Failed(error) | Dead(error):
-            log.error("relay", f"job failed: {error}", **about)
+            log.error("relay", f"job failed: {error}", **fields)
         case _:
-            log.info("relay", "attempt interrupted", **about)
+            log.info("relay", "attempt interrupted", **fields)
     return Completion(
         job_id=job.id,
         attempt=job.attempt,
-        outcome=judged.outcome,
-        contexts=judged.following.contexts,
-        children=judged.following.children,
-        arrivals=judged.following.arrivals,
-        notes=judged.following.notes,
-        rule=rule_of(snapshot),
-        tolerated=judged.following.tolerated,
+        outcome=completion.outcome,
+        contexts=completion.follow_ups.contexts,
+        children=completion.follow_ups.children,
+        arrivals=completion.follow_ups.arrivals,
+        notes=completion.follow_ups.notes,
+        rule=follow_up_rule_of(snapshot),
+        tolerated=completion.follow_ups.tolerated,
     )
 
 
-def _about(job: Job, parcel: RelayMessage | None) -> dict[str, str | int]:
-    about: dict[str, str | int] = {"plugin": job.plugin, "job_id": job.id, "attempt": job.attempt}
-    return about | ({"to": parcel.instance.name, "event": parcel.envelope.type} if parcel else {})
+def _log_fields(job: Job, message: RelayMessage | None) -> dict[str, str | int]:
+    fields: dict[str, str | int] = {"plugin": job.plugin, "job_id": job.id, "attempt": job.attempt}
+    return fields | ({"to": message.instance.name, "event": message.envelope.type} if message else {})

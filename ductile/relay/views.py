@@ -1,11 +1,11 @@
-"""Instances and peers as the JSON that the API and `relay list` answer with.
+"""The JSON view of instances and peers, for the API and `relay list`.
 
-Without the event loop, so that the command shows the same while no service runs.
+Imports no event loop, so that the command works without a running service.
 """
 
 from typing import Any
 
-from ductile.config.sections.relay import BREAKER, address_of
+from ductile.config.sections.relay import BREAKER, ingress_url
 from ductile.config.sections.settings import Instance, Peer
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
@@ -16,10 +16,10 @@ from ductile.pipeline.compile.plan import RELAY
 
 
 def relay_view(db: Db | None, snapshot: Snapshot) -> dict[str, Any]:
-    """What is configured and what the ledger knows of it; `db` is None where there is no ledger yet."""
+    """Return the configured instances and peers with their state; `db` is None if there is no ledger yet."""
     settings = snapshot.config.settings
     ingress = settings.remote_ingress
-    waits = outbox.waiting(db, RELAY) if db is not None else outbox.UnsentEvents(0, None)
+    waits = outbox.unsent(db, RELAY) if db is not None else outbox.UnsentEvents(0, None)
     view: dict[str, Any] = {
         "name": settings.service.name,
         "waiting": waits.count,
@@ -36,7 +36,7 @@ def _instance(db: Db | None, instance: Instance) -> dict[str, Any]:
     view: dict[str, Any] = {
         "name": instance.name,
         "enabled": instance.enabled,
-        "address": address_of(instance),
+        "address": ingress_url(instance),
         "allow": list(instance.allow),
         "state": str(known.state),
         "failure_count": known.failure_count,
@@ -49,7 +49,7 @@ def _instance(db: Db | None, instance: Instance) -> dict[str, Any]:
 
 
 def _peer(db: Db | None, peer: Peer) -> dict[str, Any]:
-    known = outbox.received(db, f"relay:{peer.name}") if db is not None else outbox.Received(0, None)
+    known = outbox.received(db, f"relay:{peer.name}") if db is not None else outbox.ReceivedEvents(0, None)
     view: dict[str, Any] = {
         "name": peer.name,
         "enabled": peer.enabled,

@@ -1,6 +1,6 @@
-"""Everything the API answers, in one table: the routes of every room.
+"""The route table of the HTTP API: the routes of every module in `web/api`, and those of the relay.
 
-A new room is added here. The runtime furnishes the desk and brings what a room needs from the engine.
+Register a new module of routes here. The runtime supplies what comes from the engine.
 """
 
 from collections.abc import Iterable
@@ -24,33 +24,33 @@ from ductile.web.auth import tokens
 from ductile.web.auth.tokens import TokenUses
 from ductile.web.context import AppContext
 from ductile.web.openapi import openapi
-from ductile.web.routes import AnyRoute, Table
+from ductile.web.routes import AnyRoute, RouteTable
 from ductile.web.site import Authorize
 from ductile.web.stream import stream
 
 
-def api_table(
-    desk: AppContext, authorize: Authorize, reset: Reset, uses: TokenUses, relay: Iterable[AnyRoute]
-) -> Table:
-    """The one table of `api.listen` and the local socket."""
-    table = Table(
+def build_api_table(
+    ctx: AppContext, authorize: Authorize, reset: Reset, uses: TokenUses, relay: Iterable[AnyRoute]
+) -> RouteTable:
+    """Build the route table of `api.listen` and the local socket."""
+    table = RouteTable(
         (
-            *jobs.routes(desk),
-            *job_actions.routes(desk),
-            *pauses.routes(desk),
-            *purge.routes(desk),
-            *metrics.routes(desk),
-            *tokens.routes(desk, uses),
-            *system.routes(desk),
-            *schedules.routes(desk, reset),
+            *jobs.routes(ctx),
+            *job_actions.routes(ctx),
+            *pauses.routes(ctx),
+            *purge.routes(ctx),
+            *metrics.routes(ctx),
+            *tokens.routes(ctx, uses),
+            *system.routes(ctx),
+            *schedules.routes(ctx, reset),
             *relay,
-            *stream.routes(desk, authorize),
-            *catalog.routes(desk),
-            *lists.routes(desk),
-            *stats.routes(desk),
-            *topology.routes(desk),
-            *diagnostics.routes(desk),
-            *openapi.routes(desk, lambda: table.routes),
+            *stream.routes(ctx, authorize),
+            *catalog.routes(ctx),
+            *lists.routes(ctx),
+            *stats.routes(ctx),
+            *topology.routes(ctx),
+            *diagnostics.routes(ctx),
+            *openapi.routes(ctx, lambda: table.routes),
         )
     )
     return table

@@ -1,7 +1,6 @@
-"""What every handler works with, and how a handler reads its request.
+"""The dependencies of HTTP handlers, and functions that read parts of a request.
 
-Knows the rooms below the web (ledger, hub, clock, configuration) and none of the paths. The runtime furnishes the desk;
-the handlers in the rooms beside this one sit at it.
+Does not know routes. The runtime builds one `AppContext`; every handler receives it as its first argument.
 """
 
 import uuid
@@ -12,52 +11,58 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.config.snapshot import PluginUnavailable, Snapshot
-from ductile.config.views.changes import Reloaded
+from ductile.config.views.changes import ReloadResult
 from ductile.core.clock import Clock
 from ductile.core.errors import DuctileError, LedgerBusy, Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
-from ductile.core.metrics import Meters
+from ductile.core.metrics import Metrics
 from ductile.core.units import parse_duration
 from ductile.ledger.admin.pauses import Pause
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
 from ductile.web.auth.auth import OPERATOR
-from ductile.web.messages import Request, Response
-from ductile.web.routes import Handler
+from ductile.web.messages import Request
 
 T = TypeVar("T")
 SUBMIT_TIMEOUT = 90.0
-RECHECK_SECONDS = 5.0
-"""After how long a waiter looks into the ledger again: a hint can be lost."""
+RECHECK_INTERVAL = 5.0
+"""Seconds after which a waiting handler reads the ledger again, because a hub hint can be lost."""
 
 
 class BadRequest(DuctileError):
-    """The request cannot be understood."""
+    """The request is invalid."""
 
     code, exit_code, status = "bad_request", 2, 400
-    hint = "`/openapi.json` describes what each request takes"
+    hint = "See `/openapi.json` for the arguments and body of each request."
 
 
 class TooManyCallers(DuctileError):
-    """As many callers as may wait for a run are waiting already."""
+    """The limit of callers that wait for a run is reached."""
 
     code, exit_code, status = "too_many_callers", 75, 503
-    hint = "try again later"
+    hint = "Try again later."
+
+
+class RunRefused(DuctileError):
+    """The pipeline run cannot start with this payload."""
+
+    code, exit_code, status = "run_refused", 1, 422
+    hint = "`ductile pipeline show` shows the input of its first step; `ductile config check` finds errors in it."
 
 
 @define(eq=False)
-class Callers:
-    """Those who wait for a run they have started."""
+class WaitingCallers:
+    """The number of callers that wait for the run they started."""
 
     waiting: int = 0
 
-    def one_more(self, most: int) -> "Callers":
-        """Counts one caller for as long as the block behind it lasts; TooManyCallers if `most` are waiting."""
-        if self.waiting >= most:
+    def slot(self, limit: int) -> "WaitingCallers":
+        """Return a context manager that counts one caller. Raises TooManyCallers if `limit` callers are waiting."""
+        if self.waiting >= limit:
             raise TooManyCallers(
-                f"{self.waiting} callers wait for a run already (api.max_concurrent_sync)",
-                hint="try again later, or send ?async=true and ask for the tree of the job; nothing was started",
+                f"{self.waiting} callers are already waiting for a run (api.max_concurrent_sync)",
+                hint="No run was started. Try again later, or send ?async=true and read the job tree.",
             )
         return self
 
@@ -69,7 +74,7 @@ class Callers:
 
 
 class PauseControl(Protocol):
-    """Whoever keeps plugins from starting; `*` is the whole queue."""
+    """The control that pauses and resumes plugins. The name `*` stands for the whole queue."""
 
     @property
     def paused(self) -> Mapping[str, Pause]: ...
@@ -80,72 +85,64 @@ class PauseControl(Protocol):
 
 
 class Reload(Protocol):
-    def __call__(self, *, dry_run: bool = False) -> Awaitable[Reloaded]: ...
+    def __call__(self, *, dry_run: bool = False) -> Awaitable[ReloadResult]: ...
 
 
 @frozen(kw_only=True, eq=False)
 class AppContext:
-    """What the handlers work with."""
+    """The dependencies of every HTTP handler."""
 
     ledger: Ledger
     hub: Hub
     clock: Clock
     snapshot: Callable[[], Snapshot]
     live_stderr: Callable[[str], str | None]
-    """What a running job has written to stderr so far; None when it does not run here."""
+    """Return the stderr of a running job so far; None if the job is not running."""
     stuck_seconds: Callable[[], float]
-    """How long the ledger has kept the dispatcher or the scheduler waiting."""
+    """Return the seconds for which the dispatcher or the scheduler has waited for the ledger."""
     is_stopping: Callable[[], bool] = lambda: False
     unhealthy: Callable[[], Mapping[str, str]] = dict
-    """Plugins that cannot be started now, with the reason."""
+    """Return the plugins that cannot start now, each with its reason."""
     reload: Reload
-    """Use the configuration as it is on disk now, or say what that would change."""
+    """Load the configuration from disk, or report what a reload would change."""
     cancel: Callable[[str, str], Awaitable[bool]]
-    """End a job, for a reason; True if it is dead now, False if its process is ending."""
+    """Cancel a job, given its id and a reason. Returns True if it is dead, False while its process is terminating."""
     purge: Callable[[str | None, int, str], Awaitable[int]]
-    """End a portion of what waits, of one plugin or of all, up to a place in the queue; how many jobs that were."""
-    pausing: PauseControl
-    meters: Meters = field(factory=Meters)
-    callers: Callers = field(factory=Callers)
+    """Cancel a batch of queued jobs and return its size. Arguments: plugin (None: all), last queue position, reason."""
+    pause_control: PauseControl
+    metrics: Metrics = field(factory=Metrics)
+    callers: WaitingCallers = field(factory=WaitingCallers)
     started: float = field(factory=trio.current_time)
 
 
-def seated(desk: AppContext) -> Callable[..., Handler]:
-    """Makes a route's handler of a function that works at this desk; `more` goes to the function as it is."""
+async def submit(ctx: AppContext, work: Callable[[Db], T], *, is_large: bool = False) -> T:
+    """Run a transaction that enqueues jobs, and return its result when the jobs are durable.
 
-    def on(handler: Callable[..., Awaitable[Response]], **more: Any) -> Handler:
-        return lambda request: handler(desk, request, **more)
-
-    return on
-
-
-async def submit(desk: AppContext, work: Callable[[Db], T], *, is_large: bool = False) -> T:
-    """Write what creates jobs. They are durable when this returns, and can be claimed from their commit on.
-
-    Shielded: a client that has sent its request and hung up has asked for the jobs all the same.
+    Jobs can be claimed from the commit on. Shielded from cancellation: a client that disconnects after sending its
+    request still gets its jobs. Raises LedgerBusy after SUBMIT_TIMEOUT.
     """
     with trio.move_on_after(SUBMIT_TIMEOUT, shield=True):
-        result = await desk.ledger.transact(work, wait=False, in_thread=is_large)
-        desk.hub.announce_work()
-        await desk.ledger.until_durable()
+        result = await ctx.ledger.transact(work, wait=False, in_thread=is_large)
+        ctx.hub.announce_work()
+        await ctx.ledger.until_durable()
         return result
-    raise LedgerBusy(f"the ledger was not free within {SUBMIT_TIMEOUT:.0f} seconds", hint="try again later")
+    raise LedgerBusy(f"the ledger was busy for {SUBMIT_TIMEOUT:.0f} seconds", hint="Try again later.")
 
 
-def require_healthy(desk: AppContext, plugin: str) -> None:
-    """Raises PluginUnavailable for a plugin whose `init` has failed."""
-    reason = desk.unhealthy().get(plugin)
+def require_healthy(ctx: AppContext, plugin: str) -> None:
+    """Raise PluginUnavailable if the `init` of the plugin has failed."""
+    reason = ctx.unhealthy().get(plugin)
     if reason is not None:
-        raise PluginUnavailable(f"plugin {plugin} {reason}", hint="put it right and reload the configuration")
+        raise PluginUnavailable(f"plugin {plugin} {reason}", hint="Fix the plugin, then reload the configuration.")
 
 
-def submitter_of(request: Request) -> str:
-    """Who asks, as jobs remember it."""
+def get_submitter(request: Request) -> str:
+    """Return the `submitted_by` value of jobs that this request creates."""
     return "cli" if request.principal is OPERATOR else "api"
 
 
-def object_of(request: Request, *, hint: str, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
-    """The body, which is a JSON object; BadRequest with the hint if it is none."""
+def read_object(request: Request, *, hint: str, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises BadRequest with the hint if it is not one."""
     try:
         body = strict_json.loads(request.body, source="body", max_depth=max_depth)
     except Unreadable as error:
@@ -155,46 +152,46 @@ def object_of(request: Request, *, hint: str, max_depth: int = strict_json.MAX_D
     return body
 
 
-def payload_of(request: Request) -> dict[str, Any] | None:
-    """The `payload` of the body; None if there is no body or no payload in it."""
+def read_payload(request: Request) -> dict[str, Any] | None:
+    """Return the `payload` member of the body; None without a body or payload."""
     if not request.body.strip():
         return None
-    body = object_of(request, hint='send {"payload": {…}}')
+    body = read_object(request, hint='Send {"payload": {…}}.')
     unknown = sorted(body.keys() - {"payload"})
     if unknown:
-        raise BadRequest(f"unknown key {unknown[0]!r}", hint="what the plugin is to get belongs into payload")
+        raise BadRequest(f"unknown key {unknown[0]!r}", hint="Put the plugin's input into payload.")
     payload = body.get("payload")
     if payload is not None and not isinstance(payload, dict):
         raise BadRequest("payload must be a JSON object")
     return payload
 
 
-def job_id_of(request: Request) -> str:
-    """The `{id}` of the path."""
+def read_job_id(request: Request) -> str:
+    """Return the job id in the path. Raises BadRequest if it is not a lower-case UUID."""
     text = request.params["id"]
     try:
         canonical: str | None = str(uuid.UUID(text))
     except ValueError:
         canonical = None
     if text != canonical:
-        raise BadRequest(f"{text[:80]!r} is not a job id", hint="a job id is a UUID in lower case")
+        raise BadRequest(f"{text[:80]!r} is not a job id", hint="A job id is a lower-case UUID.")
     return text
 
 
-def wait_of(request: Request, snapshot: Snapshot) -> float:
-    """How many seconds the caller is ready to wait, within what the operator allows; 0 if it did not say."""
+def read_wait_seconds(request: Request, snapshot: Snapshot) -> float:
+    """Return the seconds of `?wait=`, at most `api.max_sync_timeout`; 0 if it is absent."""
     text = request.argument("wait")
     if text is None:
         return 0.0
     try:
-        wanted = parse_duration(text)
+        wait = parse_duration(text)
     except ValueError as error:
         raise BadRequest(f"wait: {error}") from error
-    return max(0.0, min(wanted, snapshot.config.settings.api.max_sync_timeout).total_seconds())
+    return max(0.0, min(wait, snapshot.config.settings.api.max_sync_timeout).total_seconds())
 
 
-def flag_of(request: Request, name: str) -> bool:
-    """Whether `?name=true` was given."""
+def read_flag(request: Request, name: str) -> bool:
+    """Return True for `?name=true`. Raises BadRequest for anything but true and false."""
     text = request.argument(name)
     if text not in (None, "true", "false"):
         raise BadRequest(f"{name}: expected true or false, got {text[:80]!r}")

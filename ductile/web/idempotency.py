@@ -1,7 +1,6 @@
-"""`Idempotency-Key`: a request that a caller may send again without doing anything twice.
+"""The `Idempotency-Key` header: a repeated request returns the first response and has no second effect.
 
-The key is the caller's own, per token. It is kept in the transaction that does what was asked, so there is no moment
-between, and a restart forgets nothing.
+Keys are scoped to the token. The key is stored in the same transaction as the effect of the request.
 """
 
 import re
@@ -12,51 +11,51 @@ from functools import partial
 from blake3 import blake3
 
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables.receipts import StoredAnswer, Ticket, first_answer, once
+from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first_response, run_once
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext, BadRequest, submit
 from ductile.web.messages import Headers, Request
 from ductile.web.openapi.schemas import Header, text
 
-KEPT = timedelta(days=1)
+KEY_LIFETIME = timedelta(days=1)
 _KEY = re.compile(r"[!-~]{1,255}")
-REPEATED: Headers = (("idempotent-replayed", "true"),)
+REPLAYED_HEADERS: Headers = (("idempotent-replayed", "true"),)
 KEY_HEADER = Header(
     "Idempotency-Key",
     text("", pattern=r"^[!-~]{1,255}$"),
-    "The caller's own name for this request: sent again within a day it is not done again, and gets the first answer",
+    "A unique key for this request. Repeating it within 24 hours returns the first response and has no second effect",
 )
 
 
-def ticket_of(request: Request) -> Ticket | None:
-    """The ticket of a request that has a key; two requests are the same if method, path, query and body are."""
+def read_idempotency_key(request: Request) -> IdempotencyKey | None:
+    """Return the key of a request, with a digest of method, path, query and body; None without the header."""
     values = request.headers.get("idempotency-key")
     if not values:
         return None
     if len(values) > 1 or not _KEY.fullmatch(values[0]):
-        raise BadRequest("Idempotency-Key: expected 1 to 255 visible ASCII characters", hint="a UUID is a good key")
+        raise BadRequest("Idempotency-Key: expected 1 to 255 visible ASCII characters", hint="Use a UUID, for example.")
     digest = blake3(repr((request.method, request.path, sorted(request.query.items()))).encode())
     digest.update(request.body)
-    door = "local" if request.principal is OPERATOR else f"api:{request.principal.name}"
-    return Ticket(scope=door, key=values[0], body_hash=digest.hexdigest(), keep=KEPT)
+    scope = "local" if request.principal is OPERATOR else f"api:{request.principal.name}"
+    return IdempotencyKey(scope=scope, key=values[0], body_hash=digest.hexdigest(), ttl=KEY_LIFETIME)
 
 
-async def known_answer(desk: AppContext, ticket: Ticket | None) -> StoredAnswer | None:
-    """The first answer, if the request was made before: whatever has become of what it asked for."""
-    answer = await desk.ledger.read(first_answer, ticket, now=desk.clock.now()) if ticket is not None else None
-    if answer is not None:  # whoever asked first may still wait for the disk
-        await desk.ledger.until_durable()
-    return answer
+async def find_stored_response(ctx: AppContext, key: IdempotencyKey | None) -> StoredResponse | None:
+    """Return the stored response of an earlier request with this key; None for a new request."""
+    stored = await ctx.ledger.read(first_response, key, now=ctx.clock.now()) if key is not None else None
+    if stored is not None:  # the first request may still be waiting for the disk
+        await ctx.ledger.until_durable()
+    return stored
 
 
-async def done_once(
-    desk: AppContext, ticket: Ticket | None, act: Callable[[Db], StoredAnswer], *, is_large: bool = False
-) -> StoredAnswer:
-    """Return the answer of `act`, which creates jobs: run now, or when the ticket was first used."""
-    if ticket is not None:
-        act = partial(once, ticket=ticket, act=act, now=desk.clock.now())
-    return await submit(desk, act, is_large=is_large)
+async def submit_once(
+    ctx: AppContext, key: IdempotencyKey | None, act: Callable[[Db], StoredResponse], *, is_large: bool = False
+) -> StoredResponse:
+    """Run `act`, which enqueues jobs, unless the key was used before; return its response or the stored one."""
+    if key is not None:
+        act = partial(run_once, ticket=key, act=act, now=ctx.clock.now())
+    return await submit(ctx, act, is_large=is_large)
 
 
-def headers_of(answer: StoredAnswer) -> Headers:
-    return REPEATED if answer.is_repeat else ()
+def replay_headers(stored: StoredResponse) -> Headers:
+    return REPLAYED_HEADERS if stored.is_repeat else ()

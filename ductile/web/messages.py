@@ -1,7 +1,6 @@
-"""Our own request, response and socket: what a handler sees and what it returns.
+"""The request, response and WebSocket types of handlers, and the JSON shape of errors.
 
-Knows nothing of sockets, of Quart or of routes, so a handler can be called from a test with plain values. The protocol
-builds requests, the app sends responses.
+Does not know sockets, Quart or routes, so tests can call a handler with plain values.
 """
 
 import re
@@ -23,12 +22,12 @@ SAFE_HEADERS: Headers = (
 JSON_HEADERS: Headers = (("content-type", "application/json"), *SAFE_HEADERS)
 RETRY_AFTER_SECONDS = 5
 _PATH = re.compile(r"^/.*?: ")
-"""Where the ledger is, which is nobody's business who can only ask."""
+"""The path of the ledger in an error message, which clients must not see."""
 
 
 @frozen(kw_only=True)
 class Request:
-    """One HTTP request, complete: the path is decoded, header names are lower case, the body is within its cap."""
+    """A complete HTTP request. The path is decoded, header names are lower case, the body is within its limit."""
 
     method: str
     path: str
@@ -40,17 +39,20 @@ class Request:
     principal: Any = None
 
     def header(self, name: str) -> str | None:
-        """The field's value, several joined as RFC 9110 reads them; None when it was not sent."""
+        """Return the value of a header, repeated fields joined with commas (RFC 9110); None if it is absent."""
         values = self.headers.get(name)
         return ", ".join(values) if values else None
 
     def argument(self, name: str) -> str | None:
-        """The one value of a query argument, None when absent; given twice is refused."""
+        """Return the value of a query argument; None if it is absent. Raises HTTPError 400 if it is repeated."""
         values = self.query.get(name, ())
         if len(values) > 1:
             raise HTTPError(
                 refusal_response(
-                    400, "argument_repeated", f"?{name}= is given {len(values)} times", hint="give it once"
+                    400,
+                    "argument_repeated",
+                    f"query argument {name!r} is repeated {len(values)} times",
+                    hint="Send it once.",
                 )
             )
         return values[0] if values else None
@@ -58,17 +60,17 @@ class Request:
 
 @frozen(kw_only=True)
 class Response:
-    """An answer: a body in one piece, or pieces as they come (each is sent as soon as it is there; not for POST)."""
+    """A response. The body is bytes or, except for POST, a stream whose chunks are sent as they are produced."""
 
     status: int = 200
     headers: Headers = ()
     body: bytes | AsyncIterable[bytes] = field(default=b"", repr=False)
     until: Callable[[], Awaitable[None]] | None = None
-    """When it returns, the rest of a stream is not sent, even if the client does not read. For routes with `waits`."""
+    """When it returns, the stream is aborted, even if the client does not read. For routes with `waits`."""
 
 
-class Channel(Protocol):
-    """A WebSocket as its handler sees it. When the client leaves, the handler is cancelled."""
+class WebSocket(Protocol):
+    """A WebSocket connection. Its handler is cancelled when the client disconnects."""
 
     async def accept(self) -> None: ...
 
@@ -78,12 +80,12 @@ class Channel(Protocol):
 
     async def close(self, code: int, reason: str = "") -> None: ...
 
-    def cut(self) -> None:
-        """The connection is over at once, even in the middle of a message that the client does not read."""
+    def abort(self) -> None:
+        """Close the connection immediately, even during a write that the client does not read."""
 
 
 class HTTPError(Exception):
-    """The request is answered without doing what it asks."""
+    """A refused request, with its error response."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)
@@ -91,19 +93,19 @@ class HTTPError(Exception):
 
 
 def json_response(data: Any, status: int = 200, headers: Headers = ()) -> Response:
-    """`data` as JSON, with the headers that keep a browser from reading anything else into it."""
+    """Encode `data` as a JSON response, with headers against sniffing, caching and active content."""
     return encoded_json_response(strict_json.dumps(data).encode(), status, headers)
 
 
 def encoded_json_response(text: bytes, status: int = 200, headers: Headers = ()) -> Response:
-    """JSON that only passes through, as it is."""
+    """Return a JSON response from text that is already encoded."""
     return Response(status=status, headers=(*JSON_HEADERS, *headers), body=text)
 
 
 def error_response(error: DuctileError, headers: Headers = ()) -> Response:
-    """The one JSON shape of every error; a 503 says when to come back."""
-    words = _PATH.sub("", str(error)) if isinstance(error, LedgerError) else str(error)
-    return refusal_response(error.status, error.code, words, hint=error.hint, context=error.context, headers=headers)
+    """Return the JSON error response of an exception. A 503 has a Retry-After header."""
+    message = _PATH.sub("", str(error)) if isinstance(error, LedgerError) else str(error)
+    return refusal_response(error.status, error.code, message, hint=error.hint, context=error.context, headers=headers)
 
 
 def refusal_response(
@@ -115,7 +117,7 @@ def refusal_response(
     context: Mapping[str, Any] | None = None,
     headers: Headers = (),
 ) -> Response:
-    """The JSON shape of an error that never was an exception."""
+    """Return a JSON error response."""
     if status == 503:
         headers = (*headers, ("retry-after", str(RETRY_AFTER_SECONDS)))
     data = {"error": message, "code": code, "status": status, "hint": hint, "context": dict(context or {})}

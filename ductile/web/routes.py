@@ -1,7 +1,7 @@
-"""The one route table: which handler answers which method and path, with which scope and limits.
+"""The route table: method and path to handler, scope, limits and description. Also decodes paths and queries.
 
-Decides 404, 405 and 426 and nothing else. Pure: no I/O, no knowledge of who asks. The server, the documentation and
-the scope tests all read the same table.
+Decides 404, 405 and 426. Pure: no I/O, and no authorization. The server, the OpenAPI document and the scope tests read
+the same table.
 """
 
 import re
@@ -12,64 +12,64 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from attrs import field, frozen
 
 from ductile.core.errors import DuctileError
-from ductile.web.messages import Channel, HTTPError, Request, Response, refusal_response
+from ductile.web.messages import HTTPError, Request, Response, WebSocket, refusal_response
 from ductile.web.openapi.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100
-PATHS_HINT = "the paths of the API are in its /openapi.json, those of webhooks in `ductile webhook list`"
-ENCODING_HINT = "write it as percent-encoded UTF-8"
+PATHS_HINT = "See /openapi.json for the paths of the API, and `ductile webhook list` for webhook paths."
+ENCODING_HINT = "Use percent-encoded UTF-8."
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-ChannelHandler: TypeAlias = Callable[[Request, Channel], Awaitable[None]]
+WebSocketHandler: TypeAlias = Callable[[Request, WebSocket], Awaitable[None]]
 
 
 @frozen(kw_only=True)
 class Route:
-    """One method on one path. `{name}` in the path stands for one non-empty segment."""
+    """A method on a path, with its handler and description. `{name}` in the path matches one non-empty segment."""
 
     method: str
     path: str
     handler: Handler
-    scope: str | None = None  # None: open to everyone; "token": to everyone with a token
+    scope: str | None = None  # None: public; "token": any valid token
     summary: str = ""
-    group: str = ""  # the chapter of the description it belongs to
-    asks: tuple[Argument, ...] = ()  # query arguments
-    heeds: tuple[Header, ...] = ()  # request headers
-    takes: Schema | None = None  # the JSON body; None: it has none
-    gives: Mapping[int, Schema] = field(factory=dict)  # what it answers when it does what was asked, by status
-    refuses: tuple[int, ...] = ()  # statuses of its errors, beyond those that every such route can have
-    media: str = "application/json"  # what `gives` is encoded as
+    group: str = ""  # the OpenAPI tag
+    query: tuple[Argument, ...] = ()
+    headers: tuple[Header, ...] = ()
+    request_body: Schema | None = None  # the JSON body; None: no body
+    responses: Mapping[int, Schema] = field(factory=dict)  # responses of a successful request, by status
+    error_statuses: tuple[int, ...] = ()  # in addition to those that follow from the route
+    media_type: str = "application/json"  # of `responses`
     max_body: int = MIB
-    waits: bool = False  # waits or streams on purpose: when the client hangs up, the handler is cancelled
+    waits: bool = False  # the handler waits or streams; it is cancelled when the client disconnects
 
 
 @frozen(kw_only=True)
-class ChannelRoute:
-    """A path that speaks WebSocket."""
+class WebSocketRoute:
+    """A WebSocket path."""
 
     path: str
-    handler: ChannelHandler
+    handler: WebSocketHandler
     scope: str | None = None
     summary: str = ""
     group: str = ""
-    asks: tuple[Argument, ...] = ()
+    query: tuple[Argument, ...] = ()
     method: str = field(default="WEBSOCKET", init=False)
 
 
-AnyRoute: TypeAlias = Route | ChannelRoute
+AnyRoute: TypeAlias = Route | WebSocketRoute
 
 
 @frozen
 class Match:
-    """The route that answers, and what its `{names}` stand for."""
+    """A matched route with its path parameters."""
 
     route: AnyRoute
     params: Mapping[str, str]
 
 
 class _Node:
-    """One path segment of the table, and what may follow it."""
+    """A path segment of the table, with its child segments and routes."""
 
     def __init__(self) -> None:
         self.literal: dict[str, _Node] = {}
@@ -77,8 +77,8 @@ class _Node:
         self.routes: dict[str, AnyRoute] = {}
 
 
-class Table:
-    """Routes by path. Literal segments win over `{names}`; two routes for one method and shape cannot be built."""
+class RouteTable:
+    """Routes by path. Literal segments take precedence over `{names}`. Raises DuctileError for ambiguous routes."""
 
     def __init__(self, routes: Iterable[AnyRoute]) -> None:
         self.routes = tuple(routes)
@@ -89,15 +89,15 @@ class Table:
             self._add(route)
 
     def match(self, method: str, path: str) -> Match:
-        """The route for this method and decoded path; a `Refusal` with 404, 405 or 426 when there is none."""
+        """Return the route for a method and a decoded path. Raises HTTPError with 404, 405 or 426 if there is none."""
         found = self._static.get(path)
         if found is not None:
             return Match(self._choose(found, method), {})
         segments = path.split("/")[1:]
         values: list[str] = []
-        node = _walk(self._root, segments, 0, values)
+        node = _find_node(self._root, segments, 0, values)
         if node is None:
-            raise HTTPError(refusal_response(404, "not_found", "there is nothing at this path", hint=PATHS_HINT))
+            raise HTTPError(refusal_response(404, "not_found", "no such path", hint=PATHS_HINT))
         route = self._choose(node.routes, method)
         return Match(route, dict(zip(self._names[id(route)], values, strict=True)))
 
@@ -113,9 +113,7 @@ class Table:
         else:
             found = self._static.setdefault(route.path, {})
         if route.method in found:
-            raise DuctileError(
-                f"two routes answer {route.method} {route.path}: {found[route.method].path} is the first"
-            )
+            raise DuctileError(f"two routes for {route.method} {route.path}: the first is {found[route.method].path}")
         found[route.method] = route
 
     @staticmethod
@@ -123,15 +121,15 @@ class Table:
         route = found.get(method) or (found.get("GET") if method == "HEAD" else None)
         if route is not None:
             return route
-        if method == "WEBSOCKET":  # RFC 9110 7.8: a server may ignore the wish to upgrade
-            return Table._choose(found, "GET")
+        if method == "WEBSOCKET":  # RFC 9110 7.8: a server may ignore an upgrade request
+            return RouteTable._choose(found, "GET")
         if method == "GET" and "WEBSOCKET" in found:
             raise HTTPError(
                 refusal_response(
                     426,
                     "upgrade_required",
-                    "this path speaks WebSocket only",
-                    hint="connect with a WebSocket client, or follow GET /events",
+                    "this path is a WebSocket",
+                    hint="Connect with a WebSocket client, or use GET /events.",
                     headers=(("connection", "upgrade"), ("upgrade", "websocket")),
                 )
             )
@@ -140,34 +138,34 @@ class Table:
             refusal_response(
                 405,
                 "method_not_allowed",
-                f"this path does not answer {method}",
-                hint=f"allowed: {allowed}",
+                f"method {method} is not allowed for this path",
+                hint=f"Allowed: {allowed}.",
                 headers=(("allow", allowed),),
             )
         )
 
 
 def decode_path(raw: str) -> str:
-    """The path behind its percent-encoding. Refused with 400: what could be read in two ways, or hides a separator."""
+    """Decode the percent-encoding of a path. Raises HTTPError 400 for ambiguous paths and encoded separators."""
     if _PLAIN.fullmatch(raw) and "/." not in raw:
         return raw
     if not _ESCAPED.fullmatch(raw):
         raise _bad_path("it is not correctly percent-encoded")
     if _ENCODED_SEPARATOR.search(raw):
-        raise _bad_path("it has an encoded slash or backslash")
+        raise _bad_path("it contains an encoded slash or backslash")
     try:
         path = unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
         raise _bad_path("it is not UTF-8") from None
     if _CONTROL.search(path):
-        raise _bad_path("it has a control character")
+        raise _bad_path("it contains a control character")
     if any(segment in (".", "..") for segment in path.split("/")):
-        raise _bad_path("it has a dot segment")
+        raise _bad_path("it contains a dot segment")
     return path
 
 
 def decode_query(raw: str) -> dict[str, tuple[str, ...]]:
-    """Query arguments in order, each with all its values; more than a hundred or broken encoding is refused."""
+    """Decode the query arguments, in order, each with all its values. Raises HTTPError 400 for an invalid query."""
     if not raw:
         return {}
     if not _ESCAPED.fullmatch(raw):
@@ -197,7 +195,7 @@ def _segments_of(route: AnyRoute) -> list[str]:
     if not well_formed and route.path != "/":
         raise DuctileError(
             f"{route.path!r} is not a route path",
-            hint='write it like "/job/{id}": non-empty segments, no trailing slash',
+            hint='Write it like "/job/{id}": non-empty segments, no trailing slash.',
         )
     return segments[1:]
 
@@ -210,20 +208,23 @@ def _child(node: _Node, segment: str) -> _Node:
     return node.parameter
 
 
-def _walk(node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
-    """The node that answers these segments, its parameters in `values`; goes no deeper than the table itself."""
+def _find_node(node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
+    """Return the node that matches the segments, and append its parameters to `values`.
+
+    The recursion is limited by the depth of the table, not by the length of the path.
+    """
     if at == len(segments):
         return node if node.routes else None
     segment = segments[at]
     literal = node.literal.get(segment)
     if literal is not None:
-        found = _walk(literal, segments, at + 1, values)
+        found = _find_node(literal, segments, at + 1, values)
         if found is not None:
             return found
     if node.parameter is None or not segment:
         return None
     values.append(segment)
-    found = _walk(node.parameter, segments, at + 1, values)
+    found = _find_node(node.parameter, segments, at + 1, values)
     if found is None:
         values.pop()
     return found
@@ -235,8 +236,8 @@ def _allowed(found: Mapping[str, AnyRoute]) -> str:
 
 
 def _bad_path(reason: str) -> HTTPError:
-    return HTTPError(refusal_response(400, "bad_path", f"the path cannot be read: {reason}", hint=ENCODING_HINT))
+    return HTTPError(refusal_response(400, "bad_path", f"invalid path: {reason}", hint=ENCODING_HINT))
 
 
 def _bad_query(reason: str) -> HTTPError:
-    return HTTPError(refusal_response(400, "bad_query", f"the query cannot be read: {reason}", hint=ENCODING_HINT))
+    return HTTPError(refusal_response(400, "bad_query", f"invalid query: {reason}", hint=ENCODING_HINT))

@@ -23,7 +23,7 @@ FINAL = frozenset({"succeeded", "failed", "dead", "skipped"})
 FAILURES = frozenset({"failed", "dead"})
 LOST_WITH_THE_CORE = "core restart"
 CANCELLED = "cancelled: another run of its schedule is due"
-STEP_IS_GONE = re.compile(r"pipeline \S+ has no step \S+ any more")
+STEP_IS_GONE = re.compile(r"pipeline \S+ no longer has step \S+")
 
 Row = Mapping[str, Any]
 

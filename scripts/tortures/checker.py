@@ -25,7 +25,7 @@ LEGAL = {
 }
 LEGAL_FOR_CORE = {None: {"queued", "succeeded"}, "queued": {"succeeded", "failed"}}
 """Switches are over when they are written; joins run nothing."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def check(case: Case) -> dict[str, list[str]]:

@@ -210,7 +210,7 @@ def runs_fit_their_editions(case: Case, answers: Iterable[Answer]) -> Iterator[s
             yield f"the caller of {answer.body['job_id']} was told {nodes}, it is {rows}"
 
 
-GONE = ("b", "dead", f"pipeline {TURN} has no step b any more")
+GONE = ("b", "dead", f"pipeline {TURN} no longer has step b")
 
 
 def _steps(row: Row) -> int:

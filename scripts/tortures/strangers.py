@@ -141,7 +141,7 @@ async def try_signatures(siege: Siege, dice: random.Random, share: float) -> Fin
     await _send_bundles(siege.hooks, total, lambda: _with_signature(dice, next(numbers)), judge, found)
     seconds = time.monotonic() - begun
     rows = [siege.count(table, where) for table, where in zip(tables, forged, strict=True)]
-    about = [line for line in siege.service.lines[lines:] if "refused at" in line["message"]]
+    about = [line for line in siege.service.lines[lines:] if "rejected at" in line["message"]]
     found.expect(rows == [0, 0], f"they left rows: {rows}")
     found.expect(len(about) <= len(ENDPOINTS) * max(seconds, 1), f"{len(about)} lines in the log in {seconds:.0f} s")
     kept = siege.count("refused_deliveries")

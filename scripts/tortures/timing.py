@@ -50,7 +50,7 @@ def _signatures(dice: random.Random) -> Calls:
         wrong = bytearray.fromhex(signature(body))
         wrong[position] ^= dice.randrange(1, 256)
         headers = {"x-signature-256": (wrong.hex(),)}
-        return lambda: verifier.verdict(headers, body, now=now)
+        return lambda: verifier.verify(headers, body, now=now)
 
     pairs = [(refuse(0), refuse(31)) for _ in range(BODIES)]
     return [first for first, _ in pairs], [last for _, last in pairs]

@@ -16,14 +16,14 @@ from ductile.core.clock import from_text
 from scripts.tortures.kill import percentile
 from scripts.tortures.telling import tell, tell_violations
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
-from tests.zoo.catalogue import ANIMALS, Animal, break_entrypoint
+from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin, break_entrypoint
 
 SETTLE_SECONDS = 4.0
 """How long memory may take to be given back."""
 
 ELSEWHERE = ("Z60", "Z62", "Z64", "Z65")
 """They end the service, flood it, or can be let out only once: tests/e2e has them on their own."""
-CROWD = tuple(animal for animal in ANIMALS if animal.id not in ELSEWHERE)
+CROWD = tuple(animal for animal in HOSTILE_PLUGINS if animal.id not in ELSEWHERE)
 GOOD_FOR_EACH = 2
 MOST_WAIT_SECONDS = 2.0
 MOST_OPEN_PER_WORKER = 2
@@ -54,8 +54,8 @@ class Rounds:
     resident: list[int] = field(factory=list)
     jobs: int = 0
 
-    def round(self, animals: Sequence[Animal]) -> None:
-        order: list[Animal | None] = [*animals, *[None] * (len(animals) * GOOD_FOR_EACH)]
+    def round(self, animals: Sequence[HostilePlugin]) -> None:
+        order: list[HostilePlugin | None] = [*animals, *[None] * (len(animals) * GOOD_FOR_EACH)]
         self.dice.shuffle(order)
         jobs = {self._let_out(animal): animal for animal in order}
         self.jobs += len(jobs)
@@ -72,7 +72,7 @@ class Rounds:
             settled(lambda: Traces.of(self.zoo.pid).resident, lambda now: now <= enough, patience=SETTLE_SECONDS)
         )
 
-    def _let_out(self, animal: Animal | None) -> str:
+    def _let_out(self, animal: HostilePlugin | None) -> str:
         """On its way as soon as not too many are."""
         most = self.options.workers * MOST_OPEN_PER_WORKER
         settled(lambda: self._open_jobs() < most, bool, patience=PATIENCE)
@@ -83,7 +83,7 @@ class Rounds:
         count: int = row["n"]
         return count
 
-    def _look_at(self, jobs: dict[str, Animal | None]) -> None:
+    def _look_at(self, jobs: dict[str, HostilePlugin | None]) -> None:
         rows = {
             row["id"]: row for row in self.zoo.home.rows("SELECT id, status, created_at, last_error FROM job_queue")
         }

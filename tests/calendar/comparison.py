@@ -1,6 +1,6 @@
-"""The product against the oracle: every line, every zone, every change of the clocks, and random days.
+"""Compare the calendar with the oracle: every line, every zone, every clock change, and random days.
 
-`scripts/oracle` runs all of it; `test_oracle` a fixed sample.
+`scripts/oracle` compares everything; `test_oracle` a fixed sample.
 """
 
 import argparse
@@ -15,37 +15,40 @@ from zoneinfo import ZoneInfo
 from attrs import frozen
 
 from ductile.calendar.cron import parse_line
-from ductile.calendar.slots import Dial, Slots
-from tests.calendar.oracle import BEFORE_AND_AFTER, ZONES, Reading, Walk, expressions, windows
+from ductile.calendar.slots import CronSlots, Slots
+from tests.calendar.oracle import BEFORE_AND_AFTER, ZONES, MinuteWalk, OracleLine, expressions, windows
 
 TICK = timedelta(microseconds=1)
 
 
 @frozen
-class Tally:
-    """How much of a zone was compared, and what differed."""
+class ZoneResult:
+    """The number of compared slots of a zone, and the differences."""
 
     zone: str
     slots: int
     differences: tuple[str, ...]
 
 
-def compare(zone: str, lines: Iterable[str], spans: Sequence[tuple[datetime, datetime]]) -> Tally:
-    """Fires forward, fires backward (around changes) and counts are the oracle's, for each line in each span."""
-    pairs = [(Reading.of(line), Dial(parse_line(line), ZoneInfo(zone))) for line in lines]
+def compare(zone: str, lines: Iterable[str], spans: Sequence[tuple[datetime, datetime]]) -> ZoneResult:
+    """Compare slots forward, backward (around clock changes) and counts with the oracle, for each line in each span."""
+    pairs = [(OracleLine.of(line), CronSlots(parse_line(line), ZoneInfo(zone))) for line in lines]
     slots, differences = 0, []
     for start, end in spans:
-        walk = Walk.through(zone, start, end)
-        for reading, dial in pairs:
-            expected = walk.fires(reading)
+        walk = MinuteWalk.through(zone, start, end)
+        for line, cron_slots in pairs:
+            expected = walk.fires(line)
             slots += len(expected)
-            answers = {"after": list(forward(dial, start, end)), "count": dial.count(start - TICK, end - TICK)}
+            answers = {
+                "after": list(forward(cron_slots, start, end)),
+                "count": cron_slots.count(start - TICK, end - TICK),
+            }
             if end - start == 2 * BEFORE_AND_AFTER:
-                answers["before"] = list(backward(dial, start, end))[::-1]
+                answers["before"] = list(backward(cron_slots, start, end))[::-1]
             for way, answer in answers.items():
                 if answer != (len(expected) if way == "count" else expected):
-                    differences.append(f"{zone} {reading.text!r} {way} from {start}: {_shown(answer, expected)}")
-    return Tally(zone, slots, tuple(differences))
+                    differences.append(f"{zone} {line.text!r} {way} from {start}: {_shown(answer, expected)}")
+    return ZoneResult(zone, slots, tuple(differences))
 
 
 def forward(slots: Slots, start: datetime, end: datetime) -> Iterator[datetime]:
@@ -68,7 +71,7 @@ def _shown(answer: object, expected: list[datetime]) -> str:
     return ", ".join(str(moment) for moment in sorted({*answer} ^ {*expected})[:5])
 
 
-def _whole_zone(zone: str, lines: Sequence[str]) -> Tally:
+def _whole_zone(zone: str, lines: Sequence[str]) -> ZoneResult:
     return compare(zone, lines, list(windows(zone)))
 
 
@@ -80,10 +83,10 @@ def main() -> int:
     arguments = parser.parse_args()
     lines, begun, slots, differences = expressions(arguments.lines), time.monotonic(), 0, 0
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for tally in pool.map(partial(_whole_zone, lines=lines), arguments.zones):
-            slots, differences = slots + tally.slots, differences + len(tally.differences)
-            print(f"{tally.zone}: {tally.slots:,} slots, {len(tally.differences)} differences", flush=True)
-            print(*tally.differences[:20], sep="\n", end="\n" if tally.differences else "", file=sys.stderr)
+        for result in pool.map(partial(_whole_zone, lines=lines), arguments.zones):
+            slots, differences = slots + result.slots, differences + len(result.differences)
+            print(f"{result.zone}: {result.slots:,} slots, {len(result.differences)} differences", flush=True)
+            print(*result.differences[:20], sep="\n", end="\n" if result.differences else "", file=sys.stderr)
     took = f"{(time.monotonic() - begun) / 60:.0f} min"
     print(f"{len(arguments.zones)} zones, {len(lines)} lines, {slots:,} slots, {differences} differences, {took}")
     return 1 if differences else 0

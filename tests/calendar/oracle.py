@@ -1,7 +1,6 @@
-"""The calendar once more, slow and simple: walks every UTC minute and reads the clocks of the zone with zoneinfo.
+"""A slow, simple reference implementation of cron slots: visits every UTC minute and reads the zone with zoneinfo.
 
-Shares nothing with the product, neither its reading of cron fields nor its reckoning; `comparison` holds the two
-against each other.
+Shares no code with the product. `comparison` compares the two.
 """
 
 import random
@@ -63,7 +62,7 @@ _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 
 
 def expressions(at_least: int = 320) -> list[str]:
-    """The written ones, filled up with random ones; always the same."""
+    """Return the listed expressions, extended by random ones. Deterministic."""
     lines = [line.strip() for row in WRITTEN.split("\n") for line in row.split("|") if line.strip()]
     dice = random.Random("expressions")
     while len(lines) < at_least:
@@ -72,7 +71,7 @@ def expressions(at_least: int = 320) -> list[str]:
 
 
 def _random_field(dice: random.Random, index: int) -> str:
-    """Fixed values more often than not, near the hours at which clocks change."""
+    """Prefer fixed values near the hours at which clocks change."""
     low, high = _BOUNDS[index]
     numbers = [0, 1, 2, 2, 3, 23] if index == 1 else list(range(low, high + 1))
     one, other = dice.choice(numbers), dice.randint(low, high)
@@ -82,15 +81,15 @@ def _random_field(dice: random.Random, index: int) -> str:
 
 
 @frozen
-class Reading:
-    """A cron line as the oracle reads it: a truth for every minute of the day, and one for every date."""
+class OracleLine:
+    """A cron line: whether it matches, for every minute of the day and for a date."""
 
     text: str
     fixed: bool
     times: bytes
 
     @classmethod
-    def of(cls, text: str) -> "Reading":
+    def of(cls, text: str) -> "OracleLine":
         minute, hour = text.split()[:2]
         times = bytes(_allows(1, hour, number // 60) and _allows(0, minute, number % 60) for number in range(1440))
         return cls(text, not set("*/") & set(minute + hour), times)
@@ -123,11 +122,11 @@ def _value(index: int, text: str) -> int:
 
 
 @frozen
-class Walk:
-    """Every UTC minute of a time, with what the clocks show then, as (minute, date, minute of the day).
+class MinuteWalk:
+    """All UTC minutes of a span with their wall times, as (minute, date, minute of the day).
 
-    `passing` has each minute as it passes. `naming` has each wall time at the first minute that shows it, and one that
-    is never shown at the first minute after it.
+    `passing` has each minute once. `naming` has each wall time at the first minute that shows it; a skipped one is
+    listed at the first minute after the gap.
     """
 
     zone: str
@@ -137,7 +136,7 @@ class Walk:
     naming: Sequence[tuple[datetime, date, int]]
 
     @classmethod
-    def through(cls, zone: str, start: datetime, end: datetime) -> "Walk":
+    def through(cls, zone: str, start: datetime, end: datetime) -> "MinuteWalk":
         passing, naming = [], []
         shown: datetime | None = None
         moment, place = start - DAY, ZoneInfo(zone)
@@ -154,17 +153,17 @@ class Walk:
             moment += MINUTE
         return cls(zone, start, end, passing, naming)
 
-    def fires(self, reading: Reading) -> list[datetime]:
-        """When the line fires."""
-        minutes = self.naming if reading.fixed else self.passing
-        dates = {day: reading.on(day) for day in {day for _, day, _ in minutes}}
-        times = reading.times
+    def fires(self, line: OracleLine) -> list[datetime]:
+        """Return the times at which the line fires."""
+        minutes = self.naming if line.fixed else self.passing
+        dates = {day: line.on(day) for day in {day for _, day, _ in minutes}}
+        times = line.times
         return list(dict.fromkeys(moment for moment, day, at in minutes if times[at] and dates[day]))
 
 
 @lru_cache
 def changes(zone: str) -> tuple[datetime, ...]:
-    """The minutes at which the clocks of the zone change, 2020 to 2030."""
+    """Return the minutes of the clock changes of the zone, 2020 to 2030."""
     found, place = [], ZoneInfo(zone)
     for day in range((LAST - FIRST) // DAY):
         moment = FIRST + day * DAY
@@ -176,7 +175,7 @@ def changes(zone: str) -> tuple[datetime, ...]:
 
 
 def windows(zone: str) -> Iterator[tuple[datetime, datetime]]:
-    """Three days before to three days after each change, and random days."""
+    """Yield three days before and after each clock change, and random days."""
     for change in changes(zone):
         yield change - BEFORE_AND_AFTER, change + BEFORE_AND_AFTER
     dice = random.Random(zone)

@@ -1,4 +1,4 @@
-"""The ends of the calendar: whatever can be written, and whatever the clock shows, there is an answer."""
+"""Every schedule can be evaluated up to the ends of the supported time range."""
 
 from datetime import UTC, datetime, time, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ductile.calendar.bounds import FIRST, LAST
+from ductile.calendar.bounds import CALENDAR_END, CALENDAR_START
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
-from ductile.calendar.due import look, slots_between
-from ductile.calendar.firing import timetable
+from ductile.calendar.due import evaluate, slots_between
+from ductile.calendar.firing import build_timetable
 from ductile.calendar.windows import Window
 from ductile.config.sections.schedules import HOST_ZONE
-from ductile.core.units import LONGEST
+from ductile.core.units import MAX_DURATION
 from tests.calendar.oracle import expressions
 
 NOW = datetime(2026, 3, 9, 12, tzinfo=UTC)
@@ -30,21 +30,21 @@ def once(moment: datetime, zone: tzinfo = UTC, **more: object) -> Definition:
 
 @pytest.mark.parametrize("moment", [ZERO, ZERO + timedelta(microseconds=1), datetime(1, 1, 2, 3, tzinfo=UTC)])
 @pytest.mark.parametrize("zone", [UTC, EAST, WEST, HOST_ZONE])
-def test_a_moment_before_the_calendar_has_passed(moment: datetime, zone: tzinfo) -> None:
-    """Go writes the first of January of the year 1 for no time at all. As any moment that was missed it fires once."""
+def test_a_time_before_the_range_has_passed(moment: datetime, zone: tzinfo) -> None:
+    """Go writes 0001-01-01 for "no time". It fires once, like any missed time."""
     history = History(anchored_at=NOW)
-    seen = look(once(moment, zone), history, NOW)
-    assert [slot.at for slot in seen.due] == [FIRST]
-    assert look(once(moment, zone), History(anchored_at=NOW, last_slot_at=seen.decided_to), NOW).due == ()
+    result = evaluate(once(moment, zone), history, NOW)
+    assert [slot.at for slot in result.due] == [CALENDAR_START]
+    assert evaluate(once(moment, zone), History(anchored_at=NOW, last_slot_at=result.decided_to), NOW).due == ()
 
 
 @pytest.mark.parametrize("zone", [UTC, EAST, WEST, HOST_ZONE])
-def test_a_moment_after_the_calendar_never_comes(zone: tzinfo) -> None:
-    """The last second of the year 9999 is the usual way to write that; it counts as the calendar's own end."""
-    seen = look(once(NEVER, zone), History(anchored_at=NOW), NOW)
-    assert (seen.due, seen.next_at) == ((), LAST)
-    coming = slots_between(once(NEVER, zone), History(anchored_at=NOW), NOW, ENDLESS, 3)
-    assert [slot.at for slot in coming] == [LAST]
+def test_a_time_after_the_range_counts_as_its_end(zone: tzinfo) -> None:
+    """9999-12-31T23:59:59 is a common way to write "never"."""
+    result = evaluate(once(NEVER, zone), History(anchored_at=NOW), NOW)
+    assert (result.due, result.next_at) == ((), CALENDAR_END)
+    upcoming = slots_between(once(NEVER, zone), History(anchored_at=NOW), NOW, ENDLESS, 3)
+    assert [slot.at for slot in upcoming] == [CALENDAR_END]
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,24 @@ def test_a_moment_after_the_calendar_never_comes(zone: tzinfo) -> None:
         once(datetime(1, 1, 2, 3, tzinfo=UTC), WEST, windows=MORNING),
     ],
 )
-def test_closed_hours_reach_beyond_both_ends(definition: Definition) -> None:
-    """A moment at the end waits for the opening as any other does."""
-    seen = look(definition, History(anchored_at=NOW), NOW)
-    assert seen.due or seen.next_at
+def test_closed_hours_apply_at_both_ends_of_the_range(definition: Definition) -> None:
+    result = evaluate(definition, History(anchored_at=NOW), NOW)
+    assert result.due or result.next_at
 
 
 MOMENTS = st.one_of(
-    st.sampled_from([FIRST, FIRST + timedelta.resolution, NOW, LAST - timedelta.resolution, LAST]),
-    st.datetimes(FIRST.replace(tzinfo=None), LAST.replace(tzinfo=None)).map(lambda one: one.replace(tzinfo=UTC)),
+    st.sampled_from(
+        [CALENDAR_START, CALENDAR_START + timedelta.resolution, NOW, CALENDAR_END - timedelta.resolution, CALENDAR_END]
+    ),
+    st.datetimes(CALENDAR_START.replace(tzinfo=None), CALENDAR_END.replace(tzinfo=None)).map(
+        lambda one: one.replace(tzinfo=UTC)
+    ),
 )
 WRITTEN = st.one_of(
     st.sampled_from([ZERO, NEVER, datetime.max.replace(tzinfo=UTC)]),
     st.datetimes().map(lambda one: one.replace(tzinfo=UTC)),
 )
-SPANS = st.timedeltas(timedelta.resolution, LONGEST)
+SPANS = st.timedeltas(timedelta.resolution, MAX_DURATION)
 HALF_HOURS = st.integers(0, 47).map(lambda number: time(number // 2, number % 2 * 30))
 DEFINITIONS = st.builds(
     Definition,
@@ -96,14 +99,14 @@ HISTORIES = st.builds(
 
 @settings(deadline=None, max_examples=300)
 @given(DEFINITIONS, HISTORIES, MOMENTS)
-def test_every_question_within_the_calendar_has_an_answer(
+def test_any_schedule_can_be_evaluated_at_any_time_in_the_range(
     definition: Definition, history: History, now: datetime
 ) -> None:
-    """None of them is an exception, and every answer is a moment that any zone can show."""
+    """Without an exception, and every result can be converted to any zone."""
     if isinstance(definition.when, Every) and definition.when.interval < timedelta(days=30):
         definition = Definition(plugin="echo", schedule_id="x", when=Every(timedelta(days=30)), zone=definition.zone)
-    seen = look(definition, history, now)
-    table = timetable(definition, history)
-    coming = list(slots_between(definition, history, now, ENDLESS, 3))
-    answers = [seen.next_at, seen.decided_to, table.latest(now), *(slot.fire_at for slot in coming)]
+    result = evaluate(definition, history, now)
+    table = build_timetable(definition, history)
+    upcoming = list(slots_between(definition, history, now, ENDLESS, 3))
+    answers = [result.next_at, result.decided_to, table.latest(now), *(slot.fire_at for slot in upcoming)]
     assert all(moment.astimezone(zone) for moment in answers if moment for zone in (EAST, WEST))

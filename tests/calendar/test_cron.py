@@ -1,4 +1,4 @@
-"""Cron lines: what the five fields mean, on a calendar without time zones."""
+"""The meaning of the five cron fields, on wall-clock time."""
 
 from datetime import date, datetime, time, timedelta
 
@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ductile.calendar.cron import CronLine, parse_line
-from tests.calendar.oracle import Reading, expressions
+from tests.calendar.oracle import OracleLine, expressions
 
 MINUTE = timedelta(minutes=1)
 
 
 def first_dates(line: CronLine, count: int = 5, since: date = date(2026, 1, 1)) -> list[str]:
-    """The first matching dates of 2026 and later, as MM-DD, with the year where it is another."""
+    """Return the first matching dates from 2026 on, as MM-DD in 2026 and with the year afterwards."""
     found: list[date] = []
     while len(found) < count and (at := line.first(datetime.combine(since, time()))):
         found.append(at.date())
@@ -53,11 +53,11 @@ DATES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), DATES)
-def test_a_line_names_dates(text: str, expected: str) -> None:
-    """Days that some months lack, names, ranges that go round, steps, 7 for Sunday.
+def test_a_line_matches_dates(text: str, expected: str) -> None:
+    """Days that some months lack, names, wrapping ranges, steps, 7 for Sunday.
 
-    Day and weekday both restricted: either suffices. A field that begins with `*`, also with a step, is not restricted:
-    then both must match, so `*/2` with a weekday is that weekday on odd days.
+    If day and weekday are both restricted, either is sufficient. A field that starts with `*`, even with a step, is not
+    restricted; then both must match, so `*/2` with a weekday is that weekday on odd days.
     """
     assert first_dates(parse_line(text), len(expected.split())) == expected.split()
 
@@ -74,8 +74,8 @@ def test_a_line_names_dates(text: str, expected: str) -> None:
         ("*/90 */23 * * *", "00:00 23:00"),
     ],
 )
-def test_a_line_names_times_of_day(text: str, expected: str) -> None:
-    """A range of one is that one; a step longer than the field leaves its first value."""
+def test_a_line_matches_times_of_day(text: str, expected: str) -> None:
+    """A range of one value is that value; a step longer than the field leaves its first value."""
     day = [datetime(2026, 1, 1) + number * MINUTE for number in range(1440)]
     found = [f"{wall:%H:%M}" for wall in day if parse_line(text).first(wall) == wall]
     assert found[: len(expected.split())] == expected.split()
@@ -94,8 +94,8 @@ def test_a_line_names_times_of_day(text: str, expected: str) -> None:
         ("0 1-5/2 * * *", False),
     ],
 )
-def test_a_line_names_times_or_a_rhythm(text: str, is_fixed: bool) -> None:
-    """A `*` or a step in minute or hour makes it a rhythm."""
+def test_a_line_is_fixed_without_wildcards_and_steps(text: str, is_fixed: bool) -> None:
+    """In minute and hour."""
     assert parse_line(text).is_fixed is is_fixed
 
 
@@ -124,14 +124,14 @@ def test_a_line_names_times_or_a_rhythm(text: str, is_fixed: bool) -> None:
         ("* * L * *", "the day must be *"),
         ("* * * * 5#1", "the weekday must be *"),
         ("1/2/3 * * * *", "the minute must be *"),
-        ("0 0 30 2 *", "names a date that never comes"),
-        ("0 0 31 4,6,9,11 *", "names a date that never comes"),
-        ("0 0 30,31 2 */2", "names a date that never comes"),
+        ("0 0 30 2 *", "names a date that never occurs"),
+        ("0 0 31 4,6,9,11 *", "names a date that never occurs"),
+        ("0 0 30,31 2 */2", "names a date that never occurs"),
     ],
 )
-def test_a_line_that_is_none_says_which_field_and_what_is_allowed(text: str, reason: str) -> None:
-    """Nothing is guessed, and a date that never comes is found without looking for it."""
-    with pytest.raises(ValueError, match=r"cron line|never comes") as refused:
+def test_an_invalid_line_is_refused_with_its_field_and_allowed_values(text: str, reason: str) -> None:
+    """A date that never occurs is refused as well."""
+    with pytest.raises(ValueError, match=r"cron line|never occurs") as refused:
         parse_line(text)
     assert reason in str(refused.value)
 
@@ -140,9 +140,8 @@ WALLS = st.datetimes(datetime(1996, 1, 1), datetime(2108, 1, 1))
 
 
 @given(st.sampled_from(expressions()), WALLS)
-def test_first_and_last_are_neighbours_and_match(text: str, wall: datetime) -> None:
-    """The first match from a time on is the last one before the minute after it; both are matches."""
-    line, reading = parse_line(text), Reading.of(text)
+def test_first_and_last_are_adjacent_matches(text: str, wall: datetime) -> None:
+    line, reading = parse_line(text), OracleLine.of(text)
     first, last = line.first(wall), line.last(wall)
     assert first
     assert last
@@ -157,7 +156,6 @@ def test_first_and_last_are_neighbours_and_match(text: str, wall: datetime) -> N
 @settings(deadline=None)
 @given(st.sampled_from(expressions()), WALLS, st.integers(1, 150))
 def test_a_count_is_the_number_of_matches(text: str, start: datetime, steps: int) -> None:
-    """Counting without walking gives what walking gives."""
     line, end = parse_line(text), start
     for _ in range(steps):
         at = line.first(end)

@@ -1,4 +1,4 @@
-"""A look at a schedule: what is due, held, missed and next, from a definition, a history and the time."""
+"""Which slots are due, held, missed and next, from a definition, a history and the time."""
 
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -9,8 +9,8 @@ from attrs import evolve
 
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
-from ductile.calendar.due import Look, look, slots_between
-from ductile.calendar.firing import GRACE, timetable
+from ductile.calendar.due import Evaluation, evaluate, slots_between
+from ductile.calendar.firing import GRACE, build_timetable
 from ductile.calendar.reasons import SkipReason
 from ductile.calendar.windows import Window
 
@@ -33,70 +33,69 @@ def since(anchored_at: datetime = NOON, **more: Any) -> History:
 
 
 def fired(slot_at: datetime, at: datetime | None = None, **more: Any) -> History:
-    """A schedule that has run its slots from the day before on, the last one on time."""
+    """Return the history of a schedule that ran all slots since the day before."""
     return History(**{"anchored_at": NOON - DAY, "last_slot_at": slot_at, "last_fired_at": at or slot_at} | more)
 
 
-def ats(seen: Look) -> list[str]:
-    return [f"{slot.at:%H:%M}" for slot in seen.due]
+def slot_times(result: Evaluation) -> list[str]:
+    return [f"{slot.at:%H:%M}" for slot in result.due]
 
 
 # Every
 
 
-def test_an_interval_begins_with_the_moment_it_was_first_seen() -> None:
-    """It fires at once, then on the grid from there."""
-    seen = look(every(), since(), NOON + SECOND)
-    assert [slot.at for slot in seen.due] == [NOON]
-    assert seen.next_at == NOON + 5 * MINUTE
+def test_an_interval_starts_when_it_was_first_seen() -> None:
+    """It fires immediately, then every interval."""
+    result = evaluate(every(), since(), NOON + SECOND)
+    assert [slot.at for slot in result.due] == [NOON]
+    assert result.next_at == NOON + 5 * MINUTE
 
 
 def test_nothing_is_due_between_two_slots() -> None:
-    """However often one looks, and whether or not the job failed: a slot is used up when it has fired."""
+    """Repeated evaluation changes nothing."""
     for second in (1, 60, 299):
-        seen = look(every(), fired(NOON), NOON + second * SECOND)
-        assert seen == Look(next_at=NOON + 5 * MINUTE)
+        result = evaluate(every(), fired(NOON), NOON + second * SECOND)
+        assert result == Evaluation(next_at=NOON + 5 * MINUTE)
 
 
 def test_an_interval_does_not_drift() -> None:
     """A slot that fires late does not move the next one."""
-    seen = look(every(), fired(NOON, at=NOON + 40 * SECOND), NOON + 5 * MINUTE)
-    assert (ats(seen), seen.next_at) == (["12:05"], NOON + 10 * MINUTE)
+    result = evaluate(every(), fired(NOON, at=NOON + 40 * SECOND), NOON + 5 * MINUTE)
+    assert (slot_times(result), result.next_at) == (["12:05"], NOON + 10 * MINUTE)
 
 
 # Jitter
 
 
-def test_jitter_is_drawn_once_for_each_slot() -> None:
-    """A restart, another look or another history does not draw again; another schedule does."""
-    table = timetable(every(jitter=4 * MINUTE), since())
+def test_the_jitter_of_a_slot_is_constant() -> None:
+    """It does not depend on the history, but on the schedule."""
+    table = build_timetable(every(jitter=4 * MINUTE), since())
     drawn = [table.planned(NOON + number * 5 * MINUTE) for number in range(50)]
     assert drawn == [
-        timetable(every(jitter=4 * MINUTE), fired(NOON, anchored_at=NOON)).planned(NOON + number * 5 * MINUTE)
+        build_timetable(every(jitter=4 * MINUTE), fired(NOON, anchored_at=NOON)).planned(NOON + number * 5 * MINUTE)
         for number in range(50)
     ]
-    other = timetable(evolve(every(jitter=4 * MINUTE), schedule_id="other"), since())
+    other = build_timetable(evolve(every(jitter=4 * MINUTE), schedule_id="other"), since())
     assert drawn != [other.planned(NOON + number * 5 * MINUTE) for number in range(50)]
 
 
 def test_jitter_spreads_evenly_to_both_sides() -> None:
-    """Plus or minus half of it."""
-    table = timetable(every(jitter=4 * MINUTE), since())
+    """By plus or minus half of its value."""
+    table = build_timetable(every(jitter=4 * MINUTE), since())
     offsets = [table.planned(at) - at for at in (NOON + number * 5 * MINUTE for number in range(1000))]
     assert -2 * MINUTE <= min(offsets) < -110 * SECOND
     assert 110 * SECOND < max(offsets) < 2 * MINUTE
     assert abs(sum(offsets, timedelta()) / 1000) < 10 * SECOND
 
 
-def test_jitter_never_overtakes_the_neighbouring_slot() -> None:
-    """A jitter longer than the distance between slots is cut to it."""
-    table = timetable(cron("* * * * *", jitter=HOUR), since())
+def test_jitter_keeps_the_order_of_slots() -> None:
+    """A jitter longer than the distance between slots is reduced to it."""
+    table = build_timetable(cron("* * * * *", jitter=HOUR), since())
     planned = [table.planned(NOON + number * MINUTE) for number in range(200)]
     assert planned == sorted(set(planned))
 
 
-def test_jitter_never_pushes_a_slot_out_of_its_hours() -> None:
-    """A slot at the edge of its window stays where it is rather than wait for tomorrow."""
+def test_jitter_never_moves_a_slot_out_of_its_hours() -> None:
     at_the_edges = cron("0 8 * * *", windows=WORKING, jitter=HOUR), cron("59 21 * * *", windows=WORKING, jitter=HOUR)
     for definition in at_the_edges:
         for slot in slots_between(definition, since(), NOON, NOON + 60 * DAY):
@@ -105,25 +104,25 @@ def test_jitter_never_pushes_a_slot_out_of_its_hours() -> None:
 
 
 def test_a_slot_that_fires_early_does_not_fire_again_at_its_own_time() -> None:
-    """Jitter may put a firing before its slot; the slot is decided then."""
+    """Jitter may move a firing before its slot."""
     definition = every(HOUR, jitter=HOUR)
     early = next(slot for slot in slots_between(definition, since(), NOON, NOON + DAY) if slot.fire_at < slot.at)
     before = fired(early.at - HOUR, anchored_at=NOON)
-    assert [slot.at for slot in look(definition, before, early.fire_at).due] == [early.at]
+    assert [slot.at for slot in evaluate(definition, before, early.fire_at).due] == [early.at]
     after = fired(early.at, at=early.fire_at, anchored_at=NOON)
-    assert look(definition, after, early.at + SECOND).due == ()
+    assert evaluate(definition, after, early.at + SECOND).due == ()
 
 
 @pytest.mark.parametrize("when", [every(DAY), cron("1 12 * * *"), cron("20 12 * * *")], ids=["every", "soon", "later"])
-def test_jitter_never_reaches_behind_the_moment_a_schedule_was_first_seen(when: Definition) -> None:
-    """Nobody could have looked then: the first slot fires, at once at the earliest, and is not called missed."""
+def test_jitter_never_moves_a_slot_before_the_schedule_was_first_seen(when: Definition) -> None:
+    """The first slot is not missed."""
     for name in map(str, range(50)):
         definition = evolve(when, schedule_id=name, jitter=HOUR)
         (first,) = slots_between(definition, since(), NOON, NOON + 3 * HOUR)
-        seen = look(definition, since(), first.fire_at + SECOND)
+        result = evaluate(definition, since(), first.fire_at + SECOND)
 
         assert first.fire_at >= NOON
-        assert ([slot.at for slot in seen.due], seen.skipped) == ([first.at], 0)
+        assert ([slot.at for slot in result.due], result.skipped) == ([first.at], 0)
 
 
 # Missed slots
@@ -134,16 +133,16 @@ def test_jitter_never_reaches_behind_the_moment_a_schedule_was_first_seen(when: 
     [(CatchUp.SKIP, [], 3), (CatchUp.RUN_ONCE, ["12:15"], 2), (CatchUp.RUN_ALL, ["12:05", "12:10", "12:15"], 0)],
 )
 @pytest.mark.parametrize("definition", [every(), cron("*/5 * * * *")])
-def test_three_missed_slots_are_caught_up_as_asked(
+def test_missed_slots_are_handled_by_the_catch_up_policy(
     definition: Definition, catch_up: CatchUp, due: list[str], skipped: int
 ) -> None:
-    """skip: none; run_once: one for all of them; run_all: each. For intervals and cron lines alike."""
-    seen = look(evolve(definition, catch_up=catch_up), fired(NOON), NOON + 18 * MINUTE)
-    assert (ats(seen), seen.skipped, seen.capped) == (due, skipped, False)
-    assert all(slot.is_catch_up for slot in seen.due)
-    assert seen.skip_reason is (SkipReason.MISSED if skipped else None)
-    assert seen.decided_to == NOON + 15 * MINUTE
-    assert seen.next_at == NOON + 20 * MINUTE
+    """skip: no run; run_once: one run for all; run_all: one run each."""
+    result = evaluate(evolve(definition, catch_up=catch_up), fired(NOON), NOON + 18 * MINUTE)
+    assert (slot_times(result), result.skipped, result.capped) == (due, skipped, False)
+    assert all(slot.is_catch_up for slot in result.due)
+    assert result.skip_reason is (SkipReason.MISSED if skipped else None)
+    assert result.decided_to == NOON + 15 * MINUTE
+    assert result.next_at == NOON + 20 * MINUTE
 
 
 @pytest.mark.parametrize(
@@ -154,156 +153,152 @@ def test_three_missed_slots_are_caught_up_as_asked(
 def test_ten_thousand_missed_slots_are_counted_and_capped(
     definition: Definition, catch_up: CatchUp, due: int, skipped: int
 ) -> None:
-    """run_all makes up for the latest hundred, and says that there were more."""
+    """run_all runs the latest hundred and reports that there were more."""
     now = NOON + 10_000 * 5 * MINUTE + 2 * MINUTE
-    seen = look(evolve(definition, catch_up=catch_up), fired(NOON), now)
-    assert (len(seen.due), seen.skipped, seen.capped) == (due, skipped, catch_up is CatchUp.RUN_ALL)
-    assert [slot.at for slot in seen.due] == [NOON + number * 5 * MINUTE for number in range(10_001 - due, 10_001)]
+    result = evaluate(evolve(definition, catch_up=catch_up), fired(NOON), now)
+    assert (len(result.due), result.skipped, result.capped) == (due, skipped, catch_up is CatchUp.RUN_ALL)
+    assert [slot.at for slot in result.due] == [NOON + number * 5 * MINUTE for number in range(10_001 - due, 10_001)]
 
 
 def test_a_hundred_missed_slots_are_not_capped() -> None:
-    """The cap is reported when it cut something off."""
-    seen = look(every(catch_up=CatchUp.RUN_ALL), fired(NOON), NOON + 502 * MINUTE)
-    assert (len(seen.due), seen.capped, seen.skipped) == (100, False, 0)
+    result = evaluate(every(catch_up=CatchUp.RUN_ALL), fired(NOON), NOON + 502 * MINUTE)
+    assert (len(result.due), result.capped, result.skipped) == (100, False, 0)
 
 
 @pytest.mark.parametrize("catch_up", CatchUp)
 def test_a_slot_up_to_a_minute_late_is_on_time(catch_up: CatchUp) -> None:
-    """A restart across a slot, or a busy moment, does not cost the run."""
+    """A restart across a slot does not skip the run."""
     nightly = cron("0 2 * * *", catch_up=catch_up)
     two = NOON.replace(hour=2)
     for late in (timedelta(), GRACE):
-        (slot,) = look(nightly, fired(two - DAY), two + late).due
+        (slot,) = evaluate(nightly, fired(two - DAY), two + late).due
         assert not slot.is_catch_up
-    seen = look(nightly, fired(two - DAY), two + GRACE + timedelta.resolution)
-    assert [slot.is_catch_up for slot in seen.due] == ([] if catch_up is CatchUp.SKIP else [True])
+    result = evaluate(nightly, fired(two - DAY), two + GRACE + timedelta.resolution)
+    assert [slot.is_catch_up for slot in result.due] == ([] if catch_up is CatchUp.SKIP else [True])
 
 
 def test_short_intervals_run_their_latest_slot_after_a_pause() -> None:
-    """Several slots within the minute: the latest runs, the others are superseded; run_all runs each."""
+    """The others are superseded; run_all runs each."""
     now = NOON + 35 * SECOND
-    seen = look(every(10 * SECOND), fired(NOON), now)
-    assert [slot.at for slot in seen.due] == [NOON + 30 * SECOND]
-    assert (seen.skipped, seen.skip_reason) == (2, SkipReason.SUPERSEDED)
-    assert len(look(every(10 * SECOND, catch_up=CatchUp.RUN_ALL), fired(NOON), now).due) == 3
+    result = evaluate(every(10 * SECOND), fired(NOON), now)
+    assert [slot.at for slot in result.due] == [NOON + 30 * SECOND]
+    assert (result.skipped, result.skip_reason) == (2, SkipReason.SUPERSEDED)
+    assert len(evaluate(every(10 * SECOND, catch_up=CatchUp.RUN_ALL), fired(NOON), now).due) == 3
 
 
-def test_a_host_that_slept_eight_hours_catches_up_as_after_a_stop() -> None:
-    """Waking up and starting again are the same to a schedule."""
+def test_a_suspended_host_catches_up_like_a_stopped_service() -> None:
     now = NOON + 8 * HOUR + 2 * MINUTE
-    assert look(every(), fired(NOON), now).skipped == 96
-    assert ats(look(every(catch_up=CatchUp.RUN_ONCE), fired(NOON), now)) == ["20:00"]
-    assert len(look(every(catch_up=CatchUp.RUN_ALL), fired(NOON), now).due) == 96
+    assert evaluate(every(), fired(NOON), now).skipped == 96
+    assert slot_times(evaluate(every(catch_up=CatchUp.RUN_ONCE), fired(NOON), now)) == ["20:00"]
+    assert len(evaluate(every(catch_up=CatchUp.RUN_ALL), fired(NOON), now).due) == 96
 
 
 # Closed hours
 
 
 def test_a_slot_outside_its_window_waits_and_fires_at_the_opening() -> None:
-    """Held with reason, words and time; then it is on time, whatever `catch_up` says."""
+    """There it is on time for every `catch_up` policy."""
     nightly = cron("0 2 * * *", windows=WORKING)
     two = NOON.replace(hour=2)
-    seen = look(nightly, fired(two - DAY, at=two - 18 * HOUR), two + SECOND)
-    assert seen.due == ()
-    assert seen.held is not None
-    assert (seen.held.slot_at, seen.held.reason, seen.held.until) == (
+    result = evaluate(nightly, fired(two - DAY, at=two - 18 * HOUR), two + SECOND)
+    assert result.due == ()
+    assert result.held is not None
+    assert (result.held.slot_at, result.held.reason, result.held.until) == (
         two,
         SkipReason.OUTSIDE_TIME_WINDOW,
         NOON.replace(hour=8),
     )
-    assert seen.held.words == "only 08:00-22:00, and there it is 02:00; opens 2026-03-09 08:00"
-    assert seen.next_at == NOON.replace(hour=8)
-    (slot,) = look(nightly, fired(two - DAY, at=two - 18 * HOUR), NOON.replace(hour=8)).due
+    assert result.held.message == "only 08:00-22:00; local time is 02:00; opens 2026-03-09 08:00"
+    assert result.next_at == NOON.replace(hour=8)
+    (slot,) = evaluate(nightly, fired(two - DAY, at=two - 18 * HOUR), NOON.replace(hour=8)).due
     assert (slot.at, slot.fire_at, slot.is_catch_up) == (two, NOON.replace(hour=8), False)
 
 
 @pytest.mark.parametrize("catch_up", CatchUp)
-def test_slots_that_wait_for_one_opening_fire_once_the_latest(catch_up: CatchUp) -> None:
-    """Eleven hourly slots of the night are one run in the morning, also with run_all: nobody missed them."""
+def test_slots_that_wait_for_one_opening_are_one_run(catch_up: CatchUp) -> None:
+    """That of the latest slot, even with run_all: none was missed."""
     hourly = cron("0 * * * *", windows=WORKING, catch_up=catch_up)
-    seen = look(hourly, fired(NOON.replace(hour=21) - DAY), NOON.replace(hour=8))
-    assert ats(seen) == ["08:00"]
-    assert (seen.skipped, seen.skip_reason) == (10, SkipReason.SUPERSEDED)
-    assert seen.next_at == NOON.replace(hour=9)
+    result = evaluate(hourly, fired(NOON.replace(hour=21) - DAY), NOON.replace(hour=8))
+    assert slot_times(result) == ["08:00"]
+    assert (result.skipped, result.skip_reason) == (10, SkipReason.SUPERSEDED)
+    assert result.next_at == NOON.replace(hour=9)
 
 
-def test_a_day_without_runs_is_waited_out() -> None:
-    """`not_on` is decided in the schedule's zone: Sunday begins in Auckland while it is Saturday in London."""
+def test_a_slot_on_an_excluded_weekday_waits() -> None:
+    """`not_on` applies in the schedule's zone: Sunday begins in Auckland while it is Saturday in London."""
     hourly = cron("0 * * * *", not_on=frozenset({0}), zone=ZoneInfo("Pacific/Auckland"))
     saturday = NOON - 2 * DAY
-    seen = look(hourly, fired(saturday - 2 * HOUR), saturday + SECOND)
-    assert seen.held is not None
-    assert seen.held.reason is SkipReason.OUTSIDE_DAY_CONSTRAINT
-    assert seen.held.until == datetime(2026, 3, 8, 11, tzinfo=UTC), "midnight there"
+    result = evaluate(hourly, fired(saturday - 2 * HOUR), saturday + SECOND)
+    assert result.held is not None
+    assert result.held.reason is SkipReason.OUTSIDE_DAY_CONSTRAINT
+    assert result.held.until == datetime(2026, 3, 8, 11, tzinfo=UTC), "midnight there"
 
 
-def test_a_look_that_comes_just_after_closing_keeps_the_slot() -> None:
-    """Nothing fires outside the window, not even late; the slot is on time at the next opening."""
+def test_a_slot_evaluated_just_after_closing_waits() -> None:
+    """It is on time at the next opening."""
     last = cron("59 21 * * *", windows=WORKING)
     slot_at = NOON.replace(hour=21, minute=59)
     history = fired(slot_at - DAY)
-    seen = look(last, history, slot_at + GRACE)
-    assert seen.held is not None
-    assert seen.held.until == NOON.replace(hour=8) + DAY
-    (slot,) = look(last, history, NOON.replace(hour=8) + DAY).due
+    result = evaluate(last, history, slot_at + GRACE)
+    assert result.held is not None
+    assert result.held.until == NOON.replace(hour=8) + DAY
+    (slot,) = evaluate(last, history, NOON.replace(hour=8) + DAY).due
     assert (slot.at, slot.is_catch_up) == (slot_at, False)
 
 
-def test_slots_missed_in_open_hours_wait_for_open_hours() -> None:
-    """A core that comes back at night catches up in the morning; with skip it does not wait for anything."""
+def test_a_catch_up_run_waits_for_open_hours() -> None:
+    """With skip nothing waits."""
     history, night = fired(NOON), NOON.replace(hour=23) + MINUTE
-    assert look(cron("0 13 * * *", windows=WORKING), history, night).skipped == 1
+    assert evaluate(cron("0 13 * * *", windows=WORKING), history, night).skipped == 1
     once = cron("0 13 * * *", windows=WORKING, catch_up=CatchUp.RUN_ONCE)
-    seen = look(once, history, night)
-    assert seen.held is not None
-    assert (seen.due, seen.held.until) == ((), NOON.replace(hour=8) + DAY)
-    assert [slot.is_catch_up for slot in look(once, history, NOON.replace(hour=8) + DAY).due] == [True]
+    result = evaluate(once, history, night)
+    assert result.held is not None
+    assert (result.due, result.held.until) == ((), NOON.replace(hour=8) + DAY)
+    assert [slot.is_catch_up for slot in evaluate(once, history, NOON.replace(hour=8) + DAY).due] == [True]
 
 
-def test_windows_that_never_open_hold_for_ever() -> None:
-    """And say so."""
+def test_windows_that_never_open_hold_the_slot_forever() -> None:
     never = every(windows=(Window(time(8), time(9)), Window(time(9), time(10))))
-    seen = look(never, since(), NOON)
-    assert seen.held is not None
-    assert seen.held.words.endswith("never opens")
-    assert (seen.held.until, seen.next_at) == (None, None)
+    result = evaluate(never, since(), NOON)
+    assert result.held is not None
+    assert result.held.message.endswith("never opens")
+    assert (result.held.until, result.next_at) == (None, None)
 
 
-# Once
+# At and after
 
 
-def test_a_moment_fires_once() -> None:
-    """Not before, not twice, and not again when the clock is set back."""
+def test_an_at_schedule_fires_once() -> None:
+    """Not earlier, and not again when the clock is set back."""
     at = Definition(plugin="echo", schedule_id="x", when=At(NOON))
-    assert look(at, since(NOON - DAY), NOON - SECOND) == Look(next_at=NOON)
-    assert [slot.at for slot in look(at, since(NOON - DAY), NOON).due] == [NOON]
+    assert evaluate(at, since(NOON - DAY), NOON - SECOND) == Evaluation(next_at=NOON)
+    assert [slot.at for slot in evaluate(at, since(NOON - DAY), NOON).due] == [NOON]
     for over in (since(NOON - DAY, exhausted=True), fired(NOON)):
         for now in (NOON - DAY, NOON, NOON + DAY):
-            seen = look(at, over, now)
-            assert (seen.due, seen.clock_set_back) == ((), False)
+            result = evaluate(at, over, now)
+            assert (result.due, result.clock_set_back) == ((), False)
 
 
-def test_a_moment_that_passed_unseen_fires_as_soon_as_possible() -> None:
-    """Missed while down, or in the past when it was written: once, at start, whatever `catch_up` says."""
+def test_a_missed_at_schedule_fires_as_soon_as_possible() -> None:
+    """Once, for every `catch_up` policy, even if the time was in the past when it was configured."""
     at = Definition(plugin="echo", schedule_id="x", when=At(NOON - 30 * DAY))
-    (slot,) = look(at, since(), NOON).due
+    (slot,) = evaluate(at, since(), NOON).due
     assert (slot.at, slot.is_catch_up) == (NOON - 30 * DAY, True)
-    held = look(evolve(at, not_on=frozenset({1})), since(), NOON).held
+    held = evaluate(evolve(at, not_on=frozenset({1})), since(), NOON).held
     assert held is not None
     assert held.until == NOON.replace(hour=0) + DAY
 
 
-def test_a_delay_counts_from_each_start() -> None:
-    """It fires once per start of the service, whenever the schedule was written."""
+def test_an_after_schedule_fires_once_per_start() -> None:
     after = Definition(plugin="echo", schedule_id="x", when=After(5 * MINUTE))
     history = fired(NOON - DAY, started_at=NOON)
-    assert look(after, history, NOON + MINUTE).next_at == NOON + 5 * MINUTE
-    assert [slot.at for slot in look(after, history, NOON + 5 * MINUTE).due] == [NOON + 5 * MINUTE]
-    assert look(after, evolve(history, exhausted=True), NOON + DAY) == Look()
-    assert look(after, evolve(history, started_at=NOON + DAY), NOON + DAY + 6 * MINUTE).due
+    assert evaluate(after, history, NOON + MINUTE).next_at == NOON + 5 * MINUTE
+    assert [slot.at for slot in evaluate(after, history, NOON + 5 * MINUTE).due] == [NOON + 5 * MINUTE]
+    assert evaluate(after, evolve(history, exhausted=True), NOON + DAY) == Evaluation()
+    assert evaluate(after, evolve(history, started_at=NOON + DAY), NOON + DAY + 6 * MINUTE).due
 
 
-# Clocks that jump
+# Clock jumps
 
 
 SLOTTED = [every(), cron("*/5 * * * *"), cron("*/5 * * * *", zone=ZoneInfo("Europe/Berlin"), jitter=MINUTE)]
@@ -311,69 +306,68 @@ SLOTTED = [every(), cron("*/5 * * * *"), cron("*/5 * * * *", zone=ZoneInfo("Euro
 
 @pytest.mark.parametrize("back", [HOUR, DAY, 3652 * DAY, 20_000 * DAY])
 @pytest.mark.parametrize("definition", SLOTTED)
-def test_a_clock_that_is_set_back_costs_one_interval_at_most(definition: Definition, back: timedelta) -> None:
-    """The look says so, nothing fires at once, and the next slot is the next one on the clock."""
+def test_a_clock_that_is_set_back_delays_by_at_most_one_interval(definition: Definition, back: timedelta) -> None:
+    """Nothing fires immediately, and the next slot is the next one on the clock."""
     now = NOON + 3 * MINUTE - back
-    seen = look(definition, fired(NOON), now)
-    assert seen.clock_set_back
-    assert (seen.due, seen.decided_to) == ((), now)
-    assert seen.next_at is not None
-    assert now < seen.next_at <= now + 6 * MINUTE
-    going_on = evolve(fired(NOON), last_slot_at=seen.decided_to)
-    assert look(definition, going_on, now + SECOND) == Look(next_at=seen.next_at)
-    assert len(look(definition, going_on, seen.next_at).due) == 1
+    result = evaluate(definition, fired(NOON), now)
+    assert result.clock_set_back
+    assert (result.due, result.decided_to) == ((), now)
+    assert result.next_at is not None
+    assert now < result.next_at <= now + 6 * MINUTE
+    continued = evolve(fired(NOON), last_slot_at=result.decided_to)
+    assert evaluate(definition, continued, now + SECOND) == Evaluation(next_at=result.next_at)
+    assert len(evaluate(definition, continued, result.next_at).due) == 1
 
 
 @pytest.mark.parametrize("back", [timedelta(milliseconds=1), SECOND, 4 * MINUTE])
 @pytest.mark.parametrize("definition", SLOTTED[:2])
-def test_a_clock_that_is_set_back_a_little_does_not_repeat_the_slot(definition: Definition, back: timedelta) -> None:
-    """Less than an interval is waited for."""
-    seen = look(definition, fired(NOON, at=NOON + SECOND), NOON + SECOND - back)
-    assert seen == Look(next_at=NOON + 5 * MINUTE)
+def test_a_small_set_back_does_not_repeat_the_slot(definition: Definition, back: timedelta) -> None:
+    """Less than an interval is waited out."""
+    result = evaluate(definition, fired(NOON, at=NOON + SECOND), NOON + SECOND - back)
+    assert result == Evaluation(next_at=NOON + 5 * MINUTE)
 
 
 @pytest.mark.parametrize("ahead", [HOUR, DAY, 3652 * DAY])
 @pytest.mark.parametrize("definition", SLOTTED[:2])
-def test_a_clock_that_jumps_ahead_is_a_time_that_was_missed(definition: Definition, ahead: timedelta) -> None:
-    """`catch_up` decides, and the next slot is the next one on the clock."""
+def test_slots_that_the_clock_jumped_over_are_missed(definition: Definition, ahead: timedelta) -> None:
+    """The next slot is the next one on the clock."""
     now = NOON + 3 * MINUTE + ahead
-    seen = look(definition, fired(NOON), now)
-    assert (seen.due, seen.skipped) == ((), ahead // (5 * MINUTE))
-    assert seen.next_at == now + 2 * MINUTE
+    result = evaluate(definition, fired(NOON), now)
+    assert (result.due, result.skipped) == ((), ahead // (5 * MINUTE))
+    assert result.next_at == now + 2 * MINUTE
 
 
 @pytest.mark.parametrize("definition", SLOTTED[:2])
-def test_a_boot_in_1970_does_not_fire_the_last_slot_again(definition: Definition) -> None:
-    """A host without a battery: the schedule goes on in 1970, and when the time is right again nothing is repeated."""
+def test_a_boot_in_1970_does_not_repeat_the_last_slot(definition: Definition) -> None:
+    """A host without a battery: the schedule continues in 1970, and nothing repeats after the clock is corrected."""
     history, wrong = fired(NOON, at=NOON + SECOND), datetime(1970, 1, 1, 0, 1, tzinfo=UTC)
-    seen = look(definition, history, wrong)
-    assert seen.clock_set_back
-    history = evolve(history, last_slot_at=seen.decided_to)
-    assert look(definition, history, NOON + 30 * SECOND) == Look(next_at=NOON + 5 * MINUTE)
+    result = evaluate(definition, history, wrong)
+    assert result.clock_set_back
+    history = evolve(history, last_slot_at=result.decided_to)
+    assert evaluate(definition, history, NOON + 30 * SECOND) == Evaluation(next_at=NOON + 5 * MINUTE)
 
 
 def test_a_schedule_that_was_first_seen_in_the_future_does_not_wait_for_it() -> None:
-    """Written while the clock was wrong, and never fired."""
-    seen = look(cron("*/5 * * * *"), since(NOON + 3652 * DAY), NOON + SECOND)
-    assert (seen.clock_set_back, seen.next_at) == (True, NOON + 5 * MINUTE)
+    """It was configured while the clock was wrong."""
+    result = evaluate(cron("*/5 * * * *"), since(NOON + 3652 * DAY), NOON + SECOND)
+    assert (result.clock_set_back, result.next_at) == (True, NOON + 5 * MINUTE)
 
 
-# When next
+# Upcoming slots
 
 
-def test_coming_slots_are_those_that_will_fire() -> None:
-    """From the held one on, with the time at which each goes off; `limit` ends the list."""
+def test_upcoming_slots_are_those_that_will_fire() -> None:
+    """Including a held one, each with its firing time, up to `limit`."""
     hourly = cron("30 */2 * * *", windows=WORKING)
-    coming = slots_between(hourly, fired(NOON.replace(hour=20, minute=30) - DAY), NOON.replace(hour=3), NOON + DAY, 3)
-    assert [(f"{slot.at:%H:%M}", f"{slot.fire_at:%H:%M}") for slot in coming] == [
+    upcoming = slots_between(hourly, fired(NOON.replace(hour=20, minute=30) - DAY), NOON.replace(hour=3), NOON + DAY, 3)
+    assert [(f"{slot.at:%H:%M}", f"{slot.fire_at:%H:%M}") for slot in upcoming] == [
         ("06:30", "08:00"),
         ("08:30", "08:30"),
         ("10:30", "10:30"),
     ]
 
 
-def test_coming_slots_leave_out_what_has_fired() -> None:
-    """A slot that went off early is over; a single moment comes once."""
+def test_upcoming_slots_exclude_fired_ones() -> None:
     assert [slot.at for slot in slots_between(every(), fired(NOON), NOON, NOON + 11 * MINUTE)] == [
         NOON + 5 * MINUTE,
         NOON + 10 * MINUTE,
@@ -391,7 +385,7 @@ CODES = """
 """
 
 
-def test_every_reason_has_words() -> None:
-    """Codes for programs, words for people; the codes of the original are all there."""
-    assert all(reason.words for reason in SkipReason)
+def test_every_reason_has_a_message() -> None:
+    """All codes of the original exist."""
+    assert all(reason.message for reason in SkipReason)
     assert {*CODES.split()} <= {*SkipReason}

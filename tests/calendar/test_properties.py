@@ -1,4 +1,4 @@
-"""What holds for every schedule, every history and every sequence of looks, however the clock jumps."""
+"""Properties of every schedule, history and sequence of evaluations, including clock jumps."""
 
 from datetime import UTC, datetime, time, timedelta
 from itertools import islice, pairwise
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import CatchUp, Definition, Every, History
-from ductile.calendar.due import MOST_CATCH_UPS, Look, look, slots_between
-from ductile.calendar.firing import timetable
+from ductile.calendar.due import MAX_CATCH_UPS, Evaluation, evaluate, slots_between
+from ductile.calendar.firing import build_timetable
 from ductile.calendar.windows import Window
 from tests.calendar.comparison import forward
 from tests.calendar.oracle import ZONES, expressions
@@ -45,28 +45,28 @@ DEFINITIONS = st.builds(
 )
 
 
-def applied(history: History, seen: Look, now: datetime) -> History:
-    """The history after a scheduler has done what the look asks for."""
-    if seen.decided_to is not None:
-        history = evolve(history, last_slot_at=seen.decided_to)
-    return evolve(history, last_fired_at=now) if seen.due else history
+def applied(history: History, result: Evaluation, now: datetime) -> History:
+    """Return the history after the scheduler has applied the evaluation."""
+    if result.decided_to is not None:
+        history = evolve(history, last_slot_at=result.decided_to)
+    return evolve(history, last_fired_at=now) if result.due else history
 
 
 @settings(deadline=None)
 @given(DEFINITIONS, MOMENTS)
-def test_firings_come_in_order(definition: Definition, start: datetime) -> None:
-    """Slots and their firings strictly increase, and nothing fires in closed hours."""
+def test_firings_are_ordered(definition: Definition, start: datetime) -> None:
+    """Slots and firings strictly increase, and none is outside open hours."""
     history = History(anchored_at=start)
-    coming = list(islice(timetable(definition, history).firings(start), 25))
-    assert all(one.at < next_one.at and one.fire_at < next_one.fire_at for one, next_one in pairwise(coming))
-    assert all(definition.hours.closed(slot.fire_at) is None for slot in coming)
+    upcoming = list(islice(build_timetable(definition, history).firings(start), 25))
+    assert all(one.at < next_one.at and one.fire_at < next_one.fire_at for one, next_one in pairwise(upcoming))
+    assert all(definition.hours.closed_reason(slot.fire_at) is None for slot in upcoming)
 
 
 @settings(deadline=None)
 @given(DEFINITIONS, MOMENTS)
 def test_jitter_is_bounded(definition: Definition, start: datetime) -> None:
-    """By half of itself, and by half the way to the neighbouring slot."""
-    table = timetable(definition, History(anchored_at=start))
+    """By half of its value, and by half the distance to the adjacent slot."""
+    table = build_timetable(definition, History(anchored_at=start))
     slots = list(islice(forward(table.slots, start, start + timedelta(days=4000)), 10))
     for before, at, after in zip(slots, slots[1:], slots[2:], strict=False):
         moved = table.planned(at) - at
@@ -76,86 +76,85 @@ def test_jitter_is_bounded(definition: Definition, start: datetime) -> None:
 
 @settings(deadline=None)
 @given(DEFINITIONS, MOMENTS, SPANS, SPANS)
-def test_a_look_that_was_acted_upon_has_nothing_more_to_say(
+def test_an_applied_evaluation_leaves_nothing_to_do(
     definition: Definition, start: datetime, pause: timedelta, later: timedelta
 ) -> None:
-    """The same question has the same answer; after doing what it says, the answer is to wait until `next_at`."""
+    """Evaluation is deterministic. After it was applied, nothing is due until `next_at`."""
     history = History(anchored_at=start, last_slot_at=start)
     for now in (start + pause, start + pause + later):
-        seen = look(definition, history, now)
-        assert seen == look(definition, history, now)
-        history = applied(history, seen, now)
-        again = look(definition, history, now)
-        assert (again.due, again.skipped, again.held, again.next_at) == ((), 0, seen.held, seen.next_at)
-        assert seen.next_at is None or seen.next_at > now
+        result = evaluate(definition, history, now)
+        assert result == evaluate(definition, history, now)
+        history = applied(history, result, now)
+        again = evaluate(definition, history, now)
+        assert (again.due, again.skipped, again.held, again.next_at) == ((), 0, result.held, result.next_at)
+        assert result.next_at is None or result.next_at > now
 
 
 @settings(deadline=None)
 @given(DEFINITIONS, MOMENTS, SPANS)
-def test_the_next_firing_is_neither_early_nor_late(definition: Definition, start: datetime, pause: timedelta) -> None:
-    """Just before `next_at` nothing is due, then something is: the first of the coming slots, or one held before."""
+def test_next_at_is_exact(definition: Definition, start: datetime, pause: timedelta) -> None:
+    """Nothing is due just before `next_at`; then the next slot or a held one is."""
     now = start + pause
-    history = applied(History(anchored_at=start), look(definition, History(anchored_at=start), now), now)
-    next_at = look(definition, history, now).next_at
+    history = applied(History(anchored_at=start), evaluate(definition, History(anchored_at=start), now), now)
+    next_at = evaluate(definition, history, now).next_at
     assert next_at is not None
-    assert look(definition, history, next_at - TICK).due == ()
-    due = look(definition, history, next_at).due
+    assert evaluate(definition, history, next_at - TICK).due == ()
+    due = evaluate(definition, history, next_at).due
     assert due
-    coming = list(slots_between(definition, history, next_at, next_at + TICK))
-    assert coming == [slot for slot in due[-1:] if slot.fire_at == next_at]
+    upcoming = list(slots_between(definition, history, next_at, next_at + TICK))
+    assert upcoming == [slot for slot in due[-1:] if slot.fire_at == next_at]
 
 
 @settings(deadline=None)
 @given(DEFINITIONS, MOMENTS, SPANS)
-def test_every_slot_is_fired_or_counted(definition: Definition, start: datetime, pause: timedelta) -> None:
-    """What a look decides is exactly the slots of that time: those due and those passed over."""
+def test_every_slot_is_due_or_counted_as_skipped(definition: Definition, start: datetime, pause: timedelta) -> None:
     definition = evolve(definition, when=definition.when if pause < timedelta(days=2) else Every(pause / 700))
     history = History(anchored_at=start, last_slot_at=start)
-    seen = look(definition, history, start + pause)
-    if seen.decided_to is None:
-        assert (seen.due, seen.skipped) == ((), 0)
+    result = evaluate(definition, history, start + pause)
+    if result.decided_to is None:
+        assert (result.due, result.skipped) == ((), 0)
         return
-    slots = list(forward(timetable(definition, history).slots, start + TICK, seen.decided_to + TICK))
-    assert len(seen.due) + seen.skipped == len(slots)
-    assert {slot.at for slot in seen.due} <= {*slots}
+    slots = list(forward(build_timetable(definition, history).slots, start + TICK, result.decided_to + TICK))
+    assert len(result.due) + result.skipped == len(slots)
+    assert {slot.at for slot in result.due} <= {*slots}
     if definition.catch_up is CatchUp.RUN_ALL and not definition.windows and not definition.not_on:
-        assert [slot.at for slot in seen.due] == slots[-MOST_CATCH_UPS:]
-        assert seen.capped == (len(slots) > MOST_CATCH_UPS)
+        assert [slot.at for slot in result.due] == slots[-MAX_CATCH_UPS:]
+        assert result.capped == (len(slots) > MAX_CATCH_UPS)
 
 
 @define
-class Memory:
-    """Which slots have fired. A clock that is set back takes back what it had shown, once something fires again."""
+class FiredSlots:
+    """The slots that have fired. After a set-back of the clock, later slots may fire again."""
 
     fired: set[datetime] = field(factory=set)
     set_back_to: datetime | None = None
 
-    def note(self, seen: Look, now: datetime) -> None:
-        if seen.clock_set_back:
+    def note(self, result: Evaluation, now: datetime) -> None:
+        if result.clock_set_back:
             self.set_back_to = min(now, self.set_back_to or now)
-        if seen.due and self.set_back_to:
+        if result.due and self.set_back_to:
             self.fired = {at for at in self.fired if at <= self.set_back_to}
             self.set_back_to = None
-        for slot in seen.due:
+        for slot in result.due:
             assert slot.at not in self.fired, "a slot fired twice"
             self.fired.add(slot.at)
 
 
 @settings(deadline=None, max_examples=200)
 @given(DEFINITIONS, MOMENTS, st.lists(st.tuples(SPANS, JUMPS), max_size=14))
-def test_no_slot_fires_twice_however_the_clock_jumps(
+def test_no_slot_fires_twice_despite_clock_jumps(
     definition: Definition, now: datetime, steps: list[tuple[timedelta, timedelta]]
 ) -> None:
-    """Looks in any rhythm, jumps ahead and back from a second to ten years, restarts in between."""
-    history, memory = History(anchored_at=now), Memory()
+    """Jumps ahead and back from a second to ten years."""
+    history, memory = History(anchored_at=now), FiredSlots()
     for pause, jump in steps:
         now += min(pause, timedelta(days=2)) + jump
         if not 1985 < now.year < 2090:
             return
-        seen = look(definition, history, now)
-        memory.note(seen, now)
-        assert len(seen.due) <= (MOST_CATCH_UPS if definition.catch_up is CatchUp.RUN_ALL else 1)
-        history = applied(history, seen, now)
+        result = evaluate(definition, history, now)
+        memory.note(result, now)
+        assert len(result.due) <= (MAX_CATCH_UPS if definition.catch_up is CatchUp.RUN_ALL else 1)
+        history = applied(history, result, now)
 
 
 @settings(deadline=None)
@@ -163,19 +162,19 @@ def test_no_slot_fires_twice_however_the_clock_jumps(
 def test_no_schedule_stalls_for_longer_than_an_interval(
     definition: Definition, now: datetime, steps: list[tuple[timedelta, timedelta]]
 ) -> None:
-    """After any jumps the next firing is that of one of the next two slots on the clock."""
+    """After any jump, one of the next two slots on the clock fires."""
     history = History(anchored_at=now)
     for pause, jump in steps:
         now += min(pause, timedelta(days=2)) + jump
         if not 1985 < now.year < 2090:
             return
-        seen = look(definition, history, now)
-        history = applied(history, seen, now)
-        table = timetable(definition, history)
+        result = evaluate(definition, history, now)
+        history = applied(history, result, now)
+        table = build_timetable(definition, history)
         first = table.slots.after(now)
         second = first and table.slots.after(first)
         assert second is not None
         firing = table.firing(second)
         assert firing is not None
-        assert seen.next_at is not None
-        assert seen.next_at <= firing.fire_at
+        assert result.next_at is not None
+        assert result.next_at <= firing.fire_at

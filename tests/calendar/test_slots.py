@@ -1,141 +1,172 @@
-"""Slots when the clocks change: the rule itself, at real changes in every zone that has them."""
+"""Slots around clock changes: the rule itself, at real changes in every zone that has them."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
+from attrs import frozen
 
 from ductile.calendar.cron import parse_line
-from ductile.calendar.slots import Dial, Grid, Once, Slots
-from ductile.calendar.zones import Stretch, stretches
+from ductile.calendar.slots import CronSlots, IntervalSlots, SingleSlot, Slots
+from ductile.calendar.zones import OffsetPeriod, offset_periods
 from tests.calendar.comparison import backward, forward
 from tests.calendar.oracle import ZONES, changes
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-Change = tuple[Stretch, Stretch]
 
 
-def clocks_at(zone: str, change: datetime) -> Change:
-    """The time before a change of the clocks, and the time after it."""
-    before, after = stretches(ZoneInfo(zone), change - DAY, change + DAY)
-    return before, after
+@frozen
+class ClockChange:
+    """A clock change in a zone, with the offset periods before and after it."""
+
+    zone: str
+    before: OffsetPeriod
+    after: OffsetPeriod
+
+    @property
+    def difference(self) -> timedelta:
+        return self.after.offset - self.before.offset
+
+    def slots(self, line: str) -> CronSlots:
+        return CronSlots(parse_line(line), ZoneInfo(self.zone))
+
+    def nearby(self, slots: Slots) -> list[datetime]:
+        """Return the slots within six hours of the change."""
+        return list(forward(slots, self.after.start - 6 * HOUR, self.after.start + 6 * HOUR))
+
+    def __str__(self) -> str:
+        return f"{self.zone} at {self.after.start}"
 
 
-CHANGES = [(zone, *clocks_at(zone, change)) for zone in ZONES for change in changes(zone)[:5]]
-GAPS = [pytest.param(zone, before, after, id=zone) for zone, before, after in CHANGES if before.offset < after.offset]
-FOLDS = [pytest.param(zone, before, after, id=zone) for zone, before, after in CHANGES if before.offset > after.offset]
-
-
-def around(zone: str, line: str, change: datetime) -> list[datetime]:
-    """What fires within six hours of the change."""
-    return list(forward(Dial(parse_line(line), ZoneInfo(zone)), change - 6 * HOUR, change + 6 * HOUR))
+CHANGES = [
+    ClockChange(zone, *offset_periods(ZoneInfo(zone), change - DAY, change + DAY))
+    for zone in ZONES
+    for change in changes(zone)[:5]
+]
+GAPS = [change for change in CHANGES if change.difference > timedelta()]
+FOLDS = [change for change in CHANGES if change.difference < timedelta()]
 
 
 def distances(moments: list[datetime]) -> set[timedelta]:
     return {later - earlier for earlier, later in pairwise(moments)}
 
 
-def test_every_zone_with_changing_clocks_has_a_gap_and_a_repeated_hour() -> None:
-    """The tables below leave no zone out but the two whose clocks stand."""
-    assert {case.id for case in GAPS} == {case.id for case in FOLDS} == {*ZONES} - {"UTC", "Asia/Kathmandu"}
+def test_every_zone_with_clock_changes_has_a_gap_and_a_repeated_hour() -> None:
+    """The other two of the zones never change their clocks."""
+    expected = {*ZONES} - {"UTC", "Asia/Kathmandu"}
+    assert {change.zone for change in GAPS} == {change.zone for change in FOLDS} == expected
 
 
-def test_a_time_that_ends_with_a_change_of_the_clocks_does_not_know_of_it() -> None:
-    """Wherever the change lies; that of Gaza in 2023 lies where one step of the search ends and the next begins."""
+def test_a_clock_change_at_the_end_of_a_span_is_not_part_of_it() -> None:
+    """The change of Gaza in 2023 is exactly between two steps of the search."""
     gaza, change = ZoneInfo("Asia/Gaza"), datetime(2023, 4, 29, tzinfo=UTC)
-    for zone, end in [(gaza, change), *((ZoneInfo(zone), after.start) for zone, _, after in CHANGES)]:
-        (stretch,) = stretches(zone, end - DAY, end)
-        assert stretch.offset == (end - HOUR).astimezone(zone).utcoffset()
-    every_minute = Dial(parse_line("0-59 2 * * *"), gaza)
+    for zone, end in [(gaza, change), *((ZoneInfo(change.zone), change.after.start) for change in CHANGES)]:
+        (period,) = offset_periods(zone, end - DAY, end)
+        assert period.offset == (end - HOUR).astimezone(zone).utcoffset()
+    every_minute = CronSlots(parse_line("0-59 2 * * *"), gaza)
     assert every_minute.after(change - 3 * DAY) == change - 3 * DAY + MINUTE
 
 
-@pytest.mark.parametrize(("zone", "before", "after"), GAPS)
-def test_a_time_in_the_gap_fires_once_right_after_it(zone: str, before: Stretch, after: Stretch) -> None:
-    """At the first minute that exists; several times in one gap are one slot; the next day is as ever."""
-    lost = before.wall(before.end) + (after.offset - before.offset) / 2
-    daily = f"{lost.minute} {lost.hour} * * *"
-
-    assert around(zone, daily, after.start) == [after.start]
-    assert around(zone, f"{lost.minute},{(lost + MINUTE).minute} {lost.hour} * * *", after.start)[0] == after.start
-    slots = Dial(parse_line(daily), ZoneInfo(zone))
-    assert slots.after(after.start) == after.moment(lost + DAY)
-    assert slots.before(after.start) == before.moment(lost - DAY)
-
-
-@pytest.mark.parametrize(("zone", "before", "after"), GAPS)
-def test_a_rhythm_skips_the_minutes_that_do_not_exist(zone: str, before: Stretch, after: Stretch) -> None:
-    """Every ten minutes stays every ten minutes of real time; a rhythm inside a lost hour does not fire."""
-    every_ten = around(zone, "*/10 * * * *", after.start)
-    assert distances(every_ten) == {10 * MINUTE}
-    lost = before.wall(before.end)
-    if after.offset - before.offset == HOUR and lost.minute == 0:
-        assert around(zone, f"*/10 {lost.hour} * * *", after.start) == []
+def test_a_fixed_time_in_a_gap_fires_once_right_after_it() -> None:
+    """Several times in one gap are one slot. The days before and after are not affected."""
+    failures = []
+    for change in GAPS:
+        before, after = change.before, change.after
+        lost = before.wall(before.end) + change.difference / 2
+        daily = change.slots(f"{lost.minute} {lost.hour} * * *")
+        twice = change.slots(f"{lost.minute},{(lost + MINUTE).minute} {lost.hour} * * *")
+        found = (
+            change.nearby(daily),
+            change.nearby(twice)[0],
+            daily.after(after.start),
+            daily.before(after.start),
+        )
+        expected = ([after.start], after.start, after.moment(lost + DAY), before.moment(lost - DAY))
+        failures += [f"{change}: {found}"] if found != expected else []
+    assert failures == []
 
 
-@pytest.mark.parametrize(("zone", "before", "after"), FOLDS)
-def test_a_time_in_the_repeated_hour_fires_only_the_first_time(zone: str, before: Stretch, after: Stretch) -> None:
-    """Once, and the same a day later."""
-    twice = after.wall(after.start) + (before.offset - after.offset) / 2
-    daily = f"{twice.minute} {twice.hour} * * *"
-
-    assert around(zone, daily, after.start) == [before.moment(twice)]
-    slots = Dial(parse_line(daily), ZoneInfo(zone))
-    assert slots.after(before.moment(twice)) == after.moment(twice + DAY)
-    assert slots.before(after.moment(twice) + MINUTE) == before.moment(twice)
-
-
-@pytest.mark.parametrize(("zone", "before", "after"), FOLDS)
-def test_a_rhythm_fires_in_both_passes_of_the_repeated_hour(zone: str, before: Stretch, after: Stretch) -> None:
-    """By real minutes: nothing is left out and nothing comes twice at once."""
-    twice = after.wall(after.start) + (before.offset - after.offset) / 2
-    both = [before.moment(twice), after.moment(twice)]
-
-    assert [at for at in around(zone, f"{twice.minute} * * * *", after.start) if at in both] == both
-    every_ten = around(zone, "*/10 * * * *", after.start)
-    assert distances(every_ten) == {10 * MINUTE}
+def test_a_step_skips_the_minutes_of_a_gap() -> None:
+    """Every ten minutes stays every ten minutes of elapsed time. A step inside a lost hour does not fire."""
+    failures = []
+    for change in GAPS:
+        lost = change.before.wall(change.before.end)
+        if distances(change.nearby(change.slots("*/10 * * * *"))) != {10 * MINUTE}:
+            failures.append(f"{change}: not every ten minutes")
+        is_whole_hour = change.difference == HOUR and lost.minute == 0
+        if is_whole_hour and change.nearby(change.slots(f"*/10 {lost.hour} * * *")):
+            failures.append(f"{change}: fires in the lost hour")
+    assert failures == []
 
 
-@pytest.mark.parametrize(("zone", "before", "after"), [*GAPS, *FOLDS])
-def test_an_interval_is_real_elapsed_time(zone: str, before: Stretch, after: Stretch) -> None:
-    """`every: 2h` does not know of clocks on walls."""
-    slots = list(forward(Grid(before.start, 2 * HOUR), after.start - 6 * HOUR, after.start + 6 * HOUR))
-    assert len(slots) == 6
-    assert distances(slots) == {2 * HOUR}
+def test_a_fixed_time_in_a_repeated_hour_fires_only_the_first_time() -> None:
+    """The next day is not affected."""
+    failures = []
+    for change in FOLDS:
+        before, after = change.before, change.after
+        repeated = after.wall(after.start) - change.difference / 2
+        daily = change.slots(f"{repeated.minute} {repeated.hour} * * *")
+        first = before.moment(repeated)
+        found = (change.nearby(daily), daily.after(first), daily.before(after.moment(repeated) + MINUTE))
+        failures += [f"{change}: {found}"] if found != ([first], after.moment(repeated + DAY), first) else []
+    assert failures == []
+
+
+def test_a_step_fires_in_both_passes_of_a_repeated_hour() -> None:
+    """It follows elapsed minutes."""
+    failures = []
+    for change in FOLDS:
+        repeated = change.after.wall(change.after.start) - change.difference / 2
+        both = [change.before.moment(repeated), change.after.moment(repeated)]
+        found = [at for at in change.nearby(change.slots(f"{repeated.minute} * * * *")) if at in both]
+        if found != both or distances(change.nearby(change.slots("*/10 * * * *"))) != {10 * MINUTE}:
+            failures.append(f"{change}: {found}")
+    assert failures == []
+
+
+def test_an_interval_is_elapsed_time() -> None:
+    """Clock changes do not affect `every: 2h`."""
+    failures = []
+    for change in [*GAPS, *FOLDS]:
+        found = change.nearby(IntervalSlots(change.before.start, 2 * HOUR))
+        if len(found) != 6 or distances(found) != {2 * HOUR}:
+            failures.append(f"{change}: {found}")
+    assert failures == []
 
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("slots", [Grid(START, 7 * MINUTE), Dial(parse_line("*/7 * * * *"), UTC), Once(START + HOUR)])
-def test_slots_are_the_same_forward_and_backward_and_counted(slots: Slots) -> None:
-    """Three ways to ask, one answer."""
+@pytest.mark.parametrize(
+    "slots", [IntervalSlots(START, 7 * MINUTE), CronSlots(parse_line("*/7 * * * *"), UTC), SingleSlot(START + HOUR)]
+)
+def test_forward_backward_and_count_agree(slots: Slots) -> None:
     there = list(forward(slots, START - HOUR, START + DAY))
     assert there[::-1] == list(backward(slots, START - HOUR, START + DAY))
     assert slots.count(START - HOUR - timedelta.resolution, START + DAY - timedelta.resolution) == len(there)
 
 
-def test_a_grid_has_no_drift() -> None:
-    """The millionth slot is where the first one says it is; there are slots before the anchor too."""
-    grid = Grid(START, timedelta(microseconds=300_001))
-    assert grid.after(START + 999_999 * grid.interval) == START + 1_000_000 * grid.interval
-    assert grid.before(START) == START - grid.interval
-    assert grid.count(START, START + 1_000_000 * grid.interval) == 1_000_000
-    assert Grid(START, timedelta(days=36_500)).after(datetime(9990, 1, 1, tzinfo=UTC)) is None
+def test_an_interval_does_not_drift() -> None:
+    """There are slots before the anchor too."""
+    slots = IntervalSlots(START, timedelta(microseconds=300_001))
+    assert slots.after(START + 999_999 * slots.interval) == START + 1_000_000 * slots.interval
+    assert slots.before(START) == START - slots.interval
+    assert slots.count(START, START + 1_000_000 * slots.interval) == 1_000_000
+    assert IntervalSlots(START, timedelta(days=36_500)).after(datetime(9990, 1, 1, tzinfo=UTC)) is None
 
 
-def test_rare_dates_are_found_far_away() -> None:
+def test_rare_dates_are_found() -> None:
     """29 February on a Sunday: 40 years across a century without a leap day, in both directions."""
-    leap_sunday = Dial(parse_line("30 2 29 2 */7"), ZoneInfo("Europe/Berlin"))
+    leap_sunday = CronSlots(parse_line("30 2 29 2 */7"), ZoneInfo("Europe/Berlin"))
     found = datetime(2088, 2, 29, 1, 30, tzinfo=UTC)
     assert leap_sunday.after(found) == datetime(2128, 2, 29, 1, 30, tzinfo=UTC)
     assert leap_sunday.before(datetime(2128, 2, 29, 1, 30, tzinfo=UTC)) == found
     assert leap_sunday.after(datetime(9997, 1, 1, tzinfo=UTC)) is None
 
 
-def test_long_times_are_counted_exactly() -> None:
-    """A daily job from 1970 to 2026: one per day, gaps and repeated hours included."""
-    daily = Dial(parse_line("30 2 * * *"), ZoneInfo("Europe/Berlin"))
+def test_long_spans_are_counted_exactly() -> None:
+    """A daily slot from 1970 to 2026: one per day, including gaps and repeated hours."""
+    daily = CronSlots(parse_line("30 2 * * *"), ZoneInfo("Europe/Berlin"))
     start, end = datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
     assert daily.count(start, end) == (end - start).days

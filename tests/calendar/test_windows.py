@@ -1,4 +1,4 @@
-"""When a schedule may fire: weekdays and parts of the day, also while the clocks change."""
+"""Open hours: weekdays and times of day, including clock changes."""
 
 import random
 from datetime import UTC, datetime, time, timedelta
@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from ductile.calendar.reasons import SkipReason
-from ductile.calendar.windows import Hours, Window
+from ductile.calendar.windows import OpenHours, Window
 from tests.calendar.oracle import MINUTE, ZONES, changes
 
 DAY = timedelta(days=1)
@@ -17,8 +17,8 @@ def window(text: str) -> Window:
     return Window(*(time.fromisoformat(bound) for bound in text.split("-")))
 
 
-def hours(*windows: str, not_on: frozenset[int] = frozenset(), zone: str = "UTC") -> Hours:
-    return Hours(zone=ZoneInfo(zone), windows=tuple(map(window, windows)), not_on=not_on)
+def hours(*windows: str, not_on: frozenset[int] = frozenset(), zone: str = "UTC") -> OpenHours:
+    return OpenHours(zone=ZoneInfo(zone), windows=tuple(map(window, windows)), not_on=not_on)
 
 
 def utc(text: str) -> datetime:
@@ -31,7 +31,7 @@ DAY_REASON, WINDOW_REASON = SkipReason.OUTSIDE_DAY_CONSTRAINT, SkipReason.OUTSID
 
 
 @pytest.mark.parametrize(
-    ("when", "asked", "reason", "opens"),
+    ("when", "at", "reason", "opens"),
     [
         (hours(), f"{MONDAY} 03:00", None, f"{MONDAY} 03:00"),
         (hours("08:00-22:00"), f"{MONDAY} 08:00", None, f"{MONDAY} 08:00"),
@@ -51,24 +51,25 @@ DAY_REASON, WINDOW_REASON = SkipReason.OUTSIDE_DAY_CONSTRAINT, SkipReason.OUTSID
         (hours(not_on=frozenset({1}), zone="America/New_York"), f"{MONDAY} 02:00", None, f"{MONDAY} 02:00"),
     ],
 )
-def test_hours_are_open_or_say_why_not_and_when(when: Hours, asked: str, reason: SkipReason | None, opens: str) -> None:
-    """A window is [start, end) and may cross midnight; a weekday is that of the moment, in the schedule's zone."""
-    assert when.closed(utc(asked)) is reason
-    assert when.opens_at(utc(asked)) == utc(opens)
+def test_closed_hours_have_a_reason_and_an_opening(
+    when: OpenHours, at: str, reason: SkipReason | None, opens: str
+) -> None:
+    """A window is [start, end) and may cross midnight. The weekday is that of the schedule's zone."""
+    assert when.closed_reason(utc(at)) is reason
+    assert when.opens_at(utc(at)) == utc(opens)
 
 
-def test_windows_that_never_meet_never_open() -> None:
-    """Two windows must both be open."""
+def test_disjoint_windows_never_open() -> None:
+    """All windows must be open."""
     assert hours("08:00-10:00", "10:00-12:00").opens_at(utc(f"{MONDAY} 09:00")) is None
     assert hours(not_on=frozenset(range(7))).opens_at(utc(f"{MONDAY} 09:00")) is None
 
 
-def test_closed_hours_are_told_in_words() -> None:
-    """With the wall time of the zone, since that is what decides."""
-    assert hours("08:00-22:00", zone="Europe/Berlin").words(utc(f"{MONDAY} 05:30")) == (
-        "only 08:00-22:00, and there it is 06:30"
+def test_the_description_of_closed_hours_has_the_local_time() -> None:
+    assert hours("08:00-22:00", zone="Europe/Berlin").describe_closed(utc(f"{MONDAY} 05:30")) == (
+        "only 08:00-22:00; local time is 06:30"
     )
-    assert hours(not_on=WEEKEND).words(utc(f"{SUNDAY} 05:30")) == "not on Sunday"
+    assert hours(not_on=WEEKEND).describe_closed(utc(f"{SUNDAY} 05:30")) == "not on Sunday"
 
 
 TRIED = [
@@ -84,8 +85,8 @@ TRIED = [
 
 
 @pytest.mark.parametrize("zone", [zone for zone in ZONES if changes(zone)])
-def test_hours_open_when_a_walk_through_every_minute_says_so(zone: str) -> None:
-    """Windows that contain the change, lie in the gap or in the repeated hour, with and without weekdays."""
+def test_openings_equal_those_of_a_walk_through_every_minute(zone: str) -> None:
+    """For windows that contain a clock change or are inside its gap or repeated hour."""
     dice = random.Random(zone)
     for change in dice.sample(changes(zone), k=2):
         minutes = [change - DAY + number * MINUTE for number in range(4 * 1440)]
@@ -107,7 +108,7 @@ def _within(at: str, start: str, end: str) -> bool:
 
 
 def test_a_window_in_the_gap_does_not_open_that_day() -> None:
-    """And one in the repeated hour opens twice."""
+    """A window in the repeated hour opens twice."""
     spring, autumn = hours("02:00-03:00", zone="Europe/Berlin"), hours("02:00-02:30", zone="Europe/Berlin")
     assert spring.opens_at(utc("2026-03-29 00:59")) == utc("2026-03-30 00:00")
     assert autumn.opens_at(utc("2026-10-24 23:00")) == utc("2026-10-25 00:00")

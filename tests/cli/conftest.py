@@ -1,9 +1,11 @@
-"""The command line as a stranger uses it: arguments in; exit code, stdout and stderr out."""
+"""Run the command line in the test process: arguments in; exit code, stdout and stderr out."""
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from attrs import frozen
@@ -11,10 +13,12 @@ from attrs import frozen
 from ductile.cli import ductile
 from ductile.cli.base import output
 
+T = TypeVar("T")
+
 
 @frozen
 class Answer:
-    """What one command did."""
+    """The result of one command."""
 
     exit_code: int
     stdout: str
@@ -26,6 +30,17 @@ class Answer:
 
 
 Run = Callable[..., Answer]
+
+
+def failures(cases: Iterable[T], check: Callable[[T], None]) -> list[str]:
+    """Run `check` for every case and return what failed: one rule is one test that reports every counterexample."""
+    found = []
+    for case in cases:
+        try:
+            check(case)
+        except Exception as error:
+            found.append(f"{case}: {type(error).__name__}: {error}")
+    return found
 
 
 @pytest.fixture
@@ -46,8 +61,20 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.fixture
 def demo(run: Run, tmp_path: Path) -> Path:
-    """The directory of a fresh demo configuration."""
+    """The directory of a new demo configuration."""
     directory = tmp_path / "demo"
     answer = run("config", "init", "--demo", "--config-dir", directory)
     assert answer.exit_code == 0, answer.stderr
     return directory
+
+
+def imported_by(*args: str, exit_code: int = 0) -> set[str]:
+    """Run `ductile ARGS` in a process of its own and return the modules it imported."""
+    script = (
+        "import sys; from ductile.cli import ductile; from ductile.cli.base import output;"
+        "code = output.run(ductile, sys.argv[1:]);"
+        "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == exit_code, done.stderr
+    return set(done.stderr.split())

@@ -1,4 +1,4 @@
-"""A ledger with a past for commands that only look: made by the ledger's own functions, without a service."""
+"""Ledgers with past jobs, built with the functions of the ledger, without a service."""
 
 import json
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from typing import Any
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from ductile.ledger.tables import snapshots
-from tests.ledger.conftest import Driver
+from tests.ledger.conftest import LedgerDriver
 
 
-class Past(Driver):
-    """Plays producer and dispatcher; what it remembers of configurations is what the service would."""
+class Past(LedgerDriver):
+    """Enqueues, claims and ends jobs, and stores configuration snapshots."""
 
     def __init__(self, db: Any) -> None:
         super().__init__(db)
         self.now = datetime.now(UTC)
 
     def loads(self, snapshot_id: str, config: dict[str, Any], *, fingerprints: dict[str, Any] | None = None) -> None:
-        """The service has loaded this configuration."""
+        """Store a configuration snapshot, as a start of the service does."""
         row = snapshots.StoredSnapshot(
             id=snapshot_id,
             config_hash=snapshot_id,
@@ -37,6 +37,6 @@ class Past(Driver):
 
 @contextmanager
 def past_of(home: Path) -> Iterator[Past]:
-    """The ledger of a demo configuration, open for writing as long as the block lasts."""
+    """Open the ledger of a demo configuration for writing."""
     with closing(open_writer(home / "data" / "state.db")) as db:
         yield Past(db)

@@ -12,53 +12,56 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.cli.job.diagnosis import normalised
-from ductile.cli.job.stderr_tail import GAP, news
-from ductile.cli.job.truncate import fit
-from ductile.config.load.ledger_path import ledger_of
+from ductile.cli.job.tail import GAP, new_output
+from ductile.cli.job.truncate import truncate_to_fit
+from ductile.config.load.ledger_path import find_ledger
 from ductile.config.load.load import load
-from ductile.config.load.secret_scan import mask_of
+from ductile.config.load.secret_scan import build_mask
 from ductile.core.clock import to_text
-from ductile.core.format_time import distance
+from ductile.core.format_time import format_relative
 from ductile.core.model import (
     Breaker,
     BreakerChange,
     BreakerState,
-    Dead,
     Evidence,
     Failed,
     Held,
+    Job,
+    JobStatus,
     Note,
+    OutcomeCode,
     Retried,
     Skipped,
     Succeeded,
+    attempts_used_up,
+    cancelled,
 )
-from ductile.ledger.admin import operate, pauses
-from ductile.ledger.queue import breaker_holds, claim
-from ductile.ledger.queue.block_reasons import note_blocked
+from ductile.explain.diagnosis import error_pattern
+from ductile.ledger.admin import job_actions, pauses
+from ductile.ledger.queue import blocked_jobs, claim
+from ductile.ledger.queue.blocked_jobs import set_block_reason
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import breakers, plugin_inits
 from ductile.pipeline.run.events import event_id as derived_event_id
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, imported_by
 from tests.cli.history import Past, past_of
-from tests.cli.test_start_up import imported_by
 
-NOBODY = "019a0000-0000-7000-8000-000000000000"
+UNKNOWN_ID = "019a0000-0000-7000-8000-000000000000"
 OK = '{"status": "ok", "result": "fine"}'
 
 
 def ended(past: Past, outcome: Any = None, **new: Any) -> str:
-    """A job that has run and come to its end."""
+    """Run a job to its end and return its id."""
     past.enqueue(**new)
     job = past.claim_one(new.get("plugin", "echo"))
     past.end(job, outcome or Succeeded(past.evidence(result=OK)))
-    past.later(seconds=1)
+    past.advance(seconds=1)
     return job.id
 
 
 @pytest.fixture
 def busy(demo: Path) -> Path:
-    """A home whose ledger has a few jobs of each kind."""
+    """A configuration whose ledger has several jobs in different states."""
     with past_of(demo) as past:
         for number in range(5):
             ended(past, submitted_by="api" if number % 2 else "cli")
@@ -67,11 +70,10 @@ def busy(demo: Path) -> Path:
     return demo
 
 
-# ── job list, job logs ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── job list, job logs ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_list_has_the_keys_of_the_api(run: Run, busy: Path) -> None:
-    """Programs read the same from the command line as over HTTP."""
+def test_job_list_has_the_keys_of_the_api(run: Run, busy: Path) -> None:
     page = run("job", "list", "--config", busy, "--json").json
 
     assert (set(page), page["total"], page["total_is_exact"]) == (
@@ -94,18 +96,18 @@ def test_a_list_has_the_keys_of_the_api(run: Run, busy: Path) -> None:
         (("--query", "disk"), 1),
         (("--from", "2999-01-01"), 0),
         (("--to", "2999-01-01"), 7),
-        (("--job-id", NOBODY), 0),
-        (("--root", NOBODY), 0),
+        (("--job-id", UNKNOWN_ID), 0),
+        (("--root", UNKNOWN_ID), 0),
         (("--schedule-id", "x"), 0),
     ],
 )
-def test_each_filter_lets_through_what_fits(run: Run, busy: Path, flags: tuple[str, ...], count: int) -> None:
+def test_each_filter_selects_matching_jobs(run: Run, busy: Path, flags: tuple[str, ...], count: int) -> None:
     assert len(run("job", "list", "--config", busy, "--json", *flags).json["jobs"]) == count
 
 
 @pytest.mark.parametrize("action", ["list", "logs"])
-def test_pages_follow_on_each_other_without_gap_or_repetition(run: Run, busy: Path, action: str) -> None:
-    """`next_cursor` leads through everything once."""
+def test_pages_have_no_gaps_and_no_duplicates(run: Run, busy: Path, action: str) -> None:
+    """Following `next_cursor` returns every row once."""
     name, key = ("jobs", "job_id") if action == "list" else ("logs", "log_id")
     seen: list[str] = []
     cursor: tuple[str, ...] | None = ()
@@ -119,8 +121,7 @@ def test_pages_follow_on_each_other_without_gap_or_repetition(run: Run, busy: Pa
     assert len(set(seen)) == len(seen) > 4
 
 
-def test_attempts_are_listed_in_lower_snake_case_with_results_on_demand(run: Run, busy: Path) -> None:
-    """The keys are those of GET /job-logs."""
+def test_attempts_have_the_keys_of_the_api_and_results_on_request(run: Run, busy: Path) -> None:
     plain = run("job", "logs", "--config", busy, "--json").json["logs"]
     full = run("job", "logs", "--config", busy, "--json", "--include-result").json["logs"]
 
@@ -130,27 +131,25 @@ def test_attempts_are_listed_in_lower_snake_case_with_results_on_demand(run: Run
     assert (full[0]["stderr"], full[0]["last_error"]) == ("no room\n", "disk full")
 
 
-def test_people_see_times_relative_and_absolute(run: Run, busy: Path) -> None:
+def test_times_are_relative_and_absolute(run: Run, busy: Path) -> None:
     lines = run("job", "list", "--config", busy).stdout.splitlines()
 
     told = re.compile(r"  (now|\w+ ago|in \w+) \(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ\)")
     assert len(lines) == 9
     assert all(map(told.search, lines[1:-1]))
-    assert lines[-1] == "7 jobs in all"
+    assert lines[-1] == "7 jobs in total"
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--status", "faild"), "did you mean 'failed'?"),
-        (("--cursor", "x"), "is not one of ours"),
-        (("--from", "yesterday"), "is not a moment"),
+        (("--cursor", "x"), "is not valid"),
+        (("--from", "yesterday"), "is not a timestamp"),
         (("--limit", "0"), "0 is not in the range"),
     ],
 )
-def test_a_question_nobody_can_answer_is_a_usage_error(
-    run: Run, busy: Path, flags: tuple[str, ...], words: str
-) -> None:
+def test_an_invalid_filter_is_a_usage_error(run: Run, busy: Path, flags: tuple[str, ...], words: str) -> None:
     answer = run("job", "list", "--config", busy, *flags)
 
     assert (answer.exit_code, words in answer.stderr) == (2, True), answer
@@ -159,22 +158,22 @@ def test_a_question_nobody_can_answer_is_a_usage_error(
 @pytest.mark.parametrize(
     "args",
     [
-        ("job", "why", NOBODY),
+        ("job", "why", UNKNOWN_ID),
         ("job", "why", "nonsense"),
-        ("job", "diagnose", NOBODY),
+        ("job", "diagnose", UNKNOWN_ID),
         ("job", "cancel", "nonsense"),
         ("job", "tail", "nonsense"),
-        ("event", "why", NOBODY),
+        ("event", "why", UNKNOWN_ID),
         ("event", "why", "--type", "nobody.knows"),
     ],
 )
-def test_what_is_unknown_is_not_found(run: Run, busy: Path, args: tuple[str, ...]) -> None:
+def test_an_unknown_id_is_not_found(run: Run, busy: Path, args: tuple[str, ...]) -> None:
     answer = run(*args, "--config", busy, "--json")
 
     assert (answer.exit_code, answer.json["code"]) == (1, "not_found")
 
 
-# ── job why: waiting ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── job why: waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def paused(past: Past) -> str:
@@ -185,7 +184,7 @@ def paused(past: Past) -> str:
 
 def queue_paused(past: Past) -> str:
     with transaction(past.db):
-        pauses.pause(past.db, pauses.EVERYTHING, "night", now=past.now)
+        pauses.pause(past.db, pauses.ALL_PLUGINS, "night", now=past.now)
     return past.enqueue().job_id
 
 
@@ -207,14 +206,14 @@ def key_is_held(past: Past) -> str:
 def blocked(past: Past) -> str:
     job_id = past.enqueue().job_id
     with transaction(past.db):
-        note_blocked(past.db, "echo", "its manifest cannot be read")
+        set_block_reason(past.db, "echo", "its manifest cannot be read")
     return job_id
 
 
 def unhealthy(past: Past) -> str:
     with transaction(past.db):
         plugin_inits.put(
-            past.db, plugin_inits.Init(plugin="echo", fingerprint="f", error="no login"), now=past.now, job_id="x"
+            past.db, plugin_inits.PluginInit(plugin="echo", fingerprint="f", error="no login"), now=past.now, job_id="x"
         )
     return past.enqueue().job_id
 
@@ -230,12 +229,12 @@ def breaker_is_open(past: Past) -> str:
     past.enqueue()
     (job,) = past.claim(1).jobs
     past.end(job, Retried("x", timedelta(), past.evidence()))
-    past.later(seconds=1)
+    past.advance(seconds=1)
     with transaction(past.db):
         claim.wake_due(past.db, now=past.now)
         opened = Breaker(plugin="echo", command="poll", state=BreakerState.OPEN, failure_count=3, opened_at=past.now)
         breakers.put(past.db, BreakerChange(opened, "failure_threshold"), now=past.now)
-        breaker_holds.hold(past.db, job, Held(past.now + timedelta(hours=1), "open"), now=past.now)
+        blocked_jobs.block_command(past.db, job, Held(past.now + timedelta(hours=1), "open"), now=past.now)
     return job.id
 
 
@@ -243,7 +242,7 @@ def probe_is_out(past: Past) -> str:
     job_id = breaker_is_open(past)
     with transaction(past.db):
         state = Breaker(
-            plugin="echo", command="poll", state=BreakerState.HALF_OPEN, failure_count=3, probe_job_id=NOBODY
+            plugin="echo", command="poll", state=BreakerState.HALF_OPEN, failure_count=3, probe_job_id=UNKNOWN_ID
         )
         breakers.put(past.db, BreakerChange(state, "cooldown_elapsed"), now=past.now)
     return job_id
@@ -270,8 +269,8 @@ def behind(past: Past) -> str:
 
 
 def joins_others(past: Past) -> str:
-    past.enqueue(plugin="echo", join_id=NOBODY)
-    return past.enqueue(id=NOBODY, plugin="core.join", command="handle", is_join=True).job_id
+    past.enqueue(plugin="echo", join_id=UNKNOWN_ID)
+    return past.enqueue(id=UNKNOWN_ID, plugin="core.join", command="handle", is_join=True).job_id
 
 
 @pytest.mark.parametrize(
@@ -279,17 +278,17 @@ def joins_others(past: Past) -> str:
     [
         (paused, "paused", "the disk is new"),
         (queue_paused, "queue_paused", "night"),
-        (retried, "retry_time", "the one before failed: no network"),
-        (key_is_held, "held_key", "runs with the same dedupe key 'k'"),
+        (retried, "retry_time", "The previous attempt failed: no network"),
+        (key_is_held, "held_key", "with the same dedupe key 'k' is running"),
         (blocked, "blocked", "its manifest cannot be read"),
         (unhealthy, "unhealthy", "its init failed: no login"),
-        (init_is_pending, "initialising", "has not come to an end yet"),
-        (breaker_is_open, "breaker", "open after 3 failures; it is asked again in "),
-        (probe_is_out, "breaker", f"and its probe, job {NOBODY}, has not ended; it is asked again in "),
-        (plugin_is_full, "plugin_full", "no more than 1 may at once"),
-        (workers_are_full, "workers_full", "the only worker is busy"),
-        (behind, "behind", "2 older jobs of its plugin start before it"),
-        (joins_others, "join", "it joins 1 jobs that are not over"),
+        (init_is_pending, "initialising", "has not finished"),
+        (breaker_is_open, "breaker", "open after 3 failures. The next probe is due in "),
+        (probe_is_out, "breaker", f"Its probe, job {UNKNOWN_ID}, has not ended. The next probe is due in "),
+        (plugin_is_full, "plugin_full", "The limit is 1"),
+        (workers_are_full, "workers_full", "The only worker is busy"),
+        (behind, "behind", "2 older jobs of its plugin start first"),
+        (joins_others, "join", "The join waits for 1 open job"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -323,7 +322,7 @@ def test_what_ended_with_its_plugin_is_retried_after_that_is_back(run: Run, demo
     with past_of(demo) as past:
         job_id, disabled = past.enqueue().job_id, "plugin echo is disabled (enabled: false)"
         with transaction(past.db):
-            operate.end_queued_jobs_of(past.db, "echo", disabled, now=past.now)
+            job_actions.end_queued_jobs(past.db, "echo", disabled, now=past.now)
 
     following = run("job", "why", job_id, "--config", demo, "--json").json["next"]
     assert following[:2] == ["ductile plugin list", "ductile system reload"]
@@ -343,33 +342,57 @@ def test_relays_and_workers_do_not_keep_each_other(run: Run, demo: Path, running
     assert "workers_full" not in [reason["code"] for reason in view["reasons"]]
 
 
-# ── job why: ended ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── job why: ended ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def evidence(**values: Any) -> Evidence:
     return Evidence(started_at=datetime.now(UTC), duration=timedelta(seconds=1), **values)
 
 
+LAST_ATTEMPT = Job(
+    id="last",
+    plugin="echo",
+    command="poll",
+    status=JobStatus.RUNNING,
+    attempt=4,
+    max_attempts=4,
+    submitted_by="test",
+    created_at=datetime.now(UTC),
+)
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "words"),
     [
-        (Succeeded(evidence(exit_code=0, result=OK)), "answered_ok", "ended with exit code 0"),
-        (Succeeded(evidence(exit_code=3, result=OK)), "answered_ok", "exit code 3 does not count"),
-        (Failed("exit code 78: no token", evidence(exit_code=78)), "exit_78", "its configuration is wrong"),
+        (Succeeded(evidence(exit_code=0, result=OK)), "answered_ok", "with exit code 0"),
+        (Succeeded(evidence(exit_code=3, result=OK)), "answered_ok", "Exit code 3 is ignored"),
         (
-            Failed("gone", evidence(exit_code=0, result='{"status": "error", "error": "gone", "retry": false}')),
+            Failed("exit code 78: no token", evidence(exit_code=78), OutcomeCode.EXIT_78),
+            "exit_78",
+            "a configuration error",
+        ),
+        (
+            Failed("gone", evidence(exit_code=0), OutcomeCode.RETRY_FALSE),
             "retry_false",
             "`retry: false`",
         ),
         (Failed("2000 events, more than the 1000 allowed", evidence(exit_code=0)), "final", "would not help"),
-        (Failed("internal error: KeyError", evidence(exit_code=0)), "internal_error", "Ductile itself"),
         (
-            Dead("attempts used up (4 of 4): timed out after 1m", evidence(timed_out=True, signal=9)),
-            "attempts_used_up",
-            "the last one timed out",
+            Failed("internal error: KeyError", evidence(exit_code=0), OutcomeCode.INTERNAL_ERROR),
+            "internal_error",
+            "Ductile failed",
         ),
-        (Dead("cancelled: by e2e", evidence(signal=15)), "cancelled", "while it ran: by e2e"),
-        (Skipped(f"deduplicated: {NOBODY} succeeded meanwhile"), "deduplicated", NOBODY),
+        (
+            attempts_used_up(LAST_ATTEMPT, "timed out after 1m", evidence(timed_out=True, signal=9)),
+            "attempts_used_up",
+            "The last one timed out",
+        ),
+        (cancelled("by e2e", evidence(signal=15)), "cancelled", "while it ran: by e2e"),
+        (
+            Skipped("a twin", OutcomeCode.DEDUPLICATED, {"winner": UNKNOWN_ID, "dedupe_key": "k"}),
+            "deduplicated",
+            UNKNOWN_ID,
+        ),
     ],
 )
 def test_why_names_the_rule_by_which_a_job_ended(run: Run, demo: Path, outcome: Any, code: str, words: str) -> None:
@@ -407,7 +430,7 @@ def test_why_tells_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) 
     with past_of(demo) as past:
         job_id = past.enqueue().job_id
         with transaction(past.db):
-            operate.cancel(past.db, job_id, "not needed", now=past.now)
+            job_actions.cancel(past.db, job_id, "not needed", now=past.now)
 
     assert "before it ran: not needed" in run("job", "why", job_id, "--config", demo).stdout
 
@@ -419,7 +442,7 @@ def test_why_tells_a_chain_that_is_too_long(run: Run, demo: Path) -> None:
     assert run("job", "why", job_id, "--config", demo, "--json").json["reasons"][0]["code"] == "over_budget"
 
 
-# ── job diagnose ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── job diagnose ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SECRET = "hunter2-and-more"
 
@@ -436,7 +459,7 @@ def sick(demo: Path) -> tuple[Path, str]:
             past.db.execute("UPDATE job_queue SET started_config_snapshot_id = 'cfg_old'")
         past.end(past.claim_one(), Succeeded(past.evidence(result=OK)))
         past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
-        past.later(minutes=1)
+        past.advance(minutes=1)
         others = {"mail": {"timeout": "1m"}, "sweep": {}}
         past.loads(
             "cfg_new",
@@ -527,7 +550,7 @@ def test_a_changed_list_names_its_members_that_came_went_or_changed(run: Run, de
         past.loads("cfg_old", pipelines(gone="a", same="a", other="a"))
         ended(past, snapshot_id="cfg_old")
         past.db.execute("UPDATE job_log SET started_config_snapshot_id = 'cfg_old'")
-        past.later(minutes=1)
+        past.advance(minutes=1)
         past.loads("cfg_new", pipelines(same="a", other="b", came="a", more="a"))
         job_id = ended(past, Failed("x", past.evidence(exit_code=1)), snapshot_id="cfg_new")
 
@@ -561,39 +584,39 @@ def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> Non
 def test_a_bundle_fits_or_has_nothing_left_to_cut(bundle: dict[str, Any], most: int) -> None:
     """Every part that is shorter than it was is named."""
     parts = tuple(bundle)
-    shown = fit(bundle, parts, lambda value: len(json.dumps(value)), most)
+    shown = truncate_to_fit(bundle, parts, lambda value: len(json.dumps(value)), most)
 
     assert len(json.dumps(shown)) <= most or all(one["kept"] == 0 for one in shown["cut"].values())
     assert {name for name in parts if shown[name] != bundle[name]} <= set(shown["cut"])
 
 
-# ── event why ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── event why ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_event_why_shows_the_condition_that_said_no_with_its_values(run: Run, demo: Path) -> None:
     """From the notes of the job that emitted it."""
     predicate = {"path": "payload.n", "op": "eq", "value": 2, "found": 1, "holds": False}
-    about = {"pipeline": "big", "event_id": NOBODY, "type": "t.done", "reason": "if is false"}
+    about = {"pipeline": "big", "event_id": UNKNOWN_ID, "type": "t.done", "reason": "if is false"}
     note = Note(kind="pipeline.skipped", data={**about, "predicates": [predicate]})
     with past_of(demo) as past:
         past.enqueue()
         past.end(past.claim_one(), notes=(note,))
 
-    text = run("event", "why", NOBODY, "--config", demo).stdout
-    assert "pipeline big did not start, if is false: payload.n eq 2 is false: found 1" in text
+    text = run("event", "why", UNKNOWN_ID, "--config", demo).stdout
+    assert "Pipeline big did not start, if is false: payload.n eq 2 is false: found 1" in text
     view = run("event", "why", "--type", "t.done", "--config", demo, "--json").json
-    assert [event["event_id"] for event in view["events"]] == [NOBODY]
+    assert [event["event_id"] for event in view["events"]] == [UNKNOWN_ID]
     assert view["events"][0]["decisions"][0]["predicates"] == [predicate]
 
 
 def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
     """Routes and pipelines alike, also when nobody remembers more than the log."""
-    envelope = json.dumps({"type": "t.done", "payload": {}, "event_id": NOBODY, "source": "echo"})
+    envelope = json.dumps({"type": "t.done", "payload": {}, "event_id": UNKNOWN_ID, "source": "echo"})
     with past_of(demo) as past:
-        past.enqueue(command="handle", payload=envelope, source_event_id=NOBODY, submitted_by="route")
-        past.enqueue(command="handle", payload=envelope, source_event_id=NOBODY, pipeline="big", step_id="one")
+        past.enqueue(command="handle", payload=envelope, source_event_id=UNKNOWN_ID, submitted_by="route")
+        past.enqueue(command="handle", payload=envelope, source_event_id=UNKNOWN_ID, pipeline="big", step_id="one")
 
-    view = run("event", "why", NOBODY, "--config", demo, "--json").json
+    view = run("event", "why", UNKNOWN_ID, "--config", demo, "--json").json
     assert [job["via"] for job in view["led_to"]] == ["route", "pipeline big"]
     assert (view["type"], view["source"], view["verdict"]) == ("t.done", "echo", "matched")
 
@@ -630,30 +653,32 @@ def test_an_event_is_from_its_plugin_and_says_everything_once(run: Run, demo: Pa
     told = run("event", "why", event, "--config", demo).stdout.splitlines()
     assert " t.done from echo  " in told[0]
     assert told[1:] == [
-        "  it led to nothing: no route and no pipeline waits for it",
+        "  The event led to no job. No route and no pipeline matches it.",
         f"  next: ductile job inspect {job.id}",
     ]
 
 
 def test_a_decision_that_is_the_whole_story_is_told_once(run: Run, demo: Path) -> None:
-    about = {"pipeline": "big", "event_id": NOBODY, "type": "t.done", "reason": "if is false"}
+    about = {"pipeline": "big", "event_id": UNKNOWN_ID, "type": "t.done", "reason": "if is false"}
     with past_of(demo) as past:
         past.enqueue()
         past.end(past.claim_one(), notes=(Note(kind="pipeline.skipped", data=about),))
 
-    told = run("event", "why", NOBODY, "--config", demo).stdout
-    assert told.count("pipeline big did not start") == 1
+    told = run("event", "why", UNKNOWN_ID, "--config", demo).stdout
+    assert told.count("Pipeline big did not start") == 1
 
 
 def test_a_type_that_is_mistyped_is_corrected(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         past.enqueue()
-        past.end(past.claim_one(), notes=(Note(kind="event.unmatched", data={"event_id": NOBODY, "type": "t.done"}),))
+        past.end(
+            past.claim_one(), notes=(Note(kind="event.unmatched", data={"event_id": UNKNOWN_ID, "type": "t.done"}),)
+        )
 
     assert "did you mean 't.done'?" in run("event", "why", "--type", "t.don", "--config", demo).stderr
 
 
-# ── small things ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── small things ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -667,21 +692,21 @@ def test_a_type_that_is_mistyped_is_corrected(run: Run, demo: Path) -> None:
         ("abcdef", "def", ""),
     ],
 )
-def test_only_what_is_new_is_told(before: str, now: str, new: str) -> None:
-    """Also when the text has lost its beginning."""
-    assert news(before, now) == new
+def test_tail_prints_only_new_output(before: str, now: str, new: str) -> None:
+    """The beginning of the text may have been discarded."""
+    assert new_output(before, now) == new
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         ("port 1", "port 22"),
-        (f"job {NOBODY} is gone", "job 01a1e4bd-ffa3-711e-abba-4499c98a29b1 is gone"),
-        ("attempts used up (4 of 4): no  network", "no network"),
+        (f"job {UNKNOWN_ID} is gone", "job 01a1e4bd-ffa3-711e-abba-4499c98a29b1 is gone"),
+        ("no  network", "no network"),
     ],
 )
 def test_errors_that_differ_in_numbers_are_the_same(one: str, other: str) -> None:
-    assert normalised(one) == normalised(other)
+    assert error_pattern(one) == error_pattern(other)
 
 
 @pytest.mark.parametrize(
@@ -694,9 +719,9 @@ def test_errors_that_differ_in_numbers_are_the_same(one: str, other: str) -> Non
         (timedelta(days=-2, hours=-4), "2d4h ago"),
     ],
 )
-def test_distances_are_told_in_one_or_two_units(span: timedelta, words: str) -> None:
+def test_relative_times_have_one_or_two_units(span: timedelta, words: str) -> None:
     now = datetime(2026, 2, 8, tzinfo=UTC)
-    assert distance(to_text(now + span), now) == words
+    assert format_relative(to_text(now + span), now) == words
 
 
 @pytest.mark.parametrize(
@@ -710,20 +735,17 @@ def test_distances_are_told_in_one_or_two_units(span: timedelta, words: str) -> 
         "include: [more]\n",
     ],
 )
-def test_the_ledger_is_found_where_a_whole_load_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    """Without the price of one."""
+def test_the_ledger_path_is_that_of_a_full_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
     monkeypatch.setenv("PLACE", str(tmp_path / "place"))
     (tmp_path / "more").mkdir(mode=0o700)
     for name, text in (("config.yaml", written), ("more/one.yaml", "state: {path: x.db}\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
 
-    assert ledger_of(tmp_path / "config.yaml", os.environ) == load(tmp_path / "config.yaml").settings.state.path
+    assert find_ledger(tmp_path / "config.yaml", os.environ) == load(tmp_path / "config.yaml").settings.state.path
 
 
-def test_the_quick_mask_hides_what_the_whole_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_mask_hides_the_same_secrets_as_a_full_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_OUTSIDE", "outside-value")
     (tmp_path / "config.yaml").write_text(
         "plugins: {p: {config: {auth: {user: inner-value}, url: '${FROM_OUTSIDE}', other: plain-value}}}\n"
@@ -732,7 +754,7 @@ def test_the_quick_mask_hides_what_the_whole_one_does(tmp_path: Path, monkeypatc
     (tmp_path / "config.yaml").chmod(0o600)
     text = "inner-value outside-value token-value-1 plain-value"
 
-    assert mask_of(tmp_path / "config.yaml", os.environ)(text) == load(tmp_path / "config.yaml").mask(text)
+    assert build_mask(tmp_path / "config.yaml", os.environ)(text) == load(tmp_path / "config.yaml").mask(text)
 
 
 @pytest.mark.parametrize(
@@ -749,8 +771,9 @@ def test_the_quick_mask_hides_what_the_whole_one_does(tmp_path: Path, monkeypatc
     ],
     ids=" ".join,
 )
-def test_looking_needs_no_event_loop_no_server_and_no_structure(busy: Path, run: Run, args: tuple[str, ...]) -> None:
-    """A command that reads starts fast."""
+def test_reading_commands_import_no_event_loop_no_server_and_no_cattrs(
+    busy: Path, run: Run, args: tuple[str, ...]
+) -> None:
     job_id = run("job", "list", "--config", busy, "--json").json["jobs"][0]["job_id"]
     words = [job_id if arg == "JOB" else arg for arg in args]
 
@@ -758,11 +781,11 @@ def test_looking_needs_no_event_loop_no_server_and_no_structure(busy: Path, run:
     assert imported_by(*words, "--config", str(busy)).isdisjoint(heavy)
 
 
-# ── job inspect ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── job inspect ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_inspect_shows_the_way_of_a_job_and_the_configurations_it_met(run: Run, demo: Path) -> None:
-    """Every change of state in order; whether a reload came between; what the ledger does not have any more."""
+def test_inspect_shows_transitions_and_configurations(run: Run, demo: Path) -> None:
+    """Every transition in order, whether a reload happened in between, and missing snapshots."""
     with past_of(demo) as past:
         past.loads("cfg_1", {})
         past.loads("cfg_2", {})

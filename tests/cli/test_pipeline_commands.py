@@ -1,4 +1,4 @@
-"""`ductile pipeline` without a service: list, show, draw, rehearse."""
+"""`ductile pipeline list|show|visualize|dry-run` without a service."""
 
 import json
 import subprocess
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ductile.cli.base.json_args import read_payload
-from tests.cli.conftest import Run
-from tests.cli.test_start_up import imported_by
+from tests.cli.conftest import Run, imported_by
 from tests.e2e.service import Home
 
 PIPELINES = """
@@ -45,7 +44,7 @@ print(json.dumps({"status": "ok", "result": "said", "events": [{"type": "said", 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A configuration with pipelines; nothing has ever run."""
+    """A configuration with pipelines; nothing has run."""
     made = Home.make(tmp_path / "ductile")
     made.plugin("say", SAY)
     made.plugin("off", SAY)
@@ -53,23 +52,23 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-# ── list and show ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── list and show ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_list_says_what_starts_each_pipeline(run: Run, home: Home) -> None:
-    """Name, trigger, source, mode and size, in the order of the configuration."""
+def test_pipeline_list_shows_triggers(run: Run, home: Home) -> None:
+    """In the order of the configuration."""
     answer = run("pipeline", "list", "--config", home.path)
 
     assert [line.split() for line in answer.stdout.splitlines()] == [
-        ["NAME", "STARTS", "ON", "FROM", "MODE", "STEPS"],
+        ["NAME", "TRIGGER", "FROM", "MODE", "STEPS"],
         ["report", "report.wanted", "say", "synchronous", "3"],
         ["after", "after.wanted", "async", "1"],
         ["idle", "hook", "job.failed", "async", "1"],
     ]
 
 
-def test_the_list_can_say_where_a_pipeline_is_written(run: Run, home: Home) -> None:
-    """File and line with -v, and always in JSON."""
+def test_pipeline_list_shows_file_and_line(run: Run, home: Home) -> None:
+    """With -v, and always in JSON."""
     listed = run("pipeline", "list", "--config", home.path, "--json").json["pipelines"]
     line = (home.path / "config.yaml").read_text().splitlines().index("  - name: report") + 1
 
@@ -79,16 +78,15 @@ def test_the_list_can_say_where_a_pipeline_is_written(run: Run, home: Home) -> N
     assert listed[0]["fingerprint"].startswith("blake3:")
 
 
-def test_no_pipelines_is_an_answer(run: Run, tmp_path: Path) -> None:
-    """An empty list says where pipelines are written."""
+def test_an_empty_pipeline_list_is_no_error(run: Run, tmp_path: Path) -> None:
     empty = Home.make(tmp_path / "empty")
 
-    assert run("pipeline", "list", "--config", empty.path).stdout == "no pipelines; write some under `pipelines:`\n"
+    assert run("pipeline", "list", "--config", empty.path).stdout == "no pipelines; add them under `pipelines:`\n"
     assert run("pipeline", "list", "--config", empty.path, "--json").json == {"pipelines": []}
 
 
-def test_a_pipeline_is_shown_as_it_was_compiled(run: Run, home: Home) -> None:
-    """Calls are inlined: their steps have a path, and every way between steps is a route."""
+def test_pipeline_show_prints_the_compiled_pipeline(run: Run, home: Home) -> None:
+    """Calls are inlined; every path between steps is a route."""
     shown = run("pipeline", "show", "report", "--config", home.path, "--json").json
 
     assert [step["path"] for step in shown["steps"]] == ["fetch", "urgent", "rest/store"]
@@ -107,30 +105,27 @@ def test_a_pipeline_is_shown_as_it_was_compiled(run: Run, home: Home) -> None:
     ]
 
 
-def test_a_pipeline_is_shown_in_lines(run: Run, home: Home) -> None:
-    """Its head, its steps, its routes."""
+def test_pipeline_show_prints_text(run: Run, home: Home) -> None:
     lines = run("pipeline", "show", "report", "--config", home.path).stdout.splitlines()
     routes = [line.split() for line in lines[lines.index("  routes:") + 1 :]]
 
-    assert lines[0] == "report: on report.wanted from say, synchronous, callers wait up to 30s"
+    assert lines[0] == "report: on report.wanted from say, synchronous, timeout 30s"
     assert ["fetch", "→", "urgent__switch"] in routes
     assert ["urgent", "→", "rest/store", "each", "of", "payload.rows"] in routes
 
 
 @pytest.mark.parametrize("action", [("show",), ("visualize",), ("dry-run",)], ids=" ".join)
-def test_an_unknown_pipeline_is_named_with_what_was_meant(run: Run, home: Home, action: tuple[str, ...]) -> None:
-    """Exit 1, and a guess."""
+def test_an_unknown_pipeline_is_not_found_with_a_suggestion(run: Run, home: Home, action: tuple[str, ...]) -> None:
     answer = run("pipeline", *action, "raport", "--config", home.path, "--json")
 
     assert (answer.exit_code, answer.json["code"]) == (1, "not_found")
     assert answer.json["error"] == "there is no pipeline 'raport' (did you mean 'report'?)"
 
 
-# ── visualize ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── visualize ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_picture_is_mermaid_on_stdout(run: Run, home: Home) -> None:
-    """Text to paste into a Markdown file; the same inside JSON."""
+def test_pipeline_visualize_prints_mermaid(run: Run, home: Home) -> None:
     answer = run("pipeline", "visualize", "report", "--config", home.path)
 
     assert answer.stdout.startswith('flowchart TD\n  start(["report<br/>on report.wanted from say')
@@ -139,28 +134,26 @@ def test_a_picture_is_mermaid_on_stdout(run: Run, home: Home) -> None:
     assert (as_json["pipeline"], as_json["mermaid"]) == ("report", answer.stdout)
 
 
-def test_a_picture_needs_a_name_or_a_job(run: Run, home: Home) -> None:
-    """Nothing to draw is a usage error."""
+def test_pipeline_visualize_needs_a_name_or_a_job(run: Run, home: Home) -> None:
     assert run("pipeline", "visualize", "--config", home.path).exit_code == 2
 
 
 @pytest.mark.parametrize("args", [("list",), ("show", "report"), ("visualize", "report")], ids=" ".join)
-def test_looking_at_pipelines_needs_no_event_loop(home: Home, args: tuple[str, ...]) -> None:
-    """Plain reading starts fast: no trio, no server, no database."""
+def test_reading_pipelines_imports_no_event_loop_and_no_database(home: Home, args: tuple[str, ...]) -> None:
     imported = imported_by("pipeline", *args, "--config", str(home.path))
 
     assert imported.isdisjoint({"trio", "quart", "hypercorn", "sqlite3"})
 
 
-# ── dry-run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── dry-run ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def steps(shown: dict[str, Any]) -> list[str]:
     return [f"{step['step']} {step['outcome']}" for step in shown["steps"]]
 
 
-def test_a_dry_run_says_what_each_step_would_do(run: Run, home: Home) -> None:
-    """Simulated, entered, bypassed or not reached, each with the reason; nothing is made on disk."""
+def test_a_dry_run_shows_the_outcome_of_each_step(run: Run, home: Home) -> None:
+    """It writes nothing."""
     payload = '{"day": "monday", "level": 1, "rows": [1]}'
 
     answer = run("pipeline", "dry-run", "report", "--payload", payload, "--config", home.path, "--json")
@@ -173,26 +166,23 @@ def test_a_dry_run_says_what_each_step_would_do(run: Run, home: Home) -> None:
     assert not home.ledger.exists()
 
 
-def test_a_run_that_would_fail_exits_1(run: Run, home: Home) -> None:
-    """A script can ask whether a payload would get through."""
+def test_a_dry_run_that_would_fail_exits_1(run: Run, home: Home) -> None:
     answer = run("pipeline", "dry-run", "report", "--config", home.path)
 
     assert answer.exit_code == 1
-    assert "report: a run with this payload would fail; nothing was enqueued" in answer.stdout
+    assert "report: a run with this payload would fail (dry run)" in answer.stdout
     assert "baggage day: payload.day is absent" in answer.stdout
-    assert "its own `if` is false for this payload" in answer.stdout
+    assert "the `if` of the pipeline is false for this payload" in answer.stdout
 
 
-def test_a_disabled_plugin_is_told(run: Run, home: Home) -> None:
-    """What cannot be started is dead from the start."""
+def test_a_dry_run_reports_a_disabled_plugin(run: Run, home: Home) -> None:
     answer = run("pipeline", "dry-run", "idle", "--config", home.path, "--json")
 
     assert (answer.exit_code, steps(answer.json)) == (1, ["never dead"])
     assert answer.json["steps"][0]["why"] == "plugin off is disabled (enabled: false)"
 
 
-def test_answers_come_from_a_file_and_from_the_command_line(run: Run, home: Home, tmp_path: Path) -> None:
-    """--result is stronger than --results."""
+def test_result_overrides_results(run: Run, home: Home, tmp_path: Path) -> None:
     file = tmp_path / "answers.json"
     file.write_text('{"fetch": {"fail": "x"}, "rest/store": {"fail": "full"}}')
     fetched = '[{"type": "fetched", "payload": {"level": 3, "rows": [1, 2]}}]'
@@ -213,7 +203,6 @@ def test_answers_come_from_a_file_and_from_the_command_line(run: Run, home: Home
 
 
 def test_verbose_shows_payloads_and_baggage(run: Run, home: Home) -> None:
-    """What each plugin would get, on the lines below its step."""
     answer = run("pipeline", "dry-run", "report", "--payload", '{"day": "x", "rows": []}', "-v", "--config", home.path)
 
     assert '      payload: {"day":"x","rows":[]}' in answer.stdout.splitlines()
@@ -225,38 +214,36 @@ def test_verbose_shows_payloads_and_baggage(run: Run, home: Home) -> None:
     [
         (("--payload", "{"), "--payload:1:"),
         (("--payload", "[]"), "the payload must be a JSON object"),
-        (("--payload", "{}", "--payload-file", "-"), "give one of them"),
+        (("--payload", "{}", "--payload-file", "-"), "mutually exclusive"),
         (("--payload-file", "/nonexistent"), "/nonexistent"),
         (("--results", "/nonexistent"), "/nonexistent"),
-        (("--result", "fetch"), "write STEP=ANSWER"),
+        (("--result", "fetch"), "write STEP=RESPONSE"),
         (("--result", "fetch={"), "--result fetch"),
         (("--result", "fetsch=[]"), "did you mean 'fetch'?"),
-        (("--result", 'fetch="ok"'), "the answer of fetch cannot be read"),
-        (("--step", "fetch"), "give both or none"),
-        (("--execute",), "give both or none"),
+        (("--result", 'fetch="ok"'), "the answer for step fetch is not valid"),
+        (("--step", "fetch"), "must be used together"),
+        (("--execute",), "must be used together"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(run: Run, home: Home, args: tuple[str, ...], says: str) -> None:
-    """Exit 2 with what is wrong."""
+def test_invalid_options_of_a_dry_run_are_usage_errors(run: Run, home: Home, args: tuple[str, ...], says: str) -> None:
     answer = run("pipeline", "dry-run", "report", *args, "--config", home.path, "--json")
 
     assert (answer.exit_code, answer.json["code"]) == (2, "usage")
     assert says in answer.json["error"]
 
 
-def test_a_payload_may_be_left_out() -> None:
-    """No payload is not an empty one."""
+def test_a_missing_payload_is_none() -> None:
     assert read_payload(None, None) is None
 
 
 def cli(*args: str | Path) -> "subprocess.CompletedProcess[str]":
-    """A process of its own: running a plugin changes the process that does it."""
+    """Run the command in a process of its own: running a plugin changes its process."""
     command = [sys.executable, "-m", "ductile", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_one_step_can_really_be_executed(home: Home) -> None:
-    """Its plugin runs as in the service, in the configuration's directory; its events go on; nothing is recorded."""
+def test_execute_runs_the_plugin_of_one_step(home: Home) -> None:
+    """In the directory of the configuration; its events are used; nothing is recorded."""
     payload = '{"day": "x", "level": 9}'
 
     done = cli(
@@ -266,15 +253,14 @@ def test_one_step_can_really_be_executed(home: Home) -> None:
 
     shown = json.loads(done.stdout)
     assert (done.returncode, steps(shown)[:3]) == (0, ["fetch executed", "urgent bypassed", "rest/store simulated"])
-    assert shown["steps"][0]["why"] == "really run: said"
+    assert shown["steps"][0]["why"] == "plugin executed: said"
     got = shown["steps"][2]["payload"]
     assert (got["state"], got["cwd"], got["env"]) == ({}, str(home.path), "dry-run")
-    assert done.stderr.splitlines() == ["really running say.handle", "heard"]
+    assert done.stderr.splitlines() == ["executing say.handle", "heard"]
     assert not home.ledger.exists()
 
 
-def test_a_step_inside_a_loop_is_executed_once(home: Home) -> None:
-    """The first item is enough to see; the others are simulated."""
+def test_execute_runs_a_step_in_a_loop_once(home: Home) -> None:
     done = cli(
         *("pipeline", "dry-run", "after", "--payload", '{"rows": [1, 2, 3]}', "--step", "store", "--execute"),
         *("--config", home.path, "--json"),
@@ -284,28 +270,26 @@ def test_a_step_inside_a_loop_is_executed_once(home: Home) -> None:
 
 
 def test_an_executed_step_that_fails_fails_the_run(home: Home) -> None:
-    """With the plugin's own words."""
     home.plugin("bad", "#!/bin/sh\ncat >/dev/null\nexit 78\n")
     home.add("  - {name: fails, on: x, steps: [{id: bad, uses: bad}]}\n")
 
     done = cli("pipeline", "dry-run", "fails", "--step", "bad", "--execute", "--config", home.path)
 
     assert done.returncode == 1
-    assert "really run: exit code 78" in done.stdout
+    assert "plugin executed: exit code 78" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("pipeline", "step", "code", "says"),
     [
         ("report", "fetsch", 1, "pipeline report has no step 'fetsch' (did you mean 'fetch'?)"),
-        ("report", "urgent", 1, "step urgent was not executed: nothing led to it with this payload"),
+        ("report", "urgent", 1, "step urgent was not executed: the run does not reach it with this payload"),
         ("joined", "fan__join", 2, "step fan__join runs no plugin"),
     ],
 )
-def test_a_step_that_cannot_be_executed_is_told(
+def test_a_step_that_cannot_be_executed_is_an_error(
     run: Run, home: Home, pipeline: str, step: str, code: int, says: str
 ) -> None:
-    """Nothing is run instead of it."""
     home.add("  - {name: joined, on: x, steps: [{id: fan, join: true, split: [{uses: say}]}]}\n")
     args = ("--payload", '{"day": "x", "rows": []}', "--step", step, "--execute", "--config", home.path)
 

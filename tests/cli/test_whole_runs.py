@@ -18,14 +18,14 @@ def begin(past: Past, *steps: str, **more: Any) -> Job:
     root = past.claim_one("first")
     children = [past.new(pipeline="greet", step_id=step, command="handle", **more) for step in steps]
     past.end(root, children=tuple(children))
-    past.later(seconds=1)
+    past.advance(seconds=1)
     return root
 
 
 def fail(past: Past, error: str = "no luck") -> Job:
     job = past.claim_one()
     past.end(job, Dead(error, past.evidence(exit_code=1)))
-    past.later(seconds=1)
+    past.advance(seconds=1)
     return job
 
 
@@ -45,7 +45,7 @@ def test_why_of_the_first_job_names_what_failed_its_run(run: Run, failed: tuple[
     view = run("job", "why", root, "--config", home, "--json").json
 
     assert (view["status"], view["reasons"][0]["code"]) == ("succeeded", "run_failed")
-    assert view["words"] == "its run failed: step one (echo.handle) ended dead: the disk is full; 2 of 4 jobs failed"
+    assert view["words"] == "The run failed: step one (echo.handle) ended dead: the disk is full; 2 of 4 jobs failed"
     assert (view["run"]["status"], view["run"]["jobs"], view["run"]["failed"]) == ("failed", 4, 2)
     assert [one["job_id"] for one in view["run"]["failures"]] == ends
     assert view["run"]["failures"][0] | {"step_id": "one", "status": "dead"} == view["run"]["failures"][0]
@@ -57,7 +57,7 @@ def test_people_see_it_in_the_first_lines(run: Run, failed: tuple[Path, str, lis
     told = run("job", "why", root, "--config", home).stdout.splitlines()
 
     assert told[0].endswith("first.poll  SUCCEEDED, its run FAILED")
-    assert told[1].startswith("  its run failed: step one")
+    assert told[1].startswith("  The run failed: step one")
     assert f"  next: ductile job why {ends[0]}" in told
 
 
@@ -67,7 +67,7 @@ def test_a_diagnosis_of_the_first_job_leads_to_the_one_that_failed(
     home, root, ends = failed
     bundle = run("job", "diagnose", root, "--config", home, "--json").json
 
-    assert bundle["why"].startswith("its run failed: step one")
+    assert bundle["why"].startswith("The run failed: step one")
     assert bundle["next"][0] == f"ductile job diagnose {ends[0]}"
     assert (bundle["run"]["status"], bundle["run"]["failed"]) == ("failed", 2)
     assert [one["job_id"] for one in bundle["failures"]] == ends
@@ -102,10 +102,10 @@ def test_no_job_is_its_own_last_success(run: Run, demo: Path) -> None:
 def test_what_a_join_only_passes_on_is_named_after_what_failed(run: Run, demo: Path) -> None:
     """A join fails because others did; the cause comes first, also where both ended at one moment."""
     with past_of(demo) as past:
-        root = past.fan(past.join("J"), past.new(join_id="J"))
+        root = past.fan_out(past.join("J"), past.new(join_id="J"))
         member = past.claim_one()
         past.end(member, Dead("no luck", past.evidence(exit_code=1)))
-        past.settle()
+        past.resolve_joins()
 
     failures = run("job", "why", root.id, "--config", demo, "--json").json["run"]["failures"]
     assert [one["job_id"] for one in failures] == [member.id, "J"]
@@ -129,7 +129,7 @@ def test_why_of_the_first_job_says_that_its_run_goes_on(run: Run, demo: Path) ->
             view = run("job", "why", root.id, "--config", demo, "--json").json
 
     assert (view["run"]["status"], view["run"]["open"], view["run"]["failed"]) == ("open", 1, 1)
-    assert view["reasons"][1]["words"] == "its run goes on: 1 of 3 jobs is not over, 1 failed"
+    assert view["reasons"][1]["words"] == "The run is open: 1 of 3 jobs not ended, 1 failed."
     assert view["next"] == [f"ductile job wait {root.id} --tree"]
 
 

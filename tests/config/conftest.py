@@ -1,4 +1,4 @@
-"""Builders for configurations on disk: everything has a default, a test says what it is about."""
+"""Builders for configurations on disk. Everything has a default; a test states only what it is about."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ductile.config.checks.doctor import Examination, examine
 from ductile.config.load.load import Config, load
-from ductile.config.seal.approve import Sealed, seal_configuration
+from ductile.config.seal.approve import SealResult, seal_configuration
 from ductile.core.errors import Complaint, ConfigInvalid
 from ductile.core.formats import strict_yaml
 
@@ -19,25 +19,25 @@ NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
 
 @frozen
-class Home:
-    """A configuration directory that nothing speaks against."""
+class ConfigDir:
+    """A private configuration directory."""
 
-    folder: Path
+    path: Path
 
     @property
     def root(self) -> Path:
-        return self.folder / "config.yaml"
+        return self.path / "config.yaml"
 
     def write(self, name: str, content: str | bytes, *, mode: int = 0o600) -> Path:
-        """`name` holds `content` and is private, as is every folder on the way."""
-        path = self.folder / name
+        """Write a file with `mode`; create missing directories with mode 0700."""
+        path = self.path / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         path.chmod(mode)
         return path
 
     def plugin(self, name: str, *, commands: str = "poll handle", required: str = "", root: str = "plugins") -> Path:
-        """A plugin that can be used, in `root`."""
+        """Create a usable plugin in `root`."""
         manifest = {
             "manifest_spec": "ductile.plugin",
             "manifest_version": 1,
@@ -53,35 +53,35 @@ class Home:
         return folder
 
     def load(self, text: str | None = None, env: Mapping[str, str] | None = None) -> Config:
-        """What is in config.yaml, which holds `text` if there is one. The environment is `env` alone."""
+        """Load config.yaml, after writing `text` to it if given. `env` is the complete environment."""
         if text is not None:
             self.write("config.yaml", text)
         return load(self.root, environ=env or {})
 
     def complaints(self, text: str | None = None, env: Mapping[str, str] | None = None) -> tuple[Complaint, ...]:
-        """What a load complains about; it must complain."""
+        """Load config.yaml and return the complaints of the expected error."""
         with pytest.raises(ConfigInvalid) as caught:
             self.load(text, env)
         return caught.value.complaints
 
-    def refusal(self, text: str | None = None, env: Mapping[str, str] | None = None) -> str:
-        """The same as one text, with paths relative to the directory."""
-        return "\n".join(map(str, self.complaints(text, env))).replace(f"{self.folder}/", "")
+    def errors(self, text: str | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Load config.yaml and return the expected errors as text, with paths relative to the directory."""
+        return "\n".join(map(str, self.complaints(text, env))).replace(f"{self.path}/", "")
 
     def examine(self, text: str | None = None, env: Mapping[str, str] | None = None) -> Examination:
         return examine(self.load(text, env))
 
-    def lock(self, *, dry_run: bool = False) -> Sealed:
+    def seal(self, *, dry_run: bool = False) -> SealResult:
         return seal_configuration(self.root, now=NOW, dry_run=dry_run)
 
-    def contents(self) -> Mapping[str, bytes]:
-        """Every file below the directory."""
-        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
+    def read_files(self) -> Mapping[str, bytes]:
+        """Return the content of every file below the directory."""
+        found = (path for path in sorted(self.path.rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.path)): path.read_bytes() for path in found}
 
 
-def spelled(path: str, value: str) -> str:
-    """YAML that says `value` at `path` (`plugins.a.schedules[0].every`) and nothing else."""
+def yaml_at(path: str, value: str) -> str:
+    """Return YAML that contains only `value` at `path`, such as `plugins.a.schedules[0].every`."""
     lines: list[str] = []
     for depth, part in enumerate(re.findall(r"[^.\[]+|\[0\]", path)):
         lines.append("  " * depth + ("-" if part == "[0]" else f"{part}:"))
@@ -89,16 +89,16 @@ def spelled(path: str, value: str) -> str:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def config_dir(tmp_path: Path) -> ConfigDir:
     """An empty private directory for a configuration."""
     folder = tmp_path / "etc"
     folder.mkdir(mode=0o700)
-    return Home(folder)
+    return ConfigDir(folder)
 
 
 @pytest.fixture
 def with_umask(request: pytest.FixtureRequest) -> Callable[[int], None]:
-    """Sets the umask for the rest of the test."""
+    """Set the umask for the rest of the test."""
 
     def set_umask(mask: int) -> None:
         before = os.umask(mask)

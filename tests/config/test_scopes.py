@@ -1,51 +1,50 @@
-"""Scope files: what a token of tokens.yaml may do, and only if its file is the approved one."""
+"""Scope files: a token has the scopes of its scope file only if the hash matches."""
 
 import pytest
 
 from ductile.config.load.load import Config
-from ductile.config.scopes import scopes_hash
+from ductile.config.scopes import hash_scope_file
 from ductile.core.errors import ConfigInvalid
-from tests.config.conftest import Home
+from tests.config.conftest import ConfigDir
 
 SCOPES = b'{"scopes": ["plugin:ro", "jobs:ro"], "metadata": {"any": "thing"}}'
 
 
-def granted(home: Home, content: bytes = SCOPES, hashed: str | None = None) -> Config:
-    """A configuration with one token and its scope file, sealed."""
-    home.write("scopes/t.json", content)
+def load_grants(config_dir: ConfigDir, content: bytes = SCOPES, hashed: str | None = None) -> Config:
+    """Load a sealed configuration with one token and its scope file."""
+    config_dir.write("scopes/t.json", content)
     line = f", scopes_hash: '{hashed}'" if hashed is not None else ""
-    home.write(
+    config_dir.write(
         "tokens.yaml", f"tokens: [{{name: t, key: 0123456789012345678901234, scopes_file: scopes/t.json{line}}}]"
     )
-    home.write("config.yaml", "include: [tokens.yaml]")
-    home.lock()
-    return home.load()
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
+    config_dir.seal()
+    return config_dir.load()
 
 
 @pytest.mark.parametrize("prefix", ["blake3:", ""])
-def test_a_scope_file_with_its_hash_grants_what_it_says(home: Home, prefix: str) -> None:
-    """The hash is `blake3:<hex>`."""
-    hashed = scopes_hash(SCOPES).replace("blake3:", prefix)
-    grant = granted(home, hashed=hashed).grants["t"]
+def test_a_scope_file_with_a_matching_hash_grants_its_scopes(config_dir: ConfigDir, prefix: str) -> None:
+    hashed = hash_scope_file(SCOPES).replace("blake3:", prefix)
+    grant = load_grants(config_dir, hashed=hashed).grants["t"]
     assert (grant.scopes, grant.refused) == (("plugin:ro", "jobs:ro"), "")
 
 
-@pytest.mark.parametrize("hashed", [None, "", "blake3:", scopes_hash(SCOPES + b" "), "sha256:abc"])
-def test_a_token_whose_hash_does_not_fit_grants_nothing_but_still_signs(home: Home, hashed: str | None) -> None:
-    """It stays a named secret; the API does not know it."""
-    config = granted(home, hashed=hashed)
+@pytest.mark.parametrize("hashed", [None, "", "blake3:", hash_scope_file(SCOPES + b" "), "sha256:abc"])
+def test_a_token_whose_hash_does_not_match_has_no_scopes_but_is_still_a_secret(
+    config_dir: ConfigDir, hashed: str | None
+) -> None:
+    config = load_grants(config_dir, hashed=hashed)
     assert config.grants["t"].scopes == ()
     assert config.settings.tokens[0].key.reveal() == "0123456789012345678901234"
-    (told,) = (warning for warning in config.warnings if warning.category == "token_scopes")
-    assert "token t cannot use the API" in told.message
+    (warning,) = (warning for warning in config.warnings if warning.category == "token_scopes")
+    assert "token t cannot authenticate API requests" in warning.message
 
 
-def test_a_token_without_a_scope_file_has_no_grant(home: Home) -> None:
-    """It is a secret and nothing else."""
-    home.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234}]")
-    home.write("config.yaml", "include: [tokens.yaml]")
-    home.lock()
-    assert home.load().grants == {}
+def test_a_token_without_a_scope_file_has_no_grant(config_dir: ConfigDir) -> None:
+    config_dir.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234}]")
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
+    config_dir.seal()
+    assert config_dir.load().grants == {}
 
 
 @pytest.mark.parametrize(
@@ -64,25 +63,24 @@ def test_a_token_without_a_scope_file_has_no_grant(home: Home) -> None:
         b'{"scopes": ["' + b"x" * 70_000 + b'"]}',
     ],
 )
-def test_a_broken_scope_file_is_an_error_at_the_token(home: Home, content: bytes) -> None:
-    """With where it is named or where it breaks, never a guess."""
+def test_an_invalid_scope_file_is_reported_at_the_token(config_dir: ConfigDir, content: bytes) -> None:
     with pytest.raises(ConfigInvalid, match=r"tokens\[0\]\.scopes_file: ") as caught:
-        granted(home, content)
+        load_grants(config_dir, content)
     assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["gone.json", "../../../etc/shadow-gone", "/dev/zero", "scopes"])
-def test_a_scope_file_that_is_none_is_an_error_with_the_line_that_names_it(home: Home, name: str) -> None:
-    """tokens.yaml, line, path, reason."""
-    home.write("tokens.yaml", f"tokens:\n  - name: t\n    key: 0123456789012345678901234\n    scopes_file: {name}\n")
-    home.write("scopes/x.json", "")
-    home.write("config.yaml", "include: [tokens.yaml]")
+def test_an_unreadable_scope_file_is_reported_at_the_line_that_refers_to_it(config_dir: ConfigDir, name: str) -> None:
+    config_dir.write(
+        "tokens.yaml", f"tokens:\n  - name: t\n    key: 0123456789012345678901234\n    scopes_file: {name}\n"
+    )
+    config_dir.write("scopes/x.json", "")
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
     with pytest.raises(ConfigInvalid, match=r"tokens\.yaml:4: tokens\[0\]\.scopes_file: "):
-        home.lock()
+        config_dir.seal()
 
 
-def test_a_world_writable_scope_file_is_refused(home: Home) -> None:
-    """Whoever can write it decides what a token may do."""
-    granted(home)
-    (home.folder / "scopes/t.json").chmod(0o666)
-    assert "is world-writable" in home.refusal()
+def test_a_world_writable_scope_file_is_refused(config_dir: ConfigDir) -> None:
+    load_grants(config_dir)
+    (config_dir.path / "scopes/t.json").chmod(0o666)
+    assert "is world-writable" in config_dir.errors()

@@ -1,12 +1,12 @@
-"""What the running service works with: lanes with their slots, environment and configuration."""
+"""Snapshots: plugins with their worker slots, environment and configuration."""
 
 from collections.abc import Mapping
 
 import pytest
 
-from ductile.config.snapshot import PluginUnavailable, Snapshot, take_snapshot
+from ductile.config.snapshot import PluginUnavailable, Snapshot, build_snapshot
 from ductile.core.errors import NotFound
-from tests.config.conftest import Home
+from tests.config.conftest import ConfigDir
 
 ENVIRONMENT = {
     "PATH": "/bin",
@@ -23,10 +23,10 @@ ENVIRONMENT = {
 }
 
 
-def taken(home: Home, text: str, environ: Mapping[str, str] = ENVIRONMENT) -> Snapshot:
+def snapshot_of(config_dir: ConfigDir, text: str, environ: Mapping[str, str] = ENVIRONMENT) -> Snapshot:
     for name in ("echo", "sink"):
-        home.plugin(name)
-    return take_snapshot(home.examine(f"plugin_roots: [plugins]\n{text}", environ), environ)
+        config_dir.plugin(name)
+    return build_snapshot(config_dir.examine(f"plugin_roots: [plugins]\n{text}", environ), environ)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def taken(home: Home, text: str, environ: Mapping[str, str] = ENVIRONMENT) -> Sn
         ("service: {max_workers: 4}\nplugins: {echo: {parallelism: 2}}", 2),
     ],
 )
-def test_a_plugin_has_the_slots_the_operator_gives_it(home: Home, text: str, slots: int) -> None:
-    """One without an entry; all workers unless something else is said."""
-    assert taken(home, text).slots["echo"] == slots
+def test_worker_slots_of_a_plugin(config_dir: ConfigDir, text: str, slots: int) -> None:
+    """One without an entry; otherwise `parallelism`, or all workers."""
+    assert snapshot_of(config_dir, text).slots["echo"] == slots
 
 
-def test_a_plugin_process_gets_an_environment_built_from_nothing(home: Home) -> None:
-    """Ordinary variables and its own; no secret of the service."""
-    lane = taken(home, "plugins: {echo: {env: {MODE: fast, HOME: /elsewhere}}}").lane("echo")
-    assert set(lane.environment) - {"MODE", "DUCTILE_PLUGIN", "DUCTILE_PLUGIN_DIR"} == {
+def test_the_environment_of_a_plugin_contains_only_default_and_own_variables(config_dir: ConfigDir) -> None:
+    """It contains no secret of the service."""
+    plugin = snapshot_of(config_dir, "plugins: {echo: {env: {MODE: fast, HOME: /elsewhere}}}").plugin("echo")
+    assert set(plugin.environment) - {"MODE", "DUCTILE_PLUGIN", "DUCTILE_PLUGIN_DIR"} == {
         "PATH",
         "HOME",
         "LC_ALL",
@@ -54,45 +54,43 @@ def test_a_plugin_process_gets_an_environment_built_from_nothing(home: Home) -> 
         "no_proxy",
         "SSL_CERT_FILE",
     }
-    assert (lane.environment["MODE"], lane.environment["HOME"]) == ("fast", "/elsewhere")
-    assert lane.environment["DUCTILE_PLUGIN_DIR"] == str(home.folder / "plugins/echo")
+    assert (plugin.environment["MODE"], plugin.environment["HOME"]) == ("fast", "/elsewhere")
+    assert plugin.environment["DUCTILE_PLUGIN_DIR"] == str(config_dir.path / "plugins/echo")
 
 
 @pytest.mark.parametrize(("passed", "expected"), [("[PYTHONPATH]", {"PYTHONPATH"}), ("['*']", set(ENVIRONMENT))])
-def test_the_operator_may_pass_more(home: Home, passed: str, expected: set[str]) -> None:
-    """Named variables, or all."""
-    snapshot = taken(home, f"service: {{plugin_env_passthrough: {passed}}}")
-    assert expected <= set(snapshot.lane("echo").environment)
+def test_plugin_env_passthrough_adds_variables(config_dir: ConfigDir, passed: str, expected: set[str]) -> None:
+    snapshot = snapshot_of(config_dir, f"service: {{plugin_env_passthrough: {passed}}}")
+    assert expected <= set(snapshot.plugin("echo").environment)
 
 
-def test_values_of_env_files_do_not_reach_plugins(home: Home) -> None:
-    """They feed `${NAME}` and nothing else."""
-    home.write(".env", "FROM_FILE=secret")
+def test_values_of_env_files_are_not_passed_to_plugins(config_dir: ConfigDir) -> None:
+    config_dir.write(".env", "FROM_FILE=secret")
     text = "environment_vars: {include: [.env]}\nservice: {plugin_env_passthrough: ['*']}"
-    assert "FROM_FILE" not in taken(home, text).lane("echo").environment
+    assert "FROM_FILE" not in snapshot_of(config_dir, text).plugin("echo").environment
 
 
-def test_a_plugin_that_must_not_start_says_why(home: Home) -> None:
-    """Disabled, incomplete, rejected, or not there at all."""
-    home.plugin("mail", required="host")
-    home.plugin("open")
-    (home.folder / "plugins/open").chmod(0o777)
-    snapshot = taken(home, "plugins: {echo: {enabled: false}, mail: {}}")
+def test_an_unavailable_plugin_has_a_reason(config_dir: ConfigDir) -> None:
+    """Disabled, incomplete, rejected or not installed."""
+    config_dir.plugin("mail", required="host")
+    config_dir.plugin("open")
+    (config_dir.path / "plugins/open").chmod(0o777)
+    snapshot = snapshot_of(config_dir, "plugins: {echo: {enabled: false}, mail: {}}")
     for name, reason in {"echo": "is disabled", "mail": "lacks required config", "open": "is not usable"}.items():
         with pytest.raises(PluginUnavailable, match=reason):
-            snapshot.lane(name)
+            snapshot.plugin(name)
     with pytest.raises(NotFound, match="gone"):
-        snapshot.lane("gone")
+        snapshot.plugin("gone")
 
 
-def test_a_snapshot_prints_no_secret(home: Home) -> None:
-    """It holds all of them."""
+def test_the_repr_of_a_snapshot_contains_no_secret(config_dir: ConfigDir) -> None:
     text = "plugins: {echo: {config: {api_key: canary-0123}, env: {A: canary-4567}}}"
-    assert "canary" not in repr(taken(home, text))
-    assert "secret" not in repr(taken(home, text).lane("sink").entry)
+    assert "canary" not in repr(snapshot_of(config_dir, text))
+    assert "secret" not in repr(snapshot_of(config_dir, text).plugin("sink").entry)
 
 
-def test_the_configuration_of_a_plugin_is_ready_as_json(home: Home) -> None:
-    """Written once, exactly as YAML has it."""
-    lane = taken(home, "plugins: {echo: {config: {n: 1.5, big: 123456789012345678901, on: [yes, null]}}}").lane("echo")
-    assert lane.config_json == '{"n":1.5,"big":123456789012345678901,"on":["yes",null]}'
+def test_the_configuration_of_a_plugin_is_serialized_once(config_dir: ConfigDir) -> None:
+    plugin = snapshot_of(
+        config_dir, "plugins: {echo: {config: {n: 1.5, big: 123456789012345678901, on: [yes, null]}}}"
+    ).plugin("echo")
+    assert plugin.config_json == '{"n":1.5,"big":123456789012345678901,"on":["yes",null]}'

@@ -1,4 +1,4 @@
-"""How a moment is written down and read again."""
+"""Timestamps are formatted and parsed without loss."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -22,27 +22,27 @@ MOMENTS = st.datetimes(timezones=st.just(UTC))
         (datetime.max.replace(tzinfo=UTC), "9999-12-31T23:59:59.999999Z"),
     ],
 )
-def test_a_moment_is_stored_as_utc_text_of_fixed_width(moment: datetime, text: str) -> None:
-    """27 characters, in every year."""
+def test_a_timestamp_is_utc_text_of_fixed_width(moment: datetime, text: str) -> None:
+    """27 characters in every year."""
     assert to_text(moment) == text
 
 
 @given(MOMENTS, MOMENTS)
 def test_text_order_is_time_order(one: datetime, other: datetime) -> None:
-    """SQL compares and sorts moments as text."""
+    """SQL compares and sorts timestamps as text."""
     assert (to_text(one) < to_text(other)) == (one < other)
 
 
 @given(st.datetimes(timezones=st.timezones(), min_value=datetime(2, 1, 1), max_value=datetime(9998, 1, 1)))
-def test_a_stored_moment_reads_back_the_same(moment: datetime) -> None:
+def test_a_stored_timestamp_is_parsed_to_the_same_time(moment: datetime) -> None:
     """To the microsecond, and always with a time zone."""
     again = from_text(to_text(moment))
     assert again == moment.astimezone(UTC)
     assert again.utcoffset() == timedelta()
 
 
-def test_a_moment_without_a_time_zone_is_not_stored() -> None:
-    """It would silently be taken for the local time of whichever host writes it."""
+def test_a_naive_datetime_cannot_be_stored() -> None:
+    """It would otherwise be read as the local time of the host."""
     with pytest.raises(ValueError, match="has no time zone"):
         to_text(datetime(2026, 2, 8, 9, 30))
 
@@ -63,22 +63,21 @@ def test_a_moment_without_a_time_zone_is_not_stored() -> None:
         "2026-02-08T09:30:00",
     ],
 )
-def test_moments_of_other_programs_are_read(text: str) -> None:
-    """RFC 3339 in its variants, Go's nanoseconds, SQLite's blank; without an offset it is UTC."""
+def test_timestamps_of_other_programs_are_parsed(text: str) -> None:
+    """Variants of RFC 3339, Go's nanoseconds, SQLite's space. Without an offset the time is UTC."""
     assert from_text(text) == HALF_PAST_NINE
     assert from_text(text).tzinfo is UTC
 
 
-def test_a_date_alone_is_its_midnight() -> None:
-    """In UTC, like everything that does not say otherwise."""
+def test_a_date_alone_is_midnight_utc() -> None:
     assert from_text("2026-02-08") == datetime(2026, 2, 8, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     ("digits", "micros"), [("1", 100_000), ("12", 120_000), ("1234567", 123_456), ("000000999", 0)]
 )
-def test_any_number_of_digits_of_a_second_is_read(digits: str, micros: int) -> None:
-    """More than microseconds cannot be kept and are cut, never rounded into the future."""
+def test_any_number_of_fractional_digits_is_parsed(digits: str, micros: int) -> None:
+    """Digits beyond microseconds are truncated, never rounded up."""
     assert from_text(f"2026-02-08T09:30:00.{digits}Z").microsecond == micros
 
 
@@ -106,15 +105,14 @@ NO_MOMENTS = [
 
 
 @pytest.mark.parametrize("text", NO_MOMENTS)
-def test_what_is_not_a_moment_is_a_value_error(text: str) -> None:
-    """The one error callers have to expect, also at the ends of the calendar."""
+def test_an_invalid_timestamp_is_a_value_error(text: str) -> None:
+    """Including times outside the range of datetime in UTC."""
     with pytest.raises(ValueError, match=r"\S") as caught:
         from_text(text)
     assert len(str(caught.value)) < 200
 
 
-def test_the_clock_of_this_host_says_when_in_utc_and_never_goes_back() -> None:
-    """Wall time is aware; monotonic time only grows."""
+def test_the_host_clock_is_aware_and_monotonic() -> None:
     clock = Clock()
     assert clock.now().tzinfo is UTC
     assert clock.monotonic() <= clock.monotonic()

@@ -1,4 +1,4 @@
-"""How files are opened, replaced and judged."""
+"""Files are read without blocking, replaced atomically, and checked for owner and permissions."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ import pytest
 from ductile.core import files
 from ductile.core.files import FileFinding, FileMissing, FileRefused, Level
 
-STRANGER = 54321
+OTHER_UID = 54321
 
 
 def refusals(findings: list[FileFinding]) -> list[Path]:
@@ -25,7 +25,7 @@ def warned(findings: list[FileFinding]) -> list[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A private folder that nothing speaks against."""
+    """A private folder without findings."""
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     return private
@@ -40,8 +40,8 @@ def make(path: Path, content: bytes = b"content", mode: int = 0o600) -> Path:
 # Reading
 
 
-def test_a_regular_file_is_read_with_its_mode_owner_and_place(folder: Path) -> None:
-    """What a caller judges later is about the very file whose bytes it has."""
+def test_a_regular_file_is_read_with_its_mode_owner_and_real_path(folder: Path) -> None:
+    """The metadata is that of the opened file."""
     path = make(folder / "a", b"hello", 0o640)
 
     read = files.read_regular(path, max_bytes=5)
@@ -50,15 +50,14 @@ def test_a_regular_file_is_read_with_its_mode_owner_and_place(folder: Path) -> N
     assert read.resolved == Path(os.path.realpath(path))
 
 
-def test_a_file_of_exactly_the_cap_is_read_and_one_byte_more_is_refused(folder: Path) -> None:
-    """The cap is a number of bytes that are allowed."""
+def test_a_file_of_the_maximum_size_is_read_and_a_larger_one_refused(folder: Path) -> None:
     assert files.read_regular(make(folder / "a", b"x" * 1000), max_bytes=1000).content == b"x" * 1000
     with pytest.raises(FileRefused, match="larger than the 1000 bytes"):
         files.read_regular(make(folder / "b", b"x" * 1001), max_bytes=1000)
 
 
-def test_an_endless_file_ends_at_the_cap(folder: Path) -> None:
-    """The size a file claims is not trusted: some have none and still never end."""
+def test_reading_stops_at_the_maximum_size(folder: Path) -> None:
+    """The reported size is not trusted: files in /proc report zero."""
     endless = Path("/proc/self/environ") if os.path.exists("/proc/self/environ") else make(folder / "a", b"x" * 9)
     with pytest.raises(FileRefused, match="larger than the 4 bytes"):
         files.read_regular(endless, max_bytes=4)
@@ -95,10 +94,8 @@ def _link_to_itself(path: Path) -> None:
         (_link_to_itself, "is a symlink"),
     ],
 )
-def test_what_is_not_a_regular_file_is_refused_without_waiting(
-    tmp_path: Path, make_it: Callable[[Path], None], reason: str
-) -> None:
-    """A FIFO without a writer, a device or a socket never hangs the reader."""
+def test_only_regular_files_are_read(tmp_path: Path, make_it: Callable[[Path], None], reason: str) -> None:
+    """A FIFO without a writer, a device or a socket never blocks the reader."""
     make_it(tmp_path / "x")
     with pytest.raises(FileRefused, match=reason) as refused:
         files.read_regular(tmp_path / "x", max_bytes=100)
@@ -106,8 +103,7 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting(
     assert refused.value.context == {"file": str(tmp_path / "x")}
 
 
-def test_a_link_to_a_fifo_is_refused_even_where_links_are_followed(tmp_path: Path) -> None:
-    """Following a link does not widen what can be read."""
+def test_a_symlink_to_a_fifo_is_refused_even_if_symlinks_are_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("fifo")
     with pytest.raises(FileRefused, match="is a FIFO"):
@@ -115,13 +111,13 @@ def test_a_link_to_a_fifo_is_refused_even_where_links_are_followed(tmp_path: Pat
 
 
 def test_a_device_is_refused() -> None:
-    """Devices are not opened: opening one can already do something."""
+    """Devices are not opened: opening one can have side effects."""
     with pytest.raises(FileRefused, match="is a device"):
         files.read_regular(Path("/dev/zero"), max_bytes=100)
 
 
-def test_a_link_is_followed_only_when_asked_and_its_end_is_told(folder: Path) -> None:
-    """`resolved` is the file that was opened, so a caller can judge where it lies."""
+def test_a_symlink_is_followed_only_on_request(folder: Path) -> None:
+    """`resolved` is the path of the opened file."""
     target = make(folder / "target", b"t")
     link = folder / "link"
     link.symlink_to(target)
@@ -134,15 +130,15 @@ def test_a_link_is_followed_only_when_asked_and_its_end_is_told(folder: Path) ->
 
 
 def test_a_missing_file_has_its_own_error(tmp_path: Path) -> None:
-    """Callers can tell "not there" from "not allowed" without reading messages."""
+    """Callers distinguish "missing" from "refused" by type."""
     with pytest.raises(FileMissing, match="does not exist") as missing:
         files.read_regular(tmp_path / "no", max_bytes=1)
     assert missing.value.code == "file_missing"
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "file/below"])
-def test_an_impossible_path_is_refused(folder: Path, name: str) -> None:
-    """NUL bytes, names too long, and files used as folders are refusals, not tracebacks."""
+def test_an_invalid_path_is_refused(folder: Path, name: str) -> None:
+    """NUL bytes, names that are too long, and files used as folders."""
     make(folder / "file")
     with pytest.raises(FileRefused):
         files.read_regular(folder / name, max_bytes=1)
@@ -151,7 +147,7 @@ def test_an_impossible_path_is_refused(folder: Path, name: str) -> None:
 
 
 def test_a_file_that_grows_while_it_is_read_is_refused(folder: Path) -> None:
-    """Half of the old and half of the new content is nobody's configuration."""
+    """The content would mix two versions."""
     path = make(folder / "a", b"x" * 10)
     with files.open_regular(path) as opened:
         path.write_bytes(b"x" * 11)
@@ -159,8 +155,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(folder: Path) -> None:
             list(opened.chunks())
 
 
-def test_the_descriptor_is_closed_whatever_happens(folder: Path) -> None:
-    """Refusals do not leak descriptors."""
+def test_descriptors_are_closed_after_success_and_refusal(folder: Path) -> None:
     path = make(folder / "a", b"x" * 10)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -170,8 +165,7 @@ def test_the_descriptor_is_closed_whatever_happens(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_link_that_flips_is_never_read_through(folder: Path) -> None:
-    """Whoever swaps a file for a link at any moment never gets the link's target read."""
+def test_a_file_that_is_swapped_for_a_symlink_is_never_read_through(folder: Path) -> None:
     good, secret = make(folder / "good", b"good"), make(folder / "secret", b"secret")
     path = folder / "config"
     stop = threading.Event()
@@ -204,8 +198,8 @@ def test_a_link_that_flips_is_never_read_through(folder: Path) -> None:
     assert contents == {b"good"}
 
 
-def test_a_folder_that_flips_is_told_by_where_the_opened_file_lies(tmp_path: Path) -> None:
-    """A link further up is not refused by opening; `resolved` always tells the truth about the bytes."""
+def test_the_real_path_is_correct_while_a_parent_symlink_changes(tmp_path: Path) -> None:
+    """A symlink in a parent folder is not refused on opening, so `resolved` must match the bytes."""
     for name in ("inside", "outside"):
         (tmp_path / name).mkdir()
         make(tmp_path / name / "file", name.encode())
@@ -235,8 +229,8 @@ def test_a_folder_that_flips_is_told_by_where_the_opened_file_lies(tmp_path: Pat
 # Writing
 
 
-def test_a_written_file_has_exactly_the_content_and_mode_asked_for(folder: Path) -> None:
-    """The umask neither widens nor narrows what was asked for."""
+def test_a_written_file_has_the_given_content_and_mode(folder: Path) -> None:
+    """Regardless of the umask."""
     before = os.umask(0)
     try:
         files.write_private(folder / "a", b"secret")
@@ -248,8 +242,8 @@ def test_a_written_file_has_exactly_the_content_and_mode_asked_for(folder: Path)
     assert ((folder / "b").read_bytes(), (folder / "b").stat().st_mode & 0o777) == (b"open", 0o644)
 
 
-def test_replacing_a_file_gives_it_a_new_inode_and_leaves_nothing_behind(folder: Path) -> None:
-    """Readers that have the old file open keep the old content, whole."""
+def test_replacing_a_file_is_atomic_for_readers(folder: Path) -> None:
+    """A reader with the old file open still reads the old content. No temporary file remains."""
     path = make(folder / "a", b"old")
     with path.open("rb") as reader:
         files.write_private(path, b"new")
@@ -258,17 +252,17 @@ def test_replacing_a_file_gives_it_a_new_inode_and_leaves_nothing_behind(folder:
 
 
 def test_a_replaced_file_keeps_its_owner(folder: Path) -> None:
-    """Root may edit the configuration of a service that runs as somebody else."""
+    """Root may edit the configuration of a service that runs as another user."""
     path = make(folder / "a", b"old")
     if os.geteuid() == 0:
-        os.chown(path, STRANGER, STRANGER)
+        os.chown(path, OTHER_UID, OTHER_UID)
     owner = (path.stat().st_uid, path.stat().st_gid)
     files.write_private(path, b"new")
     assert (path.stat().st_uid, path.stat().st_gid) == owner
 
 
-def test_a_write_that_fails_leaves_everything_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk or a lost rename never costs the old content, and no scraps stay."""
+def test_a_failed_write_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old content stays and no temporary file remains."""
     path = make(folder / "a", b"old")
 
     def full(*_: object) -> int:
@@ -283,8 +277,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(folder: Path, monkeypatc
         assert os.listdir(folder) == ["a"]
 
 
-def test_a_link_is_written_through_only_when_asked(folder: Path) -> None:
-    """A link is neither replaced by accident nor followed by accident."""
+def test_a_symlink_is_written_through_only_on_request(folder: Path) -> None:
     target, link = make(folder / "target", b"old"), folder / "link"
     link.symlink_to("target")
     with pytest.raises(FileRefused, match="is a symlink"):
@@ -294,16 +287,14 @@ def test_a_link_is_written_through_only_when_asked(folder: Path) -> None:
 
 
 def test_writing_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    """Folders are made by those who know their mode."""
     with pytest.raises(FileMissing):
         files.write_private(tmp_path / "no" / "a", b"")
 
 
-# Links
+# Symlinks
 
 
-def test_every_link_on_the_way_is_found_outermost_first(folder: Path) -> None:
-    """A path is as trustworthy as its weakest component."""
+def test_all_symlinks_in_a_path_are_found_outermost_first(folder: Path) -> None:
     (folder / "real" / "inner").mkdir(parents=True)
     make(folder / "real" / "inner" / "file")
     (folder / "one").symlink_to("real")
@@ -311,35 +302,33 @@ def test_every_link_on_the_way_is_found_outermost_first(folder: Path) -> None:
     (folder / "real" / "inner" / "three").symlink_to("file")
 
     path = folder / "one" / "two" / "three"
-    assert [link for link in files.symlinks_in(path) if link.is_relative_to(folder)] == [
+    assert [link for link in files.find_symlinks(path) if link.is_relative_to(folder)] == [
         folder / "one",
         folder / "one" / "two",
         path,
     ]
-    assert files.symlinks_in(Path(os.path.realpath(folder)) / "real" / "inner" / "file") == []
+    assert files.find_symlinks(Path(os.path.realpath(folder)) / "real" / "inner" / "file") == []
 
 
-def test_the_search_for_links_ends_at_a_missing_component(folder: Path) -> None:
-    """What does not exist is no link, and no error either."""
-    assert files.symlinks_in(Path(os.path.realpath(folder)) / "no" / "such" / "file") == []
+def test_the_search_for_symlinks_stops_at_a_missing_component(folder: Path) -> None:
+    assert files.find_symlinks(Path(os.path.realpath(folder)) / "no" / "such" / "file") == []
 
 
-def test_links_are_refused_unless_allowed_and_told_in_any_case(folder: Path) -> None:
-    """An operator who allows links still learns about each."""
+def test_symlinks_are_refused_or_if_allowed_reported(folder: Path) -> None:
     (folder / "link").symlink_to("somewhere")
-    refused = files.symlink_findings(folder / "link", allow=False)
-    told = files.symlink_findings(folder / "link", allow=True)
+    refused = files.check_symlinks(folder / "link", allow=False)
+    allowed = files.check_symlinks(folder / "link", allow=True)
     assert refusals(refused) == [folder / "link"]
     assert "allow_symlinks" in refused[-1].message
-    assert refusals(told) == []
-    assert warned(told)[-1] == folder / "link"
+    assert refusals(allowed) == []
+    assert warned(allowed)[-1] == folder / "link"
 
 
-def test_a_link_directly_below_the_top_is_layout_and_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/home` or `/tmp` is a link on some systems; no operator can do anything about it."""
-    monkeypatch.setattr(files, "symlinks_in", lambda _: [Path("/home")])
-    monkeypatch.setattr(files, "target_of", lambda _: "var/home")
-    assert [finding.level for finding in files.symlink_findings(Path("/home/a"), allow=False)] == [Level.WARNING]
+def test_a_symlink_directly_below_the_root_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/home` or `/tmp` is a symlink on some systems."""
+    monkeypatch.setattr(files, "find_symlinks", lambda _: [Path("/home")])
+    monkeypatch.setattr(files, "read_link", lambda _: "var/home")
+    assert [finding.level for finding in files.check_symlinks(Path("/home/a"), allow=False)] == [Level.WARNING]
 
 
 # Permissions
@@ -368,12 +357,10 @@ def test_a_link_directly_below_the_top_is_layout_and_never_refused(monkeypatch: 
         (0o757, False, Level.REFUSED),
     ],
 )
-def test_the_mode_of_a_file_decides_what_is_said_about_it(
-    folder: Path, mode: int, private: bool, level: Level | None
-) -> None:
-    """World-writable is refused; what others may read matters only for private files."""
+def test_the_mode_of_a_file_decides_its_finding(folder: Path, mode: int, private: bool, level: Level | None) -> None:
+    """World-writable files are refused. Read access matters only for private files."""
     path = make(folder / "a", mode=mode)
-    findings = files.permission_findings(path, private=private)
+    findings = files.check_permissions(path, private=private)
     assert [finding.level for finding in findings] == ([level] if level else [])
     assert all(f"{mode:04o}" in finding.message and "chmod" in finding.message for finding in findings)
 
@@ -394,13 +381,11 @@ def test_the_mode_of_a_file_decides_what_is_said_about_it(
         (0o777, False, Level.REFUSED),
     ],
 )
-def test_the_mode_of_a_folder_decides_what_is_said_about_it(
-    folder: Path, mode: int, private: bool, level: Level | None
-) -> None:
-    """A folder that holds what is used is not excused by the sticky bit: anybody could add to it."""
+def test_the_mode_of_a_folder_decides_its_finding(folder: Path, mode: int, private: bool, level: Level | None) -> None:
+    """The sticky bit does not help for a folder with files in use: other users could add files."""
     folder.chmod(mode)
     try:
-        findings = files.permission_findings(folder, private=private)
+        findings = files.check_permissions(folder, private=private)
     finally:
         folder.chmod(0o700)
     assert [finding.level for finding in findings] == ([level] if level else [])
@@ -419,86 +404,84 @@ def test_the_mode_of_a_folder_decides_what_is_said_about_it(
         (0o703, Level.REFUSED),
     ],
 )
-def test_a_folder_on_the_way_must_not_let_strangers_swap_what_lies_below(
+def test_a_parent_folder_must_not_let_other_users_replace_its_entries(
     folder: Path, mode: int, level: Level | None
 ) -> None:
-    """On the way, the sticky bit is enough: it keeps strangers from renaming what is not theirs."""
+    """For a parent folder the sticky bit is sufficient."""
     path = folder / "way" / "inner" / "file"
     path.parent.mkdir(parents=True, mode=0o700)
     make(path)
     way = folder / "way"
     way.chmod(mode)
-    findings = [finding for finding in files.problems_of(path) if finding.path.is_relative_to(folder)]
+    findings = [finding for finding in files.check_path(path) if finding.path.is_relative_to(folder)]
     assert [(finding.level, finding.path) for finding in findings] == ([(level, way)] if level else [])
 
 
 def shared_group() -> int:
-    """A group of this user that is not private to it; root may use any."""
+    """Return a group of this user that is not private to it; any group for root."""
     if os.geteuid() == 0:
-        return STRANGER
+        return OTHER_UID
     return next((gid for gid in os.getgroups() if gid not in (0, os.getegid())), os.getegid())
 
 
-def test_group_writable_is_a_warning_where_the_group_is_shared(folder: Path) -> None:
-    """Others of the group can change it: the operator should know, and may want exactly that."""
+def test_group_writable_is_a_warning_if_the_group_is_shared(folder: Path) -> None:
     path = make(folder / "a")
     os.chown(path, -1, shared_group())
     path.chmod(0o660)
     expected = [path] if files._is_shared(path.stat().st_gid) else []
-    assert warned(files.permission_findings(path)) == expected
-    assert refusals(files.permission_findings(path)) == []
+    assert warned(files.check_permissions(path)) == expected
+    assert refusals(files.check_permissions(path)) == []
     assert os.geteuid() != 0 or expected == [path]
 
 
-def test_group_writable_folders_on_the_way_are_told_unless_they_are_sticky(folder: Path) -> None:
-    """The same for what leads there."""
+def test_a_group_writable_parent_folder_is_a_warning_unless_sticky(folder: Path) -> None:
     os.chown(folder, -1, shared_group())
     folder.chmod(0o770)
     expected = [folder] if files._is_shared(folder.stat().st_gid) else []
-    assert warned(files.parent_findings(folder)) == expected
+    assert warned(files.check_parent_folder(folder)) == expected
     folder.chmod(0o1770)
-    assert files.parent_findings(folder) == []
+    assert files.check_parent_folder(folder) == []
 
 
 def test_the_group_of_root_is_not_shared(folder: Path) -> None:
-    """Who is in the group of root can do anything already."""
     assert files._is_shared(0) is False
 
 
-def test_a_file_of_a_stranger_is_refused_and_a_folder_of_one_on_the_way_is_told(folder: Path) -> None:
-    """The owner can change the mode at any moment, so the mode says nothing."""
+def test_a_file_of_another_user_is_refused_and_a_parent_folder_is_a_warning(folder: Path) -> None:
+    """The owner can change the mode at any time."""
     path = make(folder / "a")
     if os.geteuid() == 0:
-        os.chown(path, STRANGER, -1)
-        os.chown(folder, STRANGER, -1)
-        assert refusals(files.permission_findings(path)) == [path]
-        assert "uid 54321" in files.permission_findings(path)[0].message
-        assert (refusals(files.parent_findings(folder)), warned(files.parent_findings(folder))) == ([], [folder])
+        os.chown(path, OTHER_UID, -1)
+        os.chown(folder, OTHER_UID, -1)
+        assert refusals(files.check_permissions(path)) == [path]
+        assert "uid 54321" in files.check_permissions(path)[0].message
+        assert (refusals(files.check_parent_folder(folder)), warned(files.check_parent_folder(folder))) == (
+            [],
+            [folder],
+        )
     else:
-        assert files.permission_findings(path) == []
-        assert refusals(files.permission_findings(Path("/"))) == []
+        assert files.check_permissions(path) == []
+        assert refusals(files.check_permissions(Path("/"))) == []
 
 
-def test_the_folders_above_the_real_file_count_too(folder: Path) -> None:
-    """A link from a safe place into an unsafe one does not make the file safe."""
+def test_the_parents_of_the_resolved_path_are_checked_too(folder: Path) -> None:
+    """A symlink from a safe folder into an unsafe one does not make the file safe."""
     (folder / "open" / "inner").mkdir(parents=True)
     make(folder / "open" / "inner" / "file")
     (folder / "open").chmod(0o777)
     (folder / "link").symlink_to("open/inner/file")
-    assert refusals(files.problems_of(folder / "link")) == [Path(os.path.realpath(folder / "open"))]
+    assert refusals(files.check_path(folder / "link")) == [Path(os.path.realpath(folder / "open"))]
 
 
-def test_problems_of_a_missing_file_are_a_refusal(folder: Path) -> None:
-    """There is nothing to judge."""
+def test_checking_a_missing_file_raises(folder: Path) -> None:
     with pytest.raises(FileMissing):
-        files.problems_of(folder / "no")
+        files.check_path(folder / "no")
 
 
-def test_names_that_cannot_be_printed_are_escaped_in_messages(folder: Path) -> None:
-    """A file name cannot break a line or an encoder."""
+def test_unprintable_names_are_escaped_in_messages(folder: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(folder) + b"/a\xff\n\x1b[31m"))
     make(path, mode=0o666)
-    text = str(files.permission_findings(path)[0])
+    text = str(files.check_permissions(path)[0])
     text.encode()
     assert text.startswith(f"{folder}/a\\xff\\x0a\\x1b[31m: file is world-writable")
     with pytest.raises(FileRefused) as refused:
@@ -507,15 +490,14 @@ def test_names_that_cannot_be_printed_are_escaped_in_messages(folder: Path) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_entries_come_sorted_and_a_folder_that_is_none_is_refused(folder: Path) -> None:
-    """Whatever walks a tree walks it in the same order everywhere."""
+def test_entries_are_sorted_and_a_file_is_not_a_folder(folder: Path) -> None:
     for name in ("b", "a", "c"):
         make(folder / name)
-    assert [entry.name for entry in files.entries_of(folder)] == ["a", "b", "c"]
+    assert [entry.name for entry in files.list_entries(folder)] == ["a", "b", "c"]
     with pytest.raises(FileRefused, match="not a directory"):
-        files.entries_of(folder / "a")
+        files.list_entries(folder / "a")
 
 
-def test_modes_in_these_tests_are_really_set(folder: Path) -> None:
-    """A file system that ignores modes would make every permission test pass."""
+def test_the_file_system_of_the_tests_supports_modes(folder: Path) -> None:
+    """Otherwise every permission test would pass."""
     assert stat.S_IMODE(make(folder / "a", mode=0o666).stat().st_mode) == 0o666

@@ -1,4 +1,4 @@
-"""Rules for announcements: hints that never block, never pile up, and never wake the wrong one."""
+"""Announcements never block, never accumulate, and reach only their own watchers."""
 
 import math
 
@@ -9,32 +9,32 @@ import trio.testing
 from ductile.core.hub import Hub, job_topic, tree_topic
 
 
-async def test_work_announced_before_somebody_waits_is_not_lost() -> None:
-    """The hint is there when the dispatcher comes back from a commit."""
+async def test_work_announced_before_the_wait_is_not_lost() -> None:
+    """The dispatcher may be in a commit when work is announced."""
     hub = Hub()
     hub.announce_work()
     with trio.fail_after(30):
-        await hub.work_waiting(at_most=math.inf)
+        await hub.wait_for_work(max_seconds=math.inf)
 
 
 async def test_many_announcements_are_one_hint() -> None:
-    """One look into the ledger finds all the work there is."""
+    """One read of the ledger finds all work."""
     hub = Hub()
     for _ in range(1000):
         hub.announce_work()
-    await hub.work_waiting(at_most=math.inf)
+    await hub.wait_for_work(max_seconds=math.inf)
     with trio.move_on_after(0.01) as patience:
-        await hub.work_waiting(at_most=math.inf)
+        await hub.wait_for_work(max_seconds=math.inf)
     assert patience.cancelled_caught
 
 
-async def test_whoever_waits_for_work_wakes_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """No polling interval lies between an enqueue and its claim."""
+async def test_an_announcement_wakes_the_waiting_task_immediately(autojump_clock: trio.testing.MockClock) -> None:
+    """There is no polling interval between enqueue and claim."""
     hub = Hub()
     woken: list[float] = []
 
     async def wait() -> None:
-        await hub.work_waiting(at_most=1000)
+        await hub.wait_for_work(max_seconds=1000)
         woken.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
@@ -46,14 +46,14 @@ async def test_whoever_waits_for_work_wakes_at_once(autojump_clock: trio.testing
 
 
 async def test_without_a_hint_the_wait_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
-    """A hint that got lost costs seconds, not a job."""
+    """A lost hint costs seconds, not a job."""
     begun = trio.current_time()
-    await Hub().work_waiting(at_most=30)
+    await Hub().wait_for_work(max_seconds=30)
     assert trio.current_time() - begun == pytest.approx(30)
 
 
-async def test_a_watcher_hears_its_own_topic_and_no_other() -> None:
-    """Jobs and trees with the same id are different topics."""
+async def test_a_watcher_receives_only_its_own_topic() -> None:
+    """A job and a tree with the same id are different topics."""
     hub = Hub()
     with hub.watch(job_topic("1")) as mine, hub.watch(tree_topic("1")) as tree, hub.watch(job_topic("2")) as other:
         hub.announce(job_topic("1"))
@@ -63,8 +63,8 @@ async def test_a_watcher_hears_its_own_topic_and_no_other() -> None:
                 quiet.receive_nowait()
 
 
-async def test_every_watcher_of_a_topic_hears_it_even_before_it_listens() -> None:
-    """Watch first, then read the ledger: what happens in between is still heard."""
+async def test_every_watcher_of_a_topic_receives_it_even_before_it_waits() -> None:
+    """Callers watch first and then read the ledger, so nothing is missed in between."""
     hub = Hub()
     with hub.watch("topic") as one, hub.watch("topic") as two:
         hub.announce("topic")
@@ -73,8 +73,7 @@ async def test_every_watcher_of_a_topic_hears_it_even_before_it_listens() -> Non
             await two.receive()
 
 
-async def test_a_watcher_that_does_not_listen_costs_nothing() -> None:
-    """Announcing neither blocks nor piles up: one hint waits, however many were made."""
+async def test_an_unread_announcement_neither_blocks_nor_accumulates() -> None:
     hub = Hub()
     with hub.watch("topic") as lazy:
         for _ in range(1000):
@@ -82,8 +81,8 @@ async def test_a_watcher_that_does_not_listen_costs_nothing() -> None:
         assert lazy.statistics().current_buffer_used == 1
 
 
-async def test_nothing_is_kept_of_watchers_that_have_left() -> None:
-    """Millions of waits leave no trace, and whoever stays still hears."""
+async def test_a_closed_watcher_leaves_nothing_behind() -> None:
+    """Other watchers of the topic still receive announcements."""
     hub = Hub()
     with hub.watch("topic") as stays:
         with hub.watch("topic"):

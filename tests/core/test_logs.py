@@ -1,4 +1,4 @@
-"""Rules for the log: one JSON object a line, nothing secret in it, and nobody who can hold up the core."""
+"""The log writes one JSON object per line, masks secrets and never blocks its callers."""
 
 import fcntl
 import json
@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 
 from ductile.core import logs
-from ductile.core.logs import LONGEST_VALUE, MANY_WAITING, MOST_WAITING, Log
+from ductile.core.logs import MAX_QUEUED_LINES, MAX_VALUE_LENGTH, WAKE_AT_LINES, Log
 from ductile.core.secret import Mask
 
 SECRET = "hunter2hunter2"
 
 
 class Pipe:
-    """A log on one end of a pipe and its reader on the other, who reads when the test says so."""
+    """A log that writes into a pipe, read when the test asks for it."""
 
     def __init__(self, **options: Any) -> None:
         self.reading, self.writing = os.pipe()
         self.log = Log(descriptor=self.writing, **options)
 
     def text(self) -> str:
-        """Everything that was logged until now, after the log is closed."""
-        heard: list[bytes] = []
-        reader = threading.Thread(target=lambda: heard.extend(iter(lambda: os.read(self.reading, 1 << 16), b"")))
+        """Close the log and return everything that was logged."""
+        chunks: list[bytes] = []
+        reader = threading.Thread(target=lambda: chunks.extend(iter(lambda: os.read(self.reading, 1 << 16), b"")))
         reader.start()
         self.log.close()
         os.close(self.writing)
         self.writing = -1
         reader.join()
-        return b"".join(heard).decode()
+        return b"".join(chunks).decode()
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.text().splitlines()]
@@ -51,19 +51,19 @@ MakePipe = Callable[..., Pipe]
 
 @pytest.fixture
 def make_pipe() -> Iterator[MakePipe]:
-    made: list[Pipe] = []
+    pipes: list[Pipe] = []
 
     def make(**options: Any) -> Pipe:
-        made.append(Pipe(**options))
-        return made[-1]
+        pipes.append(Pipe(**options))
+        return pipes[-1]
 
     yield make
-    for pipe in made:
+    for pipe in pipes:
         pipe.close()
 
 
-def test_a_line_has_the_fields_of_the_specification_in_their_order(make_pipe: MakePipe) -> None:
-    """timestamp, level, component, plugin, job_id, message, then the rest; what is None is left out."""
+def test_a_line_has_the_specified_fields_in_order(make_pipe: MakePipe) -> None:
+    """timestamp, level, component, plugin, job_id, message, then the rest. None is omitted."""
     pipe = make_pipe()
     pipe.log.warn("spawn", "hello", attempt=2, job_id="j", plugin="p", nothing=None)
     pipe.log.info("runtime", "bare")
@@ -73,8 +73,7 @@ def test_a_line_has_the_fields_of_the_specification_in_their_order(make_pipe: Ma
     assert list(second) == ["timestamp", "level", "component", "message"]
 
 
-def test_the_fields_of_the_core_cannot_be_overwritten(make_pipe: MakePipe) -> None:
-    """Whatever a caller passes along."""
+def test_standard_fields_cannot_be_overwritten(make_pipe: MakePipe) -> None:
     pipe = make_pipe()
     pipe.log.write("info", "runtime", "true", {"level": "forged", "message": "forged", "timestamp": "forged"})
     (line,) = pipe.lines()
@@ -83,7 +82,7 @@ def test_the_fields_of_the_core_cannot_be_overwritten(make_pipe: MakePipe) -> No
 
 
 def test_lines_below_the_level_are_not_written_and_the_level_can_change(make_pipe: MakePipe) -> None:
-    """A reload may ask for more or for less."""
+    """A reload may change the level."""
     pipe = make_pipe(level="warn")
     pipe.log.info("x", "no")
     pipe.log.error("x", "yes")
@@ -97,8 +96,8 @@ HOSTILE = '\x1b[31mred\x1b[0m\r\n{"level":"error","message":"forged"}\n\x00\x7f\
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_whatever_a_message_contains_is_one_line_without_control_characters(make_pipe: MakePipe, style: str) -> None:
-    """Nobody can forge a line or speak to the terminal of whoever reads the log."""
+def test_any_message_becomes_one_line_without_control_characters(make_pipe: MakePipe, style: str) -> None:
+    """A message can neither forge a line nor control the reader's terminal."""
     pipe = make_pipe(style=style)
     pipe.log.info("plugin", HOSTILE, plugin=HOSTILE)
     text = pipe.text()
@@ -111,7 +110,7 @@ def test_whatever_a_message_contains_is_one_line_without_control_characters(make
 
 
 def test_the_text_style_has_the_same_content(make_pipe: MakePipe) -> None:
-    """For people at a terminal: time, level, who, what, then the rest."""
+    """Time, level, component, message, then the other fields."""
     pipe = make_pipe(style="text")
     pipe.log.warn("spawn", "héllo", job_id="j", n=1)
     assert pipe.text().partition(" ")[2] == 'WARN  spawn: héllo job_id="j" n=1\n'
@@ -119,74 +118,72 @@ def test_the_text_style_has_the_same_content(make_pipe: MakePipe) -> None:
 
 @pytest.mark.parametrize("style", ["json", "text"])
 @pytest.mark.parametrize("odd", ["half \ud800", 2**70, float("nan"), b"bytes", object, {"a": {1, 2}}], ids=repr)
-def test_no_value_is_too_odd_to_be_logged(make_pipe: MakePipe, style: str, odd: object) -> None:
-    """A log call never raises: it is made in places that must not fail."""
+def test_any_value_can_be_logged(make_pipe: MakePipe, style: str, odd: object) -> None:
+    """A log call never raises."""
     pipe = make_pipe(style=style)
     pipe.log.info("x", f"{odd}", value=odd)
     assert pipe.text().count("\n") == 1
 
 
 def test_known_secrets_are_masked_in_messages_and_fields(make_pipe: MakePipe) -> None:
-    """Also where a long value is cut in the middle of one: half a secret is not shown either."""
+    """Also if a long value is truncated in the middle of a secret."""
     pipe = make_pipe(mask=Mask([SECRET]))
     pipe.log.info("x", f"login {SECRET}", url=f"https://me:{SECRET}@host/")
-    pipe.log.info("x", "y" * (LONGEST_VALUE - 5) + SECRET, long="y" * (LONGEST_VALUE - 5) + SECRET)
+    pipe.log.info("x", "y" * (MAX_VALUE_LENGTH - 5) + SECRET, long="y" * (MAX_VALUE_LENGTH - 5) + SECRET)
     text = pipe.text()
     assert SECRET[:5] not in text
     assert text.count("***") >= 3
 
 
-def test_long_values_are_cut_with_a_mark(make_pipe: MakePipe) -> None:
-    """One line cannot fill the disk."""
+def test_long_values_are_truncated_with_a_note(make_pipe: MakePipe) -> None:
     pipe = make_pipe()
-    pipe.log.info("x", "y" * (LONGEST_VALUE + 7), exact="z" * LONGEST_VALUE, over="z" * (1 << 20))
+    pipe.log.info("x", "y" * (MAX_VALUE_LENGTH + 7), exact="z" * MAX_VALUE_LENGTH, over="z" * (1 << 20))
     (line,) = pipe.lines()
-    assert line["message"] == "y" * LONGEST_VALUE + "… [7 more characters]"
-    assert line["exact"] == "z" * LONGEST_VALUE
+    assert line["message"] == "y" * MAX_VALUE_LENGTH + "… [7 more characters]"
+    assert line["exact"] == "z" * MAX_VALUE_LENGTH
     assert line["over"].endswith("z… [983040 more characters]")
 
 
-def test_a_reader_that_stalls_costs_lines_and_never_time(make_pipe: MakePipe) -> None:
-    """Nobody reads while far too much is logged; the calls return, and later the reader is told what is missing."""
+def test_a_stalled_reader_loses_lines_but_never_blocks_the_callers(make_pipe: MakePipe) -> None:
+    """A later line has the number of dropped lines."""
     pipe = make_pipe()
-    asked = MOST_WAITING + 5_000
-    for number in range(asked):
+    total = MAX_QUEUED_LINES + 5_000
+    for number in range(total):
         pipe.log.info("x", f"line {number} {'.' * 200}")
     lines = pipe.lines()
     own = [line for line in lines if line["component"] == "x"]
-    told = [int(line["message"].split()[0]) for line in lines if line["component"] == "log"]
-    assert len(own) >= MOST_WAITING
-    assert len(own) + sum(told) == asked
+    dropped = [int(line["message"].split()[0]) for line in lines if line["component"] == "log"]
+    assert len(own) >= MAX_QUEUED_LINES
+    assert len(own) + sum(dropped) == total
     assert own[0]["message"].startswith("line 0 ")
 
 
-def test_a_reader_that_has_left_is_no_error(make_pipe: MakePipe) -> None:
-    """The service outlives its terminal."""
+def test_a_closed_reader_is_not_an_error(make_pipe: MakePipe) -> None:
+    """The service continues without its terminal."""
     pipe = make_pipe()
     os.close(pipe.reading)
     for _ in range(100):
-        pipe.log.info("x", "anybody?")
+        pipe.log.info("x", "a line")
     pipe.log.close()
     assert not pipe.log._writer.is_alive()
 
 
-def test_a_reader_that_never_comes_back_cannot_hold_up_the_end(
+def test_a_stalled_reader_delays_close_only_until_the_timeout(
     make_pipe: MakePipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing waits for a moment, then the process may end."""
-    monkeypatch.setattr(logs, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(logs, "FLUSH_TIMEOUT", 0.05)
     pipe = make_pipe()
-    for _ in range(MOST_WAITING + 1_000):
+    for _ in range(MAX_QUEUED_LINES + 1_000):
         pipe.log.info("x", "." * 200)
     pipe.log.close()
     assert pipe.log._writer.is_alive()
     monkeypatch.undo()
-    pipe.text()  # lets the writer go on, and end
+    pipe.text()  # lets the writer thread finish
     assert not pipe.log._writer.is_alive()
 
 
-def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing(make_pipe: MakePipe) -> None:
-    """A terminal is shared: another program may have changed how it behaves."""
+def test_a_non_blocking_descriptor_loses_no_lines(make_pipe: MakePipe) -> None:
+    """Another program that shares the terminal may have changed it."""
     pipe = make_pipe()
     fcntl.fcntl(pipe.writing, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(pipe.writing, False)
@@ -195,11 +192,9 @@ def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing(make_pipe: M
     assert [int(line["message"].split()[1]) for line in pipe.lines()] == list(range(500))
 
 
-def test_the_end_does_not_wait_for_the_pause_between_two_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What comes during the pause is written when the log is closed."""
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 3600.0)
+def test_close_does_not_wait_for_the_write_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that are queued during the interval are written."""
+    monkeypatch.setattr(logs, "WRITE_INTERVAL", 3600.0)
     with (tmp_path / "log").open("wb+", buffering=0) as file:
         log = Log(descriptor=file.fileno())
         log.info("x", "first")
@@ -212,15 +207,15 @@ def test_the_end_does_not_wait_for_the_pause_between_two_writes(
         assert [json.loads(line)["message"] for line in file] == ["first", "second"]
 
 
-def test_a_burst_that_the_reader_takes_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the pause between two writes is: it is over when many lines wait."""
-    monkeypatch.setattr(logs, "PAUSE_SECONDS", 600.0)
+def test_a_burst_that_the_reader_can_follow_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many queued lines end the write interval early."""
+    monkeypatch.setattr(logs, "WRITE_INTERVAL", 600.0)
     with (tmp_path / "log").open("wb") as file:
         log = Log(descriptor=file.fileno())
-        for number in range(3 * MOST_WAITING):
+        for number in range(3 * MAX_QUEUED_LINES):
             log.info("test", "a line", number=number)
-            while log._lines.qsize() > MANY_WAITING + 1:
+            while log._lines.qsize() > WAKE_AT_LINES + 1:
                 os.sched_yield()
         log.close()
     lines = (tmp_path / "log").read_text().splitlines()
-    assert [json.loads(line).get("number") for line in lines] == list(range(3 * MOST_WAITING))
+    assert [json.loads(line).get("number") for line in lines] == list(range(3 * MAX_QUEUED_LINES))

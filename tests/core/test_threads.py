@@ -1,4 +1,4 @@
-"""Work in threads waits while the system refuses a thread, and its own errors are raised."""
+"""Work in threads waits while the system refuses a thread; errors of the work are raised."""
 
 import threading
 
@@ -10,7 +10,7 @@ from ductile.core.threads import run_in_thread
 
 
 async def test_work_waits_until_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that fills the limit of threads delays Ductile; it does not end it."""
+    """A plugin that exhausts the thread limit delays Ductile but does not stop it."""
     start, refused = threading._start_new_thread, list[int]()  # type: ignore[attr-defined]
 
     def refuse_twice(*args: object, **options: object) -> int:
@@ -26,8 +26,7 @@ async def test_work_waits_until_a_thread_can_be_started(monkeypatch: pytest.Monk
     assert len(refused) == 2
 
 
-async def test_an_error_of_the_work_is_raised_at_once() -> None:
-    """It is not mistaken for a refused thread."""
+async def test_an_error_of_the_work_is_raised_without_a_retry() -> None:
     calls = []
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""`pipeline test`: a case holds when the run goes as it was written down, and what differs is told."""
+"""`pipeline test`: a case passes if the run is as expected, and every difference is reported."""
 
 import json
 from pathlib import Path
@@ -41,8 +41,8 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def play(run: Run, home: Home, *cases: dict[str, Any]) -> Any:
-    """The told cases, and the exit code."""
+def run_cases(run: Run, home: Home, *cases: dict[str, Any]) -> Any:
+    """Return the differences of each case, and the exit code."""
     file = home.path / "cases.json"
     file.write_text(json.dumps({"cases": [{"pipeline": "report", **case} for case in cases]}))
     answer = run("pipeline", "test", file, "--config", home.path, "--json")
@@ -65,32 +65,34 @@ GOOD = {
 }
 
 
-def test_a_case_that_goes_as_written_holds(run: Run, home: Home) -> None:
-    """Start, status, path, payloads after `with` and baggage, items of a loop, ways after a failure."""
-    assert play(run, home, GOOD) == ([[]], 0)
+def test_a_case_with_the_expected_run_passes(run: Run, home: Home) -> None:
+    """Start, status, path, payloads after `with`, baggage, items and error steps."""
+    assert run_cases(run, home, GOOD) == ([[]], 0)
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        ({"type": "other", "source": "say"}, "it waits for report.wanted, not for other"),
-        ({"type": "report.wanted", "source": "somebody"}, "it takes events of say, not of somebody"),
-        ({"type": "report.wanted"}, "it takes events of say, not of nobody"),
-        ({"type": "report.wanted", "source": "say", "payload": {}}, "its own `if` is false"),
+        ({"type": "other", "source": "say"}, "its trigger is report.wanted, not other"),
+        ({"type": "report.wanted", "source": "other"}, "it accepts events of plugin say, not other"),
+        ({"type": "report.wanted"}, "it accepts events of plugin say, not events without a source"),
+        ({"type": "report.wanted", "source": "say", "payload": {}}, "the `if` of the pipeline is false"),
     ],
 )
-def test_an_event_may_be_expected_not_to_start_it(run: Run, home: Home, event: dict[str, Any], why: str) -> None:
-    """By its type, by who sent it, by the pipeline's own condition; and the reason is told when it should have."""
+def test_a_case_can_expect_that_an_event_does_not_start_the_pipeline(
+    run: Run, home: Home, event: dict[str, Any], why: str
+) -> None:
+    """By type, source or condition. Otherwise the difference has the reason."""
     refused, wanted = {"event": event, "expect": {"starts": False}}, {"event": event}
 
-    differences, code = play(run, home, refused, wanted)
+    differences, code = run_cases(run, home, refused, wanted)
 
     assert differences == [[], [f"starts: expected true, but it does not start: {why}"]]
     assert code == 1
 
 
 @pytest.mark.parametrize(
-    ("expect", "told"),
+    ("expect", "expected_differences"),
     [
         ({"status": "failed"}, ["status: expected failed, found succeeded"]),
         (
@@ -110,17 +112,21 @@ def test_an_event_may_be_expected_not_to_start_it(run: Run, home: Home, event: d
         ({"starts": False}, ["starts: expected false, but it starts"]),
     ],
 )
-def test_what_differs_is_told(run: Run, home: Home, expect: dict[str, Any], told: list[str]) -> None:
-    """Each difference with its place; of a path both ways, and why a step did not run."""
+def test_every_difference_is_reported(
+    run: Run, home: Home, expect: dict[str, Any], expected_differences: list[str]
+) -> None:
+    """With its path. A path difference shows why a step did not run."""
     answers = {"fetch": [{"type": "fetched", "payload": {"rows": []}}]}
-    differences, code = play(run, home, {"payload": {"day": "x"}, "answers": answers, "expect": expect})
+    differences, code = run_cases(run, home, {"payload": {"day": "x"}, "answers": answers, "expect": expect})
 
-    assert (differences[0], code) == (told, 1)
+    assert (differences[0], code) == (expected_differences, 1)
 
 
-def test_an_answer_for_a_step_that_is_not_there_fails_the_case_alone(run: Run, home: Home) -> None:
-    """The other cases are played."""
-    differences, code = play(run, home, {"answers": {"fetchh": []}}, {"expect": {"starts": True}}, {"pipeline": "no"})
+def test_an_answer_for_an_unknown_step_fails_only_its_case(run: Run, home: Home) -> None:
+    """The other cases run."""
+    differences, code = run_cases(
+        run, home, {"answers": {"fetchh": []}}, {"expect": {"starts": True}}, {"pipeline": "no"}
+    )
 
     assert "there is no step 'fetchh'" in differences[0][0]
     assert differences[1] == []
@@ -129,7 +135,7 @@ def test_an_answer_for_a_step_that_is_not_there_fails_the_case_alone(run: Run, h
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "the file must be an object"),
         ("cases: []", "must be a list with at least one case"),
@@ -140,27 +146,27 @@ def test_an_answer_for_a_step_that_is_not_there_fails_the_case_alone(run: Run, h
         ("cases: [{pipeline: report, expct: {}}]", "did you mean 'expect'"),
         ("cases: [{pipeline: report, expect: {paths: []}}]", "did you mean 'path'"),
         ("cases: [{pipeline: report, expect: {path: fetch}}]", "must be a list of steps"),
-        ("cases: [{pipeline: report, event: {payload: {}}}]", "an event has a `type`"),
-        ("cases: [{pipeline: report, payload: {}, event: {type: x}}]", "carries the payload itself"),
+        ("cases: [{pipeline: report, event: {payload: {}}}]", "an event requires `type`"),
+        ("cases: [{pipeline: report, payload: {}, event: {type: x}}]", "contains the payload itself"),
         ("cases: [{pipeline: report, payload: [1]}]", "payload must be an object"),
         ("cases: [", "cases.yaml"),
         ("x: " + "[" * 10_000, "deep"),
         ("x: " + "x" * (1 << 20), "1048576"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused(run: Run, home: Home, text: str, says: str) -> None:
-    """With the place and what is allowed, never a traceback."""
+def test_an_invalid_file_is_rejected(run: Run, home: Home, text: str, message: str) -> None:
+    """With a path and a message, never with a traceback."""
     file = home.path / "cases.yaml"
     file.write_text(text)
 
     answer = run("pipeline", "test", file, "--config", home.path, "--json")
 
     assert answer.exit_code == 78
-    assert says in answer.json["error"]
+    assert message in answer.json["error"]
 
 
-def test_the_lines_for_people_say_which_case_failed(run: Run, home: Home) -> None:
-    """Pass or FAIL, the pipeline, the case, the differences below it."""
+def test_the_text_output_lists_every_case(run: Run, home: Home) -> None:
+    """pass or FAIL, the pipeline, the case, and its differences."""
     file = home.path / "cases.yaml"
     file.write_text(
         "cases:\n"
@@ -174,29 +180,29 @@ def test_the_lines_for_people_say_which_case_failed(run: Run, home: Home) -> Non
         "pass  report: starts",
         "FAIL  report: ends",
         "      status: expected succeeded, found failed",
-        "1 of 2 cases hold",
+        "1 of 2 cases passed",
     ]
 
 
-def test_a_case_that_expects_nothing_in_particular_expects_success(run: Run, home: Home) -> None:
-    """Otherwise it would hold however the run goes."""
+def test_a_case_expects_success_by_default(run: Run, home: Home) -> None:
+    """Otherwise it would pass with any result."""
     failing = {"payload": {"day": "monday"}, "answers": {"fetch": {"fail": "no network"}}}
 
-    differences, exit_code = play(run, home, failing)
+    differences, exit_code = run_cases(run, home, failing)
 
     assert (differences, exit_code) == ([["status: expected succeeded, found failed"]], 1)
 
 
-def test_a_case_is_played_to_its_end_or_does_not_hold(run: Run, home: Home) -> None:
-    """A long list is no reason to miss what comes behind it; more than a service would run is told."""
+def test_a_case_runs_to_completion_or_fails(run: Run, home: Home) -> None:
+    """Long lists are complete. A run over the job limit is a difference."""
     text = (home.path / "config.yaml").read_text()
     home.write("config.yaml", text.replace("service:\n", "service:\n  limits: {tree_jobs: 1500}\n"))
     home.add("  - {name: long, on: x, steps: [{uses: say, foreach: payload.n}, {id: last, uses: say}]}\n")
     last = {"pipeline": "long", "answers": {"last": {"fail": "no"}}}
     whole, cut = ({**last, "payload": {"n": list(range(count))}} for count in (700, 800))
 
-    differences, exit_code = play(run, home, whole, cut, {**cut, "expect": {"status": "failed"}})
+    differences, exit_code = run_cases(run, home, whole, cut, {**cut, "expect": {"status": "failed"}})
 
     status = "status: expected succeeded, found failed"
-    told = "the run has more jobs than service.limits.tree_jobs allows; it was not played to its end"
-    assert (differences, exit_code) == ([[status], [told, status], [told]], 1)
+    expected_differences = "the run has more jobs than service.limits.tree_jobs allows; it did not run to completion"
+    assert (differences, exit_code) == ([[status], [expected_differences, status], [expected_differences]], 1)

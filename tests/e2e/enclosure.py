@@ -14,7 +14,7 @@ from attrs import define, frozen
 from ductile.core.formats import strict_yaml
 from ductile.engine.process.procfs import JOB_MARKER
 from tests.e2e.service import PATIENCE, Home, Service
-from tests.zoo.catalogue import MIB, Animal, Expected
+from tests.zoo.catalogue import MIB, Expected, HostilePlugin
 
 WORKERS = 2
 """As few as make sense: one leaked slot, and the next animal and the job beside it no longer run side by side."""
@@ -75,7 +75,7 @@ class Enclosure:
     def pid(self) -> int:
         return self.service.process.pid
 
-    def let_out(self, animal: Animal) -> str:
+    def let_out(self, animal: HostilePlugin) -> str:
         """The id of the animal's job, on its way."""
         padding = {"padding": "x" * animal.request_bytes} if animal.request_bytes else None
         return self.service.post(lane_of(animal), payload=padding)
@@ -91,7 +91,7 @@ class Enclosure:
             next((r["state"] for r in self.home.rows(STATE_OF, job["plugin"])), None),
         )
 
-    def show(self, animal: Animal) -> Ended:
+    def show(self, animal: HostilePlugin) -> Ended:
         return self.watch(self.let_out(animal))
 
     def nothing_is_left_of(self, *job_ids: str) -> None:
@@ -133,7 +133,7 @@ TREE_IS_DONE = "SELECT 1 FROM job_queue WHERE id = ? AND open_jobs = 0"
 STATE_OF = "SELECT state FROM plugin_state WHERE plugin_name = ?"
 
 
-def lane_of(animal: Animal) -> str:
+def lane_of(animal: HostilePlugin) -> str:
     """The name it is called by: its own, if it has a folder of its own; else an alias for each variant."""
     return str(animal).replace("-", "_") if animal.on_a_copy else f"zoo-{animal}"
 
@@ -141,7 +141,7 @@ def lane_of(animal: Animal) -> str:
 @contextmanager
 def enclosure(
     path: Path,
-    animals: Iterable[Animal],
+    animals: Iterable[HostilePlugin],
     *,
     workers: int = WORKERS,
     service_keys: str = "",
@@ -161,7 +161,7 @@ def enclosure(
 
 def build(
     path: Path,
-    animals: Iterable[Animal],
+    animals: Iterable[HostilePlugin],
     *,
     workers: int = WORKERS,
     service_keys: str = "",
@@ -190,7 +190,7 @@ def build(
     return home
 
 
-def _settle_in(home: Home, animal: Animal) -> None:
+def _settle_in(home: Home, animal: HostilePlugin) -> None:
     """Those that damage their folder, or are damaged, have one of their own; variants of the others share one."""
     name = lane_of(animal) if animal.on_a_copy else animal.folder
     if (home.path / "plugins" / name).exists():
@@ -202,7 +202,7 @@ def _settle_in(home: Home, animal: Animal) -> None:
         manifest.write_text(manifest.read_text().replace(f"name: {animal.folder}", f"name: {name}"))
 
 
-def _entry(animal: Animal) -> dict[str, Any]:
+def _entry(animal: HostilePlugin) -> dict[str, Any]:
     hangs = animal.expected in (Expected.TIMED_OUT, Expected.SUCCESS_OR_TIMED_OUT)
     timeout = HANGING_TIMEOUT if hangs else PATIENT_TIMEOUT
     entry: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _entry(animal: Animal) -> dict[str, Any]:
     return entry
 
 
-def _routes(animals: Iterable[Animal]) -> Iterator[dict[str, str]]:
+def _routes(animals: Iterable[HostilePlugin]) -> Iterator[dict[str, str]]:
     for animal in animals:
         for kind in EVENT_TYPES:
             for _ in range(ROUTES_OF_LARGE if kind == "zoo.large" else 1):

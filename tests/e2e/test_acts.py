@@ -161,7 +161,7 @@ def test_whoever_may_not_run_a_command_may_not_have_it_run_again(home: Home, sta
     for act in ("retry", "replay"):
         status, answer = service.ask("POST", f"/job/{job_id}/{act}", token=token)
         assert (status, answer["code"]) == (403, "insufficient_scope")
-        assert answer["hint"] == "it takes the scope plugin:rw or plugin:moody:rw; this token has jobs:rw"
+        assert answer["hint"] == "Required scope: plugin:rw or plugin:moody:rw. Scopes of this token: jobs:rw."
 
 
 def test_a_success_is_not_tried_again(service: Service) -> None:
@@ -206,7 +206,7 @@ def test_a_relay_is_not_tried_again_where_nobody_can_be_reached(home: Home, star
 
     status, answer = service.ask("POST", f"/job/{job_id}/retry")
 
-    assert (status, answer["error"]) == (404, "this configuration has no instances")
+    assert (status, answer["error"]) == (404, "the configuration has no relay instances")
 
 
 def test_a_job_is_replayed_as_a_new_one(service: Service) -> None:
@@ -279,7 +279,7 @@ def test_switches_and_joins_are_not_run_again(service: Service) -> None:
     assert switch["plugin"] == "core.switch"
     status, answer = service.ask("POST", f"/job/{root}/replay")
     assert (status, answer["code"]) == (409, "wrong_state")
-    assert "core.switch decides" in answer["error"]
+    assert "core.switch is a control step" in answer["error"]
     assert follow(service, answer["hint"]) == 202
 
 
@@ -304,7 +304,7 @@ def test_what_cannot_be_had_again_by_itself_says_what_can(service: Service) -> N
         assert follow(service, answer["hint"]) == 202
     (tolerated,) = (job for job in tree if job["plugin"] == "sad")
     status, answer = service.ask("POST", f"/job/{tolerated['job_id']}/retry")
-    assert (status, answer["error"].endswith("its run has gone on without it")) == (409, True)
+    assert (status, answer["error"].endswith("its failure was tolerated and its run has continued")) == (409, True)
     assert follow(service, answer["hint"]) == 202
 
 
@@ -313,7 +313,7 @@ def test_a_member_of_a_join_names_the_job_that_led_to_it(service: Service) -> No
     tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
     for job in tree[1:]:
         status, answer = service.ask("POST", f"/job/{job['job_id']}/replay")
-        assert (status, answer["hint"]) == (409, f"replay the job that led to it: `ductile job replay {root}`")
+        assert (status, answer["hint"]) == (409, f"Replay the job that it follows: `ductile job replay {root}`")
     assert follow(service, answer["hint"]) == 202
 
 
@@ -324,7 +324,7 @@ def test_a_join_that_failed_names_the_member_to_retry(home: Home, start: Start, 
     tree = service.ask("GET", f"/job/{root}/tree?wait=20s")[1]
     jobs = {job["plugin"]: job["job_id"] for job in tree}
     status, answer = service.ask("POST", f"/job/{jobs['core.join']}/retry")
-    assert (status, answer["hint"]) == (409, f"retry the one it waited for: `ductile job retry {jobs['sad']}`")
+    assert (status, answer["hint"]) == (409, f"Retry the job that it waited for: `ductile job retry {jobs['sad']}`")
     assert follow(service, answer["hint"]) == 202
 
 

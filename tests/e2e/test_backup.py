@@ -211,7 +211,7 @@ output.run(ductile, args)
     ("module", "name", "when", "is_new"),
     [
         ("os", "fsync", "after", False),
-        ("ductile.ops.restore", "make_its_own", "after", False),
+        ("ductile.ops.restore", "detach_copy", "after", False),
         ("ductile.ops.atomic_swap", "put_directory", "before", False),
         ("ductile.ops.atomic_swap", "_exchange", "before", False),
         ("ductile.ops.atomic_swap", "_exchange", "after", True),

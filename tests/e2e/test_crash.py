@@ -134,7 +134,7 @@ def test_a_leftover_process_is_ended_before_its_job_runs_again(home: Home, start
 
     job = service.job(job_id, wait="30s")
     assert job["result"]["result"] in ("gone", "Z")
-    service.wait_for_log("a plugin process of an earlier run was still alive and was ended")
+    service.wait_for_log("killed a plugin process of an earlier run")
 
 
 def test_a_recovery_that_is_killed_again_and_again_counts_each_lost_attempt_once(home: Home, start: Start) -> None:

@@ -193,7 +193,7 @@ def test_a_hook_loop_ends_and_the_journal_says_so(tmp_path_factory: pytest.TempP
     (skipped,) = run.notes("pipeline.skipped")
     assert (skipped["pipeline"], skipped["reason"]) == (
         "echo",
-        "more than 4 hooks in a row (service.hook_max_depth)",
+        "more than 4 consecutive hooks (service.hook_max_depth)",
     )
 
 

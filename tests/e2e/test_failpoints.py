@@ -51,4 +51,4 @@ def test_a_failpoint_that_does_not_exist_is_refused() -> None:
     )
 
     assert done.returncode != 0
-    assert "there is no failpoint 'enqueue.after_lunch'" in done.stderr
+    assert "unknown failpoint 'enqueue.after_lunch'" in done.stderr

@@ -66,7 +66,7 @@ def test_a_reload_says_what_does_not_work_in_text_json_and_log(broken: Home, sta
     for answer in (planned, json.loads(out)):
         assert [one["message"] for one in answer["errors"]] == MESSAGES
         assert [one["category"] for one in answer["warnings"]] == ["integrity"]
-    assert "2 errors, 1 warning; see `ductile config check`" in lines
+    assert "2 errors, 1 warning; run `ductile config check`" in lines
     assert f"error: {broken.path}/config.yaml:" in lines
     service.wait_for_log(MESSAGES[0], component="config", level="warn")
 
@@ -76,7 +76,7 @@ def test_a_plan_without_a_service_and_a_rehearsed_start_say_it_too(broken: Home)
     for command in (("config", "plan"), ("system", "start", "--dry-run")):
         code, out, _ = ductile(broken, *command, "--json")
         assert (code, [one["message"] for one in json.loads(out)["errors"]]) == (0, MESSAGES)
-        assert "2 errors, 1 warning; see `ductile config check`" in ductile(broken, *command)[1]
+        assert "2 errors, 1 warning; run `ductile config check`" in ductile(broken, *command)[1]
 
 
 def test_a_step_whose_plugin_never_was_there_does_not_claim_that_it_is_gone(broken: Home, start: Start) -> None:
@@ -86,7 +86,7 @@ def test_a_step_whose_plugin_never_was_there_does_not_claim_that_it_is_gone(brok
     status, answer = service.ask("POST", "/pipeline/unknown-plugin?async=true")
 
     assert status == 409
-    assert answer["error"].endswith("cannot begin: first: plugin ecko is in none of the plugin_roots")
+    assert answer["error"].endswith("cannot start: first: plugin ecko is in none of the plugin_roots")
 
 
 def test_where_the_operator_wants_it_errors_refuse_a_reload(broken: Home, start: Start) -> None:
@@ -113,8 +113,8 @@ def test_a_plugin_that_came_without_an_entry_is_named(home: Home, start: Start) 
     planned = ductile(home, "config", "plan")[1]
     answer = json.loads(ductile(home, "system", "reload", "--json")[1])
 
-    assert [line.split()[:4] for line in planned.splitlines() if "extra" in line] == [["+", "plugins", "extra", "is"]]
-    assert "is not in the seal" in planned
+    assert [line.split()[:4] for line in planned.splitlines() if "extra" in line] == [["+", "plugins", "extra", "not"]]
+    assert "not sealed" in planned
     assert (answer["status"], answer["changes"]["plugins"]["added"]) == ("reloaded", ["extra"])
     assert answer["changes"]["unsealed"] == ["extra"]
     assert service.run("extra")["status"] == "succeeded"

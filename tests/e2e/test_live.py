@@ -139,7 +139,7 @@ def test_logs_follow_over_restarts_and_tell_every_event_once(
     rows = list(dict.fromkeys(seq for seq, _ in told))
     assert rows == [row["seq"] for row in home.rows("SELECT seq FROM journal ORDER BY seq")]
     assert code == 130
-    assert sum("connected again" in note for note in logs.notes) == 3
+    assert sum("reconnected" in note for note in logs.notes) == 3
     assert not any("Traceback" in note for note in logs.notes)
 
 
@@ -295,8 +295,8 @@ def test_watch_shows_the_service_and_survives_its_restart(
     )
     service = start()
     watch = terminal("system", "watch", "--config", home.path)
-    watch.sees("ok  ductile", "queue  waiting 0  running 0", "ok/rarely  every 6h  in 5h59m", "nothing runs")
-    watch.sees("bad.poll  open  failures 1  asked again in")
+    watch.sees("ok  ductile", "queue  waiting 0  running 0", "ok/rarely  every 6h  in 5h59m", "no running jobs")
+    watch.sees("bad.poll  open  failures 1  next probe in")
     service.post("door")
     door.reached()
     watch.sees("running 1", "door.poll", " of 10m00s", "░", "job.started")

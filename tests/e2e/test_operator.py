@@ -210,7 +210,7 @@ def test_a_replay_says_first_what_changed_since(home: Home, start: Start, door: 
     again = service.job(answer["job_id"], wait="20s")
     assert json.loads(again["result"]["result"]) == {"n": 3, "m": 1}
     text = cli(home, "job", "replay", first, "--dry-run").stdout
-    assert text.index("changed since it ran:") < text.index("would run moody.poll")
+    assert text.index("changes since the job ran:") < text.index("would replay moody.poll")
 
 
 def test_waiting_for_the_first_job_says_that_its_run_failed(service: Service) -> None:
@@ -221,7 +221,7 @@ def test_waiting_for_the_first_job_says_that_its_run_failed(service: Service) ->
 
     assert (answer["status"], answer["tree_status"]) == ("succeeded", "failed")
     assert told.returncode == 0
-    assert "its run failed" in told.stdout
+    assert "The run failed" in told.stdout
     assert f"next: ductile job wait {root['job_id']} --tree" in told.stdout
     assert shown(service.home, "job", "wait", root["job_id"], "--tree", exit_code=1)["status"] == "failed"
 
@@ -376,7 +376,7 @@ def test_an_event_names_its_route_and_the_condition_that_said_no(service: Servic
     (event,) = view["events"]
     assert (event["emitted_by"], [job["via"] for job in event["led_to"]]) == (job_id, ["route"])
     (decision,) = event["decisions"]
-    assert decision["words"] == "pipeline choosy did not start, if is false: payload.n eq 2 is false: found 1"
+    assert decision["words"] == "Pipeline choosy did not start, if is false: payload.n eq 2 is false: found 1"
     assert shown(service.home, "event", "why", event["event_id"]) == event
 
 
@@ -424,7 +424,7 @@ def test_an_event_that_is_joined_names_the_join(service: Service) -> None:
     event = shown(service.home, "event", "why", event_id(emitter, 1, 0))
 
     assert (event["type"], event["source"], event["emitted_by"]) == ("said.it", "says", emitter)
-    assert (event["verdict"], event["words"]) == ("matched", "it is one of the results of join both__join")
+    assert (event["verdict"], event["words"]) == ("matched", "The event is one of the results of join both__join.")
     assert [(job["job_id"], job["step_id"], job["status"]) for job in event["led_to"]] == [
         (join, "both__join", "succeeded")
     ]
@@ -446,8 +446,8 @@ def test_an_event_with_an_empty_list_names_the_step_that_had_nothing_to_do(servi
     (first,) = run_of(service, "empty", {})
     event = shown(service.home, "event", "why", event_id(first["job_id"], 1, 0))
 
-    words = "step each of pipeline empty did not run, payload.names is an empty list"
-    assert (event["verdict"], event["words"]) == ("unmatched", f"it led to nothing: {words}")
+    words = "Step each of pipeline empty did not run, payload.names is an empty list"
+    assert (event["verdict"], event["words"]) == ("unmatched", f"The event led to no job. {words}")
 
 
 def test_lists_are_the_same_over_http_and_from_the_file(service: Service) -> None:

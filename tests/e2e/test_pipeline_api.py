@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ductile.web.context import RECHECK_SECONDS
+from ductile.web.context import RECHECK_INTERVAL
 from tests.e2e.furnished import Door, furnish, steps
 from tests.e2e.service import PATIENCE, TOKEN, Home, Service
 
@@ -86,7 +86,7 @@ def test_a_run_that_is_over_at_once_is_answered_at_once(service: Service, pipeli
     began = time.monotonic()
     status, body = service.ask("POST", f"/pipeline/{pipeline}")
     assert (status, body["status"]) == (200, "succeeded")
-    assert time.monotonic() - began < RECHECK_SECONDS
+    assert time.monotonic() - began < RECHECK_INTERVAL
 
 
 @pytest.mark.parametrize("path", ["/pipeline/later", "/pipeline/chain?async=true"])
@@ -200,9 +200,9 @@ BLOB = "x" * 600_000
         ("chain", {"n": 1}, 400, "bad_request", "unknown key 'n'"),
         ("chain?async=maybe", None, 400, "bad_request", "async: expected true or false"),
         ("later?async=maybe", None, 400, "bad_request", "async: expected true or false"),
-        ("chain?async=true&async=true", None, 400, "argument_repeated", "?async="),
-        ("keeps", None, 400, "bad_request", "pipeline keeps cannot begin: only: baggage one: payload.blob is absent"),
-        ("keeps", {"payload": {"blob": BLOB}}, 413, "context_too_large", "at most 1,048,576 fit"),
+        ("chain?async=true&async=true", None, 400, "argument_repeated", "query argument 'async'"),
+        ("keeps", None, 400, "bad_request", "pipeline keeps cannot start: only: baggage one: payload.blob is absent"),
+        ("keeps", {"payload": {"blob": BLOB}}, 413, "context_too_large", "the limit is 1,048,576"),
         ("idle", None, 409, "plugin_unavailable", "plugin off is disabled"),
         ("wide", {"payload": {"items": 7}}, 422, "run_refused", "payload.items is not a list"),
         ("wide", {"payload": {"items": [0] * 1001}}, 422, "run_refused", "max_items is 1,000"),

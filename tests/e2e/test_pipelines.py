@@ -576,11 +576,11 @@ CHANGES = [
         ", {id: b, uses: alpha}, {id: c",
         ", {id: c",
         ["a succeeded", "b dead"],
-        "pipeline other has no step b any more",
+        "pipeline other no longer has step b",
     ),
-    ("other", "name: other,", "name: another,", ["a succeeded", "b dead"], "pipeline other is not there any more"),
-    ("fan", "id: s,", "id: t,", ["a succeeded", "s__join failed"], "pipeline fan has no step s__join any more"),
-    ("fan", "name: fan,", "name: fun,", ["a succeeded", "s__join failed"], "pipeline fan has no step s__join any more"),
+    ("other", "name: other,", "name: another,", ["a succeeded", "b dead"], "pipeline other no longer exists"),
+    ("fan", "id: s,", "id: t,", ["a succeeded", "s__join failed"], "pipeline fan no longer has step s__join"),
+    ("fan", "name: fan,", "name: fun,", ["a succeeded", "s__join failed"], "pipeline fan no longer has step s__join"),
 ]
 
 
@@ -623,7 +623,7 @@ def test_a_queued_job_whose_step_is_removed_is_dead_when_its_turn_comes(home: Ho
 
     first, second = look(home).of("a")
     assert (first["status"], second["status"]) == ("succeeded", "dead")
-    assert second["last_error"] == "pipeline other has no step a any more"
+    assert second["last_error"] == "pipeline other no longer has step a"
 
 
 def test_a_tolerated_step_that_is_removed_fails_its_run(home: Home, start: Start, door: Door) -> None:
@@ -716,4 +716,4 @@ def test_a_tolerated_failure_behind_which_there_is_too_much_fails_its_run(home: 
         assert [tree_outcome(db, root).status for root in roots] == ["failed"] * 3
     run = look(home)
     assert len(run.rows) == len(run.notes("run.ended")) == 3
-    assert run.one("sad")["last_error"] == "no luck; it hands more than 20,000 bytes on to the next jobs"
+    assert run.one("sad")["last_error"] == "no luck; it passes more than 20,000 bytes to the next jobs"

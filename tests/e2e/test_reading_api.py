@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from ductile.core.clock import from_text, to_text
-from ductile.ledger.reports.filters import cursor_text
+from ductile.ledger.reports.filters import format_cursor
 from tests.e2e.furnished import furnish
 from tests.e2e.service import TOKEN, Home, Service
 
@@ -209,7 +209,7 @@ def test_jobs_are_filtered(service: Service, query: str, plugins: set[str]) -> N
         "cursor=x",
         "cursor=!!!!",
         "cursor=MQ==",
-        f"cursor={cursor_text(10**30)}",
+        f"cursor={format_cursor(10**30)}",
         "status=nonsense",
         "from=yesterday",
         "to=2026-13-01",
@@ -249,8 +249,8 @@ def test_a_mistyped_filter_says_what_was_meant(service: Service) -> None:
     """A list that ignored it would show everything, as if everything had that status."""
     status, body = service.ask("GET", "/jobs?stauts=failed&limit=1")
 
-    assert (status, body["error"]) == (400, "there is no argument ?stauts= here (did you mean 'status'?)")
-    assert body["hint"].startswith("known: plugin, command, status, ")
+    assert (status, body["error"]) == (400, "unknown query argument 'stauts' (did you mean 'status'?)")
+    assert body["hint"].startswith("Known arguments: plugin, command, status, ")
     assert body["context"]["known"][:2] == ["plugin", "command"]
 
 

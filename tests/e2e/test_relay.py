@@ -236,7 +236,7 @@ def test_an_event_waits_for_a_receiver_that_is_down(pair: Pair) -> None:
     """Store and forward: the job stays in the outbox, also while the sender is restarted, and is delivered once."""
     sender = pair.start(pair.home)
     job_id = pair.relay_job(sender)
-    sender.wait_for_log("attempt failed: instance lab: the connection was closed without an answer", job_id=job_id)
+    sender.wait_for_log("attempt failed: instance lab: the connection was closed without a response", job_id=job_id)
     put_back(sender, job_id)
     waiting = sender.job(job_id)
     assert (waiting["status"], waiting["max_attempts"]) == ("queued", 30)
@@ -256,7 +256,7 @@ def test_many_events_wait_together_and_go_together(pair: Pair) -> None:
     sender = pair.start(pair.home)
     event = {"event": {"type": "backup.ready", "payload": {}}}
     jobs = [sender.ask("POST", "/relay/lab", event)[1]["job_id"] for _ in range(10)]
-    sender.wait_for_log("the event waits: its instance does not answer", job_id=jobs[-1])
+    sender.wait_for_log("event postponed: its instance does not answer", job_id=jobs[-1])
     for job_id in jobs:
         put_back(sender, job_id)
     status, view = sender.ask("GET", "/relay")
@@ -349,8 +349,8 @@ def test_the_command_sends_and_says_when_nobody_takes_the_event(pair: Pair, duct
     done = ductile(pair.home, "relay", "send", "lab", "--event", "unknown.event", "--payload", '{"n": 1}', "--wait")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "but nobody there takes it (no_route)" in done.stdout
-    sender.wait_for_log("event relayed, but nobody there takes it")
+    assert "but the receiver has no route for it (no_route)" in done.stdout
+    sender.wait_for_log("event relayed, but the receiver has no route for it")
     (here,) = pair.home.rows("SELECT data FROM journal WHERE kind = 'event.no_route'")
     (there,) = pair.lab.rows("SELECT data FROM journal WHERE kind = 'event.unmatched'")
     assert json.loads(here["data"])["receiver_event_id"] == json.loads(there["data"])["event_id"]

@@ -136,9 +136,9 @@ def test_a_plugin_whose_init_fails_is_unhealthy_until_it_is_put_right(home: Home
     status, answer = service.ask("POST", "/plugin/careful/poll")
     assert (status, answer["error"]) == (409, "plugin careful is unhealthy: init failed: no such account")
     for arguments in (("show", "careful"), ("list",)):
-        assert "its init failed: no such account" in ductile(home, "plugin", *arguments)[1]
+        assert "init failed: no such account" in ductile(home, "plugin", *arguments)[1]
     code, out, _ = ductile(home, "system", "status")
-    assert (code, "careful: its init failed: no such account" in out) == (1, True)
+    assert (code, "careful: init failed: no such account" in out) == (1, True)
     change(home, "broken: true", "broken: false")
     assert ductile(home, "system", "reload")[0] == 0
     service.wait_for_log("initialised", plugin="careful")

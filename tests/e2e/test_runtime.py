@@ -196,4 +196,4 @@ def test_a_ledger_that_cannot_be_written_any_more_ends_the_service_with_1(home: 
 
     assert (status, body["code"]) == (503, "ledger_error")
     assert service.wait() == 1
-    assert any("writing failed" in line for line in service.stderr)
+    assert any("write failed" in line for line in service.stderr)

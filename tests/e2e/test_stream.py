@@ -215,7 +215,7 @@ def test_a_reload_without_its_token_ends_a_stream_and_no_other(
         heard = hear(stays_socket, 5)
 
     assert took < 5
-    assert gone.comments == ["the token may not listen any more"]
+    assert gone.comments == ["the token no longer has access"]
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1008
     assert [event["data"]["job_id"] for event in (*stays.take(5), *heard)] == [job_id] * 10

@@ -12,7 +12,7 @@ from scripts.tortures import soak, zoo
 from scripts.tortures.arena import Arena
 from scripts.tortures.clients import Caller
 from tests.e2e.tortured import torture
-from tests.zoo.catalogue import ANIMALS, Animal
+from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin
 
 MIB = 1 << 20
 
@@ -71,7 +71,7 @@ def test_whatever_grows_is_noticed(
 
 AT = "2026-02-08T09:30:00.000000Z"
 LATER = "2026-02-08T09:30:07.000000Z"
-SILENT = next(animal for animal in ANIMALS if animal.id == "Z01")
+SILENT = next(animal for animal in HOSTILE_PLUGINS if animal.id == "Z01")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ SILENT = next(animal for animal in ANIMALS if animal.id == "Z01")
     ],
 )
 def test_whoever_is_harmed_by_an_animal_is_noticed(
-    broken: str | None, animal: Animal | None, status: str, started_at: str, resident: list[int]
+    broken: str | None, animal: HostilePlugin | None, status: str, started_at: str, resident: list[int]
 ) -> None:
     """Each promise of the zoo on its own; what is left behind is looked at as in the tests of the zoo."""
     row = {"id": "a", "status": status, "created_at": AT, "last_error": None, "job_id": "a", "started_at": started_at}

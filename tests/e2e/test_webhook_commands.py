@@ -93,10 +93,10 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
         *("-H", f"x-hub-signature-256: {good}", "-H", "X-Api-Key: a-key-of-the-sender"),
     )
     assert (code, view["status"]) == (1, 403)
-    service.wait_for_log("refused at /hook/github")
+    service.wait_for_log("rejected at /hook/github")
     _, receipts = ductile("receipts", "github", "--refused")
     (refused, *_) = receipts["refused"]
-    assert (refused["reason"], refused["status"]) == ("the signature fits no secret of the endpoint", 403)
+    assert (refused["reason"], refused["status"]) == ("the signature matches no secret of the endpoint", 403)
     assert refused["headers"]["x-hub-signature-256"] == [good]
     assert "a-key-of-the-sender" not in json.dumps(refused)
     code, verdict = ductile("verify", str(refused["id"]), "--payload-file", str(wrong))
@@ -110,7 +110,7 @@ def test_a_signature_can_be_checked_without_a_delivery(ductile: Ductile) -> None
     header = f"stripe-signature: {headers['stripe-signature']}"
     assert ductile("verify", "stripe", "--payload-file", "-", "-H", header, body=b"{}")[0] == 0
     code, verdict = ductile("verify", "stripe", "--payload-file", "-", "-H", header, body=b"[]")
-    assert (code, verdict["reason"]) == (1, "the signature fits no secret of the endpoint")
+    assert (code, verdict["reason"]) == (1, "the signature matches no secret of the endpoint")
 
 
 def test_endpoints_are_listed_with_what_came_last(service: Service, ductile: Ductile) -> None:
@@ -143,7 +143,7 @@ def test_a_file_behind_payload_is_still_read(service: Service, tmp_path: Path) -
     done = subprocess.run([*command, *where], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout.splitlines()[0][:18]) == (0, "would post 8 bytes")
-    assert done.stderr == "note: body.json is a file: write --payload-file body.json\n"
+    assert done.stderr == "note: body.json is a file; use --payload-file body.json\n"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 
 from ductile.core.clock import from_text
 from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Ended, Traces, enclosure, lane_of
-from tests.zoo.catalogue import ANIMALS, MIB, Animal, break_entrypoint
+from tests.zoo.catalogue import HOSTILE_PLUGINS, MIB, HostilePlugin, break_entrypoint
 
 # Within a second on an idle machine; tests share theirs, and a burnt core is part of the zoo.
 A_GOOD_JOB_SECONDS = 1.0
 ON_THEIR_OWN = ("Z60", "Z62", "Z64", "Z65")
-SHOWN = tuple(animal for animal in ANIMALS if animal.id not in ON_THEIR_OWN)
+SHOWN = tuple(animal for animal in HOSTILE_PLUGINS if animal.id not in ON_THEIR_OWN)
 FLOODS = ("Z35", "Z36", "Z37")
 CANARY = "canary-0123456789"
 ON_THE_EDGE = {f"edge_{index}": 0.30 + index / 50 for index in range(6)}
@@ -34,14 +34,14 @@ MORE = {
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Enclosure]:
-    kept = [animal for animal in ANIMALS if not animal.runs_alone and animal.id != "Z64"]
+    kept = [animal for animal in HOSTILE_PLUGINS if not animal.runs_alone and animal.id != "Z64"]
     path = tmp_path_factory.mktemp("zoo") / "ductile"
     with enclosure(path, kept, more=MORE, environ={"CANARY": CANARY}) as opened:
         yield opened
 
 
-def the(folder: str, variant: str = "") -> Animal:
-    (found,) = [one for one in ANIMALS if one.folder == folder and one.variant == variant]
+def the(folder: str, variant: str = "") -> HostilePlugin:
+    (found,) = [one for one in HOSTILE_PLUGINS if one.folder == folder and one.variant == variant]
     return found
 
 
@@ -49,7 +49,9 @@ def the(folder: str, variant: str = "") -> Animal:
 
 
 @pytest.mark.parametrize("animal", SHOWN, ids=str)
-def test_every_animal_ends_as_the_catalogue_says_and_nothing_of_it_is_left(zoo: Enclosure, animal: Animal) -> None:
+def test_every_animal_ends_as_the_catalogue_says_and_nothing_of_it_is_left(
+    zoo: Enclosure, animal: HostilePlugin
+) -> None:
     """The end of its job and of each attempt, why, what was routed and kept; a good job beside it never notices."""
     if animal.breakage is not None:
         break_entrypoint(zoo.home.path / "plugins" / lane_of(animal) / "run", animal.breakage)
@@ -60,7 +62,7 @@ def test_every_animal_ends_as_the_catalogue_says_and_nothing_of_it_is_left(zoo: 
 
     status, attempts = ENDS[animal.expected]
     assert (ended.job["status"], [one["status"] for one in ended.attempts]) == (status, attempts), ended.error
-    assert animal.says in ended.error
+    assert animal.error in ended.error
     assert bool(ended.error) == (status != "succeeded")
     assert len(ended.children) == animal.routed
     assert (ended.state is not None) == animal.keeps_state
@@ -68,8 +70,8 @@ def test_every_animal_ends_as_the_catalogue_says_and_nothing_of_it_is_left(zoo: 
     zoo.nothing_is_left_of(job_id)
 
 
-@pytest.mark.parametrize("animal", [animal for animal in ANIMALS if animal.id in FLOODS], ids=str)
-def test_a_flood_goes_by_without_making_the_core_larger(zoo: Enclosure, animal: Animal) -> None:
+@pytest.mark.parametrize("animal", [animal for animal in HOSTILE_PLUGINS if animal.id in FLOODS], ids=str)
+def test_a_flood_goes_by_without_making_the_core_larger(zoo: Enclosure, animal: HostilePlugin) -> None:
     """What is read beyond a cap is dropped as it comes: three more floods need no more memory than one."""
     zoo.show(animal)  # the allocator keeps some room from the first one for the next
     before = Traces.of(zoo.pid)
@@ -82,7 +84,7 @@ def test_a_flood_goes_by_without_making_the_core_larger(zoo: Enclosure, animal: 
 
 
 @pytest.mark.parametrize("animal", [the("z02_random_bytes"), the("z09_broken_utf8", "latin1")], ids=str)
-def test_output_that_is_no_text_is_kept_as_escaped_text(zoo: Enclosure, animal: Animal) -> None:
+def test_output_that_is_no_text_is_kept_as_escaped_text(zoo: Enclosure, animal: HostilePlugin) -> None:
     """Whoever mends the plugin sees what it printed; nothing that is stored can fail to be read."""
     ended = zoo.show(animal)
     assert re.search(r"\\x[0-9a-f]{2}", ended.attempts[-1]["result"])
@@ -155,7 +157,7 @@ def test_what_a_plugin_says_is_one_line_in_the_log_whatever_it_looks_like(zoo: E
 
 
 @pytest.mark.parametrize("animal", [the("z35_one_byte_over", str(10 * MIB)), the("z36_endless_stdout")], ids=str)
-def test_of_too_much_output_the_beginning_is_kept(zoo: Enclosure, animal: Animal) -> None:
+def test_of_too_much_output_the_beginning_is_kept(zoo: Enclosure, animal: HostilePlugin) -> None:
     """Enough to see what it was, too little to fill the ledger; and it is ended at once, not at its deadline."""
     ended = zoo.show(animal)
     for attempt in ended.attempts:

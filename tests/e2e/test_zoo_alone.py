@@ -9,13 +9,13 @@ import pytest
 
 from tests.e2e.enclosure import DIRECT, build, enclosure, lane_of, marked, settled
 from tests.e2e.service import Home
-from tests.zoo.catalogue import ANIMALS, Animal
+from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin
 
 HOPS, TREE_JOBS = 20, 40
 
 
-def the(animal_id: str, variant: str = "") -> Animal:
-    (found,) = [one for one in ANIMALS if one.id == animal_id and one.variant == variant]
+def the(animal_id: str, variant: str = "") -> HostilePlugin:
+    (found,) = [one for one in HOSTILE_PLUGINS if one.id == animal_id and one.variant == variant]
     return found
 
 
@@ -125,7 +125,7 @@ def test_a_state_that_grows_too_large_by_merging_fails_for_good_and_changes_noth
 @pytest.mark.parametrize("folder", ["z51_ignores_sigterm", "z53_stops_itself", "z55_daemon_keeps_pipes"])
 def test_a_stop_of_the_service_leaves_no_process_of_any_animal(tmp_path: Path, folder: str) -> None:
     """The drain ends what does not end by itself, waits for the grace, and exits 0."""
-    animal = next(one for one in ANIMALS if one.folder == folder)
+    animal = next(one for one in HOSTILE_PLUGINS if one.folder == folder)
     with enclosure(tmp_path / "ductile", [animal]) as zoo:
         job_id = zoo.let_out(animal)
         assert settled(lambda: marked([job_id]), bool)

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.e2e.enclosure import ENDS, enclosure, settled
-from tests.zoo.catalogue import ANIMALS, Animal, Expected
+from tests.zoo.catalogue import HOSTILE_PLUGINS, Expected, HostilePlugin
 
 SEED = 20_260_208
 JOBS, WORKERS, GOOD_SHARE = 2_000, 8, 0.6
@@ -16,11 +16,11 @@ SHELL = b"#!/bin/sh"
 
 def test_two_thousand_mixed_jobs_and_every_good_one_succeeds(tmp_path: Path) -> None:
     """No good job is harmed by a bad one, every bad one ends as it should, and eight slots are free at the end."""
-    crowd = [animal for animal in ANIMALS if animal.id not in SLOW and not animal.on_a_copy]
+    crowd = [animal for animal in HOSTILE_PLUGINS if animal.id not in SLOW and not animal.on_a_copy]
     dice = random.Random(SEED)
     weights = [_weight(animal) for animal in crowd]
     with enclosure(tmp_path / "ductile", crowd, workers=WORKERS) as zoo:
-        jobs: dict[str, Animal | None] = {}
+        jobs: dict[str, HostilePlugin | None] = {}
         for _ in range(JOBS):
             animal = None if dice.random() < GOOD_SHARE else dice.choices(crowd, weights)[0]
             jobs[zoo.service.post("good") if animal is None else zoo.let_out(animal)] = animal
@@ -39,7 +39,7 @@ def test_two_thousand_mixed_jobs_and_every_good_one_succeeds(tmp_path: Path) -> 
         zoo.nothing_is_left_of(*jobs)
 
 
-def _weight(animal: Animal) -> int:
+def _weight(animal: HostilePlugin) -> int:
     """Most of the crowd is quick: shells rather than interpreters, ends rather than deadlines."""
     if animal.expected is Expected.TIMED_OUT:
         return 1

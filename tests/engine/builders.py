@@ -1,4 +1,4 @@
-"""Values for tests of decisions: a job, a finished process, a snapshot. Everything has a default."""
+"""Values for tests: a job, a finished process, a snapshot, a job context. Everything has a default."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from ductile.config.checks.doctor import examine
 from ductile.config.load.load import load
-from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.core.logs import Log
@@ -41,7 +41,7 @@ def a_job(**values: Any) -> Job:
 
 
 def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
-    """A process that exited 0 after saying `stdout`, unless the test says otherwise."""
+    """Return a run that wrote `stdout` and exited with 0, with `values` replaced."""
     said = json.dumps(stdout).encode() if isinstance(stdout, dict) else stdout
     stderr: bytes = values.get("stderr", b"")
     defaults: dict[str, Any] = {
@@ -54,7 +54,7 @@ def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
         "stdout_over_cap": False,
         "stderr": stderr,
         "stderr_total": len(stderr),
-        "pipe_held": False,
+        "pipe_left_open": False,
         "swept": 0,
         "lost": False,
         "duration": 1.5,
@@ -63,12 +63,12 @@ def a_run(stdout: bytes | dict[str, Any] = b"", **values: Any) -> Finished:
 
 
 def snapshot_of(home: Home) -> Snapshot:
-    """The configuration in `home`, as a service that starts now would use it."""
-    return take_snapshot(examine(load(home.path / "config.yaml")), ENVIRON)
+    """Load the configuration in `home` as a starting service does."""
+    return build_snapshot(examine(load(home.path / "config.yaml")), ENVIRON)
 
 
 def job_context(ledger: Ledger, log: Log, snapshot: Snapshot, /, **values: Any) -> JobContext:
-    """What the jobs of one service share, unless the test says otherwise."""
+    """Return the dependencies of jobs, with `values` replaced."""
     defaults: dict[str, Any] = {
         "hub": Hub(),
         "clock": Clock(),

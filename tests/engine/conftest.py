@@ -1,4 +1,4 @@
-"""Builders for tests with real plugin processes, and the rule that none of them leaves anything behind."""
+"""Fixtures for tests with real plugin processes. Every test checks that no process or descriptor is left behind."""
 
 import json
 import os
@@ -27,23 +27,23 @@ PLUGIN_HEAD = """\
 import os, signal, sys, time
 
 def checkpoint():
-    with open({meeting!r}, "wb") as meeting:
-        meeting.write(b"!")
+    with open({fifo!r}, "wb") as fifo:
+        fifo.write(b"!")
 
 """
 
 
 @frozen
 class Plugin:
-    """A plugin written for one test; `checkpoint()` in its body tells the test how far it has come."""
+    """A plugin of one test. `checkpoint()` in its body wakes the test."""
 
     argv: list[str]
-    _meeting: int
+    _fifo: int
 
     async def reached_checkpoint(self) -> None:
-        """Returns once for each time the plugin calls `checkpoint()`."""
-        await trio.lowlevel.wait_readable(self._meeting)
-        os.read(self._meeting, 1)
+        """Wait for the next call of `checkpoint()`."""
+        await trio.lowlevel.wait_readable(self._fifo)
+        os.read(self._fifo, 1)
 
 
 MakePlugin = Callable[[str], Plugin]
@@ -51,28 +51,28 @@ MakePlugin = Callable[[str], Plugin]
 
 @pytest.fixture
 def make_plugin(tmp_path: Path) -> Iterator[MakePlugin]:
-    """Write a Python plugin from its body."""
-    meetings = []
+    """Return a function that writes a Python plugin with this body."""
+    fifos = []
 
     def make(body: str) -> Plugin:
         folder = tmp_path / uuid4().hex
         folder.mkdir()
-        os.mkfifo(folder / "meeting")
-        # Open for both, so that the pipe never reaches its end between two checkpoints.
-        meetings.append(os.open(folder / "meeting", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-        head = PLUGIN_HEAD.format(python=sys.executable, meeting=str(folder / "meeting"))
+        os.mkfifo(folder / "fifo")
+        # Open for reading and writing, so that the pipe does not end between two checkpoints.
+        fifos.append(os.open(folder / "fifo", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        head = PLUGIN_HEAD.format(python=sys.executable, fifo=str(folder / "fifo"))
         (folder / "run").write_text(head + textwrap.dedent(body))
         (folder / "run").chmod(0o755)
-        return Plugin([str(folder / "run")], meetings[-1])
+        return Plugin([str(folder / "run")], fifos[-1])
 
     yield make
-    for meeting in meetings:
-        os.close(meeting)
+    for fifo in fifos:
+        os.close(fifo)
 
 
 @pytest.fixture
 def make_script(tmp_path: Path) -> Callable[[str], list[str]]:
-    """Write a shell plugin from its body; returns its command."""
+    """Return a function that writes a shell plugin with this body and returns its command."""
 
     def make(body: str) -> list[str]:
         script = tmp_path / f"{uuid4().hex}.sh"
@@ -90,7 +90,7 @@ def instance() -> str:
 
 @pytest.fixture
 def env(instance: str) -> dict[str, str]:
-    """The environment of a plugin: almost nothing, and the two markers."""
+    """The environment of a plugin: PATH, LANG and the two markers."""
     path = "/usr/local/bin:/usr/bin:/bin"
     if shutil.which("python3", path=path) is None:
         path = f"{os.path.dirname(sys.executable)}:{path}"
@@ -98,19 +98,14 @@ def env(instance: str) -> dict[str, str]:
 
 
 def request_for(config: dict[str, Any], padding: int = 0) -> bytes:
-    """A request as the core writes it."""
+    """Return a request as the service writes it."""
     fields = {"protocol": 2, "job_id": str(uuid4()), "command": "poll", "config": config, "state": {}}
     return json.dumps(fields | {"payload": {"padding": "x" * padding}}).encode() + b"\n"
 
 
-@pytest.fixture
-def make_request() -> Callable[..., bytes]:
-    return request_for
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(instance: str) -> Iterator[None]:
-    """After every run: no zombie, no stray, no marked process, no descriptor more than before."""
+    """Check after every test that no zombie, orphan, marked process or descriptor is left."""
     become_subreaper()
     before = open_descriptors()
     yield
@@ -125,6 +120,6 @@ def open_descriptors() -> dict[int, str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the listing's own descriptor
+        except FileNotFoundError:  # the descriptor of the listing
             continue
     return found

@@ -1,4 +1,4 @@
-"""The decision table: what a finished process means for its job."""
+"""The decision table: from a finished process to the outcome of its attempt."""
 
 import errno
 from datetime import timedelta
@@ -8,8 +8,8 @@ import pytest
 
 from ductile.core.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.core.secret import HIDDEN, Mask
-from ductile.core.units import LONGEST
-from ductile.engine.judge import LONGEST_ERROR, LONGEST_OUTPUT, RetryPolicy, Verdict, backoff, judge
+from ductile.core.units import MAX_DURATION
+from ductile.engine.judge import MAX_ERROR_CHARS, MAX_OUTPUT_CHARS, RetryPolicy, Verdict, backoff, judge
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
 from ductile.plugin.protocol import ProtocolLimits
@@ -21,7 +21,7 @@ SECRET = "hunter2hunter2"
 
 
 def decide(run: Finished | SpawnFailed, *, job: Job | None = None, policy: RetryPolicy = POLICY) -> Verdict:
-    return judge(job or a_job(), run, policy, started_at=NOW, chance=0.5)
+    return judge(job or a_job(), run, policy, started_at=NOW, jitter=0.5)
 
 
 def error(**more: Any) -> dict[str, Any]:
@@ -29,63 +29,67 @@ def error(**more: Any) -> dict[str, Any]:
 
 
 TABLE: list[tuple[str, Finished | SpawnFailed, type, str]] = [
-    ("all is well", a_run(OK), Succeeded, ""),
+    ("success", a_run(OK), Succeeded, ""),
     ("no output", a_run(b""), Retried, "plugin produced no output on stdout"),
-    ("nonsense", a_run(b"hello"), Retried, "stdout is not one JSON object: "),
+    ("invalid output", a_run(b"hello"), Retried, "stdout is not one JSON object: "),
     ("too many events", a_run({**OK, "events": [{"type": "x"}] * 1001}), Failed, "1001 events, more than the 1000"),
     ("state too large", a_run({**OK, "state_updates": {"x": "y" * (1 << 20)}}), Failed, "state_updates has "),
-    ("an error that may pass", a_run(error()), Retried, "no luck"),
-    ("an error that may pass, exit 1", a_run(error(), exit_code=1), Retried, "no luck"),
-    ("an error for good", a_run(error(retry=False)), Failed, "no luck"),
-    ("an error for good, exit 1", a_run(error(retry=False), exit_code=1), Failed, "no luck"),
+    ("an error", a_run(error()), Retried, "no luck"),
+    ("an error, exit 1", a_run(error(), exit_code=1), Retried, "no luck"),
+    ("a final error", a_run(error(retry=False)), Failed, "no luck"),
+    ("a final error, exit 1", a_run(error(retry=False), exit_code=1), Failed, "no luck"),
     ("ok, but exit 1", a_run(OK, exit_code=1), Retried, "exit code 1 after a response with status ok"),
     ("ok, but killed", a_run(OK, exit_code=None, signal=9), Retried, "killed by SIGKILL after a response"),
-    ("exit 1 and silence", a_run(b"", exit_code=1), Retried, "exit code 1; plugin produced no output on stdout"),
-    ("killed in silence", a_run(b"", exit_code=None, signal=11), Retried, "killed by SIGSEGV; plugin produced no "),
+    ("exit 1 without output", a_run(b"", exit_code=1), Retried, "exit code 1; plugin produced no output on stdout"),
+    ("killed without output", a_run(b"", exit_code=None, signal=11), Retried, "killed by SIGSEGV; plugin produced no "),
     ("an unknown signal", a_run(b"", exit_code=None, signal=63), Retried, "killed by signal 63; "),
-    ("exit 78 and silence", a_run(b"", exit_code=78), Failed, "exit code 78; plugin produced no output on stdout"),
-    ("exit 78, whatever it says", a_run(OK, exit_code=78), Failed, "exit code 78 after a response with status ok"),
-    ("exit 78 wins over retry", a_run(error(retry=True), exit_code=78), Failed, "exit code 78: no luck"),
-    ("exit 78 and nonsense", a_run(b"{", exit_code=78), Failed, "exit code 78; stdout is not one JSON object: "),
+    ("exit 78 without output", a_run(b"", exit_code=78), Failed, "exit code 78; plugin produced no output on stdout"),
+    ("ok, but exit 78", a_run(OK, exit_code=78), Failed, "exit code 78 after a response with status ok"),
+    ("exit 78 overrides retry", a_run(error(retry=True), exit_code=78), Failed, "exit code 78: no luck"),
+    ("exit 78 with invalid output", a_run(b"{", exit_code=78), Failed, "exit code 78; stdout is not one JSON object: "),
     ("the deadline", a_run(OK, cause=Cause.TIMED_OUT, signal=15), Retried, "timed out after 2s"),
     ("the deadline, then exit 78", a_run(OK, cause=Cause.TIMED_OUT, exit_code=78), Retried, "timed out after 2s"),
     ("too much output", a_run(OK, cause=Cause.OUTPUT_LIMIT), Retried, "output limit: more than 10485760 bytes"),
     ("the drain", a_run(OK, cause=Cause.STOPPED, stopped="drain"), Interrupted, "the service was stopping"),
-    ("an operator", a_run(OK, cause=Cause.STOPPED, stopped="by ann"), Dead, "cancelled: by ann"),
+    ("cancelled by an operator", a_run(OK, cause=Cause.STOPPED, stopped="by ann"), Dead, "cancelled: by ann"),
     ("not started", SpawnFailed("run: not there", errno.ENOENT), Retried, "cannot start: run: not there"),
 ]
 
 
-@pytest.mark.parametrize(("run", "kind", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_what_a_run_means(run: Finished | SpawnFailed, kind: type, words: str) -> None:
-    """One row for each way a run can end; a deadline and a limit come before anything it said."""
-    outcome = decide(run).outcome
-    assert type(outcome) is kind
-    said: str = getattr(outcome, "reason", "") or getattr(outcome, "error", "")
-    assert said.startswith(words)
-    assert (words == "") == (said == "")
+def test_every_kind_of_run_has_its_outcome() -> None:
+    """A timeout and an output limit override the response."""
+    failures = []
+    for name, run, kind, start in TABLE:
+        outcome = decide(run).outcome
+        message: str = getattr(outcome, "reason", "") or getattr(outcome, "error", "")
+        if type(outcome) is not kind or not message.startswith(start) or (start == "") != (message == ""):
+            failures.append(f"{name}: {outcome}")
+    assert failures == []
 
 
-@pytest.mark.parametrize(("run", "kind"), [(row[1], row[2]) for row in TABLE], ids=[row[0] for row in TABLE])
-def test_the_last_attempt_is_never_retried(run: Finished | SpawnFailed, kind: type) -> None:
-    """Attempts used up make it dead whatever the cause; what was final or uncounted stays so."""
-    outcome = decide(run, job=a_job(attempt=4)).outcome
-    assert type(outcome) is (Dead if kind is Retried else kind)
-    if kind is Retried:
-        assert isinstance(outcome, Dead)
-        assert outcome.error.startswith("attempts used up (4 of 4): ")
+def test_the_last_attempt_is_never_retried() -> None:
+    """It is dead if it would be retried. Final and interrupted outcomes stay the same."""
+    failures = []
+    for name, run, kind, _ in TABLE:
+        outcome = decide(run, job=a_job(attempt=4)).outcome
+        is_expected = type(outcome) is (Dead if kind is Retried else kind)
+        if kind is Retried and isinstance(outcome, Dead):
+            is_expected = outcome.error.startswith("attempts used up (4 of 4): ")
+        if not is_expected:
+            failures.append(f"{name}: {outcome}")
+    assert failures == []
 
 
 def test_interrupted_attempts_do_not_count() -> None:
-    """A job the drain interrupted twice still has all its attempts."""
+    """A job that the drain interrupted twice still has all its attempts."""
     outcome = decide(a_run(b""), job=a_job(attempt=5, interruptions=2)).outcome
     assert isinstance(outcome, Retried)
     assert outcome.delay == timedelta(seconds=30 * 4 + 15)
 
 
 @pytest.mark.parametrize("run", [a_run(OK, cause=Cause.TIMED_OUT), a_run(OK, cause=Cause.OUTPUT_LIMIT)])
-def test_an_answer_of_a_run_that_was_cut_short_is_no_answer(run: Finished) -> None:
-    """Nothing follows from it; it is kept to be looked at."""
+def test_the_response_of_a_run_that_was_ended_early_does_not_count(run: Finished) -> None:
+    """It is stored for diagnosis only."""
     verdict = decide(run)
     assert verdict.response is None
     assert isinstance(verdict.outcome, Retried)
@@ -93,51 +97,51 @@ def test_an_answer_of_a_run_that_was_cut_short_is_no_answer(run: Finished) -> No
     assert verdict.outcome.evidence.result == '{"status": "ok", "result": "done"}'
 
 
-def test_the_original_reading_of_exit_codes_can_be_asked_for() -> None:
-    """`ignore_exit_code`: an ok response counts; but not after a signal, and never against 78."""
+def test_ignore_exit_code_accepts_an_ok_response() -> None:
+    """But not after a signal and not with exit code 78."""
     ignoring = RetryPolicy(timeout=timedelta(seconds=2), ignore_exit_code=True)
     assert isinstance(decide(a_run(OK, exit_code=1), policy=ignoring).outcome, Succeeded)
     assert isinstance(decide(a_run(OK, exit_code=None, signal=9), policy=ignoring).outcome, Retried)
     assert isinstance(decide(a_run(OK, exit_code=78), policy=ignoring).outcome, Failed)
 
 
-# --- when again -------------------------------------------------------------------------------------------------------
+# --- retry delay ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tries", "seconds"), [(1, 30), (2, 60), (3, 120), (4, 240)])
 def test_the_delay_doubles_and_is_spread_by_one_base(tries: int, seconds: float) -> None:
-    """base * 2^(attempt-1), plus a random part of the base."""
+    """base * 2^(attempt-1) + jitter * base."""
     base = timedelta(seconds=30)
     assert backoff(base, tries, 0.0) == timedelta(seconds=seconds)
     assert backoff(base, tries, 0.999).total_seconds() == pytest.approx(seconds + 30, abs=0.1)
 
 
 @pytest.mark.parametrize("tries", [9, 50, 10_000])
-def test_the_delay_stays_within_an_hour_however_many_tries(tries: int) -> None:
-    """No overflow, no job that sleeps for years."""
+def test_the_delay_is_at_most_one_hour(tries: int) -> None:
+    """Also after many attempts, without overflow."""
     assert backoff(timedelta(seconds=30), tries, 0.5) == timedelta(hours=1)
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3, 21, 10_000])
-def test_the_delay_of_a_long_base_is_twice_the_base_at_most(tries: int) -> None:
-    """However long a base can be written: days that are doubled on and on are more than a duration can be."""
-    assert backoff(LONGEST, tries, 0.0) == LONGEST * min(tries, 2)
-    assert backoff(LONGEST, tries, 0.999) <= 2 * LONGEST
+def test_the_delay_of_a_long_base_is_at_most_twice_the_base(tries: int) -> None:
+    """Even for the longest base, without overflow."""
+    assert backoff(MAX_DURATION, tries, 0.0) == MAX_DURATION * min(tries, 2)
+    assert backoff(MAX_DURATION, tries, 0.999) <= 2 * MAX_DURATION
 
 
-def test_a_base_of_zero_means_at_once() -> None:
+def test_a_base_of_zero_means_no_delay() -> None:
     assert backoff(timedelta(), 3, 0.9) == timedelta()
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 0), (2.5, 2.5), (3600, 3600), (10**400, 3600)])
-def test_a_plugin_can_say_when_to_try_again(asked: float, given: float) -> None:
-    """`retry_after` replaces the back-off, up to an hour."""
-    outcome = decide(a_run(error(retry_after=asked))).outcome
+@pytest.mark.parametrize(("retry_after", "expected"), [(0, 0), (2.5, 2.5), (3600, 3600), (10**400, 3600)])
+def test_a_plugin_can_set_the_retry_delay(retry_after: float, expected: float) -> None:
+    """`retry_after` replaces the backoff, up to one hour."""
+    outcome = decide(a_run(error(retry_after=retry_after))).outcome
     assert isinstance(outcome, Retried)
-    assert outcome.delay == timedelta(seconds=given)
+    assert outcome.delay == timedelta(seconds=expected)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- stored evidence --------------------------------------------------------------------------------------------------
 
 
 def _evidence(run: Finished, policy: RetryPolicy = POLICY) -> Any:
@@ -145,57 +149,57 @@ def _evidence(run: Finished, policy: RetryPolicy = POLICY) -> Any:
     return outcome.evidence  # type: ignore[union-attr]
 
 
-def test_a_valid_answer_is_kept_as_the_plugin_wrote_it() -> None:
-    """Byte for byte, blanks and all, however long."""
-    text = '{"status":"ok",\r\n "result":"' + "é" * LONGEST_OUTPUT + '"}\n'
+def test_a_valid_response_is_stored_as_the_plugin_wrote_it() -> None:
+    """Byte for byte, including whitespace, whatever its length."""
+    text = '{"status":"ok",\r\n "result":"' + "é" * MAX_OUTPUT_CHARS + '"}\n'
     assert _evidence(a_run(text.encode())).result == text
 
 
-def test_a_valid_answer_is_in_memory_once() -> None:
-    """What is kept is the text that was checked, not another one: it may be megabytes."""
+def test_a_valid_response_is_in_memory_once() -> None:
+    """It can have megabytes, so the stored text is the decoded text."""
     verdict = decide(a_run(OK))
     assert isinstance(verdict.outcome, Succeeded)
     assert verdict.response
     assert verdict.outcome.evidence.result is verdict.response.text
 
 
-def test_an_answer_with_half_a_surrogate_pair_is_kept_corrected() -> None:
-    """What is stored can be read by every JSON reader."""
+def test_a_response_with_a_lone_surrogate_is_stored_corrected() -> None:
+    """Every JSON parser can read the stored response."""
     assert (
         _evidence(a_run(b'{"status":"ok","result":"half \\ud800"}')).result == '{"status":"ok","result":"half \ufffd"}'
     )
 
 
-def test_of_output_that_is_no_answer_the_beginning_is_kept() -> None:
-    """With a mark that says how much there was."""
-    kept = _evidence(a_run(b"x" * 200_000)).result
-    assert kept == "x" * LONGEST_OUTPUT + "\n[cut; 200000 bytes in all]"
+def test_the_beginning_of_invalid_output_is_stored() -> None:
+    """A note has the total size."""
+    stored = _evidence(a_run(b"x" * 200_000)).result
+    assert stored == "x" * MAX_OUTPUT_CHARS + "\n[cut; 200000 bytes in all]"
     assert _evidence(a_run(b"caf\xe9 \x00")).result == "caf\\xe9 \x00"
     assert _evidence(a_run(b"")).result is None
 
 
-def test_of_stderr_the_end_is_kept_with_a_mark() -> None:
-    """64 KiB arrive here; how much went before is told."""
+def test_the_end_of_stderr_is_stored_with_a_note() -> None:
+    """The note has the size of the missing part."""
     assert _evidence(a_run(OK, stderr=b"last words\n", stderr_total=100)).stderr == "[89 bytes cut]\nlast words\n"
     assert _evidence(a_run(OK, stderr=b"caf\xe9\n")).stderr == "caf\\xe9\n"
     assert _evidence(a_run(OK)).stderr is None
 
 
-def test_the_facts_of_the_process_are_kept() -> None:
-    """When, how long, how it ended."""
-    kept = _evidence(a_run(b"", exit_code=None, signal=15, cause=Cause.TIMED_OUT))
-    assert (kept.started_at, kept.duration) == (NOW, timedelta(seconds=1.5))
-    assert (kept.exit_code, kept.signal, kept.timed_out) == (None, 15, True)
+def test_the_exit_of_the_process_is_stored() -> None:
+    """With start time, duration, exit code, signal and timeout."""
+    stored = _evidence(a_run(b"", exit_code=None, signal=15, cause=Cause.TIMED_OUT))
+    assert (stored.started_at, stored.duration) == (NOW, timedelta(seconds=1.5))
+    assert (stored.exit_code, stored.signal, stored.timed_out) == (None, 15, True)
 
 
-def test_a_failure_without_words_quotes_the_last_line_of_stderr() -> None:
-    """Most programs say there what went wrong; long lines and errors are cut."""
+def test_a_failure_without_a_response_quotes_the_last_line_of_stderr() -> None:
+    """Long lines and errors are truncated."""
     outcome = decide(a_run(b"", exit_code=1, stderr=b"Traceback:\nValueError: no\n\n")).outcome
     assert isinstance(outcome, Retried)
     assert outcome.error == "exit code 1; plugin produced no output on stdout; stderr: ValueError: no"
     long = decide(a_run(error(error="x" * 100_000))).outcome
     assert isinstance(long, Retried)
-    assert len(long.error) == LONGEST_ERROR
+    assert len(long.error) == MAX_ERROR_CHARS
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
@@ -209,26 +213,26 @@ MASKING = RetryPolicy(timeout=timedelta(seconds=2), mask=Mask([SECRET]), limits=
         a_run(b"", exit_code=1, stderr=f"token {SECRET}\n".encode()),
         a_run(error(error=f"login {SECRET} failed")),
         a_run(f"Traceback {SECRET}".encode()),
-        # Where a cut falls into the secret, half of it would not be recognised any more.
+        # The truncation cuts the secret, so the rest of it would not be recognised.
         a_run(b"", exit_code=1, stderr=b"x" * 295 + SECRET.encode()),
-        a_run(error(error="x" * (LONGEST_ERROR - 5) + SECRET)),
-        a_run(b"x" * (LONGEST_OUTPUT - 5) + SECRET.encode()),
+        a_run(error(error="x" * (MAX_ERROR_CHARS - 5) + SECRET)),
+        a_run(b"x" * (MAX_OUTPUT_CHARS - 5) + SECRET.encode()),
     ],
     ids=["stderr", "error", "output", "cut stderr", "cut error", "cut output"],
 )
-def test_known_secrets_are_in_no_error_and_no_text_that_is_kept(run: Finished) -> None:
-    """Not even a part of one; a valid answer alone is data and stays as it is."""
+def test_errors_and_stored_texts_contain_no_known_secret(run: Finished) -> None:
+    """Not even a part of one. Only a valid response is stored unchanged."""
     outcome = decide(run, policy=MASKING).outcome
     assert isinstance(outcome, Retried)
     assert outcome.evidence
-    kept = (outcome.error, outcome.evidence.stderr or "", outcome.evidence.result or "")
-    answers = run.stdout.startswith(b'{"status"')
-    for text in kept[:2] if answers else kept:
+    stored = (outcome.error, outcome.evidence.stderr or "", outcome.evidence.result or "")
+    has_response = run.stdout.startswith(b'{"status"')
+    for text in stored[:2] if has_response else stored:
         assert SECRET[:5] not in text
 
 
-def test_a_stderr_that_was_cut_does_not_begin_with_the_end_of_a_secret() -> None:
-    """Neither where it is kept nor where its last line says why the attempt failed."""
+def test_a_secret_at_the_beginning_of_truncated_stderr_is_masked() -> None:
+    """In the stored stderr and in the error."""
     rest = SECRET[3:]
     run = a_run(b"", exit_code=1, stderr=rest.encode(), stderr_total=1_000_000)
     outcome = decide(run, policy=MASKING).outcome
@@ -238,7 +242,7 @@ def test_a_stderr_that_was_cut_does_not_begin_with_the_end_of_a_secret() -> None
     assert outcome.evidence.stderr == f"[{1_000_000 - len(rest)} bytes cut]\n{HIDDEN}"
 
 
-def test_a_valid_answer_is_never_masked() -> None:
-    """A result with a secret in it is data; blanking parts of data would corrupt it."""
+def test_a_valid_response_is_not_masked() -> None:
+    """Masking would corrupt its data."""
     result = _evidence(a_run({"status": "ok", "result": SECRET}), MASKING).result
     assert SECRET in result

@@ -1,4 +1,4 @@
-"""What a process is given before it exists, and the jobs that get none."""
+"""Preflight: the request, environment and limits of an attempt, and jobs that cannot run."""
 
 import json
 from datetime import timedelta
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ductile.core.model import Dead, Job
+from ductile.core.model import Dead, Job, OutcomeCode
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.streams import Caps
@@ -41,8 +41,8 @@ def request_of(home: Home, job: Job | None = None, *, state: str = "{}") -> Any:
     return json.loads(raw)
 
 
-def test_the_request_says_who_what_and_until_when(home: Home) -> None:
-    """Protocol 2 with the attempt, and a deadline from the command's timeout."""
+def test_the_request_has_the_job_the_command_and_the_deadline(home: Home) -> None:
+    """Protocol 2 with the attempt number; the deadline comes from the timeout of the command."""
     home.add("plugins:\n  echo: {config: {colour: blue}, timeouts: {poll: 90s}}\n")
     job = a_job(attempt=2, max_attempts=3, payload='{"n": 9007199254740993}')
     assert request_of(home, job, state='{"seen": 1}') == {
@@ -59,23 +59,23 @@ def test_the_request_says_who_what_and_until_when(home: Home) -> None:
 
 
 def test_a_handle_job_gets_its_event_under_both_names(home: Home) -> None:
-    """Old plugins read `payload`, new ones `event`; a job without payload has neither."""
+    """Old plugins read `payload`, new ones `event`. A job without a payload has neither."""
     event = '{"type": "made", "payload": {"n": 1}}'
     request = request_of(home, a_job(command="handle", payload=event))
     assert request["event"] == request["payload"] == json.loads(event)
     assert {"event", "payload"}.isdisjoint(request_of(home))
 
 
-def test_the_environment_is_the_lanes_and_the_two_markers(home: Home) -> None:
-    """Recovery finds a process by them; nothing of the host's own environment is in it."""
+def test_the_environment_is_that_of_the_plugin_and_the_two_markers(home: Home) -> None:
+    """Recovery finds a process by the markers. The environment of the host is not included."""
     environment = ready(home).environment
     assert environment["DUCTILE_JOB_ID"] == a_job().id
     assert environment["DUCTILE_INSTANCE"] == "instance-1"
     assert "SECRET_OF_THE_HOST" not in environment
 
 
-def test_the_operators_policy_goes_with_the_attempt(home: Home) -> None:
-    """Timeout by command, back-off, caps, grace and limits come from the configuration it was claimed under."""
+def test_an_attempt_has_the_configured_policy(home: Home) -> None:
+    """Timeout, backoff, caps, grace and limits come from the configuration of the claim."""
     config = home.path / "config.yaml"
     config.write_text(
         config.read_text().replace(
@@ -97,27 +97,27 @@ def test_the_operators_policy_goes_with_the_attempt(home: Home) -> None:
 
 
 def test_a_plugin_without_limits_is_spawned_directly(home: Home) -> None:
-    """The shell that sets limits is paid for only where limits are asked for."""
+    """The shell that sets limits is used only if limits are configured."""
     assert ready(home).limits is None
 
 
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (a_job(plugin="nobody"), "there is no plugin 'nobody'"),
+        (a_job(plugin="missing"), "there is no plugin 'missing'"),
         (a_job(command="dance"), "plugin echo has no command 'dance'"),
         (a_job(plugin="off"), "plugin off is disabled (enabled: false)"),
     ],
 )
 def test_a_job_that_can_never_run_is_refused_with_the_reason(home: Home, job: Job, reason: str) -> None:
-    """A plugin that is gone or switched off, a command that does not exist."""
+    """A missing or disabled plugin, or an unknown command."""
     home.plugin("off", SCRIPT)
     home.add("plugins:\n  off: {enabled: false}\n")
-    assert prepare(home, job) == Refuse(Dead(reason))
+    assert prepare(home, job) == Refuse(Dead(reason, code=OutcomeCode.PLUGIN_UNAVAILABLE))
 
 
-def test_a_plugin_that_is_not_trusted_any_more_does_not_run_now(home: Home) -> None:
-    """What was fine when it was loaded may have been opened up since; its job is tried again as its policy says."""
+def test_a_plugin_that_is_no_longer_trusted_is_postponed(home: Home) -> None:
+    """Permissions can change after the load. The job is retried as the policy says."""
     home.add("plugins:\n  echo: {retry: {backoff_base: 3s}}\n")
     snapshot = snapshot_of(home)
     entrypoint = home.path / "plugins" / "echo" / "run"
@@ -129,7 +129,7 @@ def test_a_plugin_that_is_not_trusted_any_more_does_not_run_now(home: Home) -> N
 
 
 def test_a_plugin_that_was_changed_after_it_was_loaded_runs_with_a_warning(home: Home) -> None:
-    """An edit on a running service is not forbidden, but it is not silent either."""
+    """Editing a plugin of a running service is allowed."""
     snapshot = snapshot_of(home)
     entrypoint = home.path / "plugins" / "echo" / "run"
     entrypoint.write_text("#!/bin/sh\necho other\n")

@@ -14,17 +14,18 @@ import pytest
 import trio
 from attrs import define, field, frozen
 
-from ductile.engine.maintenance.plugin_init import PluginHealth, initialise, mark_pending
+from ductile.engine.maintenance.plugin_init import PluginHealth, initialise_plugins, mark_pending
 from ductile.engine.process.procfs import adopted_children
 from ductile.engine.process.run import run_process
-from ductile.ops.health import ask_plugins
+from ductile.ops.health import check_plugins
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
-from tests.engine.dispatching import ANSWER, open_dispatching, until
+from tests.engine.dispatcher_service import ANSWER, open_dispatcher, wait_until
 
+pytestmark = pytest.mark.process
 READS_ALL = f"cat >/dev/null\n{ANSWER}"
 UNREAD = f"plugins: {{echo: {{config: {{padding: {'x' * 200_000}}}}}}}\n"
-"""More than a pipe takes, so that stdin of a plugin that does not read has a task."""
+"""A request larger than a pipe, so that a plugin that does not read has a stdin task."""
 
 
 @frozen
@@ -37,7 +38,7 @@ class Owner:
 
     @property
     def is_complete(self) -> bool:
-        """True if the nursery belongs to the task and the deadline will come."""
+        """True if the nursery belongs to the task and the deadline is finite."""
         return self.pipes in self.task.child_nurseries and self.deadline.deadline < math.inf
 
     @property
@@ -76,7 +77,7 @@ def _frames_of_run_process(coroutine: Any) -> Iterator[dict[str, Any]]:
 
 @define(eq=False)
 class Inspector(trio.abc.Instrument):
-    """Compares owners and children whenever the event loop is about to wait."""
+    """An instrument that compares owners and children before the event loop waits for I/O."""
 
     names: dict[int, str] = field(factory=dict)
     """Process id → the name of the task that ran it."""
@@ -100,13 +101,13 @@ async def inspector() -> Inspector:
 
 
 async def test_a_running_job_has_a_task_a_nursery_for_its_pipes_and_a_deadline(tmp_path: Path) -> None:
-    async with open_dispatching(tmp_path, config=UNREAD) as one:
-        await one.start()
-        jobs = await one.queue_many(3)
-        await one.until_started(*jobs)
+    async with open_dispatcher(tmp_path, config=UNREAD) as dispatcher:
+        await dispatcher.start()
+        jobs = await dispatcher.queue_many(3)
+        await dispatcher.until_started(*jobs)
         owners, children = find_owners(), {child.pid for child in adopted_children(known=())}
-        assert set(owners) == children == {pid for job_id in jobs for pid in one.pids(job_id)}
-        for attempt in one.ctx.running:
+        assert set(owners) == children == {pid for job_id in jobs for pid in dispatcher.pids(job_id)}
+        for attempt in dispatcher.ctx.running:
             assert attempt.pid is not None
             owner = owners[attempt.pid]
             assert owner.is_complete
@@ -115,63 +116,63 @@ async def test_a_running_job_has_a_task_a_nursery_for_its_pipes_and_a_deadline(t
             assert owner.task.name == f"job {attempt.job.id}"
             assert owner.task.parent_nursery is not None
             assert owner.task.parent_nursery.parent_task.name == "dispatcher"
-        await one.finish(*jobs)
-        await one.until_ended(*jobs)
+        await dispatcher.finish(*jobs)
+        await dispatcher.until_ended(*jobs)
 
 
-async def test_no_job_runs_without_them_at_any_moment(tmp_path: Path, inspector: Inspector) -> None:
-    """A process that exits before the loop waits for I/O is not seen; every other one has its task."""
-    async with open_dispatching(tmp_path, READS_ALL) as one:
-        await one.start()
-        jobs = await one.queue_many(20)
-        await one.until_ended(*jobs)
+async def test_no_process_of_a_job_runs_without_an_owner(tmp_path: Path, inspector: Inspector) -> None:
+    """Checked whenever the loop waits for I/O; a process that exits before that is not seen."""
+    async with open_dispatcher(tmp_path, READS_ALL) as dispatcher:
+        await dispatcher.start()
+        jobs = await dispatcher.queue_many(20)
+        await dispatcher.until_ended(*jobs)
     assert inspector.names
     assert set(inspector.names.values()) <= {f"job {job_id}" for job_id in jobs}
     assert inspector.unowned == set()
 
 
-async def test_a_process_that_no_task_runs_is_found(inspector: Inspector) -> None:
-    """The other tests can fail."""
+async def test_the_inspector_finds_a_process_without_an_owner(inspector: Inspector) -> None:
+    """Proves that the other tests can fail."""
     with subprocess.Popen(["/bin/sleep", "600"], start_new_session=True) as process:  # noqa: ASYNC220 - quick
-        await until(lambda: bool(inspector.unowned))
+        await wait_until(lambda: bool(inspector.unowned))
         process.kill()
     assert inspector.unowned == {process.pid}
 
 
 async def test_the_deadline_of_the_attempt_ends_its_process(tmp_path: Path) -> None:
-    """Whatever moves it: the scope that a test finds is the one that drives the escalation."""
-    async with open_dispatching(tmp_path) as one:
-        await one.start()
-        job_id = await one.queue(max_attempts=1)
-        await one.until_started(job_id)
-        (attempt,) = one.ctx.running
+    """The scope of the attempt drives the escalation."""
+    async with open_dispatcher(tmp_path) as dispatcher:
+        await dispatcher.start()
+        job_id = await dispatcher.queue(max_attempts=1)
+        await dispatcher.until_started(job_id)
+        (attempt,) = dispatcher.ctx.running
         assert attempt.control.deadline is not None
         attempt.control.deadline.deadline = trio.current_time()
-        await one.until_ended(job_id)
-        assert one.status(job_id) == "dead"
-        assert "timed out" in one.error(job_id)
+        await dispatcher.until_ended(job_id)
+        assert dispatcher.status(job_id) == "dead"
+        assert "timed out" in dispatcher.error(job_id)
 
 
-async def test_an_init_run_has_them_too(tmp_path: Path, inspector: Inspector) -> None:
-    async with open_dispatching(tmp_path, READS_ALL) as one:
-        one.home.plugin("pump", f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, init: {}")
-        text = (one.home.path / "config.yaml").read_text()
-        one.home.write("config.yaml", text.replace("echo: {}", "echo: {}, pump: {}"))
-        one.snapshot, health = snapshot_of(one.home), PluginHealth()
-        await mark_pending(one.ledger, one.snapshot, health)
-        await initialise(one.snapshot, health, one.ctx, trio.Event())
-        assert health.held() == frozenset()
+async def test_the_process_of_an_init_has_an_owner(tmp_path: Path, inspector: Inspector) -> None:
+    async with open_dispatcher(tmp_path, READS_ALL) as dispatcher:
+        dispatcher.home.plugin("pump", f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, init: {}")
+        text = (dispatcher.home.path / "config.yaml").read_text()
+        dispatcher.home.write("config.yaml", text.replace("echo: {}", "echo: {}, pump: {}"))
+        dispatcher.snapshot, health = snapshot_of(dispatcher.home), PluginHealth()
+        await mark_pending(dispatcher.ledger, dispatcher.snapshot, health)
+        await initialise_plugins(dispatcher.snapshot, health, dispatcher.ctx, trio.Event())
+        assert health.blocked() == frozenset()
     assert list(inspector.names.values()) == ["init pump"]
     assert inspector.unowned == set()
 
 
-def test_a_health_run_has_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_of_a_health_check_has_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, inspector = Home.make(tmp_path / "ductile"), Inspector()
     for name in ("pump", "valve"):
         home.plugin(name, f"#!/bin/sh\n{READS_ALL}\n", commands="poll: {}, health: {}")
     home.add("plugins: {pump: {}, valve: {}}\n")
     monkeypatch.setattr("trio.run", partial(trio.run, instruments=[inspector]))
-    answers = ask_plugins(snapshot_of(home), {})
+    answers = check_plugins(snapshot_of(home), {})
     assert [answer.ok for answer in answers] == [True, True]
     assert sorted(inspector.names.values()) == ["health pump", "health valve"]
     assert inspector.unowned == set()

@@ -1,4 +1,4 @@
-"""A process to load hostile texts in, so that a crash is seen and belongs to one text."""
+"""A separate process that loads hostile texts, so that a crash can be attributed to one text."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import ductile
 
 
 @frozen
-class Verdict:
-    """What became of a text: a shape, or a reason with its place. `died` is the exit code of a reader that crashed."""
+class LoadResult:
+    """The type of the loaded value, or the reason of the refusal. `died` is the exit code of a crashed reader."""
 
     cpu_seconds: float = 0.0
     shape: str | None = None
@@ -26,29 +26,29 @@ class Verdict:
 
 
 class Reader:
-    """Loads texts in another process, and starts a new one when it has crashed."""
+    """A client of the reader process. Starts a new process after a crash."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def load(self, kind: str, text: bytes) -> Verdict:
+    def load(self, format_name: str, text: bytes) -> LoadResult:
         process = self._process or self._start()
         assert process.stdin
         assert process.stdout
         try:
-            process.stdin.write(b"%s %d\n%s" % (kind.encode(), len(text), text))
+            process.stdin.write(b"%s %d\n%s" % (format_name.encode(), len(text), text))
             process.stdin.flush()
-            answer = process.stdout.readline()
+            line = process.stdout.readline()
         except BrokenPipeError:
-            answer = b""
-        if not answer:
-            return Verdict(died=self.stop())
-        return Verdict(**json.loads(answer))
+            line = b""
+        if not line:
+            return LoadResult(died=self.stop())
+        return LoadResult(**json.loads(line))
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(Path(__file__).with_name("reader.py"))]
-        found_here = {**os.environ, "PYTHONPATH": str(Path(ductile.__file__).parents[1])}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=found_here)
+        environment = {**os.environ, "PYTHONPATH": str(Path(ductile.__file__).parents[1])}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         return self._process
 
     def stop(self) -> int:

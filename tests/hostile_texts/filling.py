@@ -1,9 +1,9 @@
-"""Texts of one MiB, made of one repeated piece."""
+"""Texts of one MiB that repeat one unit."""
 
 MIB = 1 << 20
 
 
 def filled(unit: str, before: str = "", after: str = "") -> bytes:
-    """As much of `unit` as makes one MiB."""
+    """Repeat `unit` until the text has one MiB."""
     times = (MIB - len(before.encode()) - len(after.encode())) // len(unit.encode())
     return (before + unit * times + after).encode()

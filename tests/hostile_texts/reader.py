@@ -1,7 +1,7 @@
-"""The other side of `reader`: loads one text after the other and says what became of each.
+"""The reader process: loads one text after the other and prints a line of JSON with each result.
 
-A text that crashes the decoder crashes this process and not the test run. Requests are a format and a length on one
-line, then that many bytes; each answer is a line of JSON.
+A text that crashes the decoder crashes this process, not the test run. A request is a format and a length on one line,
+then that many bytes.
 """
 
 import json
@@ -17,14 +17,14 @@ CPU_LIMIT_SECONDS = 20
 MEMORY_LIMIT = 2 << 30
 
 
-def judged(kind: str, text: bytes) -> dict[str, object]:
+def load(format_name: str, text: bytes) -> dict[str, object]:
     started = time.process_time()
     try:
-        value = LOADERS[kind](text)
-        verdict: dict[str, object] = {"shape": shape(value)}
+        value = LOADERS[format_name](text)
+        result: dict[str, object] = {"shape": shape(value)}
     except Unreadable as error:
-        verdict = {"reason": error.reason, "line": error.mark.line, "column": error.mark.column}
-    return {**verdict, "cpu_seconds": time.process_time() - started}
+        result = {"reason": error.reason, "line": error.mark.line, "column": error.mark.column}
+    return {**result, "cpu_seconds": time.process_time() - started}
 
 
 def shape(value: object) -> str:
@@ -38,7 +38,7 @@ def main() -> None:
         text = sys.stdin.buffer.read(int(request[1]))
         used = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_LIMIT_SECONDS, resource.RLIM_INFINITY))
-        print(json.dumps(judged(request[0].decode(), text)), flush=True)
+        print(json.dumps(load(request[0].decode(), text)), flush=True)
 
 
 main()

@@ -1,4 +1,4 @@
-"""A real ledger file for every test, and a driver that plays producer, dispatcher and engine on it."""
+"""A real ledger file for every test, and a driver that does the work of producers, dispatcher and engine on it."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ from ductile.core.model import (
 from ductile.ledger.completion.record import Recorded, Stale, record
 from ductile.ledger.queue.claim import Claimed, claim
 from ductile.ledger.queue.enqueue import Enqueued, enqueue
-from ductile.ledger.queue.resolve_joins import settle_joins
+from ductile.ledger.queue.resolve_joins import resolve_ready_joins
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from tests.ledger.recording import record_and_claim
@@ -33,13 +33,13 @@ from tests.ledger.recording import record_and_claim
 START = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
 
-class Driver:
-    """Every call is one transaction at the moment `now`; `later` moves it."""
+class LedgerDriver:
+    """A ledger on which every call is one transaction at the time `now`. `advance` changes the time."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db, self.now, self.run_id = db, START, "run-1"
 
-    def later(self, **span: float) -> datetime:
+    def advance(self, **span: float) -> datetime:
         self.now += timedelta(**span)
         return self.now
 
@@ -71,10 +71,10 @@ class Driver:
                 now=self.now,
             )
 
-    def turn(
+    def record_and_claim(
         self, *endings: Completion, rule: JoinRule | None = None, **free: int
     ) -> tuple[list[Recorded | Stale], Claimed]:
-        """What the dispatcher does: endings, joins, claim."""
+        """Record completions, resolve joins and claim, as the dispatcher does."""
         with transaction(self.db):
             return record_and_claim(
                 self.db,
@@ -83,37 +83,37 @@ class Driver:
                 run_id=self.run_id,
                 free=free,
                 limit=100,
-                join_rule=rule or all_or_nothing(),
+                join_rule=rule or fail_on_any_failure(),
             )
 
     def join(self, job_id: str = "J", **values: Any) -> NewJob:
         return self.new(id=job_id, plugin="core.join", command="handle", is_join=True, **values)
 
-    def fan(self, *children: NewJob) -> Job:
-        """A root that has just ended with these children."""
+    def fan_out(self, *children: NewJob) -> Job:
+        """Return a root job that has ended with these children."""
         self.enqueue(plugin="root")
         root = self.claim_one("root")
         self.end(root, children=children)
         return root
 
-    def settle(self, rule: JoinRule | None = None, **more: Any) -> list[Recorded]:
+    def resolve_joins(self, rule: JoinRule | None = None, **more: Any) -> list[Recorded]:
         with transaction(self.db):
-            return settle_joins(self.db, rule or all_or_nothing(), now=self.now, **more)
+            return resolve_ready_joins(self.db, rule or fail_on_any_failure(), now=self.now, **more)
 
     def row(self, job_id: str) -> dict[str, Any]:
         cursor = self.db.execute("SELECT * FROM job_queue WHERE id = ?", (job_id,))
         names = [column[0] for column in cursor.description]
         return dict(zip(names, cursor.fetchone(), strict=True))
 
-    def kinds(self) -> list[str]:
+    def journal_kinds(self) -> list[str]:
         return [kind for (kind,) in self.db.execute("SELECT kind FROM journal ORDER BY seq")]
 
     def statuses(self) -> list[str]:
         return [status for (status,) in self.db.execute("SELECT status FROM job_queue ORDER BY seq")]
 
 
-def all_or_nothing(follow: Callable[[JoinInput], FollowUps] = lambda joined: FollowUps()) -> JoinRule:
-    """A join is failed if a member is; otherwise its result is what arrived, and `follow` says what comes next."""
+def fail_on_any_failure(follow: Callable[[JoinInput], FollowUps] = lambda joined: FollowUps()) -> JoinRule:
+    """Return a rule: a join fails if a member failed. Else its result is the arrivals, and `follow` adds follow-ups."""
 
     def decide(joined: JoinInput, now: datetime) -> tuple[Outcome, FollowUps]:
         if joined.failed:
@@ -124,10 +124,10 @@ def all_or_nothing(follow: Callable[[JoinInput], FollowUps] = lambda joined: Fol
     return decide
 
 
-def result_of(drive: Driver, job_id: str) -> Sequence[Any]:
-    """What the last attempt of a job left, read as JSON."""
+def result_of(ledger: LedgerDriver, job_id: str) -> Sequence[Any]:
+    """Return the result of the last attempt of a job, parsed as JSON."""
     statement = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC"
-    found: Sequence[Any] = json.loads(drive.db.execute(statement, (job_id,)).fetchone()[0])
+    found: Sequence[Any] = json.loads(ledger.db.execute(statement, (job_id,)).fetchone()[0])
     return found
 
 
@@ -143,5 +143,5 @@ def db(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def drive(db: sqlite3.Connection) -> Driver:
-    return Driver(db)
+def ledger(db: sqlite3.Connection) -> LedgerDriver:
+    return LedgerDriver(db)

@@ -1,4 +1,4 @@
-"""Record endings and claim the next jobs in one step, as tests of the queue need it."""
+"""Record completions and claim the next jobs in one transaction."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ from ductile.ledger.completion.record import Recorded, Stale
 from ductile.ledger.completion.record_completion import record_or_give_up
 from ductile.ledger.queue.claim import Claimed, claim_next
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.tree_counters import ORDINARY
+from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 
 
@@ -22,10 +22,10 @@ def record_and_claim(
     free: Mapping[str, int],
     limit: int,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
     **more: Any,
 ) -> tuple[list[Recorded | Stale], Claimed]:
-    """Return what was recorded, joins that ended included, and the claim."""
+    """Return the recorded completions and resolved joins, and the claim."""
     rules: dict[str, Any] = {"now": now, "run_id": run_id, "default_ttl": default_ttl, "budget": budget}
     recorded = [record_or_give_up(db, ending, **rules) for ending in endings]
     settled, claimed = claim_next(db, free=free, limit=limit, **rules, **more)

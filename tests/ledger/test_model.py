@@ -1,4 +1,4 @@
-"""The ledger against a small model of itself: random histories must leave both in the same state.
+"""Model-based test: random histories must leave the ledger and a small model of it in the same state.
 
 The normal run tries 2,000 histories, split so that they run in parallel; `scripts/model-check` sets
 DUCTILE_MODEL_EXAMPLES to try more.
@@ -44,14 +44,14 @@ from ductile.core.model import (
     Skipped,
     Succeeded,
 )
-from ductile.ledger.admin.operate import cancel, retry
+from ductile.ledger.admin.job_actions import cancel, retry
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, Stale, record
 from ductile.ledger.queue.claim import claim
 from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.queue.recover import recover_orphans
-from ductile.ledger.queue.resolve_joins import settle_joins
+from ductile.ledger.queue.resolve_joins import resolve_ready_joins
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import schema
 
@@ -69,8 +69,8 @@ BAD = ("failed", "dead")
 
 
 @define
-class Twin:
-    """What the model knows about one job."""
+class ModelJob:
+    """A job in the model."""
 
     id: str
     seq: int
@@ -86,7 +86,7 @@ class Twin:
     tolerated: bool = False
     status: str = "queued"
     attempt: int = 1
-    uncounted: int = 0
+    interruptions: int = 0
     recoveries: int = 0
     due_at: datetime | None = None
     cancelled: bool = False
@@ -100,23 +100,23 @@ class Twin:
 
 @define
 class Model:
-    """The state machine of design, without a database."""
+    """The state machine of the queue, without a database."""
 
-    jobs: dict[str, Twin] = field(factory=dict)
+    jobs: dict[str, ModelJob] = field(factory=dict)
     successes: dict[tuple[str, str], tuple[str, datetime]] = field(factory=dict)
     arrivals: list[tuple[str, str]] = field(factory=list)
-    """(join, who brought it), as they came."""
+    """(join, job) in order of arrival."""
 
     def open_in(self, root: str) -> int:
         return sum(job.root == root and job.status not in FINAL for job in self.jobs.values())
 
-    def members_of(self, join: str) -> list[Twin]:
+    def members_of(self, join: str) -> list[ModelJob]:
         return [job for job in self.jobs.values() if job.join == join]
 
-    def waits_for(self, join: Twin) -> int:
+    def waits_for(self, join: ModelJob) -> int:
         return sum(job.status not in FINAL for job in self.members_of(join.id)) if join.status == "queued" else 0
 
-    def ready_joins(self) -> list[Twin]:
+    def ready_joins(self) -> list[ModelJob]:
         """Oldest first."""
         joins = (job for job in self.jobs.values() if job.is_join and job.status == "queued")
         return sorted((join for join in joins if not self.waits_for(join)), key=lambda join: join.seq)
@@ -124,22 +124,22 @@ class Model:
     def failed_members(self, join: str) -> int:
         return sum(job.status in BAD and not job.tolerated for job in self.members_of(join))
 
-    def try_again(self, job: Twin, now: datetime) -> None:
-        """By hand, with every failed join around it."""
+    def retry_job(self, job: ModelJob, now: datetime) -> None:
+        """Retry the job and every failed enclosing join."""
         job.status, job.attempt, job.cancelled = "queued", job.attempt + 1, False
         job.asked_at, job.ended_at = now, None
-        job.max_attempts = max(job.max_attempts, job.attempt - job.uncounted)
+        job.max_attempts = max(job.max_attempts, job.attempt - job.interruptions)
         join = self.jobs.get(job.join or "")
         if join is None or join.status not in ("queued", *BAD):
             return
-        self.arrivals = [one for one in self.arrivals if one != (join.id, job.id)]
+        self.arrivals = [arrival for arrival in self.arrivals if arrival != (join.id, job.id)]
         if join.status in BAD:
-            self.try_again(join, now)
+            self.retry_job(join, now)
 
-    def overdue(self, moment: datetime) -> set[str]:
-        """The jobs of trees that were over before `moment` and are still there."""
-        young = {job.root for job in self.jobs.values() if job.ended_at is None or job.ended_at >= moment}
-        return {job.id for job in self.jobs.values() if job.root not in young and not job.pruned}
+    def expired(self, cutoff: datetime) -> set[str]:
+        """Return the jobs of trees that ended before `cutoff` and are not pruned."""
+        recent = {job.root for job in self.jobs.values() if job.ended_at is None or job.ended_at >= cutoff}
+        return {job.id for job in self.jobs.values() if job.root not in recent and not job.pruned}
 
     def duplicate_of(self, plugin: str, key: str | None, own_ttl: timedelta | None, now: datetime) -> str | None:
         if key is None:
@@ -152,7 +152,7 @@ class Model:
         window = TTL if own_ttl is None else own_ttl
         return winner if now - window < at < now + window else None
 
-    def ready(self, now: datetime, slots: dict[str, int]) -> list[Twin]:
+    def ready(self, now: datetime, slots: dict[str, int]) -> list[ModelJob]:
         running = {job.scope for job in self.jobs.values() if job.status == "running" and job.scope}
         return [
             job
@@ -168,7 +168,7 @@ class Model:
         skipped: list[str] = []
         while len(started) < limit and (ready := self.ready(now, slots)):
             job = ready[0]
-            if self._succeeded_meanwhile(job, now):
+            if self._succeeded_since(job, now):
                 self.end(job, "skipped", now)
                 skipped.append(job.id)
             else:
@@ -177,25 +177,25 @@ class Model:
                 started.append(job.id)
         return started, skipped
 
-    def _succeeded_meanwhile(self, job: Twin, now: datetime) -> bool:
+    def _succeeded_since(self, job: ModelJob, now: datetime) -> bool:
         if job.scope is None or job.scope not in self.successes:
             return False
         winner, at = self.successes[job.scope]
         window = TTL if job.own_ttl is None else job.own_ttl
         return winner != job.id and at >= max(job.asked_at, now - window)
 
-    def end(self, job: Twin, status: str, now: datetime) -> None:
+    def end(self, job: ModelJob, status: str, now: datetime) -> None:
         job.status, job.due_at, job.ended_at = status, None, now
         if status == "succeeded" and job.scope:
             self.successes[job.scope] = (job.id, now)
 
-    def again(self, job: Twin, due_at: datetime | None, *, counted: bool, now: datetime) -> str:
-        """Back into the queue, unless it was cancelled or has no attempt left; the status it got."""
-        if job.cancelled or (counted and job.attempt - job.uncounted >= job.max_attempts):
+    def requeue(self, job: ModelJob, due_at: datetime | None, *, counted: bool, now: datetime) -> str:
+        """Requeue the job, unless it was cancelled or has no attempt left. Return its new status."""
+        if job.cancelled or (counted and job.attempt - job.interruptions >= job.max_attempts):
             self.end(job, "dead", now)
         else:
             job.status, job.due_at, job.attempt = "queued", due_at, job.attempt + 1
-            job.uncounted += not counted
+            job.interruptions += not counted
         return job.status
 
 
@@ -215,7 +215,7 @@ def connect(image: bytes) -> sqlite3.Connection:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Producers, a dispatcher, operators, time and crashes, in any order."""
+    """Producers, a dispatcher, operators, time and crashes in any order."""
 
     made = Bundle("made")
 
@@ -244,13 +244,13 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     def track(self, new: NewJob, got: Any, expected: str | None) -> str:
-        """The model learns of a job the ledger made, or sees that the ledger recognised the duplicate it expected."""
+        """Add a new job of the ledger to the model, or check that it found the expected duplicate."""
         if expected is not None:
             assert (got.deduplicated, got.job_id) == (True, expected)
             return expected
         assert got.is_new
         parent = self.model.jobs.get(new.parent_job_id or "")
-        self.model.jobs[got.job_id] = Twin(
+        self.model.jobs[got.job_id] = ModelJob(
             got.job_id,
             len(self.model.jobs) + 1,
             new.plugin,
@@ -268,7 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return str(got.job_id)
 
     @rule(target=made, plugin=st.sampled_from(PLUGINS), key=KEYS, own=st.sampled_from([False, False, True]))
-    def ask(self, plugin: str, key: str | None, own: bool, attempts: int = 3) -> str:
+    def enqueue(self, plugin: str, key: str | None, own: bool, attempts: int = 3) -> str:
         new = self.new(plugin, key, own, attempts, None)
         expected = self.model.duplicate_of(plugin, key, new.dedupe_ttl, self.now)
         with transaction(self.db):
@@ -276,8 +276,8 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.track(new, got, expected)
 
     @rule(target=made, plugin=st.sampled_from(PLUGINS), key=KEYS, attempts=st.integers(1, 2))
-    def ask_for_something_that_may_fail_once(self, plugin: str, key: str | None, attempts: int) -> str:
-        return str(self.ask(plugin, key, False, attempts))
+    def enqueue_with_few_attempts(self, plugin: str, key: str | None, attempts: int) -> str:
+        return str(self.enqueue(plugin, key, False, attempts))
 
     @rule(limit=st.integers(1, 4))
     def dispatch_all(self, limit: int) -> None:
@@ -292,41 +292,41 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [ended.job_id for ended in got.skipped] == skipped
         assert [job.attempt for job in got.jobs] == [self.model.jobs[job_id].attempt for job_id in started]
 
-    def ending(self, job: Twin, outcome: Outcome, attempt: int | None = None, **more: Any) -> Completion:
+    def ending(self, job: ModelJob, outcome: Outcome, attempt: int | None = None, **more: Any) -> Completion:
         return Completion(job_id=job.id, attempt=attempt or job.attempt, outcome=outcome, **more)
 
-    def arrival(self, job: Twin) -> tuple[BranchResult, ...]:
-        """What a job brings to the join it is in; the model knows of it."""
+    def arrival(self, job: ModelJob) -> tuple[BranchResult, ...]:
+        """Return the arrival of a job at its join, and add it to the model."""
         if job.join is None:
             return ()
         self.model.arrivals.append((job.join, job.id))
         return (BranchResult(join_id=job.join, payload=job.id),)
 
-    def rescue(self) -> FollowRule:
-        """Whatever ends badly without having been foreseen is followed by one job, inside the same join."""
-        self.rescuers = list[NewJob]()
+    def follow_up_rule(self) -> FollowRule:
+        """Return a rule that adds one follow-up job, a member of the same join, to an unplanned failure."""
+        self.follow_ups = list[NewJob]()
 
         def follow(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
-            self.rescuers.append(self.new("a", None, False, 1, job.id, join_id=job.join_id))
-            return FollowUps(children=(self.rescuers[-1],))
+            self.follow_ups.append(self.new("a", None, False, 1, job.id, join_id=job.join_id))
+            return FollowUps(children=(self.follow_ups[-1],))
 
         return follow
 
-    def track_rescuer(self, ended: Recorded) -> None:
+    def track_follow_ups(self, ended: Recorded) -> None:
         for child in ended.children:
-            self.track(self.rescuers.pop(0), child, None)
+            self.track(self.follow_ups.pop(0), child, None)
 
     def evidence(self) -> Evidence:
         return Evidence(started_at=self.now, duration=timedelta(0))
 
-    def something_runs(self) -> bool:
+    def any_running(self) -> bool:
         return any(job.status == "running" for job in self.model.jobs.values())
 
-    def one_running(self, pick: int) -> Twin:
+    def pick_running(self, pick: int) -> ModelJob:
         running = [job for job in self.model.jobs.values() if job.status == "running"]
         return running[pick % len(running)]
 
-    def succeed_with(self, job: Twin, news: list[NewJob], arrivals: tuple[BranchResult, ...] = ()) -> list[str]:
+    def succeed_with(self, job: ModelJob, news: list[NewJob], arrivals: tuple[BranchResult, ...] = ()) -> list[str]:
         with transaction(self.db):
             ending = self.ending(job, Succeeded(self.evidence()), children=tuple(news), arrivals=arrivals)
             got = record(self.db, ending, now=self.now, default_ttl=TTL)
@@ -339,26 +339,26 @@ class LedgerMachine(RuleBasedStateMachine):
         assert got.tree_is_done == (self.model.open_in(job.root) == 0)
         return made
 
-    @precondition(something_runs)
+    @precondition(any_running)
     @rule(pick=PICK, children=st.lists(st.tuples(st.sampled_from(PLUGINS), KEYS), max_size=2), arrives=st.booleans())
     def succeed(self, pick: int, children: list[tuple[str, str | None]], arrives: bool) -> None:
-        """Its children stay inside its join, or it arrives there and they go their own way."""
-        job = self.one_running(pick)
+        """Its children are members of its join, or it arrives there and they are not."""
+        job = self.pick_running(pick)
         join = None if arrives else job.join
         news = [self.new(plugin, key, False, 2, job.id, join_id=join) for plugin, key in children]
         self.succeed_with(job, news, self.arrival(job) if arrives else ())
 
-    @precondition(something_runs)
+    @precondition(any_running)
     @rule(target=made, pick=PICK, members=MEMBERS, inner=st.none() | MEMBERS)
     def fan_out(
         self, pick: int, members: list[tuple[str, str | None, bool]], inner: list[tuple[str, str | None, bool]] | None
     ) -> MultipleResults[str]:
-        """Into a join, perhaps with another one inside it."""
-        job = self.one_running(pick)
+        """Into a join, with or without an inner join."""
+        job = self.pick_running(pick)
         return multiple(*self.succeed_with(job, self.joined(job.id, job.join, members, inner)))
 
     @rule(target=made, members=MEMBERS, inner=MEMBERS)
-    def start_a_run_of_joins(
+    def start_run_with_joins(
         self, members: list[tuple[str, str | None, bool]], inner: list[tuple[str, str | None, bool]]
     ) -> MultipleResults[str]:
         root = self.new("b", None, False, 1, None, id=f"root-{len(self.model.jobs)}")
@@ -378,7 +378,7 @@ class LedgerMachine(RuleBasedStateMachine):
         members: list[tuple[str, str | None, bool]],
         inner: list[tuple[str, str | None, bool]] | None,
     ) -> list[NewJob]:
-        """The members of a join and the join itself; perhaps another one with its members is among them."""
+        """Return the members of a join and the join, with or without an inner join and its members."""
         outside = f"join-{len(self.model.jobs)}"
         inside = f"{outside}-inside"
         news = self.members(parent, outside, members)
@@ -395,20 +395,22 @@ class LedgerMachine(RuleBasedStateMachine):
     def join(self, parent: str | None, join: str, around: str | None) -> NewJob:
         return self.new("core.join", None, False, 1, parent, id=join, is_join=True, join_id=around)
 
-    def a_join_is_ready(self) -> bool:
+    def any_join_ready(self) -> bool:
         return bool(self.model.ready_joins())
 
-    @precondition(a_join_is_ready)
+    @precondition(any_join_ready)
     @rule(limit=st.sampled_from([1, 500]), kind=st.sampled_from(["arrive", "arrive", "follow", "raise"]))
-    def decide_joins(self, limit: int, kind: str) -> None:
+    def resolve_joins(self, limit: int, kind: str) -> None:
         seen: list[JoinInput] = []
         with transaction(self.db):
-            got = settle_joins(self.db, self.decision(kind, seen), now=self.now, default_ttl=TTL, limit=limit)
+            got = resolve_ready_joins(self.db, self.decision(kind, seen), now=self.now, default_ttl=TTL, limit=limit)
         for ended, joined in zip(got, seen, strict=True):
             join = self.model.ready_joins()[0]
             assert (ended.job_id, joined.job.id) == (join.id, join.id)
             assert joined.failed == self.model.failed_members(join.id)
-            assert [one.payload for one in joined.arrivals] == [who for at, who in self.model.arrivals if at == join.id]
+            assert [arrival.payload for arrival in joined.arrivals] == [
+                job_id for join_id, job_id in self.model.arrivals if join_id == join.id
+            ]
             self.model.end(join, self.expected(join, kind), self.now)
             assert ended.status == join.status
             if join.status == "succeeded" and kind == "arrive":
@@ -418,7 +420,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert ended.tree_is_done == (self.model.open_in(join.root) == 0)
         assert len(got) == limit or self.model.ready_joins() == []
 
-    def expected(self, join: Twin, kind: str) -> str:
+    def expected(self, join: ModelJob, kind: str) -> str:
         if kind == "raise":
             return "dead"
         return "failed" if self.model.failed_members(join.id) else "succeeded"
@@ -439,10 +441,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
         return decide
 
-    @precondition(something_runs)
+    @precondition(any_running)
     @rule(pick=PICK, kind=st.sampled_from(["failed", "dead", "skipped"]))
-    def end_for_good(self, pick: int, kind: str) -> None:
-        job = self.one_running(pick)
+    def end_with(self, pick: int, kind: str) -> None:
+        job = self.pick_running(pick)
         outcomes: dict[str, Outcome] = {"failed": Failed("no"), "dead": Dead("no"), "skipped": Skipped("no")}
         arrivals = self.arrival(job) if job.tolerated and kind in BAD else ()
         with transaction(self.db):
@@ -450,37 +452,37 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not isinstance(got, Stale)
         self.model.end(job, kind, self.now)
 
-    @precondition(something_runs)
+    @precondition(any_running)
     @rule(pick=PICK, counted=st.booleans(), delayed=st.booleans())
     def fail_or_interrupt(self, pick: int, counted: bool, delayed: bool) -> None:
-        job = self.one_running(pick)
+        job = self.pick_running(pick)
         outcome: Outcome = Retried("no", DELAY if delayed else timedelta(0)) if counted else Interrupted("drain")
         with transaction(self.db):
-            got = record(self.db, self.ending(job, outcome, rule=self.rescue()), now=self.now)
+            got = record(self.db, self.ending(job, outcome, rule=self.follow_up_rule()), now=self.now)
         assert not isinstance(got, Stale)
         due_at = self.now + DELAY if counted and delayed else None
-        assert got.status == self.model.again(job, due_at, counted=counted, now=self.now)
+        assert got.status == self.model.requeue(job, due_at, counted=counted, now=self.now)
         assert len(got.children) == (got.status == "dead")
-        self.track_rescuer(got)
+        self.track_follow_ups(got)
 
     @rule(job_id=made, outcome=st.sampled_from([Failed("late"), Retried("late", DELAY), Interrupted("late")]))
-    def late_result_of_a_job_that_does_not_run(self, job_id: str, outcome: Outcome) -> None:
+    def complete_a_job_that_does_not_run(self, job_id: str, outcome: Outcome) -> None:
         job = self.model.jobs[job_id]
         if job.status != "running":
             with transaction(self.db):
                 assert isinstance(record(self.db, self.ending(job, outcome), now=self.now), Stale)
 
     @rule(job_id=made)
-    def late_result_of_an_earlier_attempt(self, job_id: str) -> None:
+    def complete_another_attempt(self, job_id: str) -> None:
         job = self.model.jobs[job_id]
         with transaction(self.db):
             got = record(self.db, self.ending(job, Succeeded(self.evidence()), job.attempt + 1), now=self.now)
         assert isinstance(got, Stale)
 
-    @precondition(something_runs)
+    @precondition(any_running)
     @rule(pick=PICK)
     def cancel_a_running_job(self, pick: int) -> None:
-        self.cancel(self.one_running(pick).id)
+        self.cancel(self.pick_running(pick).id)
 
     @rule(job_id=made)
     def cancel(self, job_id: str) -> None:
@@ -490,26 +492,26 @@ class LedgerMachine(RuleBasedStateMachine):
                 cancel(self.db, job_id, "operator", now=self.now)
             return
         with transaction(self.db):
-            ended = cancel(self.db, job_id, "operator", now=self.now, rule=self.rescue())
+            ended = cancel(self.db, job_id, "operator", now=self.now, rule=self.follow_up_rule())
         if job.status == "running":
             job.cancelled = True
         else:
             assert isinstance(ended, Recorded)
             self.model.end(job, "dead", self.now)
             assert len(ended.children) == (not job.is_join)
-            self.track_rescuer(ended)
+            self.track_follow_ups(ended)
 
-    def something_failed(self) -> bool:
+    def any_failed(self) -> bool:
         return any(job.status in BAD and not job.pruned for job in self.model.jobs.values())
 
-    @precondition(something_failed)
+    @precondition(any_failed)
     @rule(pick=PICK)
-    def try_again(self, pick: int) -> None:
+    def retry_job(self, pick: int) -> None:
         failed = [job for job in self.model.jobs.values() if job.status in BAD and not job.pruned]
         job = failed[pick % len(failed)]
         with transaction(self.db):
             retry(self.db, job.id, now=self.now)
-        self.model.try_again(job, self.now)
+        self.model.retry_job(job, self.now)
 
     @rule(minutes=st.sampled_from([1, 3, 11, 40]))
     def time_passes(self, minutes: int) -> None:
@@ -517,55 +519,57 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(free=st.integers(1, 3))
     def crash(self, free: int) -> None:
-        """Killed inside a transaction; what was committed is opened by the next run, which recovers."""
+        """Kill the process in a transaction. The next run opens the committed state and recovers."""
         image = self.db.serialize()
         self.db.execute("BEGIN IMMEDIATE")
-        settle_joins(self.db, self.decision("follow", []), now=self.now)
+        resolve_ready_joins(self.db, self.decision("follow", []), now=self.now)
         claim(self.db, now=self.now, run_id=self.run_id, free=dict.fromkeys(PLUGINS, free), limit=free)
         self.db.close()
         self.db, self.runs = connect(image), self.runs + 1
         with transaction(self.db):
-            got = recover_orphans(self.db, run_id=self.run_id, now=self.now, default_ttl=TTL, rule=self.rescue())
+            got = recover_orphans(
+                self.db, run_id=self.run_id, now=self.now, default_ttl=TTL, rule=self.follow_up_rule()
+            )
         orphans = sorted((job for job in self.model.jobs.values() if job.status == "running"), key=lambda job: job.seq)
-        assert [one.job_id for one in got] == [job.id for job in orphans]
+        assert [job.job_id for job in got] == [job.id for job in orphans]
         for job, ended in zip(orphans, got, strict=True):
             backoff = timedelta(seconds=30) * 2 ** (job.recoveries - 1) if job.recoveries else None
             job.recoveries += 1
-            self.model.again(job, self.now + backoff if backoff else None, counted=True, now=self.now)
+            self.model.requeue(job, self.now + backoff if backoff else None, counted=True, now=self.now)
             assert isinstance(ended, Recorded)
             assert len(ended.children) == (ended.status == "dead")
-            self.track_rescuer(ended)
+            self.track_follow_ups(ended)
 
     @rule(limit=st.sampled_from([1, 500]))
     def prune(self, limit: int) -> None:
-        overdue = self.model.overdue(self.now - KEEP)
+        expired = self.model.expired(self.now - KEEP)
         with transaction(self.db):
             prune(self.db, RetentionPolicy(job_queue=KEEP), now=self.now, limit=limit)
-        kept = {job_id for (job_id,) in self.db.execute("SELECT id FROM job_queue")}
-        gone = {job.id for job in self.model.jobs.values() if not job.pruned} - kept
-        assert gone <= overdue, "only what is over for long enough"
-        assert gone == overdue or limit < len(overdue)
+        left = {job_id for (job_id,) in self.db.execute("SELECT id FROM job_queue")}
+        gone = {job.id for job in self.model.jobs.values() if not job.pruned} - left
+        assert gone <= expired, "only trees that ended long enough ago"
+        assert gone == expired or limit < len(expired)
         for job_id in gone:
             self.model.jobs[job_id].pruned = True
-        self.model.arrivals = [one for one in self.model.arrivals if one[0] not in gone]
+        self.model.arrivals = [arrival for arrival in self.model.arrivals if arrival[0] not in gone]
         split = {job.root for job in self.model.jobs.values() if job.pruned}
         assert not any(job.root in split and not job.pruned for job in self.model.jobs.values()), "whole trees"
 
     @invariant()
-    def ledger_and_model_agree(self) -> None:
+    def ledger_and_model_have_the_same_jobs(self) -> None:
         rows = self.db.execute(
             "SELECT id, status, attempt, interruptions, max_attempts, root_job_id, cancel_requested_at IS NOT NULL"
             "  FROM job_queue ORDER BY seq"
         ).fetchall()
         expected = [
-            (job.id, job.status, job.attempt, job.uncounted, job.max_attempts, job.root)
+            (job.id, job.status, job.attempt, job.interruptions, job.max_attempts, job.root)
             for job in sorted(self.model.jobs.values(), key=lambda job: job.seq)
             if not job.pruned
         ]
         assert [row[:6] for row in rows] == expected
 
     @invariant()
-    def every_tree_knows_its_open_jobs(self) -> None:
+    def every_tree_counts_its_open_jobs(self) -> None:
         for root, open_jobs, done_at in self.db.execute(
             "SELECT id, open_jobs, tree_completed_at FROM job_queue WHERE root_job_id = id"
         ):
@@ -573,18 +577,18 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (done_at is not None) == (open_jobs == 0)
 
     @invariant()
-    def every_join_waits_for_exactly_its_open_members(self) -> None:
+    def every_join_counts_its_open_members(self) -> None:
         for join, waits_for, lane in self.db.execute("SELECT id, waits_for, lane FROM job_queue WHERE is_join = 1"):
-            twin = self.model.jobs[join]
-            assert waits_for == self.model.waits_for(twin)
-            assert lane == ("core.join" if twin.status == "queued" and waits_for == 0 else None)
+            job = self.model.jobs[join]
+            assert waits_for == self.model.waits_for(job)
+            assert lane == ("core.join" if job.status == "queued" and waits_for == 0 else None)
 
     @invariant()
-    def what_arrived_is_kept_in_order(self) -> None:
+    def arrivals_are_stored_in_order(self) -> None:
         assert self.db.execute("SELECT join_id, job_id FROM arrivals ORDER BY seq").fetchall() == self.model.arrivals
 
     @invariant()
-    def nobody_waits_for_a_key_that_nobody_has(self) -> None:
+    def no_job_waits_for_a_free_key(self) -> None:
         stuck = self.db.execute(
             "SELECT id FROM job_queue AS waiter WHERE waits_for_key = 1 AND NOT EXISTS ("
             " SELECT 1 FROM job_queue AS other WHERE other.plugin = waiter.plugin"
@@ -594,7 +598,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert stuck == []
 
     @invariant()
-    def the_journal_replays_to_the_current_status(self) -> None:
+    def the_journal_ends_with_the_current_status(self) -> None:
         last = dict(self.db.execute("SELECT job_id, to_status FROM job_transitions ORDER BY id").fetchall())
         for job_id, status in self.db.execute("SELECT id, status FROM job_queue"):
             assert last[job_id] == status
@@ -609,8 +613,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_any_history_leaves_ledger_and_model_in_the_same_state(part: int) -> None:
-    """Enqueue, dedupe, claim, endings, joins, retry, cancel, crash and prune, in any order, go as the model says."""
+def test_ledger_and_model_agree_after_any_history(part: int) -> None:
+    """Enqueue, dedupe, claim, completions, joins, retry, cancel, crash and prune behave as in the model."""
     run_state_machine_as_test(
         LedgerMachine,
         settings=settings(

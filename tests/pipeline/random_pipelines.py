@@ -1,6 +1,6 @@
-"""Random valid pipelines as plain data, of every construct inside every other, small enough to run through.
+"""Hypothesis strategies for valid pipelines as plain data, with every construct nested in every other.
 
-What they read is fixed, so that a test can tell what must happen: see `PAYLOAD`. A plugin called `broken` fails.
+All paths refer to `PAYLOAD`, so that the result is predictable. The plugin `broken` fails.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ Data = dict[str, Any]
 
 
 @st.composite
-def some_pipelines(draw: st.DrawFn, most_leaves: int = 8) -> list[Data]:
-    """One to three pipelines; each may call those after it, so that there is never a circle."""
+def pipelines_strategy(draw: st.DrawFn, max_leaves: int = 8) -> list[Data]:
+    """Generate one to three pipelines. Each may call those after it, so there are no cycles."""
     listed: list[Data] = []
     for name in draw(st.sampled_from([("p",), ("p", "q"), ("p", "q", "r")]))[::-1]:
-        steps = draw(st.lists(_steps([each["name"] for each in listed], most_leaves), min_size=1, max_size=4))
+        steps = draw(st.lists(_steps([each["name"] for each in listed], max_leaves), min_size=1, max_size=4))
         pipeline: Data = {"name": name, "on": f"{name}.wanted", "steps": steps}
         if condition := draw(_conditions):
             pipeline["if"] = condition
@@ -33,7 +33,7 @@ def some_pipelines(draw: st.DrawFn, most_leaves: int = 8) -> list[Data]:
 _conditions = st.sampled_from([None, None, None, HOLDS, FAILS, {"not": FAILS}])
 
 
-def _steps(callable_names: list[str], most_leaves: int) -> st.SearchStrategy[Data]:
+def _steps(callable_names: list[str], max_leaves: int) -> st.SearchStrategy[Data]:
     leaves: list[Data] = [{"uses": plugin} for plugin in PLUGINS]
     leaves += [{"relay": {"to": "lab", "event": "x"}}, *({"call": name} for name in callable_names)]
 
@@ -45,12 +45,12 @@ def _steps(callable_names: list[str], most_leaves: int) -> st.SearchStrategy[Dat
             _with_error_steps(st.sampled_from(PLUGINS).map(lambda plugin: {"uses": plugin}), members),
         )
 
-    return st.recursive(_modified(st.sampled_from(leaves)), groups, max_leaves=most_leaves)
+    return st.recursive(_modified(st.sampled_from(leaves)), groups, max_leaves=max_leaves)
 
 
 @st.composite
 def _modified(draw: st.DrawFn, steps: st.SearchStrategy[Data]) -> Data:
-    """With an `if`, a `foreach` and a `join` where they may be."""
+    """Add an `if`, a `foreach` and a `join` where they are allowed."""
     step = dict(draw(steps))
     if condition := draw(_conditions):
         step["if"] = condition
@@ -77,7 +77,7 @@ def _name_some_steps(draw: st.DrawFn, pipeline: Data) -> None:
 
 
 def each_step(steps: list[Data]) -> "list[Data]":
-    """All of them and what is inside them, in textual order."""
+    """Return every step and nested step, in textual order."""
     found = []
     for step in steps:
         inner = [*step.get("steps", ()), *step.get("split", ()), *step.get("on_error", ())]

@@ -1,4 +1,4 @@
-"""Whatever an author nests into what: the plan means what is written, and can be walked to its end."""
+"""Properties of random pipelines: the plan runs the configured jobs, and every execution ends."""
 
 from collections import Counter
 from itertools import count
@@ -7,44 +7,44 @@ from typing import Any
 from attrs import define, frozen
 from hypothesis import HealthCheck, given, settings
 
-from ductile.pipeline.compile.graph import compiled_routes, edges, first_first
-from ductile.pipeline.compile.plan import Arrive, Each, End, Entry, Fork, Gate, Go, Leave, Open, Plan, PlanNode
+from ductile.pipeline.compile.graph import compiled_routes, edges, topological_order
+from ductile.pipeline.compile.plan import Arrive, Each, End, Fork, Gate, Go, Instruction, Leave, Open, Plan, PlanNode
 from ductile.pipeline.language.conditions import holds
 from ductile.pipeline.language.paths import Scope
-from tests.pipeline.random_pipelines import PAYLOAD, Data, each_step, some_pipelines
-from tests.pipeline.written import compiled, shape
+from tests.pipeline.compiling import compile_text, shape
+from tests.pipeline.random_pipelines import PAYLOAD, Data, each_step, pipelines_strategy
 
 SCOPE = Scope(PAYLOAD, {})
-MOST_RUNS = 20_000
+MAX_RUNS = 20_000
 thorough = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 brief = settings(thorough, max_examples=50)
 
 
 class TooManyFollowUps(Exception):
-    """Splits and loops multiply; such a run says nothing that a smaller one does not."""
+    """The run is too large to compare; smaller runs cover the same constructs."""
 
 
-# ── what is written, read literally ─────────────────────────────────────────────────────────────────────────────────
+# ── direct interpretation of the YAML ───────────────────────────────────────────────────────────────────────────────
 
 
 @frozen
-class Came:
-    """How often the end of something was reached, and whether something in it failed for good."""
+class Result:
+    """The number of ends that were reached, and whether a step failed."""
 
     ends: int
     failed: bool = False
 
 
 @define
-class Literal:
-    """Runs a pipeline as its YAML says, step inside step, and counts the jobs by their path."""
+class DirectInterpreter:
+    """Interprets the YAML of a pipeline recursively and counts the jobs by path."""
 
     pipelines: dict[str, Data]
     ids: dict[int, str]
     ran: Counter[str]
 
     @classmethod
-    def of(cls, listed: list[Data]) -> "Literal":
+    def of(cls, listed: list[Data]) -> "DirectInterpreter":
         ids: dict[int, str] = {}
         for pipeline in listed:
             steps = each_step(pipeline["steps"])
@@ -53,47 +53,47 @@ class Literal:
             ids |= {id(step): step.get("id") or next(fresh) for step in steps}
         return cls({each["name"]: each for each in listed}, ids, Counter())
 
-    def sequence(self, steps: list[Data], prefix: str) -> Came:
+    def sequence(self, steps: list[Data], prefix: str) -> Result:
         ends, failed = 1, False
         for step in steps:
-            came = [self.step(step, prefix) for _ in range(ends)]
-            ends, failed = sum(each.ends for each in came), failed or any(each.failed for each in came)
-        return Came(ends, failed)
+            results = [self.step(step, prefix) for _ in range(ends)]
+            ends, failed = sum(each.ends for each in results), failed or any(each.failed for each in results)
+        return Result(ends, failed)
 
-    def step(self, step: Data, prefix: str) -> Came:
+    def step(self, step: Data, prefix: str) -> Result:
         path = prefix + self.ids[id(step)]
         if "foreach" not in step and not _is_true(step.get("if")):
-            return Came(1)
+            return Result(1)
         if step.get("join"):
             self.run(f"{path}__join")
         if "foreach" in step:
             items = PAYLOAD[step["foreach"].removeprefix("payload.")]
-            came = [self.action(step, path, prefix) if _is_true(step.get("if")) else Came(1) for _ in items]  # type: ignore[attr-defined]
-            whole = Came(sum(each.ends for each in came) if came else 1, any(each.failed for each in came))
+            results = [self.action(step, path, prefix) if _is_true(step.get("if")) else Result(1) for _ in items]  # type: ignore[attr-defined]
+            whole = Result(sum(each.ends for each in results) if results else 1, any(each.failed for each in results))
         else:
             whole = self.action(step, path, prefix)
         if step.get("join"):
-            return Came(0 if whole.failed else 1, whole.failed)
+            return Result(0 if whole.failed else 1, whole.failed)
         return whole
 
-    def action(self, step: Data, path: str, prefix: str) -> Came:
+    def action(self, step: Data, path: str, prefix: str) -> Result:
         if "steps" in step:
             return self.sequence(step["steps"], prefix)
         if "split" in step:
-            came = [self.step(branch, prefix) for branch in step["split"]]
-            return Came(sum(each.ends for each in came), any(each.failed for each in came))
+            results = [self.step(branch, prefix) for branch in step["split"]]
+            return Result(sum(each.ends for each in results), any(each.failed for each in results))
         if "call" in step:
             callee = self.pipelines[step["call"]]
-            return self.sequence(callee["steps"], f"{path}/") if _is_true(callee.get("if")) else Came(1)
+            return self.sequence(callee["steps"], f"{path}/") if _is_true(callee.get("if")) else Result(1)
         self.run(path)
         if step.get("uses") != "broken":
-            return Came(1)
+            return Result(1)
         handled = self.sequence(step.get("on_error", []), prefix)
-        return handled if step.get("continue") else Came(0, failed=True)
+        return handled if step.get("continue") else Result(0, failed=True)
 
     def run(self, path: str) -> None:
         self.ran[path] += 1
-        if self.ran.total() > MOST_RUNS:
+        if self.ran.total() > MAX_RUNS:
             raise TooManyFollowUps
 
 
@@ -105,26 +105,26 @@ def _is_true(condition: Data | None) -> bool:
     return condition["path"].removeprefix("payload.") in PAYLOAD
 
 
-# ── the plan, walked ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── execution of the plan ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @define(eq=False)
-class Waiting:
+class OpenJoin:
     """An open join."""
 
     node: PlanNode
-    outer: "Waiting | None"
+    outer: "OpenJoin | None"
     items: int
     failed: bool = False
 
 
 @define
-class Walker:
-    """Runs a plan: jobs are done at once, a join when everything that was entered inside it is over."""
+class PlanWalker:
+    """Executes a plan synchronously and counts the jobs by path."""
 
     ran: Counter[str]
 
-    def enter(self, entry: Entry, items: int = 0, join: Waiting | None = None) -> None:
+    def enter(self, entry: Instruction, items: int = 0, join: OpenJoin | None = None) -> None:
         match entry:
             case Go(node):
                 self.job(node, items, join)
@@ -142,7 +142,7 @@ class Walker:
             case Leave(then):
                 self.enter(then, items - 1, join)
             case Open(node, body):
-                self.wait(Waiting(node, join, items), body)
+                self.wait(OpenJoin(node, join, items), body)
             case Arrive(node, _, by_item):
                 assert join is not None
                 assert node is join.node, "only the innermost join is arrived at"
@@ -150,7 +150,7 @@ class Walker:
             case End():
                 pass
 
-    def job(self, node: PlanNode, items: int, join: Waiting | None) -> None:
+    def job(self, node: PlanNode, items: int, join: OpenJoin | None) -> None:
         self.run(node)
         assert node.foreach_depth == items
         assert node.joins == _open_joins(join)
@@ -162,7 +162,7 @@ class Walker:
             self.enter(node.on_error, items, join)
         return None
 
-    def wait(self, waiting: Waiting, body: Entry) -> None:
+    def wait(self, waiting: OpenJoin, body: Instruction) -> None:
         self.run(waiting.node)
         self.enter(body, waiting.items, waiting)
         if not waiting.failed:
@@ -172,48 +172,48 @@ class Walker:
 
     def run(self, node: PlanNode) -> None:
         self.ran[node.path] += 1
-        if self.ran.total() > MOST_RUNS:
+        if self.ran.total() > MAX_RUNS:
             raise TooManyFollowUps
 
 
-def _open_joins(join: Waiting | None) -> tuple[str, ...]:
+def _open_joins(join: OpenJoin | None) -> tuple[str, ...]:
     return () if join is None else (*_open_joins(join.outer), join.node.path)
 
 
 @thorough
-@given(some_pipelines())
-def test_a_plan_runs_the_jobs_that_are_written(listed: list[Data]) -> None:
-    """As often as the text says, read step by step; inside the items and joins that the place claims."""
-    for name, plan in compiled(listed).by_name.items():
-        literal, walker = Literal.of(listed), Walker(Counter())
+@given(pipelines_strategy())
+def test_a_plan_runs_the_configured_jobs(listed: list[Data]) -> None:
+    """As often as a direct interpretation of the YAML, inside the same loops and joins."""
+    for name, plan in compile_text(listed).by_name.items():
+        interpreter, walker = DirectInterpreter.of(listed), PlanWalker(Counter())
         try:
-            literal.sequence(literal.pipelines[name]["steps"], "")
+            interpreter.sequence(interpreter.pipelines[name]["steps"], "")
             walker.enter(plan.entry)
         except TooManyFollowUps:
             continue
-        assert walker.ran == literal.ran
+        assert walker.ran == interpreter.ran
 
 
-# ── the plan, looked at ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── properties of the plan ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @brief
-@given(some_pipelines())
-def test_every_place_can_be_reached_and_nothing_leads_back(listed: list[Data]) -> None:
-    """So every walk ends."""
-    for plan in compiled(listed).by_name.values():
-        order = first_first(plan)
-        assert {thing for thing in order if isinstance(thing, PlanNode | Gate)} == set(plan.places)
-        ranks = {place: rank for rank, place in enumerate(plan.places)}
+@given(pipelines_strategy())
+def test_every_vertex_is_reachable_and_there_are_no_cycles(listed: list[Data]) -> None:
+    """So every execution ends."""
+    for plan in compile_text(listed).by_name.values():
+        order = topological_order(plan)
+        assert {thing for thing in order if isinstance(thing, PlanNode | Gate)} == set(plan.vertices)
+        ranks = {vertex: rank for rank, vertex in enumerate(plan.vertices)}
         for edge in edges(plan):
             if edge.source is not None and edge.target is not None:
                 assert ranks[edge.source] < ranks[edge.target]
 
 
 @brief
-@given(some_pipelines())
-def test_a_plan_is_as_large_as_what_is_written(listed: list[Data]) -> None:
-    """One node for each plugin, relay and join, calls inlined; the measure of depth holds on every way."""
+@given(pipelines_strategy())
+def test_a_plan_has_one_node_per_configured_job(listed: list[Data]) -> None:
+    """Calls are inlined, and depths increase along every edge."""
     by_name = {each["name"]: each for each in listed}
 
     def size(steps: list[Data]) -> int:
@@ -221,9 +221,9 @@ def test_a_plan_is_as_large_as_what_is_written(listed: list[Data]) -> None:
         jobs = sum(("uses" in step or "relay" in step) + ("join" in step) for step in every)
         return jobs + sum(size(by_name[step["call"]]["steps"]) for step in every if "call" in step)
 
-    for name, plan in compiled(listed).by_name.items():
+    for name, plan in compile_text(listed).by_name.items():
         assert len(plan.nodes) == size(by_name[name]["steps"])
-        assert len({place.path for place in plan.places}) == len(plan.places)
+        assert len({vertex.path for vertex in plan.vertices}) == len(plan.vertices)
         _check_depths(plan)
 
 
@@ -231,16 +231,16 @@ def _check_depths(plan: Plan) -> None:
     for edge in edges(plan):
         if isinstance(edge.source, PlanNode) and isinstance(edge.target, PlanNode):
             assert edge.source.depth < edge.target.depth
-            assert edge.target.nearest <= edge.source.nearest + 1
-    assert plan.longest == max(node.depth for node in plan.nodes.values())
-    assert all(1 <= node.nearest <= node.depth for node in plan.nodes.values())
+            assert edge.target.min_depth <= edge.source.min_depth + 1
+    assert plan.longest_path == max(node.depth for node in plan.nodes.values())
+    assert all(1 <= node.min_depth <= node.depth for node in plan.nodes.values())
 
 
 @brief
-@given(some_pipelines())
-def test_compiling_twice_gives_the_same(listed: list[Data]) -> None:
+@given(pipelines_strategy())
+def test_compiling_twice_gives_the_same_plan(listed: list[Data]) -> None:
     """Names, shapes, routes and fingerprints."""
-    first, second = compiled(listed), compiled(listed)
+    first, second = compile_text(listed), compile_text(listed)
     for one, other in zip(first.by_name.values(), second.by_name.values(), strict=True):
         assert one.fingerprint == other.fingerprint
         assert shape(one) == shape(other)
@@ -248,12 +248,12 @@ def test_compiling_twice_gives_the_same(listed: list[Data]) -> None:
 
 
 @brief
-@given(some_pipelines())
-def test_the_route_to_every_place_is_shown(listed: list[Data]) -> None:
-    """Every place is the destination of a route; ids are unique; entries come first."""
-    for plan in compiled(listed).by_name.values():
+@given(pipelines_strategy())
+def test_compiled_routes_reach_every_vertex(listed: list[Data]) -> None:
+    """Ids are unique, and the entry comes first."""
+    for plan in compile_text(listed).by_name.values():
         routes = compiled_routes(plan)
         reached = {route["destination"].get("step_id") for route in routes}
-        assert {place.path for place in plan.places} <= reached
+        assert {vertex.path for vertex in plan.vertices} <= reached
         assert len({route["id"] for route in routes}) == len(routes)
         assert routes[0]["id"].startswith("entry:")

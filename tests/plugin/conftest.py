@@ -1,4 +1,4 @@
-"""Builders for plugins on disk: everything has a default, a test says what it is about."""
+"""Builders for plugins on disk, with a default for everything."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ MakePlugin = Callable[..., Path]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A plugin root that nothing speaks against."""
+    """A plugin root without findings."""
     folder = tmp_path / "plugins"
     folder.mkdir(mode=0o755)
     return folder
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_plugin(root: Path) -> MakePlugin:
-    """Makes a plugin folder and returns it. Keywords replace manifest values; None takes one out."""
+    """Create a plugin folder and return it. Keywords replace manifest values; None removes one."""
 
     def make(where: str | Path = "sample", *, script: bytes = b"#!/bin/sh\n", **changes: Any) -> Path:
         folder = root / where

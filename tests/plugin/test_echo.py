@@ -1,4 +1,4 @@
-"""The plugin that comes with Ductile, run for real."""
+"""The bundled `echo` plugin, run as a process."""
 
 import os
 import signal
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from ductile.plugin.manifest import CommandType
-from ductile.plugin.protocol import Garbled, PluginResponse, RequestEvent, decode_response, encode_request
+from ductile.plugin.protocol import InvalidResponse, PluginResponse, RequestEvent, decode_response, encode_request
 from ductile.plugin.registry import Plugin, discover
+
+pytestmark = pytest.mark.process
 
 NOW = datetime(2026, 2, 8, tzinfo=UTC)
 
@@ -21,7 +23,7 @@ def echo() -> Plugin:
     return discover([Path(__file__).parents[2] / "plugins"]).plugins["echo"]
 
 
-def ask(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | Garbled:
+def ask(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | InvalidResponse:
     request = encode_request(job_id="j", command=command, deadline_at=NOW, attempt=1, max_attempts=4, **fields)
     # The poorest locale: what it prints must not depend on it.
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -30,8 +32,7 @@ def ask(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | 
     return decode_response(run.stdout)
 
 
-def test_echo_declares_two_writing_commands_and_a_reading_one(echo: Plugin) -> None:
-    """As in the original."""
+def test_echo_declares_two_write_commands_and_a_read_command(echo: Plugin) -> None:
     assert {name: command.type for name, command in echo.manifest.commands.items()} == {
         "poll": CommandType.WRITE,
         "handle": CommandType.WRITE,
@@ -47,8 +48,8 @@ def test_echo_declares_two_writing_commands_and_a_reading_one(echo: Plugin) -> N
         ({}, "hello from echo"),
     ],
 )
-def test_echo_says_the_nearest_message(echo: Plugin, fields: dict[str, Any], message: str) -> None:
-    """Payload, then configuration, then its own."""
+def test_echo_prefers_the_message_of_the_payload(echo: Plugin, fields: dict[str, Any], message: str) -> None:
+    """Then that of the configuration, then its default."""
     response = ask(echo, **fields)
     assert isinstance(response, PluginResponse)
     assert (response.ok, response.result) == (True, f"echo: {message}")
@@ -58,15 +59,14 @@ def test_echo_says_the_nearest_message(echo: Plugin, fields: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("message", ["", "ü\u2028\0\x1b[31m\"\\'", 10**30, None, {"deep": [1.5, True]}])
-def test_echo_answers_validly_whatever_it_is_told(echo: Plugin, message: Any) -> None:
-    """Quotes, control characters and numbers come back as they were."""
+def test_echo_returns_any_message_unchanged(echo: Plugin, message: Any) -> None:
+    """Quotes, control characters and numbers."""
     response = ask(echo, payload={"message": message, "other": message})
     assert isinstance(response, PluginResponse)
     assert response.events[0].payload == {"message": message, "other": message, "command": "poll"}
 
 
-def test_echo_passes_the_payload_of_an_event_on(echo: Plugin) -> None:
-    """A pipeline can be tried out with echo in every place."""
+def test_echo_forwards_the_payload_of_an_event(echo: Plugin) -> None:
     event = RequestEvent(type="a", event_id="e", source="s", timestamp=NOW, payload={"x": 1, "message": "m"})
     response = ask(echo, "handle", event=event, payload={"ignored": True})
     assert isinstance(response, PluginResponse)
@@ -77,20 +77,20 @@ def test_echo_passes_the_payload_of_an_event_on(echo: Plugin) -> None:
 
 
 def test_echo_fails_on_request(echo: Plugin) -> None:
-    """`mode: error` may be retried; a mode that does not exist may not."""
+    """`mode: error` may be retried, an unknown mode may not."""
     failed, wrong = ask(echo, config={"mode": "error"}), ask(echo, config={"mode": "loud"})
     assert isinstance(failed, PluginResponse)
     assert isinstance(wrong, PluginResponse)
     assert [(failed.ok, failed.retry), (wrong.ok, wrong.retry)] == [(False, True), (False, False)]
 
 
-def test_echo_talks_nonsense_on_request(echo: Plugin) -> None:
-    """`mode: protocol_error` is not an answer."""
-    assert isinstance(ask(echo, config={"mode": "protocol_error"}), Garbled)
+def test_echo_breaks_the_protocol_on_request(echo: Plugin) -> None:
+    """`mode: protocol_error`."""
+    assert isinstance(ask(echo, config={"mode": "protocol_error"}), InvalidResponse)
 
 
-def test_echo_hangs_on_request_until_it_is_ended(echo: Plugin) -> None:
-    """`mode: hang` answers nothing and ends by a signal."""
+def test_echo_hangs_on_request_until_it_is_terminated(echo: Plugin) -> None:
+    """`mode: hang`."""
     request = encode_request(
         job_id="j", command="poll", deadline_at=NOW, attempt=1, max_attempts=1, config={"mode": "hang"}
     )
@@ -108,7 +108,7 @@ def test_echo_hangs_on_request_until_it_is_ended(echo: Plugin) -> None:
 
 
 def test_echo_is_healthy_in_every_mode(echo: Plugin) -> None:
-    """Health asks whether the configuration is usable, not whether jobs succeed."""
+    """Health checks the configuration, not whether jobs succeed."""
     for mode in ("ok", "error", "hang", "protocol_error"):
         response = ask(echo, "health", config={"mode": mode})
         assert isinstance(response, PluginResponse)
@@ -116,6 +116,6 @@ def test_echo_is_healthy_in_every_mode(echo: Plugin) -> None:
 
 
 def test_echo_refuses_another_protocol(echo: Plugin) -> None:
-    """78 tells the core that trying again is of no use."""
+    """Exit code 78 prevents retries."""
     run = subprocess.run([echo.entrypoint], input=b'{"protocol": 3}', capture_output=True, check=False)
     assert (run.returncode, run.stdout, b"protocol 2" in run.stderr) == (78, b"", True)

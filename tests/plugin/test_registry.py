@@ -1,4 +1,4 @@
-"""Which plugins are found, which are trusted, and what the others are told."""
+"""Which plugins are discovered, which are trusted, and why others are rejected."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from ductile.plugin.registry import Discovery, Plugin, discover, resolve_aliases
 from tests.plugins.bundled import build
 
 MakePlugin = Callable[..., Path]
-STRANGER = 54321
+OTHER_UID = 54321
 
 
 def reasons(found: Discovery) -> dict[str, str]:
@@ -25,15 +25,14 @@ def reasons(found: Discovery) -> dict[str, str]:
 
 
 def warnings(found: Discovery) -> str:
-    """What was told, without what is said about folders of this machine that no test made."""
+    """Return the warnings about folders that the test created."""
     return "\n".join(str(warning) for warning in found.warnings if "/plugins" in warning.path)
 
 
-# Finding
+# Discovery
 
 
 def test_a_plugin_is_found_with_its_folder_entrypoint_and_root(root: Path, make_plugin: MakePlugin) -> None:
-    """Everything a start needs is absolute and known."""
     folder = make_plugin("sample", entrypoint="bin/run.sh")
     found = discover([root])
     plugin = found.plugins["sample"]
@@ -45,14 +44,12 @@ def test_a_plugin_is_found_with_its_folder_entrypoint_and_root(root: Path, make_
 def test_a_relative_root_gives_absolute_paths(
     root: Path, make_plugin: MakePlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later change of the working directory changes nothing."""
     make_plugin("sample")
     monkeypatch.chdir(root.parent)
     assert discover([Path("plugins")]).plugins["sample"].entrypoint == root / "sample" / "run.sh"
 
 
-def test_plugins_are_found_in_nested_folders_but_not_below_one(root: Path, make_plugin: MakePlugin) -> None:
-    """What lies in a plugin's folder belongs to that plugin."""
+def test_plugins_are_found_in_nested_folders_but_not_inside_a_plugin(root: Path, make_plugin: MakePlugin) -> None:
     make_plugin("a/b/c/deep")
     make_plugin("outer")
     make_plugin("outer/inner")
@@ -60,28 +57,26 @@ def test_plugins_are_found_in_nested_folders_but_not_below_one(root: Path, make_
 
 
 def test_the_root_itself_may_be_a_plugin(root: Path, make_plugin: MakePlugin) -> None:
-    """One plugin in its own repository needs no folder around it."""
     folder = make_plugin("single")
     assert list(discover([folder]).plugins) == ["single"]
 
 
 @pytest.mark.parametrize("name", [".hidden", ".git", "node_modules", "__pycache__", "a/.b/c"])
 def test_hidden_and_cache_folders_are_not_searched(root: Path, make_plugin: MakePlugin, name: str) -> None:
-    """A checkout or a dependency that contains a manifest is not a plugin."""
     make_plugin(f"{name}/inner")
     found = discover([root])
     assert (found.plugins, found.rejected) == ({}, ())
 
 
 def test_virtualenvs_are_not_searched(root: Path, make_plugin: MakePlugin) -> None:
-    """They are known by their mark, whatever their name."""
+    """They are identified by `pyvenv.cfg`."""
     make_plugin("env/lib/inner")
     (root / "env" / "pyvenv.cfg").touch()
     assert discover([root]).plugins == {}
 
 
-def test_the_first_of_several_plugins_with_one_name_wins(tmp_path: Path, make_plugin: MakePlugin, root: Path) -> None:
-    """Root order, then name order; the others are told."""
+def test_the_first_plugin_with_a_name_wins(tmp_path: Path, make_plugin: MakePlugin, root: Path) -> None:
+    """In the order of roots, then of names. The others are warnings."""
     make_plugin("b", name="twin")
     make_plugin("a", name="twin")
     other = tmp_path / "other"
@@ -91,21 +86,18 @@ def test_the_first_of_several_plugins_with_one_name_wins(tmp_path: Path, make_pl
 
     assert found.plugins["twin"].folder == other / "a"
     assert found.rejected == ()
-    said = [warning.path for warning in found.warnings if "comes first" in warning.message]
-    assert said == [str(other / "b"), str(root / "a"), str(root / "b")]
+    shadowed = [warning.path for warning in found.warnings if "has the same name" in warning.message]
+    assert shadowed == [str(other / "b"), str(root / "a"), str(root / "b")]
 
 
 def test_a_root_named_twice_or_inside_another_is_searched_once(root: Path, make_plugin: MakePlugin) -> None:
-    """No plugin is its own duplicate."""
     make_plugin("group/sample")
     found = discover([root, root, root / "group", root / "." / "group" / ".."])
     assert (list(found.plugins), warnings(found), found.complaints) == (["sample"], "", ())
 
 
-def test_a_root_that_cannot_be_searched_is_a_complaint_and_the_others_go_on(
-    tmp_path: Path, root: Path, make_plugin: MakePlugin
-) -> None:
-    """A mistyped root is an error of the configuration, not an empty list."""
+def test_a_root_that_cannot_be_searched_is_an_error(tmp_path: Path, root: Path, make_plugin: MakePlugin) -> None:
+    """The other roots are still searched."""
     make_plugin("sample")
     (tmp_path / "file").touch()
     found = discover([tmp_path / "no", tmp_path / "file", root])
@@ -117,22 +109,20 @@ def test_a_root_that_cannot_be_searched_is_a_complaint_and_the_others_go_on(
 @pytest.mark.parametrize(
     "script", ["run.py", "run.sh", "run.js", "run.ts", "main.py", "main.go", "index.js", "index.ts"]
 )
-def test_a_folder_that_looks_like_a_plugin_but_has_no_manifest_is_told(root: Path, script: str) -> None:
-    """Somebody forgot something."""
+def test_a_folder_with_a_script_but_no_manifest_is_a_warning(root: Path, script: str) -> None:
     (root / "almost").mkdir()
     (root / "almost" / script).touch()
     assert f"{root / 'almost'}: has a {script} but no manifest.yaml" in warnings(discover([root]))
 
 
-def test_a_manifest_with_the_wrong_name_is_told(root: Path) -> None:
-    """`manifest.yml` is a mistake that is hard to see."""
+def test_a_manifest_with_the_wrong_name_is_a_warning(root: Path) -> None:
+    """`manifest.yml`."""
     (root / "almost").mkdir()
     (root / "almost" / "manifest.yml").touch()
     assert "rename it to manifest.yaml" in warnings(discover([root]))
 
 
-def test_shared_code_beside_plugins_is_no_plugin_and_no_warning(root: Path, make_plugin: MakePlugin) -> None:
-    """`lib/` is where plugins share helpers."""
+def test_a_folder_with_shared_code_is_ignored(root: Path, make_plugin: MakePlugin) -> None:
     make_plugin("sample")
     (root / "lib").mkdir()
     (root / "lib" / "oauth.py").touch()
@@ -140,8 +130,7 @@ def test_shared_code_beside_plugins_is_no_plugin_and_no_warning(root: Path, make
     assert (list(found.plugins), warnings(found)) == (["sample"], "")
 
 
-def test_the_search_is_bounded_in_depth_and_says_so(root: Path, make_plugin: MakePlugin) -> None:
-    """A tree without end does not stop a start."""
+def test_the_depth_of_the_search_is_limited_with_a_warning(root: Path, make_plugin: MakePlugin) -> None:
     make_plugin("1/2/3/4/5/6/7/eighth")
     make_plugin("1/2/3/4/5/6/7/8/ninth")
     found = discover([root])
@@ -149,15 +138,14 @@ def test_the_search_is_bounded_in_depth_and_says_so(root: Path, make_plugin: Mak
     assert "more than 8 folders below the root" in warnings(found)
 
 
-def test_the_search_is_bounded_in_folders_and_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does a root that is somebody's whole disk."""
+def test_the_number_of_searched_folders_is_limited_with_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_FOLDERS", 10)
     for number in range(20):
         (root / f"{number:02}").mkdir()
     assert "more than 10 folders" in warnings(discover([root]))
 
 
-# One bad plugin
+# Rejected plugins
 
 
 def _break_manifest(folder: Path) -> None:
@@ -233,7 +221,7 @@ def _writable_inner_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("damage", "reason"),
     [
         (_break_manifest, "manifest.yaml:2"),
         (_empty_manifest, "is empty"),
@@ -253,14 +241,14 @@ def _writable_inner_folder(folder: Path) -> None:
         (_writable_inner_folder, "lib: folder is world-writable"),
     ],
 )
-def test_a_bad_plugin_is_rejected_with_its_reason_and_hides_no_other(
-    root: Path, make_plugin: MakePlugin, spoil: Callable[[Path], None], reason: str
+def test_an_invalid_plugin_is_rejected_with_its_reason(
+    root: Path, make_plugin: MakePlugin, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """The operator sees the bad one and why; the good ones run."""
+    """Other plugins are not affected."""
     make_plugin("aa-good")
     bad = make_plugin("bad")
     make_plugin("zz-good")
-    spoil(bad)
+    damage(bad)
 
     found = discover([root])
 
@@ -269,24 +257,20 @@ def test_a_bad_plugin_is_rejected_with_its_reason_and_hides_no_other(
     assert reason in found.rejected[0].reason
 
 
-def test_all_reasons_against_a_plugin_come_at_once(root: Path, make_plugin: MakePlugin) -> None:
-    """Nobody repairs permissions one run at a time."""
+def test_all_reasons_against_a_plugin_are_reported_at_once(root: Path, make_plugin: MakePlugin) -> None:
     bad = make_plugin("bad")
     _writable_folder(bad)
     (bad / "run.sh").chmod(0o646)
     assert reasons(discover([root]))["bad"].count("\n") == 2
 
 
-def test_a_rejected_plugin_goes_by_the_name_in_its_manifest(root: Path, make_plugin: MakePlugin) -> None:
-    """That is the name the operator wrote into the configuration."""
+def test_a_rejected_plugin_has_the_name_in_its_manifest(root: Path, make_plugin: MakePlugin) -> None:
     _missing_entrypoint(make_plugin("folder-name", name="real-name"))
     assert list(reasons(discover([root]))) == ["real-name"]
 
 
-def test_a_bad_plugin_in_the_first_root_does_not_block_a_good_one_in_the_second(
-    tmp_path: Path, root: Path, make_plugin: MakePlugin
-) -> None:
-    """Only plugins that can be used win a name."""
+def test_an_invalid_plugin_does_not_reserve_its_name(tmp_path: Path, root: Path, make_plugin: MakePlugin) -> None:
+    """A valid plugin of the same name in the second root is used."""
     make_plugin("sample")
     other = tmp_path / "other"
     shutil.copytree(root, other)
@@ -296,18 +280,17 @@ def test_a_bad_plugin_in_the_first_root_does_not_block_a_good_one_in_the_second(
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_a_world_writable_root_makes_its_plugins_unusable(root: Path, make_plugin: MakePlugin, mode: int) -> None:
-    """Whoever may add plugins may run code."""
+def test_the_plugins_of_a_world_writable_root_are_rejected(root: Path, make_plugin: MakePlugin, mode: int) -> None:
     make_plugin("sample")
     root.chmod(mode)
     assert f"{root}: folder is world-writable" in reasons(discover([root]))["sample"]
 
 
 @pytest.mark.parametrize(("mode", "usable"), [(0o777, False), (0o1777, True), (0o755, True)])
-def test_a_folder_above_the_root_must_not_let_strangers_swap_it(
+def test_a_folder_above_the_root_must_not_let_other_users_replace_it(
     root: Path, make_plugin: MakePlugin, mode: int, usable: bool
 ) -> None:
-    """Up to the top; the sticky bit is enough there."""
+    """The sticky bit is sufficient."""
     make_plugin("sample")
     root.parent.chmod(mode)
     try:
@@ -318,18 +301,18 @@ def test_a_folder_above_the_root_must_not_let_strangers_swap_it(
     assert usable or "without the sticky bit" in reasons(found)["sample"]
 
 
-def test_a_plugin_of_a_stranger_is_rejected(root: Path, make_plugin: MakePlugin) -> None:
-    """Only root and the user of the service are trusted with code."""
+def test_a_plugin_of_another_user_is_rejected(root: Path, make_plugin: MakePlugin) -> None:
+    """Only root and the user of the service are trusted."""
     folder = make_plugin("sample")
     if os.geteuid() == 0:
-        os.chown(folder / "run.sh", STRANGER, -1)
+        os.chown(folder / "run.sh", OTHER_UID, -1)
         assert "belongs to uid 54321" in reasons(discover([root]))["sample"]
     else:
         assert discover([root]).plugins["sample"].fingerprint.entrypoint_path.stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "warning"),
     [
         (b"#!/bin/sh\n", ""),
         (b"#! /bin/sh -e\n", ""),
@@ -342,24 +325,23 @@ def test_a_plugin_of_a_stranger_is_rejected(root: Path, make_plugin: MakePlugin)
         (b"#!\xff\n", "does not exist"),
     ],
 )
-def test_an_entrypoint_that_cannot_start_is_told_but_loaded(
-    root: Path, make_plugin: MakePlugin, script: bytes, said: str
+def test_an_entrypoint_that_cannot_start_is_a_warning(
+    root: Path, make_plugin: MakePlugin, script: bytes, warning: str
 ) -> None:
-    """The interpreter may come later; the operator learns it now."""
+    """The interpreter may be installed later."""
     make_plugin("sample", script=script)
     found = discover([root])
     assert list(found.plugins) == ["sample"]
-    assert said in warnings(found)
-    assert bool(said) == bool(warnings(found))
+    assert warning in warnings(found)
+    assert bool(warning) == bool(warnings(found))
 
 
-# Links
+# Symlinks
 
 
-def test_linked_folders_are_refused_unless_links_are_allowed(
+def test_linked_folders_are_rejected_unless_symlinks_are_allowed(
     tmp_path: Path, root: Path, make_plugin: MakePlugin
 ) -> None:
-    """Inside an approved root a link is a warning where links are allowed."""
     make_plugin(".store/real", name="linked")
     (root / "link").symlink_to(".store/real")
 
@@ -371,18 +353,15 @@ def test_linked_folders_are_refused_unless_links_are_allowed(
     assert f"{root / 'link'}: is a symlink to .store/real" in warnings(allowed)
 
 
-def test_a_link_that_is_no_plugin_is_told(root: Path, tmp_path: Path) -> None:
-    """Links are always told."""
+def test_a_symlink_that_is_not_a_plugin_is_a_warning(root: Path, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (root / "lib").symlink_to(tmp_path / "lib")
     found = discover([root])
     assert (found.rejected, f"{root / 'lib'}: is not searched" in warnings(found)) == ((), True)
 
 
-def test_a_link_out_of_the_roots_is_rejected_even_where_links_are_allowed(
-    tmp_path: Path, root: Path, make_plugin: MakePlugin
-) -> None:
-    """Allowing links does not allow the whole disk; another approved root is fine."""
+def test_a_symlink_out_of_the_roots_is_always_rejected(tmp_path: Path, root: Path, make_plugin: MakePlugin) -> None:
+    """Unless it leads into another root."""
     folder = make_plugin("sample")
     outside = tmp_path / "outside"
     folder.rename(outside)
@@ -392,17 +371,15 @@ def test_a_link_out_of_the_roots_is_rejected_even_where_links_are_allowed(
 
 
 def test_a_linked_entrypoint_out_of_the_roots_is_rejected(tmp_path: Path, root: Path, make_plugin: MakePlugin) -> None:
-    """The code that would run is what counts."""
     folder = make_plugin("sample")
     (folder / "run.sh").rename(tmp_path / "outside.sh")
     (folder / "run.sh").symlink_to(tmp_path / "outside.sh")
     assert "outside the plugin roots" in reasons(discover([root], allow_symlinks=True))["sample"]
 
 
-def test_a_linked_entrypoint_inside_the_roots_is_usable_where_links_are_allowed(
+def test_a_linked_entrypoint_inside_the_roots_is_accepted_if_symlinks_are_allowed(
     root: Path, make_plugin: MakePlugin
 ) -> None:
-    """Plugins may share one program."""
     folder = make_plugin("sample")
     (root / "lib").mkdir()
     (folder / "run.sh").rename(root / "lib" / "shared.sh")
@@ -411,26 +388,25 @@ def test_a_linked_entrypoint_inside_the_roots_is_usable_where_links_are_allowed(
     assert plugin.fingerprint.entrypoint_resolved_path == Path(os.path.realpath(root / "lib" / "shared.sh"))
 
 
-def test_links_in_a_circle_end(root: Path, make_plugin: MakePlugin) -> None:
-    """Each folder is searched once, however it is reached."""
+def test_a_cycle_of_symlinks_is_searched_once(root: Path, make_plugin: MakePlugin) -> None:
     make_plugin("group/sample")
     (root / "group" / "again").symlink_to(root)
     (root / "self").symlink_to("self")
     assert list(discover([root], allow_symlinks=True).plugins) == ["sample"]
 
 
-def test_a_linked_root_is_refused_unless_links_are_allowed(tmp_path: Path, root: Path, make_plugin: MakePlugin) -> None:
-    """The same rule for what the operator wrote."""
+def test_a_linked_root_is_rejected_unless_symlinks_are_allowed(
+    tmp_path: Path, root: Path, make_plugin: MakePlugin
+) -> None:
     make_plugin("sample")
     (tmp_path / "alias").symlink_to(root)
     assert "is a symlink" in reasons(discover([tmp_path / "alias"]))["sample"]
     assert list(discover([tmp_path / "alias"], allow_symlinks=True).plugins) == ["sample"]
 
 
-def test_a_folder_that_flips_out_of_the_roots_is_never_accepted_with_foreign_bytes(
+def test_a_symlink_that_changes_during_the_search_never_leads_out_of_the_roots(
     tmp_path: Path, root: Path, make_plugin: MakePlugin
 ) -> None:
-    """Whatever moves during the search, an accepted plugin has the bytes that lie under a root."""
     inside = make_plugin(".store/sample", version="inside")
     outside = tmp_path / "outside"
     shutil.copytree(inside, outside)
@@ -465,7 +441,7 @@ def test_a_folder_that_flips_out_of_the_roots_is_never_accepted_with_foreign_byt
 
 
 def test_the_fingerprint_covers_manifest_entrypoint_and_every_other_file(root: Path, make_plugin: MakePlugin) -> None:
-    """A helper module is code too; caches and hidden files are not."""
+    """Except caches and hidden files."""
     from blake3 import blake3
 
     folder = make_plugin("sample")
@@ -487,7 +463,7 @@ def test_the_fingerprint_covers_manifest_entrypoint_and_every_other_file(root: P
 
 
 def test_any_changed_byte_changes_the_fingerprint(root: Path, make_plugin: MakePlugin) -> None:
-    """And looking again without a change does not."""
+    """Without a change it stays the same."""
     folder = make_plugin("sample")
     (folder / "helper.py").write_text("a")
 
@@ -505,8 +481,8 @@ def test_any_changed_byte_changes_the_fingerprint(root: Path, make_plugin: MakeP
     assert all(one != other for one, other in pairwise(seen))
 
 
-def test_a_link_in_the_folder_is_covered_by_its_target_text(root: Path, make_plugin: MakePlugin) -> None:
-    """It is not followed, but turning it elsewhere does not go unseen."""
+def test_the_fingerprint_covers_the_target_of_a_symlink(root: Path, make_plugin: MakePlugin) -> None:
+    """The symlink is not followed."""
     folder = make_plugin("sample")
     (folder / "data").symlink_to("one")
     before = discover([root])
@@ -517,8 +493,7 @@ def test_a_link_in_the_folder_is_covered_by_its_target_text(root: Path, make_plu
     assert "data: is a symlink to one" in warnings(before)
 
 
-def test_what_cannot_be_hashed_is_told_and_skipped(root: Path, make_plugin: MakePlugin) -> None:
-    """A FIFO in the folder neither hangs the search nor stops the plugin."""
+def test_a_file_that_cannot_be_hashed_is_a_warning(root: Path, make_plugin: MakePlugin) -> None:
     folder = make_plugin("sample")
     os.mkfifo(folder / "pipe")
     found = discover([root])
@@ -527,10 +502,9 @@ def test_what_cannot_be_hashed_is_told_and_skipped(root: Path, make_plugin: Make
 
 
 @pytest.mark.parametrize(("bound", "value"), [("MAX_FILES", 3), ("MAX_BYTES", 3), ("MAX_DEPTH", 0)])
-def test_a_fingerprint_is_bounded_and_says_where_it_ends(
+def test_a_fingerprint_is_limited_with_a_warning(
     root: Path, make_plugin: MakePlugin, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    """A plugin with its data beside it does not make every command slow."""
     folder = make_plugin("sample")
     for number in range(4):
         (folder / f"{number}").write_text("x")
@@ -551,7 +525,7 @@ def test_file_names_that_are_not_utf8_have_a_printable_key(root: Path, make_plug
     assert list(discover([root]).plugins["sample"].fingerprint.files) == ["a\\xff", "b\\x0ac"]
 
 
-# Checking again
+# Recheck
 
 
 @pytest.fixture
@@ -560,13 +534,12 @@ def plugin(root: Path, make_plugin: MakePlugin) -> Plugin:
     return discover([root]).plugins["sample"]
 
 
-def test_an_untouched_plugin_passes_the_second_look(plugin: Plugin) -> None:
-    """The look before each start costs nothing but a few questions to the file system."""
+def test_an_unchanged_plugin_passes_the_recheck(plugin: Plugin) -> None:
     assert [finding for finding in plugin.recheck() if finding.path.is_relative_to(plugin.root)] == []
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         _missing_entrypoint,
         _fifo_entrypoint,
@@ -579,21 +552,21 @@ def test_an_untouched_plugin_passes_the_second_look(plugin: Plugin) -> None:
         _writable_folder,
     ],
 )
-def test_a_plugin_that_was_swapped_after_loading_is_refused(plugin: Plugin, spoil: Callable[[Path], None]) -> None:
-    """Trust is asked for at each start, not once."""
-    spoil(plugin.folder)
+def test_a_plugin_that_becomes_untrusted_after_loading_is_refused(
+    plugin: Plugin, damage: Callable[[Path], None]
+) -> None:
+    damage(plugin.folder)
     assert any(finding.is_refusal for finding in plugin.recheck())
 
 
-def test_a_folder_swapped_for_a_link_is_refused(plugin: Plugin, tmp_path: Path) -> None:
-    """Also when the other folder is complete."""
+def test_a_folder_replaced_by_a_symlink_is_refused(plugin: Plugin, tmp_path: Path) -> None:
     plugin.folder.rename(tmp_path / "elsewhere")
     plugin.folder.symlink_to(tmp_path / "elsewhere")
     assert any(finding.is_refusal for finding in plugin.recheck())
 
 
-def test_a_plugin_replaced_by_an_equal_one_may_start_and_is_told(plugin: Plugin) -> None:
-    """A deployment that renames folders does not need a reload to go on; the operator can see it."""
+def test_a_plugin_replaced_by_a_copy_may_start_with_a_warning(plugin: Plugin) -> None:
+    """As in a deployment that renames folders."""
     shutil.copytree(plugin.folder, plugin.root / "new")
     plugin.folder.rename(plugin.root / "old")
     (plugin.root / "new").rename(plugin.folder)
@@ -601,18 +574,17 @@ def test_a_plugin_replaced_by_an_equal_one_may_start_and_is_told(plugin: Plugin)
     assert "changed after it was loaded" in plugin.recheck()[-1].message
 
 
-def test_a_folder_above_that_was_opened_to_all_after_loading_is_refused(plugin: Plugin) -> None:
-    """Every step on the way is looked at again."""
+def test_a_parent_folder_that_becomes_world_writable_is_refused(plugin: Plugin) -> None:
     plugin.root.parent.chmod(0o777)
     try:
-        said = plugin.recheck()
+        findings = plugin.recheck()
     finally:
         plugin.root.parent.chmod(0o700)
-    assert plugin.root.parent in [finding.path for finding in said if finding.is_refusal]
+    assert plugin.root.parent in [finding.path for finding in findings if finding.is_refusal]
 
 
-def test_a_plugin_behind_a_link_is_judged_anew_at_each_look(root: Path, make_plugin: MakePlugin) -> None:
-    """Turning the link elsewhere is noticed."""
+def test_a_plugin_behind_a_symlink_is_fully_rechecked(root: Path, make_plugin: MakePlugin) -> None:
+    """A changed symlink is detected."""
     make_plugin(".store/one", name="sample")
     make_plugin(".store/two", name="sample")
     (root / "link").symlink_to(".store/one")
@@ -625,11 +597,10 @@ def test_a_plugin_behind_a_link_is_judged_anew_at_each_look(root: Path, make_plu
     assert any(finding.is_refusal for finding in plugin.recheck())
 
 
-def test_an_entrypoint_written_after_loading_is_told(plugin: Plugin) -> None:
-    """An author may edit and run; the operator can see that it is not what was loaded."""
+def test_an_entrypoint_changed_after_loading_is_a_warning(plugin: Plugin) -> None:
     plugin.entrypoint.write_text("#!/bin/sh\n# new\n")
-    told = [finding for finding in plugin.recheck() if finding.path.is_relative_to(plugin.root)]
-    assert [(finding.level, finding.path) for finding in told] == [(Level.WARNING, plugin.entrypoint)]
+    findings = [finding for finding in plugin.recheck() if finding.path.is_relative_to(plugin.root)]
+    assert [(finding.level, finding.path) for finding in findings] == [(Level.WARNING, plugin.entrypoint)]
 
 
 # Aliases
@@ -643,7 +614,7 @@ def plugins(root: Path, make_plugin: MakePlugin) -> dict[str, Plugin]:
 
 
 def test_an_alias_is_the_base_plugin_under_another_name(plugins: dict[str, Plugin]) -> None:
-    """Same code, own name, also in the seal."""
+    """The fingerprint has the name of the alias."""
     named = resolve_aliases(plugins, {"work-mail": "mail"})
     alias = named.plugins["work-mail"]
     assert (alias.name, alias.base, alias.uses) == ("work-mail", "mail", "mail")
@@ -654,7 +625,6 @@ def test_an_alias_is_the_base_plugin_under_another_name(plugins: dict[str, Plugi
 
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a"), ("b", "c", "a"), ("c", "a", "b")])
 def test_aliases_of_aliases_work_in_any_order(plugins: dict[str, Plugin], order: tuple[str, ...]) -> None:
-    """The order of keys in a file means nothing."""
     uses = {"a": "mail", "b": "a", "c": "b"}
     named = resolve_aliases(plugins, {alias: uses[alias] for alias in order})
     assert {name: named.plugins[name].base for name in uses} == dict.fromkeys(uses, "mail")
@@ -665,26 +635,25 @@ def test_aliases_of_aliases_work_in_any_order(plugins: dict[str, Plugin], order:
 @pytest.mark.parametrize(
     ("uses", "path", "message"),
     [
-        ({"a": "a"}, "plugins.a.uses", "aliases go in a circle: a → a"),
-        ({"a": "b", "b": "a"}, "plugins.a.uses", "aliases go in a circle: a → b → a"),
-        ({"x": "a", "a": "b", "b": "a"}, "plugins.x.uses", "aliases go in a circle: x → a → b → a"),
+        ({"a": "a"}, "plugins.a.uses", "aliases form a cycle: a → a"),
+        ({"a": "b", "b": "a"}, "plugins.a.uses", "aliases form a cycle: a → b → a"),
+        ({"x": "a", "a": "b", "b": "a"}, "plugins.x.uses", "aliases form a cycle: x → a → b → a"),
         ({"mail": "fetch"}, "plugins.mail.uses", "'mail' is already the name of the plugin at"),
-        ({"a": "mial"}, "plugins.a.uses", "there is no plugin or alias named 'mial' (did you mean 'mail'?)"),
-        ({"a": "zzzzzz"}, "plugins.a.uses", "there is no plugin or alias named 'zzzzzz'"),
-        ({"a": "b", "b": "nothing"}, "plugins.a.uses", "there is no plugin or alias named 'nothing'"),
+        ({"a": "mial"}, "plugins.a.uses", "no plugin or alias is named 'mial' (did you mean 'mail'?)"),
+        ({"a": "zzzzzz"}, "plugins.a.uses", "no plugin or alias is named 'zzzzzz'"),
+        ({"a": "b", "b": "nothing"}, "plugins.a.uses", "no plugin or alias is named 'nothing'"),
     ],
 )
-def test_a_bad_alias_is_named_and_hides_no_other(
+def test_an_invalid_alias_is_reported_with_its_key(
     plugins: dict[str, Plugin], uses: dict[str, str], path: str, message: str
 ) -> None:
-    """Each complaint says which entry and why; the good aliases stay."""
+    """Other aliases are not affected."""
     named = resolve_aliases(plugins, {**uses, "good": "mail"})
     assert next(str(c) for c in named.complaints if c.path == path).startswith(f"{path}: {message}")
     assert set(named.plugins) == {"mail", "fetch", "good"}
 
 
-def test_an_alias_of_a_rejected_plugin_says_why(root: Path, make_plugin: MakePlugin) -> None:
-    """The operator need not look elsewhere."""
+def test_an_alias_of_a_rejected_plugin_reports_the_reason(root: Path, make_plugin: MakePlugin) -> None:
     _missing_entrypoint(make_plugin("mail"))
     found = discover([root])
     named = resolve_aliases(found.plugins, {"a": "mail"}, rejected=found.rejected)
@@ -693,16 +662,16 @@ def test_an_alias_of_a_rejected_plugin_says_why(root: Path, make_plugin: MakePlu
 
 
 def test_a_very_long_chain_of_aliases_is_followed(plugins: dict[str, Plugin]) -> None:
-    """No recursion, no limit that nobody knows."""
     uses = {f"a{number}": f"a{number - 1}" for number in range(1, 300)} | {"a0": "mail"}
     assert resolve_aliases(plugins, uses).plugins["a299"].base == "mail"
 
 
-# What we ship
+# Bundled plugins
 
 
-def test_the_plugins_that_come_with_ductile_are_accepted_without_a_word(tmp_path: Path) -> None:
-    """An example that warns is no example. The one in C is a program once it is built."""
+@pytest.mark.process
+def test_the_bundled_plugins_are_accepted_without_warnings(tmp_path: Path) -> None:
+    """The one in C is built first."""
     bundled = tmp_path / "plugins"
     shutil.copytree(Path(__file__).parents[2] / "plugins", bundled)
     build(bundled / "c-greet")

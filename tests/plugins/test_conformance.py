@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ductile.cli.plugin.checks import checked
+from ductile.cli.plugin.devkit import check_plugin
 from tests.e2e.service import Home
 from tests.plugins.bundled import PLUGINS, build
 
@@ -32,7 +32,7 @@ def test_a_bundled_plugin_is_exemplary(folder: Path, home: Home, bench: ProcessP
     copy = home.path / "plugins" / folder.name
     build(copy)
     report = bench.submit(
-        checked, str(copy), None, "exemplary", run_writes=False, plugin_config=None, deadline=None
+        check_plugin, str(copy), None, "exemplary", run_writes=False, plugin_config=None, deadline=None
     ).result()
 
     assert report["holds"], json.dumps(report, indent=1)

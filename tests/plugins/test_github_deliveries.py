@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ductile.devkit.checks.schemas import full_schema, misfits
+from ductile.devkit.checks.schemas import full_schema, schema_violations
 from tests.plugins.bundled import PLUGINS, ask
 
 WEB = "https://github.com/octo/hello"
@@ -141,4 +141,4 @@ def test_a_delivery_tells_what_it_is_about(
     assert (emitted["type"], emitted["dedupe_key"], payload["text"]) == (type_, f"github:72d3162e-{kind}", text)
     assert {key: payload.get(key) for key in told} == told
     assert payload["body"] == event["payload"]
-    assert list(misfits(full_schema(manifest["commands"][0]["output_schema"]), payload)) == []
+    assert list(schema_violations(full_schema(manifest["commands"][0]["output_schema"]), payload)) == []

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ductile.plugin.manifest import parse_manifest
-from tests.config.conftest import Home as Configuration
+from tests.config.conftest import ConfigDir as Configuration
 from tests.e2e.service import Home
 from tests.plugins.bundled import PLUGINS
 

@@ -1,15 +1,5 @@
-"""The fixtures of the engine and of the HTTP server."""
+"""Fixtures of the engine: every test must end its processes and close its descriptors."""
 
-from tests.engine.conftest import env, instance, make_plugin, make_request, make_script, nothing_is_left_behind
-from tests.web.conftest import described, start_server
+from tests.engine.conftest import instance, nothing_is_left_behind
 
-__all__ = [
-    "described",
-    "env",
-    "instance",
-    "make_plugin",
-    "make_request",
-    "make_script",
-    "nothing_is_left_behind",
-    "start_server",
-]
+__all__ = ["instance", "nothing_is_left_behind"]

@@ -1,4 +1,4 @@
-"""What two instances say to each other: signatures anybody can make, envelopes that are read strictly, answers."""
+"""The relay protocol: signatures, envelopes and replies."""
 
 import json
 import subprocess
@@ -16,8 +16,8 @@ from ductile.relay.protocol import (
     decode,
     encode,
     is_signed,
-    read_moment,
-    read_refusal,
+    parse_timestamp,
+    read_error,
     read_reply,
     signature,
     signed_headers,
@@ -28,8 +28,9 @@ SECRET = Secret("a secret – with more than ASCII")
 SIGNED = ("POST", "/ingest/peer/home", "2026-02-08T09:30:00.000000Z", b'{"event": {}}')
 
 
-def test_openssl_makes_the_same_signature() -> None:
-    """HMAC-SHA256 over method, path, timestamp and body, with a line break after each of the first three."""
+@pytest.mark.process
+def test_openssl_computes_the_same_signature() -> None:
+    """HMAC-SHA256 over method, path, timestamp and body, with a newline after each of the first three."""
     text = b"POST\n/ingest/peer/home\n2026-02-08T09:30:00.000000Z\n" + b'{"event": {}}'
     command = ["openssl", "dgst", "-sha256", "-hmac", SECRET.reveal(), "-r"]
     done = subprocess.run(command, input=text, capture_output=True, check=True)
@@ -38,8 +39,8 @@ def test_openssl_makes_the_same_signature() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "sha256={}"])
 @pytest.mark.parametrize("case", [str.lower, str.upper])
-def test_a_signature_is_recognised_in_each_of_its_forms(form: str, case: Any) -> None:
-    """With or without `sha256=`, in small or capital hex digits."""
+def test_a_signature_is_accepted_in_each_form(form: str, case: Any) -> None:
+    """With or without `sha256=`, in lower or upper case."""
     assert is_signed(form.format(case(signature(SECRET, *SIGNED))), SECRET, *SIGNED)
 
 
@@ -52,19 +53,17 @@ def test_a_signature_is_recognised_in_each_of_its_forms(form: str, case: Any) ->
         (*SIGNED[:3], b'{"event": {} }'),
     ],
 )
-def test_a_signature_fits_exactly_what_was_signed(method: str, path: str, moment: str, body: bytes) -> None:
-    """Another method, path, moment or body is another signature."""
+def test_a_signature_covers_method_path_timestamp_and_body(method: str, path: str, moment: str, body: bytes) -> None:
     assert not is_signed(signature(SECRET, *SIGNED), SECRET, method, path, moment, body)
 
 
 @pytest.mark.parametrize("text", ["", "sha256=", "0" * 64, "sha1=" + "0" * 40, "é" * 64, "sha256=sha256=" + "0" * 57])
-def test_what_is_no_signature_fits_nothing(text: str) -> None:
-    """And raises nothing."""
+def test_an_invalid_signature_is_refused_without_an_error(text: str) -> None:
     assert not is_signed(text, SECRET, *SIGNED)
 
 
-def test_the_headers_of_a_request_are_signed_for_its_receiver() -> None:
-    """The key id is sent where there is one."""
+def test_the_headers_of_a_request_contain_its_signature() -> None:
+    """The key id is optional."""
     headers = signed_headers("home", "k1", SECRET, SIGNED[1], SIGNED[3], now=NOW)
     assert headers == {
         "X-Ductile-Peer": "home",
@@ -94,9 +93,9 @@ def test_the_headers_of_a_request_are_signed_for_its_receiver() -> None:
         ("٣", None),
     ],
 )
-def test_a_moment_is_rfc_3339_or_unix_seconds(text: str, expected: datetime | None) -> None:
-    """Nothing else is a moment, and nothing raises."""
-    assert read_moment(text) == expected
+def test_a_timestamp_is_rfc_3339_or_unix_seconds(text: str, expected: datetime | None) -> None:
+    """Anything else is None."""
+    assert parse_timestamp(text) == expected
 
 
 FULL = Envelope(
@@ -109,14 +108,14 @@ FULL = Envelope(
 
 
 @pytest.mark.parametrize("envelope", [FULL, Envelope(type="x")])
-def test_an_envelope_comes_out_as_it_went_in(envelope: Envelope) -> None:
-    """And its bytes are the same every time, so that a receiver recognises a repetition."""
+def test_an_envelope_is_decoded_to_the_same_envelope(envelope: Envelope) -> None:
+    """Its bytes are always the same, so that the receiver recognises a repetition."""
     assert decode(encode(envelope)) == envelope
     assert encode(decode(encode(envelope))) == encode(envelope)
 
 
-def test_members_that_only_a_later_version_knows_are_ignored() -> None:
-    """Nulls are as good as nothing."""
+def test_unknown_members_are_ignored() -> None:
+    """Null means absent."""
     body = {"event": {"type": "x", "payload": None, "dedupe_key": None, "new": 1}, "new": 2, "origin": None}
     assert decode(json.dumps(body).encode()) == Envelope(type="x")
 
@@ -146,8 +145,7 @@ def test_members_that_only_a_later_version_knows_are_ignored() -> None:
         (b'{"event": {"type": "x"}, "baggage": "b"}', "baggage must be a JSON object"),
     ],
 )
-def test_a_body_that_is_no_envelope_is_refused_with_the_reason(body: bytes | str, reason: str) -> None:
-    """The sender learns which member is wrong."""
+def test_an_invalid_envelope_is_refused_with_the_reason(body: bytes | str, reason: str) -> None:
     with pytest.raises(EnvelopeInvalid, match=f"^{reason}"):
         decode(body if isinstance(body, bytes) else body.encode())
 
@@ -168,13 +166,13 @@ def test_a_body_that_is_no_envelope_is_refused_with_the_reason(body: bytes | str
         ("accepted", None),
     ],
 )
-def test_only_a_reply_of_a_ductile_counts_as_delivered(body: Any, reply: Reply | None) -> None:
-    """A page of some proxy that says 200 is no delivery."""
+def test_only_a_reply_of_ductile_counts_as_delivered(body: Any, reply: Reply | None) -> None:
+    """A 200 from a proxy does not."""
     assert read_reply(json.dumps(body).encode()) == reply
 
 
-def test_what_is_no_json_is_no_reply() -> None:
+def test_a_body_that_is_not_json_is_not_a_reply() -> None:
     assert read_reply(b"<html>ok</html>") is None
-    assert read_refusal(b"<html>no</html>") == ""
-    assert read_refusal(b'{"error": "unknown relay peer"}') == "unknown relay peer"
-    assert read_refusal(b'{"error": 1}') == read_refusal(b"[]") == ""
+    assert read_error(b"<html>no</html>") == ""
+    assert read_error(b'{"error": "unknown relay peer"}') == "unknown relay peer"
+    assert read_error(b'{"error": 1}') == read_error(b"[]") == ""

@@ -1,4 +1,4 @@
-"""Rules for events from peers and for the outbox: what is refused, what becomes of the rest, and that it is once."""
+"""Events from peers are verified and stored once; events for other instances go into the outbox."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ from attrs import define
 
 from ductile.config.checks.doctor import examine
 from ductile.config.load.load import load
-from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock, to_text
 from ductile.core.errors import LedgerFull
 from ductile.core.hub import Hub
@@ -21,19 +21,18 @@ from ductile.engine import breaker
 from ductile.engine.control.pause import PausedPlugins
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import breakers, journal
-from ductile.relay import outbox_routes, receive
-from ductile.relay.inbound import KEPT
 from ductile.relay.protocol import signature
-from ductile.relay.receive import REFUSED, REPEATED
+from ductile.relay.receive import RECEIPT_RETENTION, REFUSED, REPEATED
+from ductile.relay.routes import relay_routes
 from ductile.web.api import schedules
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext
 from ductile.web.messages import HTTPError, Request
-from ductile.web.routes import Route, Table
+from ductile.web.routes import Route, RouteTable
 from ductile.web.site import Site
 from ductile.web.webhooks.rejections import RejectionCounter
 from tests.e2e.service import Home
-from tests.ledger.reading import look
+from tests.ledger.reading import read_now
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 SECRETS = {"line": "line-secret-0123456789abcdef", "other": "other-secret-0123456789abcde"}
@@ -58,8 +57,8 @@ remote_ingress:
 PLUGIN = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok"}\'\n'
 
 
-class SetClock(Clock):
-    """Stands still where the test puts it."""
+class FixedClock(Clock):
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.moment = NOW
@@ -69,19 +68,19 @@ class SetClock(Clock):
 
 
 def event(kind: str = "backup.ready", *, event_id: str = "e-1", **more: Any) -> dict[str, Any]:
-    """An envelope of `home`."""
+    """Return an envelope of `home`."""
     origin = {"instance": "home", "plugin": "backup", "job_id": "j", "event_id": event_id}
     return {"event": {"type": kind, "payload": {"n": 1}}, "origin": origin, **more}
 
 
 @define(eq=False)
-class Door:
-    """A receiver on a real ledger, and a sender who knows the secrets."""
+class Receiver:
+    """A receiver with a real ledger, and a client that knows the secrets."""
 
     ledger: Ledger
     snapshot: Snapshot
-    clock: SetClock
-    tally: RejectionCounter
+    clock: FixedClock
+    rejections: RejectionCounter
     site: Site
 
     async def ask(self, method: str, path: str, body: bytes = b"", **more: Any) -> tuple[int, Any]:
@@ -94,14 +93,14 @@ class Door:
             answer = refusal.response
         else:
             assert isinstance(route, Route)
-            answer = await self.site.answer(route, request)
+            answer = await self.site.handle(route, request)
         assert isinstance(answer.body, bytes)
         return answer.status, json.loads(answer.body)
 
     async def send(
         self, envelope: Any = None, *, peer: str = "home", path: str | None = None, secret: str = "line", **changes: Any
     ) -> tuple[int, Any]:
-        """A request as a peer signs it; `changes` are made to its headers afterwards, None takes one away."""
+        """Send a request signed by a peer. `changes` replace its headers afterwards; None removes one."""
         body = envelope if isinstance(envelope, bytes) else json.dumps(envelope or event()).encode()
         at, moment = f"/ingest/peer/{path or peer}", changes.get("timestamp") or to_text(self.clock.now())
         signed = signature(Secret(SECRETS[secret]), "POST", at, moment, body)
@@ -110,78 +109,78 @@ class Door:
         return await self.ask("POST", at, body, headers=sent)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        return look(self.ledger, lambda db: db.execute(statement, values).fetchall())
+        return read_now(self.ledger, lambda db: db.execute(statement, values).fetchall())
 
     def runs(self) -> list[tuple[str, str]]:
         return self.rows("SELECT pipeline, submitted_by FROM job_queue ORDER BY seq")
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        return [entry.data for entry in look(self.ledger, journal.read_since, 0) if entry.kind == kind]
+        return [entry.data for entry in read_now(self.ledger, journal.read_since, 0) if entry.kind == kind]
 
     def counted(self, kind: str) -> dict[str, dict[str, int]]:
-        return {path: dict(labels) for (what, path), labels in self.tally._counts.items() if what == kind}
+        return {path: dict(labels) for (what, path), labels in self.rejections._counts.items() if what == kind}
 
 
-Make = Callable[[Callable[[str], str]], Snapshot]
+MakeSnapshot = Callable[[Callable[[str], str]], Snapshot]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The configuration above, with a change of its text."""
+def make_snapshot(tmp_path_factory: pytest.TempPathFactory) -> MakeSnapshot:
+    """Return a function that builds a snapshot of CONFIG after a change of its text."""
 
-    def made(change: Callable[[str], str]) -> Snapshot:
+    def make(change: Callable[[str], str]) -> Snapshot:
         home = Home.make(tmp_path_factory.mktemp("relay") / "home")
         home.plugin("taker", PLUGIN)
         tokens = "".join(f"  - {{name: {name}, key: {key}}}\n" for name, key in SECRETS.items())
         home.write("tokens.yaml", f"tokens:\n{tokens}")
         home.add(change(CONFIG))
         home.seal()
-        return take_snapshot(examine(load(home.path / "config.yaml")), {"PATH": "/usr/bin:/bin"})
+        return build_snapshot(examine(load(home.path / "config.yaml")), {"PATH": "/usr/bin:/bin"})
 
-    return made
+    return make
 
 
 @pytest.fixture(scope="module")
-def usual(make: Make) -> Snapshot:
-    return make(str)
+def default_snapshot(make_snapshot: MakeSnapshot) -> Snapshot:
+    return make_snapshot(str)
 
 
 @pytest.fixture
-async def door(usual: Snapshot, tmp_path: Path) -> AsyncIterator[Door]:
-    clock = SetClock()
+async def receiver(default_snapshot: Snapshot, tmp_path: Path) -> AsyncIterator[Receiver]:
+    clock = FixedClock()
     async with open_ledger(tmp_path / "state.db", synchronous="normal") as ledger:
-        tally = RejectionCounter(ledger, clock)
-        made = Door(ledger, usual, clock, tally, None)  # type: ignore[arg-type]
-        desk = AppContext(
+        rejections = RejectionCounter(ledger, clock)
+        receiver = Receiver(ledger, default_snapshot, clock, rejections, None)  # type: ignore[arg-type]
+        ctx = AppContext(
             ledger=ledger,
             hub=Hub(),
             clock=clock,
-            snapshot=lambda: made.snapshot,
+            snapshot=lambda: receiver.snapshot,
             live_stderr=lambda _: None,
             stuck_seconds=lambda: 0.0,
-            reload=lambda **_: pytest.fail("nobody reloads"),
-            cancel=lambda *_: pytest.fail("nobody cancels"),
-            purge=lambda *_: pytest.fail("nobody purges"),
-            pausing=PausedPlugins(ledger, Hub(), clock, {}),
+            reload=lambda **_: pytest.fail("unexpected reload"),
+            cancel=lambda *_: pytest.fail("unexpected cancel"),
+            purge=lambda *_: pytest.fail("unexpected purge"),
+            pause_control=PausedPlugins(ledger, Hub(), clock, {}),
         )
-        routes = (*receive.routes(desk, tally), *outbox_routes.routes(desk), *schedules.routes(desk, breaker.reset))
-        made.site = Site(
-            table=Table(routes),
+        routes = (*relay_routes(ctx, rejections), *schedules.routes(ctx, breaker.reset))
+        receiver.site = Site(
+            table=RouteTable(routes),
             authorize=lambda _, request: request,
             on_fault=lambda error, where: pytest.fail(f"{where}: {error!r}"),
         )
-        yield made
+        yield receiver
 
 
-# ── taken ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── accepted ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_signed_event_starts_a_run_of_every_pipeline_that_waits_for_it(door: Door) -> None:
-    """Each is a tree of its own; the answer names them. A pipeline with `from_plugin` never waits for a peer."""
-    status, answer = await door.send()
+async def test_a_signed_event_starts_a_run_of_every_matching_pipeline(receiver: Receiver) -> None:
+    """Each run is its own tree. A pipeline with `from_plugin` does not match an event of a peer."""
+    status, answer = await receiver.send()
 
-    jobs = [job_id for (job_id,) in door.rows("SELECT id FROM job_queue ORDER BY seq")]
-    ((event_id,),) = door.rows("SELECT DISTINCT source_event_id FROM job_queue")
+    jobs = [job_id for (job_id,) in receiver.rows("SELECT id FROM job_queue ORDER BY seq")]
+    ((event_id,),) = receiver.rows("SELECT DISTINCT source_event_id FROM job_queue")
     assert (status, answer) == (
         202,
         {
@@ -195,50 +194,50 @@ async def test_a_signed_event_starts_a_run_of_every_pipeline_that_waits_for_it(d
         },
     )
     assert event_id != "e-1", "an event gets an id of its own here"
-    assert door.runs() == [("first", "relay:home"), ("second", "relay:home")]
-    payload = json.loads(door.rows("SELECT payload FROM job_queue")[0][0])
+    assert receiver.runs() == [("first", "relay:home"), ("second", "relay:home")]
+    payload = json.loads(receiver.rows("SELECT payload FROM job_queue")[0][0])
     assert (payload["source"], payload["payload"], payload["event_id"]) == ("relay:home", {"n": 1}, event_id)
 
 
-async def test_baggage_that_the_peer_may_bring_begins_the_context(door: Door) -> None:
-    """The rest is dropped and the journal says so; the trigger's `if` reads what was taken."""
+async def test_allowed_baggage_starts_the_context(receiver: Receiver) -> None:
+    """Other baggage is dropped with a journal entry. The trigger's `if` reads the allowed baggage."""
     baggage = {"trace": {"id": 7}, "secret": 1, "ductile": {"route_depth": 99}}
-    status, answer = await door.send(event("traced", baggage=baggage))
+    status, answer = await receiver.send(event("traced", baggage=baggage))
 
     assert (status, answer["accepted"]) == (202, True)
-    contexts = [json.loads(text) for (text,) in door.rows("SELECT accumulated_json FROM event_context")]
+    contexts = [json.loads(text) for (text,) in receiver.rows("SELECT accumulated_json FROM event_context")]
     assert [context["trace"] for context in contexts] == [{"id": 7}, {"id": 7}]
     assert all("secret" not in context and context["ductile"]["route_depth"] < 99 for context in contexts)
-    (note,) = door.notes("event.baggage_dropped")
+    (note,) = receiver.notes("event.baggage_dropped")
     assert (note["peer"], note["names"], note["count"]) == ("home", ["secret", "ductile"], 2)
 
 
-async def test_an_event_nobody_handles_is_accepted_as_such(door: Door) -> None:
-    """`accepted: false, reason: no_route`, in the journal too; a route does not match."""
-    status, answer = await door.send(event("unhandled"))
+async def test_an_event_without_a_route_is_stored_as_not_accepted(receiver: Receiver) -> None:
+    """`accepted: false, reason: no_route`, also in the journal. Routes of plugins do not match."""
+    status, answer = await receiver.send(event("unhandled"))
 
     assert (status, answer["status"], answer["accepted"], answer["reason"]) == (202, "accepted", False, "no_route")
     assert "job_id" not in answer
-    assert door.runs() == []
-    (note,) = door.notes("event.unmatched")
+    assert receiver.runs() == []
+    (note,) = receiver.notes("event.unmatched")
     assert (note["source"], note["type"], note["event_id"]) == ("relay:home", "unhandled", answer["receiver_event_id"])
 
 
 @pytest.mark.parametrize("moment", ["2026-02-08T09:25:00Z", "2026-02-08T10:34:59.999999999+01:00", "1770543000"])
-async def test_a_moment_within_the_skew_is_taken_in_each_form(door: Door, moment: str) -> None:
-    """RFC 3339, up to nanoseconds, or seconds since 1970."""
-    assert (await door.send(timestamp=moment))[0] == 202
+async def test_a_timestamp_within_the_skew_is_accepted_in_each_form(receiver: Receiver, moment: str) -> None:
+    """RFC 3339, up to nanoseconds, or Unix seconds."""
+    assert (await receiver.send(timestamp=moment))[0] == 202
 
 
-async def test_a_key_id_that_fits_is_taken(door: Door) -> None:
+async def test_a_matching_key_id_is_accepted(receiver: Receiver) -> None:
     envelope = event() | {"origin": {}}
-    assert (await door.send(envelope, peer="keyed", secret="other", key_id="k1"))[0] == 202
+    assert (await receiver.send(envelope, peer="keyed", secret="other", key_id="k1"))[0] == 202
 
 
 # ── refused ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REFUSALS: list[tuple[dict[str, Any], int, str]] = [
-    ({"path": "stranger"}, 403, "unknown relay peer"),
+    ({"path": "unknown"}, 403, "unknown relay peer"),
     ({"path": "gone", "peer": "gone"}, 403, "unknown relay peer"),
     ({"peer": "keyed", "path": "home"}, 403, "peer identity mismatch"),
     ({"path": "home", "peer": None}, 403, "peer identity mismatch"),
@@ -256,113 +255,109 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"envelope": event() | {"origin": {"instance": "lab"}}}, 403, "origin instance mismatch"),
     ({"envelope": event("not.accepted")}, 422, "event type not allowed for peer"),
     # The first thing that is wrong is the answer.
-    ({"path": "stranger", "timestamp": None, "signature": None}, 403, "unknown relay peer"),
+    ({"path": "unknown", "timestamp": None, "signature": None}, 403, "unknown relay peer"),
     ({"timestamp": "noon", "signature": None}, 403, "invalid relay timestamp"),
     ({"signature": "0" * 64, "envelope": b"{}"}, 403, "forbidden"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "status", "error"), REFUSALS)
-async def test_a_request_is_refused_with_the_first_thing_that_is_wrong(
-    door: Door, changes: dict[str, Any], status: int, error: str
+async def test_a_request_is_refused_with_the_first_failed_check(
+    receiver: Receiver, changes: dict[str, Any], status: int, error: str
 ) -> None:
-    """Nothing is started, and the refusal is counted at a place that a stranger cannot choose."""
+    """Nothing starts. The refusal is counted under a path that the client cannot choose."""
     if "peer" in changes and changes["peer"] is None:
         body = json.dumps(event()).encode()
-        answer = await door.ask("POST", "/ingest/peer/home", body, headers={})
+        answer = await receiver.ask("POST", "/ingest/peer/home", body, headers={})
     else:
-        answer = await door.send(changes.pop("envelope", None), **changes)
+        answer = await receiver.send(changes.pop("envelope", None), **changes)
 
     assert (answer[0], answer[1]["error"]) == (status, error)
-    assert door.runs() == []
+    assert receiver.runs() == []
     path = (
         "/ingest/peer"
         if error == "unknown relay peer"
         else f"/ingest/peer/{changes.get('path') or changes.get('peer') or 'home'}"
     )
-    assert door.counted(REFUSED) == {path: {error: 1}}
+    assert receiver.counted(REFUSED) == {path: {error: 1}}
 
 
-async def test_a_header_that_is_given_twice_is_refused(door: Door) -> None:
-    """Nobody can add a second signature, moment or name beside the good one."""
+async def test_a_repeated_header_is_refused(receiver: Receiver) -> None:
     body = json.dumps(event()).encode()
     moment = to_text(NOW)
     signed = signature(Secret(SECRETS["line"]), "POST", "/ingest/peer/home", moment, body)
     headers = {"x-ductile-peer": ("home",), "x-ductile-timestamp": (moment,), "x-ductile-signature": (signed,)}
     for name, values in headers.items():
-        status, _ = await door.ask("POST", "/ingest/peer/home", body, headers=headers | {name: (*values, *values)})
+        status, _ = await receiver.ask("POST", "/ingest/peer/home", body, headers=headers | {name: (*values, *values)})
         assert (name, status) == (name, 403)
 
 
-async def test_every_peer_names_its_key_where_the_configuration_says_so(door: Door, make: Make) -> None:
-    """`require_key_id` asks all of them; another configuration counts from the next request on."""
-    door.snapshot = make(
+async def test_require_key_id_applies_to_all_peers(receiver: Receiver, make_snapshot: MakeSnapshot) -> None:
+    """A new configuration applies from the next request on."""
+    receiver.snapshot = make_snapshot(
         lambda text: (
             text.replace("  peers:", "  require_key_id: true\n  peers:")
             .replace("{name: home, secret_ref: line,", "{name: home, key_id: k9, secret_ref: line,")
             .replace("enabled: false, secret_ref: line}", "enabled: false, key_id: k, secret_ref: line}")
         )
     )
-    assert (await door.send())[1]["error"] == "missing relay key id"
-    assert (await door.send(key_id="k9"))[0] == 202
+    assert (await receiver.send())[1]["error"] == "missing relay key id"
+    assert (await receiver.send(key_id="k9"))[0] == 202
 
 
-async def test_a_ledger_that_takes_nothing_has_the_sender_come_back(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """503 with Retry-After: nothing was acknowledged."""
+async def test_a_full_ledger_responds_503(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is acknowledged."""
 
     async def full(*_: Any, **__: Any) -> None:
         raise LedgerFull("full")
 
     monkeypatch.setattr(Ledger, "transact", full)
-    status, answer = await door.send()
+    status, answer = await receiver.send()
     assert (status, answer["error"], answer["code"]) == (503, "failed to enqueue relay event", "relay_unavailable")
 
 
 # ── once ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_event_that_comes_again_gets_the_first_answer(door: Door) -> None:
-    """Sent again later, with another moment and signature, it is still the same event."""
-    first = await door.send()
-    door.clock.moment = NOW + timedelta(hours=20)
-    assert await door.send() == first
-    assert len(door.runs()) == 2
-    assert door.counted(REPEATED) == {"/ingest/peer/home": {"event:e-1": 1}}
+async def test_a_repeated_event_gets_the_first_response(receiver: Receiver) -> None:
+    """Even with another timestamp and signature."""
+    first = await receiver.send()
+    receiver.clock.moment = NOW + timedelta(hours=20)
+    assert await receiver.send() == first
+    assert len(receiver.runs()) == 2
+    assert receiver.counted(REPEATED) == {"/ingest/peer/home": {"event:e-1": 1}}
 
 
-async def test_an_event_is_known_for_a_week_whatever_becomes_of_its_runs(door: Door) -> None:
-    """Then the same id is a new event, as far as the dedupe window of its jobs is concerned too."""
-    first = await door.send()
-    door.clock.moment = NOW + KEPT - timedelta(seconds=1)
-    assert await door.send() == first
-    door.clock.moment = NOW + KEPT + timedelta(seconds=1)
-    assert (await door.send())[1]["receiver_event_id"] != first[1]["receiver_event_id"]
+async def test_a_repeated_event_is_recognised_for_a_week(receiver: Receiver) -> None:
+    """Then the same id is a new event."""
+    first = await receiver.send()
+    receiver.clock.moment = NOW + RECEIPT_RETENTION - timedelta(seconds=1)
+    assert await receiver.send() == first
+    receiver.clock.moment = NOW + RECEIPT_RETENTION + timedelta(seconds=1)
+    assert (await receiver.send())[1]["receiver_event_id"] != first[1]["receiver_event_id"]
 
 
-async def test_another_content_under_a_known_id_is_refused(door: Door) -> None:
-    """An id that is no id must not swallow events in silence."""
-    await door.send()
-    status, answer = await door.send(event() | {"event": {"type": "backup.ready", "payload": {"n": 2}}})
+async def test_a_known_id_with_other_content_is_refused(receiver: Receiver) -> None:
+    await receiver.send()
+    status, answer = await receiver.send(event() | {"event": {"type": "backup.ready", "payload": {"n": 2}}})
     assert (status, answer["code"]) == (422, "event_id_reused")
-    assert len(door.runs()) == 2
+    assert len(receiver.runs()) == 2
 
 
-async def test_without_an_id_only_a_replay_is_the_same_event(door: Door) -> None:
-    """The signature covers the moment: the same bytes a second later are a new event."""
+async def test_without_an_id_only_a_replay_is_a_repeated_event(receiver: Receiver) -> None:
+    """The signature covers the timestamp."""
     envelope = {"event": {"type": "backup.ready"}}
-    first = await door.send(envelope)
-    assert await door.send(envelope) == first
-    door.clock.moment += timedelta(seconds=1)
-    assert (await door.send(envelope))[1]["receiver_event_id"] != first[1]["receiver_event_id"]
-    assert len(door.runs()) == 4
+    first = await receiver.send(envelope)
+    assert await receiver.send(envelope) == first
+    receiver.clock.moment += timedelta(seconds=1)
+    assert (await receiver.send(envelope))[1]["receiver_event_id"] != first[1]["receiver_event_id"]
+    assert len(receiver.runs()) == 4
 
 
-async def test_ids_of_two_peers_have_nothing_to_do_with_each_other(door: Door) -> None:
+async def test_the_ids_of_two_peers_are_independent(receiver: Receiver) -> None:
     envelope = {"event": {"type": "backup.ready"}, "origin": {"event_id": "e-1"}}
-    first = await door.send(envelope)
-    second = await door.send(envelope, peer="keyed", secret="other", key_id="k1")
+    first = await receiver.send(envelope)
+    second = await receiver.send(envelope, peer="keyed", secret="other", key_id="k1")
     assert first[1]["receiver_event_id"] != second[1]["receiver_event_id"]
 
 
@@ -375,25 +370,27 @@ async def test_ids_of_two_peers_have_nothing_to_do_with_each_other(door: Door) -
         ({"event": {"type": "backup.ready"}}, None),
     ],
 )
-async def test_the_dedupe_key_is_the_senders_or_made_of_the_origin(door: Door, envelope: Any, key: str | None) -> None:
-    """It counts for each pipeline alone: all of them run."""
-    assert (await door.send(envelope))[1]["accepted"]
-    keys = [found for (found,) in door.rows("SELECT dedupe_key FROM job_queue ORDER BY seq")]
+async def test_the_dedupe_key_is_that_of_the_sender_or_derived_from_the_origin(
+    receiver: Receiver, envelope: Any, key: str | None
+) -> None:
+    """It applies to each pipeline separately."""
+    assert (await receiver.send(envelope))[1]["accepted"]
+    keys = [found for (found,) in receiver.rows("SELECT dedupe_key FROM job_queue ORDER BY seq")]
     assert keys == ([None, None] if key is None else [f"first/one//:{key}", f"second/one//:{key}"])
 
 
-# ── the outbox ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── outbox ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def put(door: Door, body: Any, instance: str = "lab", query: str = "") -> tuple[int, Any]:
+async def put(receiver: Receiver, body: Any, instance: str = "lab", query: str = "") -> tuple[int, Any]:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return await door.ask("POST", f"/relay/{instance}{query}", raw)
+    return await receiver.ask("POST", f"/relay/{instance}{query}", raw)
 
 
-async def test_an_event_for_an_instance_is_a_job_of_the_outbox(door: Door) -> None:
-    """202 once it is durable; it has many attempts, because an instance may be down for long."""
-    status, answer = await put(door, {"event": {"type": "a.b", "payload": {"n": 1}}, "baggage": {"t": 1}})
-    ((job_id, plugin, command, payload, attempts, by),) = door.rows(
+async def test_an_event_for_an_instance_is_a_relay_job(receiver: Receiver) -> None:
+    """With many attempts, because an instance may be down for hours."""
+    status, answer = await put(receiver, {"event": {"type": "a.b", "payload": {"n": 1}}, "baggage": {"t": 1}})
+    ((job_id, plugin, command, payload, attempts, by),) = receiver.rows(
         "SELECT id, plugin, command, payload, max_attempts, submitted_by FROM job_queue"
     )
     assert (status, answer) == (
@@ -404,21 +401,20 @@ async def test_an_event_for_an_instance_is_a_job_of_the_outbox(door: Door) -> No
     assert json.loads(payload)["to"] == "lab"
 
 
-async def test_an_idempotency_key_puts_an_event_into_the_outbox_once(door: Door) -> None:
-    """The same request again gets the first answer."""
+async def test_an_idempotency_key_enqueues_an_event_once(receiver: Receiver) -> None:
     raw, headers = json.dumps({"event": {"type": "a.b"}}).encode(), {"idempotency-key": ("k-1",)}
-    first = await door.ask("POST", "/relay/lab", raw, headers=headers)
-    assert await door.ask("POST", "/relay/lab", raw, headers=headers) == first
-    assert door.rows("SELECT COUNT(*) FROM job_queue") == [(1,)]
+    first = await receiver.ask("POST", "/relay/lab", raw, headers=headers)
+    assert await receiver.ask("POST", "/relay/lab", raw, headers=headers) == first
+    assert receiver.rows("SELECT COUNT(*) FROM job_queue") == [(1,)]
 
 
-async def test_a_dry_run_checks_and_stores_nothing(door: Door) -> None:
-    status, answer = await put(door, {"event": {"type": "a.b"}}, query="?dry_run=true")
+async def test_a_dry_run_stores_nothing(receiver: Receiver) -> None:
+    status, answer = await put(receiver, {"event": {"type": "a.b"}}, query="?dry_run=true")
     assert (status, answer) == (
         200,
         {"status": "planned", "dry_run": True, "instance": "lab", "event_type": "a.b"},
     )
-    assert door.rows("SELECT 1 FROM job_queue") == []
+    assert receiver.rows("SELECT 1 FROM job_queue") == []
 
 
 @pytest.mark.parametrize("query", ["", "?dry_run=true"])
@@ -436,23 +432,21 @@ async def test_a_dry_run_checks_and_stores_nothing(door: Door) -> None:
         ("lab", b"", 400, "the body is not JSON"),
     ],
 )
-async def test_what_cannot_be_sent_is_refused_at_once(
-    door: Door, instance: str, body: Any, status: int, error: str, query: str
+async def test_an_event_that_cannot_be_sent_is_refused_immediately(
+    receiver: Receiver, instance: str, body: Any, status: int, error: str, query: str
 ) -> None:
-    """Whoever asks learns it, not the log."""
-    found, answer = await put(door, body, instance, query)
+    found, answer = await put(receiver, body, instance, query)
     assert (found, answer["error"][: len(error)]) == (status, error)
-    assert door.rows("SELECT 1 FROM job_queue") == []
+    assert receiver.rows("SELECT 1 FROM job_queue") == []
 
 
-async def test_the_overview_shows_who_answers_and_what_waits(door: Door) -> None:
-    """Instances with their breakers, peers with what came from them."""
-    await put(door, {"event": {"type": "a.b"}})
-    await door.send()
+async def test_the_overview_has_breakers_and_undelivered_events(receiver: Receiver) -> None:
+    await put(receiver, {"event": {"type": "a.b"}})
+    await receiver.send()
     failing = Breaker(plugin="core.relay", command="lab", state=BreakerState.OPEN, failure_count=3, opened_at=NOW)
-    await door.ledger.write(breakers.put, BreakerChange(failing, "failure_threshold"), now=NOW)
+    await receiver.ledger.write(breakers.put, BreakerChange(failing, "failure_threshold"), now=NOW)
 
-    status, view = await door.ask("GET", "/relay")
+    status, view = await receiver.ask("GET", "/relay")
 
     assert status == 200
     assert (view["waiting"], view["waiting_since"]) == (1, to_text(NOW))
@@ -466,18 +460,18 @@ async def test_the_overview_shows_who_answers_and_what_waits(door: Door) -> None
     assert (keyed["received"], "last_received_at" in keyed) == (0, False)
 
 
-async def test_the_breaker_of_an_instance_is_seen_and_reset_like_others(door: Door) -> None:
-    """`core.relay` has a breaker per instance; a reset also wakes what waits."""
-    await put(door, {"event": {"type": "a.b"}})
-    await door.ledger.write(
+async def test_the_breaker_of_an_instance_can_be_read_and_reset(receiver: Receiver) -> None:
+    """A reset also makes postponed jobs due."""
+    await put(receiver, {"event": {"type": "a.b"}})
+    await receiver.ledger.write(
         lambda db: db.execute("UPDATE job_queue SET lane = NULL, next_retry_at = ?, failed_at = ?", ("9", to_text(NOW)))
     )
     failing = Breaker(plugin="core.relay", command="lab", failure_count=2)
-    await door.ledger.write(breakers.put, BreakerChange(failing, "failure_threshold"), now=NOW)
+    await receiver.ledger.write(breakers.put, BreakerChange(failing, "failure_threshold"), now=NOW)
 
-    status, view = await door.ask("GET", "/breaker/core.relay?command=lab")
+    status, view = await receiver.ask("GET", "/breaker/core.relay?command=lab")
     assert (status, view["breakers"][0]["failure_count"], view["breakers"][0]["threshold"]) == (200, 2, 3)
-    status, answer = await door.ask("POST", "/breaker/core.relay/reset")
+    status, answer = await receiver.ask("POST", "/breaker/core.relay/reset")
     assert (status, [one["command"] for one in answer["reset"]]) == (200, ["lab"])
-    assert door.rows("SELECT lane, next_retry_at FROM job_queue") == [("core.relay", None)]
-    assert (await door.ask("GET", "/breaker/core.relay?command=lap"))[0] == 404
+    assert receiver.rows("SELECT lane, next_retry_at FROM job_queue") == [("core.relay", None)]
+    assert (await receiver.ask("GET", "/breaker/core.relay?command=lap"))[0] == 404

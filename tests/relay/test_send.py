@@ -1,4 +1,4 @@
-"""Sending events to another instance: what is sent, what the answers mean, and how the outbox waits."""
+"""Events are sent to another instance: the message, the meaning of responses, and retries."""
 
 import json
 import os
@@ -29,6 +29,7 @@ from ductile.core.model import (
     Interrupted,
     Job,
     NewJob,
+    OutcomeCode,
     Retried,
     Succeeded,
 )
@@ -42,20 +43,20 @@ from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.queue.rows import get_job
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import breakers
-from ductile.ledger.tables.outbox import reason_of
+from ductile.ledger.tables.outbox import block_reason
 from ductile.pipeline.compile.plan import RELAY
 from ductile.pipeline.run.events import derived_id
-from ductile.relay import client as posting
-from ductile.relay.breakers import held_back, note_attempt
-from ductile.relay.client import MOST_ANSWER, HttpAnswer, Unanswered, post
+from ductile.relay import client
+from ductile.relay.breakers import count_attempt, hold_if_unreachable
+from ductile.relay.client import MAX_RESPONSE_BYTES, HttpResponse, NoResponse, post
 from ductile.relay.message import RelayMessage, build_message
 from ductile.relay.protocol import decode, is_signed
-from ductile.relay.response import Judged, Sent, judge_reply
+from ductile.relay.response import RelayCompletion, SendResult, judge_response
 from ductile.relay.send import send_job
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, job_context, snapshot_of
-from tests.engine.dispatching import FaultyLedger
-from tests.ledger.reading import look
+from tests.engine.dispatcher_service import FaultyLedger
+from tests.ledger.reading import read_now
 
 SECRET = "line-secret-0123456789abcdef"
 CONFIG = """\
@@ -79,7 +80,7 @@ pipelines:
       - {{id: last, uses: echo}}
 """
 TAKEN = {"status": "accepted", "accepted": True, "peer": "home", "receiver_event_id": "r-1", "job_id": "j-1"}
-OK = HttpAnswer(202, {}, json.dumps(TAKEN).encode())
+OK = HttpResponse(202, {}, json.dumps(TAKEN).encode())
 EVIDENCE = Evidence(started_at=NOW, duration=timedelta(seconds=1))
 
 
@@ -98,8 +99,8 @@ def snapshot(tmp_path: Path) -> Snapshot:
     return configured(tmp_path)
 
 
-def a_relay(step: str = "whole", payload: Any = None, **more: Any) -> Job:
-    """A job of a relay step that was entered with this payload, with `host: box` in its context."""
+def relay_job(step: str = "whole", payload: Any = None, **more: Any) -> Job:
+    """Return a job of a relay step with this payload, and `host: box` in its context."""
     event = {"type": "x", "payload": payload if payload is not None else {"n": 1}, "source": "echo"}
     context = {"host": "box", "ductile": {"pipeline_instance_id": "i", "route_depth": 1, "route_max_depth": 4}}
     values = {
@@ -114,87 +115,87 @@ def a_relay(step: str = "whole", payload: Any = None, **more: Any) -> Job:
     return a_job(**values | more)
 
 
-# ── what is sent ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def packed(snapshot: Snapshot, job: Job) -> RelayMessage:
-    parcel = build_message(snapshot, job)
-    assert isinstance(parcel, RelayMessage), parcel
-    return parcel
+def built(snapshot: Snapshot, job: Job) -> RelayMessage:
+    message = build_message(snapshot, job)
+    assert isinstance(message, RelayMessage), message
+    return message
 
 
-def test_without_with_the_payload_goes_as_it_came(snapshot: Snapshot) -> None:
-    """Neither the context nor what the core adds to payloads leaves this instance."""
+def test_without_with_the_payload_is_sent_unchanged(snapshot: Snapshot) -> None:
+    """Neither the context nor the core's additions to the payload are sent."""
     came = {"n": 1, "ductile_upstream_plugin": "echo", "ductile_upstream_step_id": "s", "ductile_ish": 2}
-    sent = packed(snapshot, a_relay(payload=came)).envelope
+    sent = built(snapshot, relay_job(payload=came)).envelope
     assert (sent.type, sent.payload, sent.baggage) == ("seen", {"n": 1, "ductile_ish": 2}, {})
     assert (sent.dedupe_key, sent.origin.plugin, sent.origin.instance) == (None, "echo", "home")
 
 
 def test_with_dedupe_key_and_baggage_are_rendered(snapshot: Snapshot) -> None:
-    """`with` is all that is sent; a key that is no text becomes one."""
-    sent = packed(snapshot, a_relay("part", {"n": 5, "rest": True})).envelope
+    """A key that is not text is converted."""
+    sent = built(snapshot, relay_job("part", {"n": 5, "rest": True})).envelope
     assert sent.payload == {"a": 5, "b": "box!", "c": 7}
     assert (sent.dedupe_key, sent.baggage) == ("5", {"trace": {"id": "box"}})
 
 
-def test_every_attempt_of_a_job_is_the_same_event(snapshot: Snapshot) -> None:
-    """Same bytes, same id; another job of the same step is another event."""
-    first, again = packed(snapshot, a_relay()), packed(snapshot, a_relay(attempt=7))
-    other = packed(snapshot, a_relay(id="0b8f6a9e-2f1c-4c55-8a53-6b1f2f0d3c7e"))
+def test_every_attempt_of_a_job_sends_the_same_event(snapshot: Snapshot) -> None:
+    """The same bytes and id. Another job sends another event."""
+    first, again = built(snapshot, relay_job()), built(snapshot, relay_job(attempt=7))
+    other = built(snapshot, relay_job(id="0b8f6a9e-2f1c-4c55-8a53-6b1f2f0d3c7e"))
     assert first.body == again.body
     assert first.envelope.origin.event_id == derived_id(first.envelope.origin.job_id, "relay")
     assert other.envelope.origin.event_id != first.envelope.origin.event_id
 
 
-def test_an_event_that_was_asked_for_by_hand_keeps_the_origin_it_was_given(snapshot: Snapshot) -> None:
-    """But it always comes from this instance."""
+def test_an_event_of_the_api_keeps_its_origin(snapshot: Snapshot) -> None:
+    """Except for the instance."""
     content = {
         "to": "lab",
         "event": {"type": "a.b", "payload": {"n": 1}},
-        "origin": {"instance": "someone", "plugin": "p", "event_id": "e"},
+        "origin": {"instance": "other", "plugin": "p", "event_id": "e"},
     }
     job = a_job(plugin=RELAY, command="send", payload=strict_json.dumps(content))
-    origin = packed(snapshot, job).envelope.origin
+    origin = built(snapshot, job).envelope.origin
     assert (origin.instance, origin.plugin, origin.job_id, origin.event_id) == ("home", "p", job.id, "e")
 
 
 @pytest.mark.parametrize(
     ("job", "kind", "reason"),
     [
-        (a_relay("part", {"m": 1}), Failed, "payload.n"),
-        (a_relay("part", context=None), Failed, "context.host"),
-        (a_relay("closed"), Dead, "instance off is disabled"),
-        (a_relay("gone"), Dead, "has no step gone any more"),
-        (a_relay("last"), Dead, "does not relay any more"),
+        (relay_job("part", {"m": 1}), Failed, "payload.n"),
+        (relay_job("part", context=None), Failed, "context.host"),
+        (relay_job("closed"), Dead, "instance off is disabled"),
+        (relay_job("gone"), Dead, "no longer has step gone"),
+        (relay_job("last"), Dead, "does not relay any more"),
         (a_job(plugin=RELAY, command="send", payload='{"to":"lap","event":{"type":"a"}}'), Dead, "did you mean 'lab'"),
         (a_job(plugin=RELAY, command="send", payload="{}"), Dead, "event is missing"),
     ],
 )
-def test_what_can_never_be_sent_ends_with_its_reason(snapshot: Snapshot, job: Job, kind: type, reason: str) -> None:
-    """Trying again would not help."""
+def test_an_event_that_can_never_be_sent_fails_with_its_reason(
+    snapshot: Snapshot, job: Job, kind: type, reason: str
+) -> None:
     outcome = build_message(snapshot, job)
     assert isinstance(outcome, kind)
     assert reason in getattr(outcome, "error", "")
 
 
-# ── what an answer means ────────────────────────────────────────────────────────────────────────────────────────────
+# ── responses ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def judged(snapshot: Snapshot, sent: Sent, job: Job | None = None) -> Judged:
-    job = job or a_relay()
-    return judge_reply(job, packed(snapshot, job), sent, EVIDENCE, snapshot, now=NOW, chance=0.0)
+def judge(snapshot: Snapshot, sent: SendResult, job: Job | None = None) -> RelayCompletion:
+    job = job or relay_job()
+    return judge_response(job, built(snapshot, job), sent, EVIDENCE, snapshot, now=NOW, chance=0.0)
 
 
-def refused(status: int, error: str = "no", **headers: str) -> HttpAnswer:
+def refused(status: int, error: str = "no", **headers: str) -> HttpResponse:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return HttpAnswer(status, named, json.dumps({"error": error}).encode())
+    return HttpResponse(status, named, json.dumps({"error": error}).encode())
 
 
 @pytest.mark.parametrize("status", [300, 301, 307, 400, 405, 409, 410, 413, 422])
-def test_a_refusal_that_lasts_is_final(snapshot: Snapshot, status: int) -> None:
-    """The next attempt would be refused too; the run's `on_error` follows."""
-    outcome = judged(snapshot, Sent(answer=refused(status))).outcome
+def test_a_permanent_error_is_final(snapshot: Snapshot, status: int) -> None:
+    outcome = judge(snapshot, SendResult(response=refused(status))).outcome
     assert isinstance(outcome, Failed)
     assert f"instance lab: answered {status}" in outcome.error
 
@@ -203,16 +204,16 @@ def test_a_refusal_that_lasts_is_final(snapshot: Snapshot, status: int) -> None:
     "answer",
     [
         *(refused(status) for status in (401, 403, 404, 408, 425, 429, 500, 502, 503, 504, 599)),
-        Unanswered("Connection refused"),
-        HttpAnswer(200, {}, b"<html>welcome to this network</html>"),
-        HttpAnswer(204),
+        NoResponse("Connection refused"),
+        HttpResponse(200, {}, b"<html>welcome to this network</html>"),
+        HttpResponse(204),
     ],
 )
-def test_what_may_pass_is_tried_again(snapshot: Snapshot, answer: HttpAnswer | Unanswered) -> None:
-    """After the same delays as every job: 30 s, doubled, up to an hour."""
+def test_a_temporary_error_is_retried(snapshot: Snapshot, answer: HttpResponse | NoResponse) -> None:
+    """With the backoff of all jobs: 30 s, doubled, up to an hour."""
     delays = []
     for attempt in range(1, 11):
-        outcome = judged(snapshot, Sent(answer=answer), a_relay(attempt=attempt)).outcome
+        outcome = judge(snapshot, SendResult(response=answer), relay_job(attempt=attempt)).outcome
         assert isinstance(outcome, Retried)
         delays.append(outcome.delay.total_seconds())
     assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
@@ -235,21 +236,21 @@ def test_what_may_pass_is_tried_again(snapshot: Snapshot, answer: HttpAnswer | U
 )
 def test_retry_after_can_only_lengthen_the_delay(snapshot: Snapshot, text: str, seconds: int) -> None:
     """Up to an hour. A short one would use up the attempts within minutes."""
-    outcome = judged(snapshot, Sent(answer=refused(503, retry_after=text))).outcome
+    outcome = judge(snapshot, SendResult(response=refused(503, retry_after=text))).outcome
     assert isinstance(outcome, Retried)
     assert outcome.delay == timedelta(seconds=seconds)
 
 
-def test_an_event_is_given_up_when_its_attempts_are_used_up(snapshot: Snapshot) -> None:
+def test_an_event_is_dead_after_its_last_attempt(snapshot: Snapshot) -> None:
     """Interrupted attempts do not count."""
-    assert isinstance(judged(snapshot, Sent(answer=refused(503)), a_relay(attempt=30)).outcome, Dead)
-    more = a_relay(attempt=30, interruptions=1)
-    assert isinstance(judged(snapshot, Sent(answer=refused(503)), more).outcome, Retried)
+    assert isinstance(judge(snapshot, SendResult(response=refused(503)), relay_job(attempt=30)).outcome, Dead)
+    more = relay_job(attempt=30, interruptions=1)
+    assert isinstance(judge(snapshot, SendResult(response=refused(503)), more).outcome, Retried)
 
 
-def test_a_delivery_succeeds_and_the_run_goes_on_with_the_answer(snapshot: Snapshot) -> None:
-    """The next step is entered with what the relay was entered with, and what the receiver said."""
-    done = judged(snapshot, Sent(answer=OK))
+def test_the_run_continues_with_the_reply_after_a_delivery(snapshot: Snapshot) -> None:
+    """The next step gets the input of the relay and the fields of the reply."""
+    done = judge(snapshot, SendResult(response=OK))
     assert isinstance(done.outcome, Succeeded)
     assert json.loads(done.outcome.evidence.result or "") == {
         "status": "relayed",
@@ -260,48 +261,48 @@ def test_a_delivery_succeeds_and_the_run_goes_on_with_the_answer(snapshot: Snaps
         "peer": "home",
         "job_id": "j-1",
     }
-    (child,) = done.following.children
+    (child,) = done.follow_ups.children
     payload = json.loads(child.payload or "")["payload"]
     assert (child.step_id, payload["n"], payload["relay_to"]) == ("part", 1, "lab")
     assert (payload["relay_receiver_event_id"], payload["relay_receiver_job_id"]) == ("r-1", "j-1")
     assert (payload["relay_accepted"], payload["result"]) == (True, "relayed seen to lab")
-    assert done.following.notes == ()
+    assert done.follow_ups.notes == ()
 
 
-def test_an_event_that_nobody_there_takes_is_no_failure(snapshot: Snapshot) -> None:
-    """It has arrived; the result and the journal say the rest."""
+def test_an_event_without_a_route_at_the_receiver_is_not_a_failure(snapshot: Snapshot) -> None:
+    """The result and the journal report it."""
     lost = TAKEN | {"accepted": False, "reason": "no_route", "job_id": None}
-    done = judged(snapshot, Sent(answer=HttpAnswer(202, {}, json.dumps(lost).encode())))
+    done = judge(snapshot, SendResult(response=HttpResponse(202, {}, json.dumps(lost).encode())))
     assert isinstance(done.outcome, Succeeded)
     assert done.is_unrouted
     result = json.loads(done.outcome.evidence.result or "")
     assert (result["accepted"], result["reason"], "job_id" in result) == (False, "no_route", False)
-    (note,) = done.following.notes
+    (note,) = done.follow_ups.notes
     assert (note.kind, note.data["reason"], note.data["to"]) == ("event.no_route", "no_route", "lab")
 
 
-def test_a_receiver_of_the_original_accepts_without_saying_so(snapshot: Snapshot) -> None:
-    """Its answer has no `accepted`."""
-    said = {"status": "accepted", "peer": "home", "event_type": "seen", "receiver_event_id": "r"}
-    done = judged(snapshot, Sent(answer=HttpAnswer(202, {}, json.dumps(said).encode())))
+def test_a_reply_without_accepted_counts_as_accepted(snapshot: Snapshot) -> None:
+    """As sent by the original."""
+    reply = {"status": "accepted", "peer": "home", "event_type": "seen", "receiver_event_id": "r"}
+    done = judge(snapshot, SendResult(response=HttpResponse(202, {}, json.dumps(reply).encode())))
     assert isinstance(done.outcome, Succeeded)
     assert not done.is_unrouted
 
 
-def test_a_send_that_is_stopped_is_put_back_or_cancelled(snapshot: Snapshot) -> None:
-    """The drain does not use up an attempt; an operator ends the job."""
-    assert isinstance(judged(snapshot, Sent(stopped=DRAIN)).outcome, Interrupted)
-    cancelled = judged(snapshot, Sent(stopped="by me")).outcome
-    assert cancelled == Dead("cancelled: by me", EVIDENCE)
+def test_a_stopped_send_is_interrupted_or_cancelled(snapshot: Snapshot) -> None:
+    """The drain does not use up an attempt."""
+    assert isinstance(judge(snapshot, SendResult(stopped=DRAIN)).outcome, Interrupted)
+    cancelled = judge(snapshot, SendResult(stopped="by me")).outcome
+    assert cancelled == Dead("cancelled: by me", EVIDENCE, OutcomeCode.CANCELLED, {"reason": "by me"})
 
 
-def test_a_secret_in_a_refusal_is_masked(snapshot: Snapshot) -> None:
-    outcome = judged(snapshot, Sent(answer=refused(422, f"you said {SECRET}"))).outcome
+def test_a_secret_in_an_error_is_masked(snapshot: Snapshot) -> None:
+    outcome = judge(snapshot, SendResult(response=refused(422, f"invalid {SECRET}"))).outcome
     assert isinstance(outcome, Failed)
     assert SECRET not in outcome.error
 
 
-# ── one request ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── client ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Script = Callable[[trio.abc.Stream, bytes], Any]
 
@@ -319,8 +320,8 @@ async def read_request(stream: trio.abc.Stream) -> bytes:
 
 
 @asynccontextmanager
-async def served(script: Script, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A port on this host where every connection is answered as `script` does it."""
+async def serve(script: Script, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Serve connections on a local port with `script`."""
 
     async def serve(stream: trio.abc.Stream) -> None:
         try:
@@ -353,12 +354,12 @@ def saying(*pieces: bytes) -> Script:
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"], (200, b"abc")),
         ([b"HTTP/1.0 503 Busy\r\nRetry-After: 5\r\n\r\nuntil the end"], (503, b"until the end")),
         ([b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n"], (302, b"")),
-        ([b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 1024] * 100], (200, b"x" * MOST_ANSWER)),
+        ([b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 1024] * 100], (200, b"x" * MAX_RESPONSE_BYTES)),
     ],
 )
-async def test_an_answer_is_read_in_every_form(pieces: list[bytes], answer: tuple[int, bytes]) -> None:
-    """Up to the cap, and no redirect is followed."""
-    async with served(saying(*pieces)) as port:
+async def test_a_response_is_read_in_every_form(pieces: list[bytes], answer: tuple[int, bytes]) -> None:
+    """Up to the size limit. No redirect is followed."""
+    async with serve(saying(*pieces)) as port:
         got = await post(f"http://127.0.0.1:{port}/in", {}, b"{}")
     assert (got.status, got.body) == answer
 
@@ -366,16 +367,16 @@ async def test_an_answer_is_read_in_every_form(pieces: list[bytes], answer: tupl
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
-        ([], "closed without an answer"),
-        ([b"HTTP/1.1 200 OK\r\nContent-"], "closed without an answer"),
+        ([], "closed without a response"),
+        ([b"HTTP/1.1 200 OK\r\nContent-"], "closed without a response"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort"], "without sending complete message body"),
         ([b"220 mail.example ESMTP\r\n\r\n"], "illegal status line"),
         ([b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * (64 << 10)], "Receive buffer too long"),
     ],
 )
-async def test_what_is_no_answer_is_told_as_such(pieces: list[bytes], reason: str) -> None:
-    async with served(saying(*pieces)) as port:
-        with pytest.raises(Unanswered, match=reason):
+async def test_an_invalid_response_is_reported(pieces: list[bytes], reason: str) -> None:
+    async with serve(saying(*pieces)) as port:
+        with pytest.raises(NoResponse, match=reason):
             await post(f"http://127.0.0.1:{port}/in", {}, b"{}")
 
 
@@ -388,13 +389,14 @@ async def test_what_is_no_answer_is_told_as_such(pieces: list[bytes], reason: st
         ("http://[::1/in", "."),
     ],
 )
-async def test_an_address_where_nobody_is_gives_a_reason(url: str, reason: str) -> None:
-    with pytest.raises(Unanswered, match=reason):
+async def test_an_unreachable_address_is_reported(url: str, reason: str) -> None:
+    with pytest.raises(NoResponse, match=reason):
         await post(url, {}, b"{}")
 
 
-async def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificate must be signed by somebody this host trusts, and be that of the host."""
+@pytest.mark.process
+async def test_the_tls_certificate_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the trusted authorities and the host name."""
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -keyout {key} -out {certificate}"
     alternative = ["-addext", "subjectAltName=IP:127.0.0.1"]
@@ -403,24 +405,24 @@ async def test_tls_is_spoken_and_a_stranger_is_not_trusted(tmp_path: Path, monke
     context.load_cert_chain(certificate, key)
     script = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
     try:
-        async with served(script, context) as port:
-            posting._trust.cache_clear()
-            with pytest.raises(Unanswered, match=r"(?i)certificate verify failed"):
+        async with serve(script, context) as port:
+            client._trust.cache_clear()
+            with pytest.raises(NoResponse, match=r"(?i)certificate verify failed"):
                 await post(f"https://127.0.0.1:{port}/in", {}, b"{}")
-            posting._trust.cache_clear()
+            client._trust.cache_clear()
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
             assert (await post(f"https://127.0.0.1:{port}/in", {}, b"{}")).body == b"{}"
-            with pytest.raises(Unanswered):
+            with pytest.raises(NoResponse):
                 await post(f"https://localhost:{port}/in", {}, b"{}")
     finally:
-        posting._trust.cache_clear()
+        client._trust.cache_clear()
 
 
-# ── the outbox ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── outbox ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class SetClock(Clock):
-    """Stands still where the test puts it."""
+class FixedClock(Clock):
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.moment = NOW
@@ -430,13 +432,13 @@ class SetClock(Clock):
 
 
 @define(eq=False)
-class Post:
-    """The outbox of a sender with a real ledger, a clock that the test moves, and a receiver that it can switch off."""
+class Outbox:
+    """A sender with a real ledger, a clock that the test sets, and a receiver that can be switched off."""
 
     snapshot: Snapshot
     ledger: Ledger
     ctx: JobContext
-    clock: SetClock
+    clock: FixedClock
     is_up: bool = True
     requests: list[bytes] = field(factory=list)
     delivered: Counter[str] = field(factory=Counter)
@@ -450,15 +452,15 @@ class Post:
             await stream.send_all(b"HTTP/1.1 202 Accepted\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
 
     async def put(self, count: int = 1) -> list[str]:
-        made = []
+        job_ids = []
         for n in range(count):
             payload = strict_json.dumps({"to": "lab", "event": {"type": "a.b", "payload": {"n": n}}})
             new = NewJob(plugin=RELAY, command="send", payload=payload, submitted_by="test", max_attempts=30)
-            made.append((await self.ledger.write(enqueue, new, now=self.clock.now())).job_id)
-        return made
+            job_ids.append((await self.ledger.write(enqueue, new, now=self.clock.now())).job_id)
+        return job_ids
 
-    async def turn(self) -> int:
-        """What may be sent now is sent, one after the other; how many jobs were claimed."""
+    async def send_due(self) -> int:
+        """Send all due events one after the other; return the number of claimed jobs."""
         total = 0
         while True:
             free = {RELAY: 1}
@@ -470,10 +472,10 @@ class Post:
             if ending is not None:
                 await self.ledger.write(record, ending, now=self.clock.now())
 
-    async def pass_to(self, moment: datetime) -> None:
-        """Time goes by as it does for a service that is up."""
+    async def advance_to(self, moment: datetime) -> None:
+        """Advance the clock and send events as they become due."""
         while True:
-            await self.turn()
+            await self.send_due()
             due = await self.ledger.read(next_due)
             if due is None or due > moment:
                 self.clock.moment = moment
@@ -481,40 +483,40 @@ class Post:
             self.clock.moment = due
 
     def states(self) -> Counter[str]:
-        rows = look(self.ledger, lambda db: db.execute("SELECT status FROM job_queue").fetchall())
+        rows = read_now(self.ledger, lambda db: db.execute("SELECT status FROM job_queue").fetchall())
         return Counter(status for (status,) in rows)
 
     def breaker(self) -> Any:
-        return look(self.ledger, breakers.get, RELAY, "lab")
+        return read_now(self.ledger, breakers.get, RELAY, "lab")
 
     def rows(self, statement: str) -> list[Any]:
-        return look(self.ledger, lambda db: db.execute(statement).fetchall())
+        return read_now(self.ledger, lambda db: db.execute(statement).fetchall())
 
 
 @pytest.fixture
-async def outbox(tmp_path: Path) -> AsyncIterator[Post]:
-    clock = SetClock()
+async def outbox(tmp_path: Path) -> AsyncIterator[Outbox]:
+    clock = FixedClock()
     descriptor = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY, 0o600)
     log = Log(level="debug", descriptor=descriptor)
-    made: list[Post] = []
+    outboxes: list[Outbox] = []
 
     async def receive(stream: trio.abc.Stream, request: bytes) -> None:
-        await made[0].receive(stream, request)
+        await outboxes[0].receive(stream, request)
 
     try:
-        async with served(receive) as port, open_ledger(tmp_path / "state.db", synchronous="off") as ledger:
+        async with serve(receive) as port, open_ledger(tmp_path / "state.db", synchronous="off") as ledger:
             snapshot = configured(tmp_path, port)
-            made.append(Post(snapshot, ledger, job_context(ledger, log, snapshot, clock=clock), clock))
-            yield made[0]
+            outboxes.append(Outbox(snapshot, ledger, job_context(ledger, log, snapshot, clock=clock), clock))
+            yield outboxes[0]
     finally:
         log.close()
         os.close(descriptor)
 
 
-async def test_a_request_is_signed_for_the_path_it_is_sent_to(outbox: Post) -> None:
-    """Peer, key id, moment and signature are in the headers; the base address may end in a slash."""
+async def test_a_request_is_signed_for_its_path(outbox: Outbox) -> None:
+    """The base URL may end in a slash."""
     await outbox.put()
-    await outbox.turn()
+    await outbox.send_due()
     (request,) = outbox.requests
     head, _, body = request.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
@@ -526,39 +528,39 @@ async def test_a_request_is_signed_for_the_path_it_is_sent_to(outbox: Post) -> N
     assert outbox.states() == {"succeeded": 1}
 
 
-async def test_events_wait_out_an_outage_of_hours_and_arrive_once_each(outbox: Post) -> None:
-    """While nobody answers, few attempts are made and nothing is given up; the first answer lets everything go."""
+async def test_events_survive_a_long_outage_and_arrive_once_each(outbox: Outbox) -> None:
+    """Few attempts are made during the outage. The first response releases all events."""
     await outbox.put(20)
     outbox.is_up = False
-    await outbox.pass_to(NOW + timedelta(hours=10))
+    await outbox.advance_to(NOW + timedelta(hours=10))
     assert outbox.states() == {"queued": 20}
     assert len(outbox.requests) < 500, "one probe a minute at most, not twenty"
     assert outbox.breaker().state is BreakerState.OPEN
     outbox.is_up = True
-    await outbox.pass_to(NOW + timedelta(hours=11, minutes=2))
+    await outbox.advance_to(NOW + timedelta(hours=11, minutes=2))
 
     assert outbox.states() == {"succeeded": 20}
     assert set(outbox.delivered.values()) == {1}
     assert (outbox.breaker().state, outbox.breaker().failure_count) == (BreakerState.CLOSED, 0)
 
 
-async def test_a_lone_event_is_tried_for_about_a_day(outbox: Post) -> None:
-    """Then it is dead and says why."""
+async def test_a_single_event_is_retried_for_about_a_day(outbox: Outbox) -> None:
+    """Then it is dead, with the reason."""
     await outbox.put()
     outbox.is_up = False
-    await outbox.pass_to(NOW + timedelta(hours=20))
+    await outbox.advance_to(NOW + timedelta(hours=20))
     assert outbox.states() == {"queued": 1}
-    await outbox.pass_to(NOW + timedelta(hours=30))
+    await outbox.advance_to(NOW + timedelta(hours=30))
     assert outbox.states() == {"dead": 1}
     ((error,),) = outbox.rows("SELECT last_error FROM job_queue")
-    assert error == "attempts used up (30 of 30): instance lab: the connection was closed without an answer"
+    assert error == "attempts used up (30 of 30): instance lab: the connection was closed without a response"
 
 
-async def test_an_open_breaker_holds_events_without_using_up_their_attempts(outbox: Post) -> None:
-    """Three failed attempts open it; what comes then waits, says why, and has its first attempt still to come."""
+async def test_an_open_breaker_postpones_events_without_using_up_attempts(outbox: Outbox) -> None:
+    """Three failed attempts open it."""
     outbox.is_up = False
     await outbox.put(5)
-    await outbox.turn()
+    await outbox.send_due()
 
     assert len(outbox.requests) == 3
     assert (
@@ -571,17 +573,17 @@ async def test_an_open_breaker_holds_events_without_using_up_their_attempts(outb
     assert [row[0] for row in outbox.rows("SELECT COUNT(*) FROM job_log")] == [3]
 
 
-async def test_one_probe_at_a_time_finds_out(outbox: Post) -> None:
-    """A probe that died with the service is the probe again; one that is over without a word makes room."""
+async def test_only_one_job_at_a_time_probes_an_instance(outbox: Outbox) -> None:
+    """A probe that was recovered stays the probe; one that ended without a result is replaced."""
     outbox.is_up = False
     await outbox.put(5)
-    await outbox.turn()
+    await outbox.send_due()
     outbox.clock.moment += timedelta(hours=1)
     now = outbox.clock.now()
     probe, second, third = (await outbox.ledger.write(claim, now=now, run_id="r", free={RELAY: 3}, limit=3)).jobs
 
     async def is_held(job: Job) -> bool:
-        return await outbox.ledger.write(held_back, "lab", job, run_id="r", now=now, chance=0.5)
+        return await outbox.ledger.write(hold_if_unreachable, "lab", job, run_id="r", now=now, chance=0.5)
 
     assert not await is_held(probe)
     assert (outbox.breaker().state, outbox.breaker().probe_job_id) == (BreakerState.HALF_OPEN, probe.id)
@@ -593,61 +595,60 @@ async def test_one_probe_at_a_time_finds_out(outbox: Post) -> None:
     assert outbox.breaker().probe_job_id == third.id
 
 
-async def test_an_answer_wakes_what_waits_for_its_instance_and_nothing_else(outbox: Post) -> None:
-    """What was tried and failed keeps its delay; what waits for another instance waits on."""
+async def test_a_response_releases_only_the_postponed_jobs_of_its_instance(outbox: Outbox) -> None:
+    """A failed job keeps its delay."""
     tried, waits, other = await outbox.put(3)
     until = NOW + timedelta(hours=1)
 
     def delay(db: Any) -> None:
         db.execute("UPDATE job_queue SET lane = NULL, failed_at = ?, next_retry_at = ?", (to_text(NOW), to_text(until)))
         for job_id, instance in ((waits, "lab"), (other, "attic")):
-            db.execute("UPDATE job_queue SET blocked_reason = ? WHERE id = ?", (reason_of(instance), job_id))
+            db.execute("UPDATE job_queue SET blocked_reason = ? WHERE id = ?", (block_reason(instance), job_id))
 
     await outbox.ledger.write(delay)
     (job,) = [await outbox.ledger.write(lambda db: get_job(db, tried))]
     assert job is not None
     for _ in range(3):
-        await outbox.ledger.write(note_attempt, "lab", job, is_answered=False, now=NOW)
-    await outbox.ledger.write(note_attempt, "lab", job, is_answered=True, now=NOW)
+        await outbox.ledger.write(count_attempt, "lab", job, is_reachable=False, now=NOW)
+    await outbox.ledger.write(count_attempt, "lab", job, is_reachable=True, now=NOW)
     assert outbox.rows("SELECT id FROM job_queue WHERE lane IS NOT NULL") == [(waits,)]
 
 
-async def test_one_event_finds_out_for_all_that_wait(outbox: Post) -> None:
-    """An outbox for somebody who is away does not fill the journal with its own unrest."""
+async def test_postponed_events_do_not_fill_the_journal(outbox: Outbox) -> None:
     outbox.is_up = False
     await outbox.put(40)
-    await outbox.pass_to(NOW + timedelta(hours=6))
+    await outbox.advance_to(NOW + timedelta(hours=6))
     held = outbox.rows("SELECT COUNT(*) FROM journal WHERE kind = 'job.held'")[0][0]
     assert held < 40 * 6 * 3
     outbox.is_up = True
-    await outbox.pass_to(NOW + timedelta(hours=8))
+    await outbox.advance_to(NOW + timedelta(hours=8))
     assert outbox.states() == {"succeeded": 40}
 
 
-async def test_an_answer_that_refuses_shows_that_somebody_is_there(outbox: Post) -> None:
-    """A 422 fails its job and closes the breaker; silence opens it, and refusals that need not last."""
+async def test_a_permanent_error_shows_that_the_instance_is_reachable(outbox: Outbox) -> None:
+    """A 422 closes the breaker; no response or a temporary error opens it."""
     (job_id,) = await outbox.put()
     (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="run", free={RELAY: 1}, limit=1)).jobs
     for _ in range(3):
-        await outbox.ledger.write(note_attempt, "lab", job, is_answered=False, now=NOW)
+        await outbox.ledger.write(count_attempt, "lab", job, is_reachable=False, now=NOW)
     assert outbox.breaker().state is BreakerState.OPEN
-    assert Sent(answer=HttpAnswer(422)).is_answered
-    assert not any(Sent(answer=HttpAnswer(status)).is_answered for status in (403, 408, 429, 500, 503))
-    assert not Sent(answer=Unanswered("x")).is_answered
-    await outbox.ledger.write(note_attempt, "lab", job, is_answered=True, now=NOW)
+    assert SendResult(response=HttpResponse(422)).is_reachable
+    assert not any(SendResult(response=HttpResponse(status)).is_reachable for status in (403, 408, 429, 500, 503))
+    assert not SendResult(response=NoResponse("x")).is_reachable
+    await outbox.ledger.write(count_attempt, "lab", job, is_reachable=True, now=NOW)
     assert outbox.breaker().state is BreakerState.CLOSED
     assert job.id == job_id
 
 
-async def test_a_send_is_given_up_when_the_attempt_is_to_stop(outbox: Post) -> None:
-    """The drain and `job cancel` do not wait for a slow receiver; neither counts for the breaker."""
+async def test_a_stopped_attempt_does_not_wait_for_a_slow_receiver(outbox: Outbox) -> None:
+    """Neither the drain nor `job cancel` counts for the breaker."""
     hanging = trio.Event()
 
     async def hang(stream: trio.abc.Stream, _: bytes) -> None:
         hanging.set()
         await trio.sleep_forever()
 
-    async with served(hang) as port:
+    async with serve(hang) as port:
         lab = outbox.snapshot.config.settings.instances[0]
         settings = evolve(
             outbox.snapshot.config.settings, instances=(evolve(lab, base_url=f"http://127.0.0.1:{port}"),)
@@ -671,8 +672,8 @@ async def test_a_send_is_given_up_when_the_attempt_is_to_stop(outbox: Post) -> N
     assert outbox.breaker().failure_count == 0
 
 
-async def test_a_full_disk_does_not_use_up_an_attempt_of_a_relay(outbox: Post) -> None:
-    """The breaker cannot be asked, so the event is sent; its end is recorded when there is space."""
+async def test_a_full_disk_does_not_use_up_an_attempt(outbox: Outbox) -> None:
+    """The breaker cannot be checked, so the event is sent."""
     await outbox.put()
     (job,) = (await outbox.ledger.write(claim, now=NOW, run_id="run", free={RELAY: 1}, limit=1)).jobs
     faulty = FaultyLedger(outbox.ledger, LedgerFull("the disk is full"))

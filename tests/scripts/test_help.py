@@ -16,7 +16,9 @@ def say(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_every_script_is_there() -> None:
     """The rules below speak of all of them."""
-    assert {"bench", "docs", "model-check", "oracle", "reference", "start", "test", "torture", "venv"} == set(SCRIPTS)
+    assert {"bench", "check", "docs", "model-check", "oracle", "reference", "start", "test", "torture", "venv"} == set(
+        SCRIPTS
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,4 +1,4 @@
-"""A real server on a loopback port, and a client that speaks raw bytes to it."""
+"""Fixtures for server tests: a real server on a loopback port, and a client that sends raw bytes."""
 
 import json
 import re
@@ -12,17 +12,17 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route, Table
+from ductile.web.routes import AnyRoute, Route, RouteTable
 from ductile.web.server.limits import ConnectionLimits
 from ductile.web.server.listeners import Listener, open_tcp
 from ductile.web.server.proxies import NO_PROXIES, TrustedProxies
 from ductile.web.server.server import serve
-from ductile.web.site import Authorize, Served, Site
+from ductile.web.site import AccessLogEntry, Authorize, Site
 
 
 @frozen
-class Answer:
-    """What came back for one request."""
+class ClientResponse:
+    """A response as received by the client."""
 
     status: int
     headers: dict[str, str]
@@ -35,56 +35,56 @@ class Answer:
 
 @define
 class Client:
-    """A connection whose every byte the test decides."""
+    """A client connection that sends and reads raw bytes."""
 
     stream: trio.SocketStream
-    seen: bytes = b""
+    buffer: bytes = b""
 
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
-    async def post(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> Answer:
+    async def post(self, path: str, body: bytes = b"", *headers: str, method: str = "POST") -> ClientResponse:
         extra = "".join(f"{header}\r\n" for header in headers)
         head = f"{method} {path} HTTP/1.1\r\nHost: here\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
         await self.send(head.encode() + body)
-        return await self.answer()
+        return await self.read_response()
 
-    async def get(self, path: str, *headers: str, method: str = "GET") -> Answer:
+    async def get(self, path: str, *headers: str, method: str = "GET") -> ClientResponse:
         extra = "".join(f"{header}\r\n" for header in headers)
         await self.send(f"{method} {path} HTTP/1.1\r\nHost: here\r\n{extra}\r\n".encode("latin-1"))
-        return await self.answer(bodiless=method == "HEAD")
+        return await self.read_response(bodiless=method == "HEAD")
 
-    async def answer(self, *, bodiless: bool = False) -> Answer:
-        """The next answer, complete."""
-        while b"\r\n\r\n" not in self.seen:
+    async def read_response(self, *, bodiless: bool = False) -> ClientResponse:
+        """Read the next complete response."""
+        while b"\r\n\r\n" not in self.buffer:
             await self._read()
-        head, _, self.seen = self.seen.partition(b"\r\n\r\n")
+        head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         body = b""
         if not bodiless and "content-length" in headers:
-            body = await self.take(int(headers["content-length"]))
+            body = await self.read(int(headers["content-length"]))
         elif not bodiless and headers.get("transfer-encoding") == "chunked":
-            while piece := await self.chunk():
-                body += piece
-        return Answer(int(first.split()[1]), headers, body)
+            while chunk := await self.read_chunk():
+                body += chunk
+        return ClientResponse(int(first.split()[1]), headers, body)
 
-    async def chunk(self) -> bytes:
-        while not (match := re.match(rb"([0-9a-f]+)\r\n", self.seen)):
+    async def read_chunk(self) -> bytes:
+        while not (match := re.match(rb"([0-9a-f]+)\r\n", self.buffer)):
             await self._read()
-        self.seen = self.seen[match.end() :]
-        return (await self.take(int(match[1], 16) + 2))[:-2]
+        self.buffer = self.buffer[match.end() :]
+        return (await self.read(int(match[1], 16) + 2))[:-2]
 
-    async def take(self, count: int) -> bytes:
-        while len(self.seen) < count:
+    async def read(self, count: int) -> bytes:
+        while len(self.buffer) < count:
             await self._read()
-        data, self.seen = self.seen[:count], self.seen[count:]
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
         return data
 
     async def is_closed(self) -> bool:
-        """Waits until the server closes this connection; False if it says something more instead."""
+        """Wait until the server closes the connection. Returns False if it sends more data instead."""
         try:
-            return not self.seen and not await self.stream.receive_some()
+            return not self.buffer and not await self.stream.receive_some()
         except trio.BrokenResourceError:
             return True
 
@@ -93,18 +93,18 @@ class Client:
 
     async def _read(self) -> None:
         data = await self.stream.receive_some()
-        assert data, f"the server closed the connection after {self.seen!r}"
-        self.seen += data
+        assert data, f"the server closed the connection after {self.buffer!r}"
+        self.buffer += data
 
 
 @define
 class Server:
-    """A running server and everything it has reported."""
+    """A running server with its access log and reported faults."""
 
     listener: Listener
     stopping: trio.Event = field(factory=trio.Event)
     ended: trio.Event = field(factory=trio.Event)
-    served: list[Served] = field(factory=list)
+    served: list[AccessLogEntry] = field(factory=list)
     faults: list[BaseException] = field(factory=list)
     log_is_broken: bool = False
     clients: list[Client] = field(factory=list)
@@ -124,27 +124,27 @@ class Server:
         self.clients.append(Client(trio.SocketStream(sock)))
         return self.clients[-1]
 
-    def report(self, served: Served) -> None:
+    def report(self, served: AccessLogEntry) -> None:
         if self.log_is_broken:
             raise RuntimeError("the log is broken")
         self.served.append(served)
         self._reported.set()
         self._reported = trio.Event()
 
-    async def has_served(self, count: int) -> None:
-        """Waits until that many exchanges have ended."""
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until the access log has this many entries."""
         while len(self.served) < count:
             await self._reported.wait()
 
     async def is_healthy(self, *, source: str = "") -> bool:
-        """Whether a newcomer is served as if nothing had happened."""
+        """True if a new connection is served normally."""
         client = await self.connect(source=source)
-        answer = await client.post("/echo", b"fine")
+        response = await client.post("/echo", b"ping")
         await client.aclose()
-        return answer.status == 200 and answer.body == b"fine"
+        return response.status == 200 and response.body == b"ping"
 
-    async def has_room(self) -> bool:
-        """Whether a newcomer is let in, whatever it is told then."""
+    async def accepts_connections(self) -> bool:
+        """True if a new connection is not rejected."""
         client = await self.connect()
         try:
             return (await client.get("/nothing")).status == 404
@@ -171,13 +171,13 @@ ECHO = Route(method="POST", path="/echo", handler=echo, max_body=4096)
 QUART_ECHO = Route(method="PUT", path="/quart/echo", handler=echo, max_body=4096)
 
 
-def everyone(route: AnyRoute, request: Request) -> Request:
+def allow_all(route: AnyRoute, request: Request) -> Request:
     return request
 
 
 @pytest.fixture
 async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
-    """Starts a server with `POST /echo` (in front of Quart), `PUT /quart/echo` (through it) and a test's routes."""
+    """Start servers with `POST /echo` (bypasses Quart), `PUT /quart/echo` (through Quart) and the given routes."""
     servers: list[Server] = []
 
     async def start(
@@ -185,14 +185,14 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
         limits: ConnectionLimits | None = None,
         grace_seconds: float = 5.0,
         listener: Listener | None = None,
-        authorize: Authorize = everyone,
+        authorize: Authorize = allow_all,
         proxies: TrustedProxies = NO_PROXIES,
         nursery: trio.Nursery = nursery,
     ) -> Server:
         server = Server(listener or open_tcp("127.0.0.1:0"))
         servers.append(server)
         site = Site(
-            table=Table([ECHO, QUART_ECHO, *routes]),
+            table=RouteTable([ECHO, QUART_ECHO, *routes]),
             authorize=authorize,
             trusted_proxies=lambda: proxies,
             on_request=server.report,
@@ -220,5 +220,5 @@ async def start_server(nursery: trio.Nursery) -> AsyncIterator[StartServer]:
 
 @pytest.fixture
 def described() -> Callable[..., Route]:
-    """Builds a route that answers with what it was asked."""
+    """Build routes that respond with a description of the request."""
     return partial(Route, handler=describe)

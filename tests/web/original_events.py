@@ -1,4 +1,4 @@
-"""The events of the original and their fields: what its clients may count on."""
+"""The event names and fields of the original Ductile, which its clients rely on."""
 
 ENDING = {"job_id", "plugin", "status", "duration_ms"}
 POLL = {"job_id", "plugin", "command", "schedule_id", "submitted_by", "attempt"}
@@ -27,4 +27,4 @@ FIELDS = {
     "scheduler.circuit_state_changed": {"plugin", "command", "previous_state", "state", "failure_count"},
     "scheduler.circuit_half_open": {"plugin", "command"},
 }
-"""Without `scheduler.tick`, which tells that nothing happened, and `parent_job_id` of a job that has no parent."""
+"""Without `scheduler.tick`, which has no counterpart, and without `parent_job_id` of root jobs."""

@@ -1,4 +1,4 @@
-"""What handlers see and return."""
+"""Requests, responses and the JSON shape of errors."""
 
 import json
 
@@ -8,8 +8,7 @@ from ductile.core.errors import LedgerFull, NotFound
 from ductile.web.messages import HTTPError, Request, error_response, json_response
 
 
-def test_every_error_has_the_one_json_shape() -> None:
-    """An API client can rely on error, code, status, hint and context being there, whatever went wrong."""
+def test_every_error_has_the_same_json_members() -> None:
     response = error_response(NotFound("no job 7", hint="list them", context={"id": "7"}))
 
     assert response.status == 404
@@ -23,8 +22,7 @@ def test_every_error_has_the_one_json_shape() -> None:
     }
 
 
-def test_json_answers_cannot_be_read_as_anything_else_by_a_browser() -> None:
-    """Each JSON answer says its type, forbids sniffing, caching and any active content."""
+def test_json_responses_forbid_sniffing_caching_and_active_content() -> None:
     assert dict(json_response({}).headers) == {
         "content-type": "application/json",
         "x-content-type-options": "nosniff",
@@ -33,14 +31,13 @@ def test_json_answers_cannot_be_read_as_anything_else_by_a_browser() -> None:
     }
 
 
-def test_unavailable_says_when_to_come_back() -> None:
-    """Senders of webhooks understand 503 with Retry-After and deliver again."""
+def test_a_503_has_a_retry_after_header() -> None:
+    """Webhook senders repeat a delivery after a 503 with Retry-After."""
     assert "retry-after" in dict(error_response(LedgerFull()).headers)
     assert "retry-after" not in dict(error_response(NotFound()).headers)
 
 
-def test_an_argument_given_twice_is_refused_and_not_picked_from() -> None:
-    """Two values for one question have no right answer."""
+def test_a_repeated_argument_is_refused() -> None:
     request = Request(method="GET", path="/", query={"wait": ("1s", "2s"), "limit": ("5",)})
 
     assert request.argument("limit") == "5"
@@ -50,8 +47,7 @@ def test_an_argument_given_twice_is_refused_and_not_picked_from() -> None:
     assert refused.value.response.status == 400
 
 
-def test_a_repeated_header_reads_as_one_list() -> None:
-    """Several fields of one name mean the same as one field with commas."""
+def test_repeated_headers_are_joined_with_commas() -> None:
     request = Request(method="GET", path="/", headers={"accept": ("a", "b")})
 
     assert request.header("accept") == "a, b"

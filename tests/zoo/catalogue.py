@@ -1,7 +1,7 @@
-"""The plugin zoo as a list: every way of misbehaving we know, how to provoke it, and what has to come of it.
+"""The catalogue of hostile plugins: every known misbehaviour, how to cause it, and the expected outcome.
 
-Each folder beside this file is one animal: a manifest and an executable. Variants of an animal are told apart by the
-`config` of its request. Tests of single processes and of the whole service draw from this list.
+Each folder beside this file is one plugin: a manifest and an executable. The `config` of the request selects a
+variant. Tests of single processes and of the whole service use this list.
 """
 
 import os
@@ -21,30 +21,30 @@ STDOUT_CAP = 10 * MIB
 
 
 class Expected(StrEnum):
-    """What the service makes of one attempt."""
+    """The expected outcome of one attempt."""
 
     SUCCESS = "success"
-    RETRY = "retry"  # the attempt failed; tried again until the attempts are used up
-    FINAL = "final"  # failed, never tried again
+    RETRY = "retry"  # failed; retried until the attempts are used up
+    FINAL = "final"  # failed; not retried
     TIMED_OUT = "timed_out"
-    SPAWN_ERROR = "spawn_error"  # never started; tried again like any failure
+    SPAWN_ERROR = "spawn_error"  # not started; retried like any failure
     SUCCESS_OR_TIMED_OUT = "success_or_timed_out"  # exactly one of the two
-    DRAIN = "drain"  # the service stops in order; the job is run again after its restart
-    RECOVERY = "recovery"  # the service dies; the job is run again after its restart, as a further attempt
+    DRAIN = "drain"  # the service drains; the job is retried after its restart
+    RECOVERY = "recovery"  # the service dies; the job is retried after its restart, as another attempt
 
 
 @frozen(kw_only=True)
-class Animal:
-    """One way to misbehave. `runs_alone` animals need a service of their own; `on_a_copy` ones damage their folder.
+class HostilePlugin:
+    """One misbehaving plugin. With `runs_alone` it needs its own service; with `on_a_copy` it damages its folder.
 
-    `says` is what the error of its job must tell; `routed` how many jobs come of its events where each event type has a
-    route (`zoo.large` has ten); `keeps_state` whether what it says about its state is kept.
+    `error` is part of the error of its job. `routed` is the number of follow-up jobs if each event type has one route
+    and `zoo.large` has ten. `keeps_state` is True if its state updates are stored.
     """
 
     folder: str
     expected: Expected
     variant: str = ""
-    says: str = ""
+    error: str = ""
     routed: int = 0
     keeps_state: bool = False
     config: Mapping[str, Any] = Factory(dict)
@@ -68,7 +68,7 @@ class Animal:
 
 
 def break_entrypoint(entrypoint: Path, how: str) -> None:
-    """Make a good entrypoint unspawnable in one of the ways of Z50. Only ever call this on a copy."""
+    """Make an entrypoint unspawnable in one of the ways of Z50. Call this on a copy only."""
     match how:
         case "missing_interpreter":
             entrypoint.write_text("#!/nowhere/interpreter\n")
@@ -90,68 +90,72 @@ def break_entrypoint(entrypoint: Path, how: str) -> None:
             raise ValueError(how)
 
 
-def copy_of(animal: Animal, into: Path) -> Path:
-    """A copy of the animal's folder, already broken where the animal is about that."""
-    folder = into / animal.folder
-    shutil.copytree(animal.path, folder)
-    if animal.breakage is not None:
-        break_entrypoint(folder / "run", animal.breakage)
+def copy_plugin(plugin: HostilePlugin, into: Path) -> Path:
+    """Copy the plugin's folder, and break the entrypoint if the plugin has a `breakage`."""
+    folder = into / plugin.folder
+    shutil.copytree(plugin.path, folder)
+    if plugin.breakage is not None:
+        break_entrypoint(folder / "run", plugin.breakage)
     return folder
 
 
 @frozen
-class _As:
-    """An outcome with the words of its error, or with what it leads to."""
+class _Outcome:
+    """An expected outcome with its error or its effects."""
 
     expected: Expected
-    says: str = ""
+    error: str = ""
     routed: int = 0
     keeps_state: bool = False
 
-    def animal(self, folder: str, **more: Any) -> Animal:
-        return Animal(
+    def plugin(self, folder: str, **more: Any) -> HostilePlugin:
+        return HostilePlugin(
             folder=folder,
             expected=self.expected,
-            says=self.says,
+            error=self.error,
             routed=self.routed,
             keeps_state=self.keeps_state,
             **more,
         )
 
 
-def _one(folder: str, outcome: _As, note: str = "", **more: Any) -> list[Animal]:
-    return [outcome.animal(folder, note=note, **more)]
+def _one(folder: str, outcome: _Outcome, note: str = "", **more: Any) -> list[HostilePlugin]:
+    return [outcome.plugin(folder, note=note, **more)]
 
 
-def _variants(folder: str, outcomes: Mapping[str, _As], note: str = "", **more: Any) -> list[Animal]:
+def _variants(folder: str, outcomes: Mapping[str, _Outcome], note: str = "", **more: Any) -> list[HostilePlugin]:
     return [
-        outcome.animal(folder, variant=name, config={"variant": name}, note=note, **more)
+        outcome.plugin(folder, variant=name, config={"variant": name}, note=note, **more)
         for name, outcome in outcomes.items()
     ]
 
 
-def _sizes(folder: str, key: str, outcomes: Mapping[int, _As], note: str = "") -> list[Animal]:
+def _sizes(folder: str, key: str, outcomes: Mapping[int, _Outcome], note: str = "") -> list[HostilePlugin]:
     return [
-        outcome.animal(folder, variant=str(size), config={key: size}, note=note) for size, outcome in outcomes.items()
+        outcome.plugin(folder, variant=str(size), config={key: size}, note=note) for size, outcome in outcomes.items()
     ]
 
 
-def _retry(says: str) -> _As:
-    return _As(Expected.RETRY, says)
+def _retry(error: str) -> _Outcome:
+    return _Outcome(Expected.RETRY, error)
 
 
-def _final(says: str) -> _As:
-    return _As(Expected.FINAL, says)
+def _final(error: str) -> _Outcome:
+    return _Outcome(Expected.FINAL, error)
 
 
-_S, _KEPT, _T = _As(Expected.SUCCESS), _As(Expected.SUCCESS, keeps_state=True), _As(Expected.TIMED_OUT, "timed out")
+_S, _STATE_STORED, _T = (
+    _Outcome(Expected.SUCCESS),
+    _Outcome(Expected.SUCCESS, keeps_state=True),
+    _Outcome(Expected.TIMED_OUT, "timed out"),
+)
 _NOT_UTF8 = _retry("expected UTF-8")
 _NO_OUTPUT = _retry("no output on stdout")
 
-ANIMALS: tuple[Animal, ...] = (
-    # --- what is on stdout -------------------------------------------------------------------------------------------
+HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
+    # --- content of stdout -------------------------------------------------------------------------------------------
     *_one("z01_silent", _NO_OUTPUT),
-    *_one("z02_random_bytes", _retry("stdout is not one JSON object"), "a prefix is kept as escaped text"),
+    *_one("z02_random_bytes", _retry("stdout is not one JSON object"), "a prefix is stored as escaped text"),
     *_one("z03_banner_first", _retry("found 'Welcome to my plugin")),
     *_one("z04_two_answers", _retry("two JSON values, only one is allowed (line 2)")),
     *_one("z05_blank_margins", _S),
@@ -169,10 +173,10 @@ ANIMALS: tuple[Animal, ...] = (
     *_variants("z09_broken_utf8", {"latin1": _retry("byte 0xe9 is not UTF-8")}, "stored escaped"),
     *_variants(
         "z10_lone_surrogate",
-        {"result": _S, "event": _As(Expected.SUCCESS, routed=1), "state": _KEPT},
+        {"result": _S, "event": _Outcome(Expected.SUCCESS, routed=1), "state": _STATE_STORED},
         "replaced by U+FFFD, with a warning",
     ),
-    *_variants("z11_nul_in_string", {"all": _KEPT}, "stored and returned intact"),
+    *_variants("z11_nul_in_string", {"all": _STATE_STORED}, "stored and returned intact"),
     *_variants(
         "z12_not_a_number",
         {
@@ -185,14 +189,14 @@ ANIMALS: tuple[Animal, ...] = (
     *_variants(
         "z14_huge_integers",
         {
-            "exact": _As(Expected.SUCCESS, routed=1, keeps_state=True),
+            "exact": _Outcome(Expected.SUCCESS, routed=1, keeps_state=True),
             "too_many_digits": _retry("a number of more than 4,300 digits"),
         },
         "exact in state and event",
     ),
     *_variants(
         "z15_nested",
-        {"64": _KEPT, "65": _retry("nested deeper than 64"), "100000": _retry("nested deeper than 64")},
+        {"64": _STATE_STORED, "65": _retry("nested deeper than 64"), "100000": _retry("nested deeper than 64")},
     ),
     *_variants(
         "z16_duplicate_keys",
@@ -237,7 +241,7 @@ ANIMALS: tuple[Animal, ...] = (
         "z26_many_events",
         "events",
         {
-            1_000: _As(Expected.SUCCESS, routed=1_000),
+            1_000: _Outcome(Expected.SUCCESS, routed=1_000),
             1_001: _final("1001 events, more than the 1000 allowed"),
             10_000: _final("10000 events, more than the 1000 allowed"),
         },
@@ -246,24 +250,24 @@ ANIMALS: tuple[Animal, ...] = (
     *_sizes(
         "z27_large_payload",
         "bytes",
-        dict.fromkeys((MIB, MIB + 1), _As(Expected.SUCCESS, routed=10)),
+        dict.fromkeys((MIB, MIB + 1), _Outcome(Expected.SUCCESS, routed=10)),
         "a payload may be as large as stdout",
     ),
     *_variants(
         "z28_dedupe_keys",
         {
-            "512": _As(Expected.SUCCESS, routed=1),
+            "512": _Outcome(Expected.SUCCESS, routed=1),
             "513": _retry("events[0].dedupe_key is longer than 512 bytes"),
             "number": _retry("events[0].dedupe_key must be text, not the number 5"),
-            "blank": _As(Expected.SUCCESS, routed=1),
+            "blank": _Outcome(Expected.SUCCESS, routed=1),
         },
         "blank is none",
     ),
-    *_one("z29_forged_event", _As(Expected.SUCCESS, routed=1), "event_id, source and timestamp are the core's"),
+    *_one("z29_forged_event", _Outcome(Expected.SUCCESS, routed=1), "event_id, source and timestamp are the core's"),
     *_sizes(
         "z30_large_state",
         "bytes",
-        {MIB: _KEPT, MIB + 1: _final("state_updates has 1048577 bytes, more than the 1048576 allowed")},
+        {MIB: _STATE_STORED, MIB + 1: _final("state_updates has 1048577 bytes, more than the 1048576 allowed")},
         "over the limit: events are not routed either",
     ),
     *_variants(
@@ -278,16 +282,20 @@ ANIMALS: tuple[Animal, ...] = (
     ),
     *_variants("z32_chatty_logs", {"many": _S, "bad_level": _S, "long": _S}, "capped, with a mark"),
     *_one("z33_forged_log_lines", _S, "stored as is, one escaped line in the log of the core"),
-    # --- how much, how fast, on which stream -------------------------------------------------------------------------
+    # --- amount, speed and stream of output --------------------------------------------------------------------------
     *_sizes("z34_exactly_at_the_cap", "bytes", {STDOUT_CAP: _S}),
     *_sizes(
         "z35_one_byte_over",
         "bytes",
         {STDOUT_CAP: _retry("output limit: more than 10485760 bytes")},
-        "killed at once; the prefix is kept",
+        "killed immediately; the prefix is stored",
     ),
-    *_one("z36_endless_stdout", _retry("output limit: more than 10485760 bytes"), "killed at once; the prefix is kept"),
-    *_one("z37_loud_stderr", _S, "the last 64 KiB are kept, and marked as cut"),
+    *_one(
+        "z36_endless_stdout",
+        _retry("output limit: more than 10485760 bytes"),
+        "killed immediately; the prefix is stored",
+    ),
+    *_one("z37_loud_stderr", _S, "the last 64 KiB are stored and marked as truncated"),
     *_one("z38_trickle", _T),
     *_one("z39_byte_by_byte", _S),
     *_one("z40_wrong_stream", _NO_OUTPUT),
@@ -295,24 +303,24 @@ ANIMALS: tuple[Animal, ...] = (
     *_one("z42_closes_stdin", _S, request_bytes=2 * MIB),
     *_one("z43_closes_stdout_early", _S),
     *_one("z44_closes_all_and_hangs", _T),
-    *_one("z45_answers_and_hangs", _T, "its answer is kept as a diagnosis, nothing is routed"),
+    *_one("z45_answers_and_hangs", _T, "its response is stored for diagnosis, nothing is routed"),
     # --- exits, signals, starts --------------------------------------------------------------------------------------
     *_one("z46_ok_but_exit_1", _retry("exit code 1 after a response with status ok")),
     *_one("z47_exit_78", _final("exit code 78; plugin produced no output")),
     *_one("z48_ok_but_exit_78", _final("exit code 78 after a response with status ok")),
     *(
-        _retry(f"killed by {name}").animal("z49_kills_itself", variant=name, config={"signal": name}, note="no core")
+        _retry(f"killed by {name}").plugin("z49_kills_itself", variant=name, config={"signal": name}, note="no core")
         for name in ("SIGSEGV", "SIGABRT", "SIGKILL")
     ),
     *(
-        _As(Expected.SPAWN_ERROR, says).animal(
+        _Outcome(Expected.SPAWN_ERROR, error).plugin(
             "z50_unspawnable",
             variant=how,
             breakage=how,
             on_a_copy=True,
-            note="loads well and is broken afterwards; never blocks",
+            note="loads, and is broken afterwards; never blocks",
         )
-        for how, says in {
+        for how, error in {
             "missing_interpreter": "its interpreter /nowhere/interpreter does not exist",
             "crlf_shebang": "its #! line ends with a carriage return",
             "no_shebang": "neither a program nor a script with a #! line",
@@ -323,28 +331,28 @@ ANIMALS: tuple[Animal, ...] = (
         }.items()
     ),
     *_one("z51_ignores_sigterm", _T, "SIGKILL after the grace"),
-    *_one("z52_answers_on_sigterm", _T, "an answer after the deadline does not count"),
+    *_one("z52_answers_on_sigterm", _T, "a response after the deadline does not count"),
     *_one("z53_stops_itself", _T, "SIGTERM, SIGCONT, then SIGKILL"),
-    # --- descendants and hunger --------------------------------------------------------------------------------------
+    # --- descendants and resources -----------------------------------------------------------------------------------
     *_one("z54_child_keeps_pipes", _S, "within a second of the leader's exit; the child is killed; a warning"),
     *_one("z55_daemon_keeps_pipes", _S, "the same"),
     *_one("z56_daemon_without_traces", _S, "found by adoption and killed; a warning"),
     *_one("z57_fork_bomb", _S, "all are killed; root is above the limit", limits=ResourceLimits(processes=200)),
     *_one("z58_memory_hog", _retry("stderr: MemoryError"), limits=ResourceLimits(address_space=512 * MIB)),
-    _retry("Too many open files").animal(
+    _retry("Too many open files").plugin(
         "z59_resource_hog", variant="files", config={"variant": "files"}, limits=ResourceLimits(open_files=256)
     ),
-    _retry("File too large").animal(
+    _retry("File too large").plugin(
         "z59_resource_hog", variant="disk", config={"variant": "disk"}, limits=ResourceLimits(file_size=8 * MIB)
     ),
-    Animal(
+    HostilePlugin(
         folder="z60_kills_its_parent",
         variant="SIGTERM",
         config={"signal": "SIGTERM"},
         runs_alone=True,
         expected=Expected.DRAIN,
     ),
-    Animal(
+    HostilePlugin(
         folder="z60_kills_its_parent",
         variant="SIGKILL",
         config={"signal": "SIGKILL"},
@@ -353,10 +361,10 @@ ANIMALS: tuple[Animal, ...] = (
         note="dead when its attempts are used up",
     ),
     *_one("z61_spy", _S, "sees the allowed environment, descriptors 0 to 2, and nothing of its parent"),
-    *_one("z62_on_the_deadline", _As(Expected.SUCCESS_OR_TIMED_OUT, "timed out"), config={"seconds": 1.0}),
+    *_one("z62_on_the_deadline", _Outcome(Expected.SUCCESS_OR_TIMED_OUT, "timed out"), config={"seconds": 1.0}),
     *_one("z63_burns_cpu", _T, "the loop stays responsive"),
     *_one("z64_echo_chamber", _S, "with a route from zoo.again to itself: ends at the hop limit"),
-    Animal(
+    HostilePlugin(
         folder="z64_echo_chamber",
         variant="fan_out",
         config={"fan_out": 10},
@@ -364,7 +372,7 @@ ANIMALS: tuple[Animal, ...] = (
         note="with the same route: ends at the tree budget",
     ),
     *(
-        Animal(
+        HostilePlugin(
             folder="z65_saws_off_its_branch",
             variant=victim,
             config={"victim": victim, "expendable": True},

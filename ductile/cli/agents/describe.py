@@ -1,7 +1,7 @@
-"""`ductile system describe`: everything a program must know to operate Ductile, as one value.
+"""`ductile system describe`: a machine-readable description of commands, error codes, plugins and pipelines.
 
-What commands there are comes from the commands themselves; what can be run comes from the service, or from the files
-while none runs. `skills` tells the same in Markdown.
+Commands are read from click. Plugins and pipelines come from the service, or from the files while it is stopped.
+`skills` renders the same data as Markdown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,21 +20,21 @@ from ductile.core.errors import ConfigMissing, NotFound, ServiceUnreachable, did
 @options.service
 @options.as_json
 def describe(words: tuple[str, ...], as_json: bool, **where: Any) -> None:
-    """Describe everything there is: commands with flags, side effects and scopes, error codes, plugins and pipelines.
+    """Describe commands, side effects, scopes, error codes, plugins and pipelines in machine-readable form.
 
-    Plugins and pipelines are those of the running service, or of the files while none runs; without a configuration
-    there are none. All of it is a long text: with NOUN, or NOUN and ACTION, only these commands are described.
+    Plugins and pipelines come from the running service, or from the configuration files while it is stopped. The full
+    description is large; NOUN, or NOUN and ACTION, selects single commands.
 
     Example: ductile system describe job why --json
     """
     if words:
-        output.show(commands_named(words), as_json=as_json, human=_command_lines)
+        output.show(describe_commands(words), as_json=as_json, human=_command_lines)
     else:
-        output.show(description(where), as_json=as_json, human=_lines)
+        output.show(describe_all(where), as_json=as_json, human=_lines)
 
 
-def description(where: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it; `where` are the flags that name a configuration or a service."""
+def describe_all(where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the full description; `where` has the flags that select a configuration or a service."""
     from ductile import __version__
     from ductile.cli import NOUNS, SHORT_FORMS, ductile
     from ductile.cli.agents.error_codes import ERROR_CODES, EXIT_CODES
@@ -48,15 +48,15 @@ def description(where: Mapping[str, Any]) -> dict[str, Any]:
         "side_effects": KINDS,
         "exit_codes": {str(code): meaning for code, meaning in EXIT_CODES.items()},
         "error_codes": ERROR_CODES,
-        **installed(where),
+        **describe_installed(where),
     }
 
 
-# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def actions(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name but the short forms and the hidden ones, by name."""
+    """Yield every command with its full name, except aliases and hidden commands."""
     from ductile.cli import SHORT_FORMS
 
     context = click.Context(group)
@@ -68,19 +68,19 @@ def actions(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[st
             yield " ".join((*path, name)), command
 
 
-def commands_named(words: tuple[str, ...]) -> dict[str, Any]:
-    """The commands whose names begin with these words; NotFound if there are none."""
+def describe_commands(words: tuple[str, ...]) -> dict[str, Any]:
+    """Describe the commands that start with these words. Raise NotFound if there are none."""
     from ductile import __version__
     from ductile.cli import ductile
     from ductile.cli.agents.side_effects import KINDS
 
-    every, asked = dict(actions(ductile)), " ".join(words)
-    found = [_command(name, command) for name, command in every.items() if f"{name} ".startswith(f"{asked} ")]
+    every, prefix = dict(actions(ductile)), " ".join(words)
+    found = [_command(name, command) for name, command in every.items() if f"{name} ".startswith(f"{prefix} ")]
     if not found:
         known = {*every, *(name.partition(" ")[0] for name in every)}
-        hint = "`ductile system describe` lists all commands"
-        raise NotFound(f"there is no command {asked[:80]!r}{did_you_mean(asked, known)}", hint=hint)
-    kinds = {one["side_effect"] for one in found}
+        hint = "Run `ductile system describe` to list all commands."
+        raise NotFound(f"command {prefix[:80]!r} does not exist{did_you_mean(prefix, known)}", hint=hint)
+    kinds = {command["side_effect"] for command in found}
     return {
         "version": __version__,
         "commands": found,
@@ -102,8 +102,8 @@ def _command(name: str, command: click.Command) -> dict[str, Any]:
         "side_effect": effect.kind,
         "routes": list(effect.routes),
         "scopes": effect.scopes,
-        "arguments": [_argument(one) for one in command.params if isinstance(one, click.Argument)],
-        "options": [_option(one) for one in command.params if isinstance(one, click.Option)],
+        "arguments": [_argument(parameter) for parameter in command.params if isinstance(parameter, click.Argument)],
+        "options": [_option(parameter) for parameter in command.params if isinstance(parameter, click.Option)],
     }
 
 
@@ -146,11 +146,11 @@ def _choices(parameter: click.Parameter) -> dict[str, Any]:
     return {}
 
 
-# ── what can be run ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── plugins and pipelines ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def installed(where: Mapping[str, Any]) -> dict[str, Any]:
-    """The plugins with their commands and schemas, the pipelines, and who says so."""
+def describe_installed(where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plugins, the pipelines and their source: the service or the files."""
     from ductile.cli.base.connect import client_for
 
     try:
@@ -158,32 +158,32 @@ def installed(where: Mapping[str, Any]) -> dict[str, Any]:
     except ServiceUnreachable:
         if where["api_url"]:
             raise
-        return {"source": "files", **_in_files(options.chosen(where["config_path"], where["config_dir"]))}
+        return {"source": "files", **_in_files(options.selected_config(where["config_path"], where["config_dir"]))}
     except ConfigMissing:
         if where["config_path"] or where["config_dir"]:
             raise
-        return {"source": "nothing: no configuration was found", "plugins": [], "pipelines": []}
+        return {"source": "none: no configuration found", "plugins": [], "pipelines": []}
 
 
 def _in_service(service: Any) -> dict[str, Any]:
     from urllib.parse import quote
 
-    names = [plugin["name"] for plugin in service.ask("GET", "/plugins")["plugins"]]
-    skills = service.ask("GET", "/skills")["skills"]
+    names = [plugin["name"] for plugin in service.request("GET", "/plugins")["plugins"]]
+    skills = service.request("GET", "/skills")["skills"]
     return {
-        "plugins": [service.ask("GET", f"/plugin/{quote(name, safe='')}") for name in names],
+        "plugins": [service.request("GET", f"/plugin/{quote(name, safe='')}") for name in names],
         "pipelines": [_pipeline(skill) for skill in skills if skill["kind"] == "pipeline"],
     }
 
 
 def _in_files(explicit: Path | None) -> dict[str, Any]:
-    from ductile.cli.schedule.facts import snapshot_of
-    from ductile.web.views.catalog import plugin_view, run_view
+    from ductile.cli.base.connect import load_snapshot
+    from ductile.web.views.catalog import pipeline_view, plugin_view
 
-    snapshot = snapshot_of(explicit)
+    snapshot = load_snapshot(explicit)
     return {
-        "plugins": [plugin_view(lane) for _, lane in sorted(snapshot.lanes.items())],
-        "pipelines": [_pipeline(run_view(plan)) for plan in snapshot.plans.by_name.values()],
+        "plugins": [plugin_view(plugin) for _, plugin in sorted(snapshot.plugins.items())],
+        "pipelines": [_pipeline(pipeline_view(plan)) for plan in snapshot.plans.by_name.values()],
     }
 
 
@@ -192,21 +192,21 @@ def _pipeline(skill: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": skill["pipeline"], **{name: skill[name] for name in names}}
 
 
-# ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _command_lines(shown: dict[str, Any]) -> Iterator[str]:
     rows = [
-        (one["command"], one["side_effect"], ", ".join(one["scopes"]) or "-", one["summary"])
-        for one in shown["commands"]
+        (command["command"], command["side_effect"], ", ".join(command["scopes"]) or "-", command["summary"])
+        for command in shown["commands"]
     ]
-    yield from output.table([("COMMAND", "SIDE EFFECT", "SCOPES", "ABOUT"), *rows])
+    yield from output.table([("COMMAND", "SIDE EFFECT", "SCOPES", "SUMMARY"), *rows])
 
 
 def _lines(shown: dict[str, Any]) -> Iterator[str]:
     yield f"Ductile {shown['version']}"
     yield ""
-    yield "Commands, and what they do to the world:"
+    yield "Commands and their side effects:"
     yield from _command_lines(shown)
     yield ""
     yield f"Plugins and pipelines ({shown['source']}):"
@@ -215,7 +215,9 @@ def _lines(shown: dict[str, Any]) -> Iterator[str]:
         for plugin in shown["plugins"]
         for command in plugin["commands"]
     ]
-    runs += [(one["name"], one["execution_mode"], f"on {one['trigger']}") for one in shown["pipelines"]]
+    runs += [
+        (pipeline["name"], pipeline["execution_mode"], f"on {pipeline['trigger']}") for pipeline in shown["pipelines"]
+    ]
     yield from output.table(runs) or ["none"]
     yield ""
-    yield "`ductile system describe --json` has everything: flags, schemas, exit codes, error codes."
+    yield "Run `ductile system describe --json` for flags, schemas, exit codes and error codes."

@@ -1,23 +1,22 @@
-"""What each command does to the world, and which rights it needs: one line per command.
+"""The side effect and the required scopes of every command.
 
-Read by `system describe` and `skills`, and by the tests that hold commands to it: what changes something has
-`--dry-run`, what reads has `--json`. A command without a line here fails them.
+Used by `system describe` and `skills`. Tests require an entry for every command, and `--dry-run` for every change.
 """
 
 from typing import NamedTuple
 
 KINDS = {
-    "reads": "Looks and changes nothing.",
-    "writes_files": "Writes files that were not there, and changes nothing else.",
-    "changes_config": "Changes the configuration on disk; the running service uses it after `system reload`.",
-    "changes_service": "Has the running service change how it goes on: configuration, pauses, breakers, waiting jobs.",
-    "changes_ledger": "Replaces or repairs what is stored, while the service does not run.",
-    "runs_plugins": "Has plugins run, with whatever these do to the world.",
-    "tries_plugins": "Runs plugins here to try them; nothing is recorded, but what they do to the world they do.",
-    "sends": "Sends something to another program or machine.",
-    "anything": "Does what the request says.",
+    "reads": "Reads only.",
+    "writes_files": "Writes new files and changes nothing else.",
+    "changes_config": "Changes the configuration on disk. The service uses it after `system reload`.",
+    "changes_service": "Changes the running service: configuration, pauses, breakers, queued jobs.",
+    "changes_ledger": "Replaces or repairs stored data while the service is stopped.",
+    "runs_plugins": "Runs plugins, which may have side effects of their own.",
+    "tries_plugins": "Runs plugins locally. Records nothing, but the plugins may have side effects.",
+    "sends": "Sends a request to another program or machine.",
+    "anything": "Depends on the request.",
 }
-"""Side effect → what that means."""
+"""Side effect → its meaning."""
 
 ANY_TOKEN = "token"
 SCOPES: dict[str, str | None] = {
@@ -54,23 +53,23 @@ SCOPES: dict[str, str | None] = {
     "POST /schedule/{plugin}/{id}/run": "plugin:invoke:ro",
     "POST /system/reload": "system:rw",
 }
-"""Route → the scope it wants. None: it is open; `ANY_TOKEN`: every known caller may."""
+"""Route → the scope it requires. None: public. `ANY_TOKEN`: any valid token."""
 
 
 class Effect(NamedTuple):
-    """The side effect of a command, and what it may ask the service for."""
+    """The side effect of a command and the routes it may request."""
 
     kind: str
     routes: tuple[str, ...] = ()
 
     @property
     def is_change(self) -> bool:
-        """False for those who look or rehearse: what they leave behind, if anything, is what plugins did."""
+        """False for commands that record nothing: they read, or run plugins locally."""
         return self.kind not in ("reads", "tries_plugins")
 
     @property
     def scopes(self) -> list[str]:
-        """What a token needs for all of it with --api-url; the local socket needs none."""
+        """The scopes a token needs with --api-url. The local socket needs no token."""
         return sorted({scope for route in self.routes if (scope := SCOPES[route]) not in (None, ANY_TOKEN)})
 
 
@@ -184,4 +183,4 @@ EFFECTS = {
     "webhook send": Effect("sends"),
     "webhook verify": _READS,
 }
-"""Command → what it does; a short form does what the long one does."""
+"""Command → its side effect. Aliases are not listed."""

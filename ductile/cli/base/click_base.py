@@ -1,6 +1,6 @@
-"""What every command has without saying so: `-v`, shared flags anywhere, a line about it, and for every noun `help`.
+"""Click base classes: lazy groups, `-v` on every command, shared flags in any position, and `NOUN help`.
 
-Given when a command's file is imported, so that no command can lack it and none has to repeat it.
+`decorate` adds these when the module of a command is imported. Knows nothing of what commands do.
 """
 
 import os
@@ -17,33 +17,31 @@ from ductile.cli.base import output
 from ductile.core.errors import DuctileError
 
 COMPLETING = "_DUCTILE_COMPLETE"
-"""Set by a shell that wants to know what could come next."""
-VERBOSE = click.Option(
-    ["-v", "--verbose"], is_flag=True, help="Say on stderr what is used, what is asked and how long it takes."
-)
+"""Environment variable that a shell sets to request completions."""
+VERBOSE = click.Option(["-v", "--verbose"], is_flag=True, help="Print configuration, requests and timing to stderr.")
 
 SHARED = dict.fromkeys(("--json", "-v", "--verbose", "--dry-run"), 0)
 SHARED |= dict.fromkeys(("--config", "--config-dir", "--api-url", "--api-key"), 1)
-"""Flags that mean the same wherever they are taken → how many values they have."""
+"""Flag with the same meaning on every command → the number of its values."""
 
 
 class SuggestingGroup(click.Group):
-    """Its commands are imported when they are asked for; whoever mistypes one may mean any of them."""
+    """A group that suggests the closest command name, including commands not imported yet."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows only of those that are imported
+        except click.NoSuchCommand as error:  # click suggests imported commands only
             raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
 
 class LazyGroup(SuggestingGroup):
-    """A noun whose actions are imported when they are used."""
+    """A noun that imports the module of an action on first use."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **more: Any) -> None:
-        """`modules`: action → its command, as `module.name` below `ductile.cli`."""
+        """Take `modules`: action → command, as `module.name` below `ductile.cli`."""
         super().__init__(*args, **more)
         self.modules = modules
 
@@ -59,21 +57,21 @@ class LazyGroup(SuggestingGroup):
 
 
 class DefaultActionGroup(click.Group):
-    """A noun that has a usual action: the one that is meant when none is named."""
+    """A noun with a default action."""
 
-    def __init__(self, *args: Any, usual: str, **more: Any) -> None:
+    def __init__(self, *args: Any, default: str, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.usual = usual
+        self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks_for_help = any(arg in ctx.help_option_names for arg in args)
-        if not asks_for_help and all(arg.startswith("-") for arg in args[:1]) and not self.commands.keys() & set(args):
-            args = [self.usual, *args]
+        requests_help = any(arg in ctx.help_option_names for arg in args)
+        if not requests_help and all(arg.startswith("-") for arg in args[:1]) and not self.commands.keys() & set(args):
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
-def flags_behind(args: Sequence[str]) -> list[str]:
-    """The same command line; shared flags that stand before or between the words of the command are behind them."""
+def move_flags_last(args: Sequence[str]) -> list[str]:
+    """Move shared flags behind the words of the command."""
     words: list[str] = []
     flags: list[str] = []
     rest = list(args)
@@ -89,28 +87,28 @@ def flags_behind(args: Sequence[str]) -> list[str]:
 
 
 def decorate(command: click.Command, noun: str = "") -> click.Command:
-    """The same command, it and all below it with manners."""
+    """Add the shared options and help to the command and its subcommands, and return it."""
     command.short_help = command.short_help or _first_clause(command.help or "")
     if isinstance(command, click.Group):
         name = command.name or ""
-        for below in command.commands.values():
-            decorate(below, f"{noun} {name}" if noun else name)
+        for subcommand in command.commands.values():
+            decorate(subcommand, f"{noun} {name}" if noun else name)
         command.add_command(_help)
         return command
     has_own = any("--verbose" in option.opts for option in command.params)
     if not has_own:
         command.params.append(VERBOSE)
     assert command.callback is not None, command.name
-    command.callback = _accounting(command.callback, wants_verbose=has_own)
+    command.callback = _with_details(command.callback, takes_verbose=has_own)
     if COMPLETING in os.environ:
-        from ductile.cli.base.completion import offer_values
+        from ductile.cli.base.completion import complete_values
 
-        offer_values(command, noun)
+        complete_values(command, noun)
     return command
 
 
 def _first_clause(text: str) -> str:
-    """What a list of commands says about one: click would cut the whole sentence off where the line ends."""
+    """Return the first clause of a help text. Click would truncate a long sentence in a list of commands."""
     clause = re.split(r"[.:;](?: |$)", " ".join(text.partition("\n\n")[0].split()))[0]
     return f"{clause}."
 
@@ -119,7 +117,7 @@ def _first_clause(text: str) -> str:
 @click.argument("words", nargs=-1)
 @click.pass_context
 def _help(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of this noun, or of what WORDS name below it."""
+    """Show the help of this noun, or of the action that WORDS name."""
     shown = ctx.parent
     assert shown is not None
     for word in words:
@@ -132,40 +130,40 @@ def _help(ctx: click.Context, words: tuple[str, ...]) -> None:
     click.echo(shown.get_help())
 
 
-def _accounting(action: Callable[..., Any], *, wants_verbose: bool) -> Callable[..., Any]:
-    """The action; with `-v` it is told around it what it works with and how long it took."""
+def _with_details(action: Callable[..., Any], *, takes_verbose: bool) -> Callable[..., Any]:
+    """Wrap the action: with `-v`, print its configuration, its service and its duration."""
 
     @wraps(action)
-    def account(**given: Any) -> Any:
-        is_verbose = given["verbose"] if wants_verbose else given.pop("verbose")
+    def run(**params: Any) -> Any:
+        is_verbose = params["verbose"] if takes_verbose else params.pop("verbose")
         if not is_verbose:
-            return action(**given)
-        context, began = click.get_current_context(), time.perf_counter()
+            return action(**params)
+        context, started = click.get_current_context(), time.perf_counter()
         context.meta[output.DETAILED] = True
-        _tell_places(context.params)
+        _print_paths(context.params)
         try:
-            return action(**given)
+            return action(**params)
         finally:
-            output.detail(f"{context.command_path}: {(time.perf_counter() - began) * 1000:.0f} ms")
+            output.detail(f"{context.command_path}: {(time.perf_counter() - started) * 1000:.0f} ms")
 
-    return account
+    return run
 
 
-def _tell_places(given: Mapping[str, Any]) -> None:
-    """Which configuration, ledger and service the command is about; what cannot be found it will say itself."""
-    if given.get("api_url"):
-        output.detail(f"service: {given['api_url']}")
-    if "config_path" not in given:
+def _print_paths(params: Mapping[str, Any]) -> None:
+    """Print the configuration, ledger and service of the command. Errors are left to the command itself."""
+    if params.get("api_url"):
+        output.detail(f"service: {params['api_url']}")
+    if "config_path" not in params:
         return
     from ductile.cli.base import options
-    from ductile.config.load.ledger_path import ledger_of
-    from ductile.config.load.sources import find
+    from ductile.config.load.ledger_path import find_ledger
+    from ductile.config.load.sources import find_config
     from ductile.web.server.listeners import local_socket_path
 
     try:
-        found = find(options.chosen(given["config_path"], given.get("config_dir")), os.environ)
+        found = find_config(options.selected_config(params["config_path"], params.get("config_dir")), os.environ)
         output.detail(f"configuration: {found.path} ({found.origin})")
-        ledger = ledger_of(found.path, os.environ)
+        ledger = find_ledger(found.path, os.environ)
     except DuctileError:
         return
     output.detail(f"ledger: {ledger}")

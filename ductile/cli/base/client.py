@@ -1,6 +1,6 @@
-"""How commands talk to the running service: its local socket, or the address somebody names.
+"""HTTP client of the running service, over its local socket or the address of `--api-url`.
 
-Plain HTTP from the standard library; a command that only asks a question imports nothing more.
+Uses the standard library only, so that commands start fast.
 """
 
 import http.client
@@ -16,115 +16,117 @@ from ductile.cli.agents.error_codes import EXIT_CODE_OF
 from ductile.cli.base import output
 from ductile.core.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
 
-CONNECT_SECONDS = 5.0
-LONGEST_ANSWER_SECONDS = 330.0
+CONNECT_TIMEOUT_SECONDS = 5.0
+RESPONSE_TIMEOUT_SECONDS = 330.0
 
 
 class _LocalConnection(http.client.HTTPConnection):
-    """HTTP over the service's unix socket."""
+    """HTTP over the Unix socket of the service."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=CONNECT_SECONDS)
+        super().__init__("localhost", timeout=CONNECT_TIMEOUT_SECONDS)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(CONNECT_SECONDS)
+        self.sock.settimeout(CONNECT_TIMEOUT_SECONDS)
         self.sock.connect(str(self._path))
 
 
 class ServiceRefused(DuctileError):
-    """The service refused."""
+    """The service refused the request."""
 
     code, exit_code = "refused", 1
-    hint = "`ductile system status` tells how the service is, `ductile logs` what it did"
+    hint = "Run `ductile system status` and `ductile logs` to find the cause."
 
 
 class Busy(DuctileError):
-    """The service cannot do this now."""
+    """The service is busy."""
 
     code, exit_code, status = "busy", 75, 503
-    hint = "try again in a moment"
+    hint = "Retry in a moment."
 
 
 @frozen
 class Client:
-    """Where the service is and how to get in."""
+    """The address of the service and the API key for it."""
 
     socket_path: Path | None = None
     url: str | None = None
     key: str | None = field(default=None, repr=False)
 
-    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The JSON answer; a refusal or no answer is an error with what to do."""
-        return dict(self._answer(method, path, body))
+    def request(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Send a request and return the JSON object of the response. Raise an error for a status of 400 or more."""
+        return dict(self._request(method, path, body))
 
-    def ask_list(self, method: str, path: str) -> list[dict[str, Any]]:
-        """The same where the answer is a list."""
-        return list(self._answer(method, path, None))
+    def request_list(self, method: str, path: str) -> list[dict[str, Any]]:
+        """Send a request and return the JSON list of the response."""
+        return list(self._request(method, path, None))
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header that lets us in. NotAllowed for a key that no header can carry, without showing it."""
+        """The authorization header. Raises NotAllowed, without the key, if no header can carry it."""
         if not self.key:
             return {}
         if not (self.key.isascii() and self.key.isprintable()):
-            raise NotAllowed("the API key has characters that no token has", hint="look for a line break in it")
+            raise NotAllowed(
+                "the API key has invalid characters", hint="Remove line breaks and non-ASCII characters from the key."
+            )
         return {"authorization": f"Bearer {self.key}"}
 
-    def _answer(self, method: str, path: str, body: Any) -> Any:
+    def _request(self, method: str, path: str, body: Any) -> Any:
         connection = self.connection()
         headers = {"content-type": "application/json"} | self.authorization
         try:
             connection.connect()
-            connection.sock.settimeout(LONGEST_ANSWER_SECONDS)
+            connection.sock.settimeout(RESPONSE_TIMEOUT_SECONDS)
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
+            response = connection.getresponse()
+            content = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceUnreachable(
                 f"the service does not answer at {self.url or self.socket_path}: {error}",
-                hint="is it running? start it with `ductile system start`",
+                hint="Start the service with `ductile system start`.",
             ) from error
         finally:
             connection.close()
-        output.detail(f"asked: {method} {path} → {answer.status}")
-        if answer.status >= 400:
-            raise refusal(answer.status, content)
+        output.detail(f"request: {method} {path} → {response.status}")
+        if response.status >= 400:
+            raise error_from_response(response.status, content)
         return content
 
     def connection(self) -> http.client.HTTPConnection:
-        """A connection to the service, not open yet."""
+        """Return a connection to the service that is not open yet."""
         if self.url is None:
             assert self.socket_path is not None
             return _LocalConnection(self.socket_path)
-        scheme, host, port = address_of(self.url)
+        scheme, host, port = parse_url(self.url)
         kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        return kind(host, port, timeout=CONNECT_SECONDS)
+        return kind(host, port, timeout=CONNECT_TIMEOUT_SECONDS)
 
 
-def address_of(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Nothing else would be asked for, so an address that says more is refused."""
+def parse_url(url: str) -> tuple[str, str, int]:
+    """Split a URL into scheme, host and port. Refuse a path, query or user name: they would be ignored."""
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         parts, port = urlsplit(""), 0
     if not parts.hostname:
-        raise ServiceUnreachable(f"{url[:200]!r} is not an address", hint="write http://HOST:PORT")
+        raise ServiceUnreachable(f"{url[:200]!r} is not a URL", hint="Write http://HOST:PORT.")
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-        hint = "write http://HOST:PORT; the API has an address of its own, and its token comes with --api-key"
-        raise ServiceUnreachable("the address has more than a host and a port", hint=hint)
+        hint = "Write http://HOST:PORT. Give the token with --api-key."
+        raise ServiceUnreachable("the URL has more than a host and a port", hint=hint)
     return parts.scheme, parts.hostname, port
 
 
-def refusal(status: int, content: Any) -> DuctileError:
-    """What the service said no with, as an error of ours."""
-    answer = content if isinstance(content, dict) else {}
+def error_from_response(status: int, content: Any) -> DuctileError:
+    """Turn an error response of the service into an error."""
+    body = content if isinstance(content, dict) else {}
     kinds: dict[int, type[DuctileError]] = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 503: Busy}
     kind = kinds.get(status, ServiceRefused)
-    error = kind(str(answer.get("error", f"HTTP {status}")), hint=str(answer.get("hint") or "") or None)
-    error.code = str(answer.get("code", error.code))  # type: ignore[misc]
+    error = kind(str(body.get("error", f"HTTP {status}")), hint=str(body.get("hint") or "") or None)
+    error.code = str(body.get("code", error.code))  # type: ignore[misc]
     error.exit_code = EXIT_CODE_OF.get(error.code, kind.exit_code)  # type: ignore[misc]
-    error.context = {"status": status, **(answer.get("context") or {})}
+    error.context = {"status": status, **(body.get("context") or {})}
     return error

@@ -1,7 +1,6 @@
-"""`ductile completion`: the script with which a shell completes commands, and the values it offers.
+"""`ductile completion`: the completion script of a shell, and completions for names and ids.
 
-Click makes the script and completes nouns, actions and flags; this room knows which words a value may be. Whatever
-goes wrong, a shell that completes sees no words and no message.
+Click completes nouns, actions and flags. A failure while completing yields no suggestions and no message.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,16 +14,16 @@ from ductile.cli.base.click_base import COMPLETING
 from ductile.core.errors import DuctileError
 
 SHELLS = ("bash", "fish", "zsh")
-MOST_OFFERED = 20
+MAX_JOB_SUGGESTIONS = 20
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 @options.as_json
 def command(shell: str, as_json: bool) -> None:
-    """Print the script with which SHELL completes commands, flags, and the names and ids there are.
+    """Print the completion script for SHELL. It completes commands, flags, names and job ids.
 
-    bash: `source <(ductile completion bash)` in ~/.bashrc; zsh the same in ~/.zshrc; fish: save it as
+    bash: add `source <(ductile completion bash)` to ~/.bashrc. zsh: the same in ~/.zshrc. fish: save the script as
     ~/.config/fish/completions/ductile.fish.
 
     Example: ductile completion bash
@@ -37,87 +36,87 @@ def command(shell: str, as_json: bool) -> None:
     output.show({"shell": shell, "script": script}, as_json=as_json, human=lambda shown: shown["script"].splitlines())
 
 
-# ── words for values ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── values ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Given = Mapping[str, Any]
+Params = Mapping[str, Any]
 
 
-def offer_values(command: click.Command, noun: str) -> None:
-    """Texts of the command that name something are completed with what there is."""
+def complete_values(command: click.Command, noun: str) -> None:
+    """Add completions to the text parameters of the command that take a name or an id."""
     for parameter in command.params:
-        words = WORDS.get(f"{noun} {parameter.name}") or WORDS.get(parameter.name or "")
-        if words is not None and parameter.type is click.STRING:
-            parameter.type = _Named(words)
+        values = COMPLETIONS.get(f"{noun} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
+        if values is not None and parameter.type is click.STRING:
+            parameter.type = _ExistingName(values)
 
 
-class _Named(click.ParamType[str]):
-    """A text that names something there is."""
+class _ExistingName(click.ParamType[str]):
+    """A text that is the name or id of something that exists."""
 
     name = "text"
 
-    def __init__(self, words: Callable[[Given], Iterable[str]]) -> None:
-        self._words = words
+    def __init__(self, values: Callable[[Params], Iterable[str]]) -> None:
+        self._values = values
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
-            words = list(self._words(ctx.params))
+            values = list(self._values(ctx.params))
         except (DuctileError, OSError, ValueError):
             return []
-        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+        return [CompletionItem(value) for value in values if value.startswith(incomplete)]
 
 
-def _members(given: Given, *path: str) -> Any:
-    """What the configuration has at this path, as it is written; its files are read, not checked."""
+def _config_value(params: Params, *path: str) -> Any:
+    """Return the value at `path` of the configuration files, without validating them."""
     import os
 
-    from ductile.config.load.sources import find, read_sources
+    from ductile.config.load.sources import find_config, read_sources
 
-    found = find(options.chosen(given.get("config_path"), given.get("config_dir")), os.environ)
+    found = find_config(options.selected_config(params.get("config_path"), params.get("config_dir")), os.environ)
     value = read_sources(found.path, os.environ).root.value
     for name in path:
         value = value[name].value if isinstance(value, dict) and name in value else None
     return value
 
 
-def _named(given: Given, *path: str, key: str = "name") -> list[str]:
-    """The names of the members of a list."""
-    members = _members(given, *path)
+def _named(params: Params, *path: str, key: str = "name") -> list[str]:
+    """Return the names of the entries of a list."""
+    members = _config_value(params, *path)
     entries = [entry.value for entry in members] if isinstance(members, tuple) else []
     names = [entry[key].value for entry in entries if isinstance(entry, dict) and key in entry]
     return [name for name in names if isinstance(name, str)]
 
 
-def _plugins(given: Given) -> list[str]:
-    members = _members(given, "plugins")
+def _plugins(params: Params) -> list[str]:
+    members = _config_value(params, "plugins")
     return sorted(members) if isinstance(members, dict) else []
 
 
-def _schedules(given: Given) -> list[str]:
-    return _named(given, "plugins", given.get("plugin") or "", "schedules", key="id")
+def _schedules(params: Params) -> list[str]:
+    return _named(params, "plugins", params.get("plugin") or "", "schedules", key="id")
 
 
-def _newest_jobs(given: Given) -> list[str]:
+def _newest_jobs(params: Params) -> list[str]:
     from ductile.cli.base.connect import ledger_path
     from ductile.ledger.reports import job_list
     from ductile.ledger.storage.open_file import open_reader
 
-    path = ledger_path(options.chosen(given.get("config_path"), given.get("config_dir")))
+    path = ledger_path(options.selected_config(params.get("config_path"), params.get("config_dir")))
     with open_reader(path) as db:
-        return [job["job_id"] for job in job_list.jobs(db, limit=MOST_OFFERED).items]
+        return [job["job_id"] for job in job_list.jobs(db, limit=MAX_JOB_SUGGESTIONS).items]
 
 
-WORDS: Mapping[str, Callable[[Given], Iterable[str]]] = {
+COMPLETIONS: Mapping[str, Callable[[Params], Iterable[str]]] = {
     "job_id": _newest_jobs,
     "root": _newest_jobs,
     "plugin": _plugins,
     "plugin name": _plugins,
     "config plugin name": _plugins,
     "schedule_id": _schedules,
-    "pipeline": lambda given: _named(given, "pipelines"),
-    "pipeline name": lambda given: _named(given, "pipelines"),
-    "webhook name": lambda given: _named(given, "webhooks", "endpoints"),
-    "config token name": lambda given: _named(given, "tokens"),
-    "token_name": lambda given: _named(given, "tokens"),
-    "status": lambda _given: ("queued", "running", "succeeded", "failed", "dead", "skipped"),
+    "pipeline": lambda params: _named(params, "pipelines"),
+    "pipeline name": lambda params: _named(params, "pipelines"),
+    "webhook name": lambda params: _named(params, "webhooks", "endpoints"),
+    "config token name": lambda params: _named(params, "tokens"),
+    "token_name": lambda params: _named(params, "tokens"),
+    "status": lambda _params: ("queued", "running", "succeeded", "failed", "dead", "skipped"),
 }
-"""Parameter → the words for it; with its noun in front where the name alone does not tell."""
+"""Parameter → its completions; prefixed with the noun where the name alone is ambiguous."""

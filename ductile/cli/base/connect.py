@@ -1,27 +1,32 @@
-"""From the flags of a command to what it works with: the ledger's file, or the running service."""
+"""Resolve the flags of a command to the configuration, the ledger file and the running service."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ductile.cli.base import options
 
 if TYPE_CHECKING:
     from ductile.cli.base.client import Client
+    from ductile.config.snapshot import Snapshot
     from ductile.core.secret import Mask
+    from ductile.ledger.storage.db import Db
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def ledger_path(explicit: Path | None) -> Path:
-    """Where the ledger of this configuration is."""
-    from ductile.config.load.ledger_path import ledger_of
-    from ductile.config.load.sources import find
+    """Return the path of the ledger of this configuration."""
+    from ductile.config.load.ledger_path import find_ledger
+    from ductile.config.load.sources import find_config
 
-    return ledger_of(find(explicit, os.environ).path, os.environ)
+    return find_ledger(find_config(explicit, os.environ).path, os.environ)
 
 
 def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "Client":
-    """The service at the named address, or else the one that runs this configuration, through its local socket."""
+    """Return a client of the service at `api_url`, or of the one that runs this configuration."""
     from ductile.cli.base.client import Client
 
     if api_url:
@@ -31,16 +36,16 @@ def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "
     return Client(local_socket_path(ledger_path(explicit).parent))
 
 
-def running(explicit: Path | None) -> "Client | None":
-    """The service that runs this configuration; None if none does, and its files tell as much."""
+def running_client(explicit: Path | None) -> "Client | None":
+    """Return a client of the service that runs this configuration; None if none runs."""
     import socket
 
     from ductile.web.server.listeners import local_socket_path
 
     path = local_socket_path(ledger_path(explicit).parent)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            door.connect(str(path))
+            probe.connect(str(path))
         except OSError:
             return None
     from ductile.cli.base.client import Client
@@ -49,19 +54,44 @@ def running(explicit: Path | None) -> "Client | None":
 
 
 def ledger_for(where: Mapping[str, Any]) -> Path:
-    """The ledger that the flags of a command name."""
-    return ledger_path(options.chosen(where["config_path"], where["config_dir"]))
+    """Return the path of the ledger that the flags select."""
+    return ledger_path(options.selected_config(where["config_path"], where["config_dir"]))
 
 
 def client_for(where: Mapping[str, Any]) -> "Client":
-    """The service that the flags of a command name."""
-    explicit = options.chosen(where["config_path"], where["config_dir"])
+    """Return a client of the service that the flags select."""
+    explicit = options.selected_config(where["config_path"], where["config_dir"])
     return client(explicit, where["api_url"], where["api_key"])
 
 
 def mask_for(where: Mapping[str, Any]) -> "Mask":
-    """Hides the secrets of the configuration that the flags of a command name."""
-    from ductile.config.load.secret_scan import mask_of
-    from ductile.config.load.sources import find
+    """Return a mask for the secrets of the configuration that the flags select."""
+    from ductile.config.load.secret_scan import build_mask
+    from ductile.config.load.sources import find_config
 
-    return mask_of(find(options.chosen(where["config_path"], where["config_dir"]), os.environ).path, os.environ)
+    return build_mask(
+        find_config(options.selected_config(where["config_path"], where["config_dir"]), os.environ).path, os.environ
+    )
+
+
+def load_snapshot(explicit: Path | None) -> "Snapshot":
+    """Load the configuration as a service that starts now would use it."""
+    from ductile.config.checks.doctor import examine
+    from ductile.config.load.load import load
+    from ductile.config.load.sources import find_config
+    from ductile.config.snapshot import build_snapshot
+
+    return build_snapshot(examine(load(find_config(explicit, os.environ).path)), os.environ)
+
+
+def read_ledger(
+    snapshot: "Snapshot", function: "Callable[Concatenate[Db, P], T]", *args: P.args, **kwargs: P.kwargs
+) -> T | None:
+    """Return `function(db, …)`; None if there is no ledger yet."""
+    from ductile.ledger.storage.open_file import open_reader
+
+    path = snapshot.config.settings.state.path
+    if not path.exists():
+        return None
+    with open_reader(path) as db:
+        return function(db, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""JSON that people give a command: on the command line, in a file, or on stdin."""
+"""JSON arguments: on the command line, in a file, or on stdin."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Any
 
 from ductile.core.errors import Unreadable, UsageInvalid
 
-HINT = """write it like '{"message": "hi"}'"""
+HINT = """Write it as a JSON object: '{"message": "hi"}'."""
 
 
 def read_payload(text: str | None, path: Path | None) -> dict[str, Any] | None:
-    """The object of `--payload` or `--payload-file`; None if neither was given."""
+    """Return the object of `--payload` or `--payload-file`; None if neither is given."""
     if text is not None and path is not None:
-        raise UsageInvalid("--payload and --payload-file say the same thing; give one of them")
+        raise UsageInvalid("--payload and --payload-file are mutually exclusive")
     if text is None and path is None:
         return None
     value = read_json_file(path) if path is not None else read_json(text or "", "--payload")
@@ -22,7 +22,7 @@ def read_payload(text: str | None, path: Path | None) -> dict[str, Any] | None:
 
 
 def read_json_file(path: Path) -> Any:
-    """What is written in the file; - is stdin."""
+    """Parse the file as JSON; `-` is stdin."""
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -31,6 +31,7 @@ def read_json_file(path: Path) -> Any:
 
 
 def read_json(text: str, source: str) -> Any:
+    """Parse the text as JSON; errors name `source`."""
     from ductile.core.formats import strict_json
 
     try:

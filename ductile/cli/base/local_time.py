@@ -1,33 +1,33 @@
-"""Moments as people write and read them: on the wall clocks of a schedule's zone, and in UTC."""
+"""Parse times and time ranges of the command line, in the time zone of a schedule or in UTC."""
 
 import re
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
 from ductile.core.errors import UsageInvalid
 
-HINT = "write 2026-03-29T02:30 or 02:30 as the clocks of the schedule show it, or 2026-03-29T02:30:00Z"
+HINT = "Write 2026-03-29T02:30 or 02:30 (time zone of the schedule), or 2026-03-29T02:30:00Z."
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 _WALL = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?))?", re.ASCII)
 DAY = timedelta(days=1)
 Span = tuple[datetime, datetime]
 
 
-def read_moment(text: str, option: str, zone: tzinfo, *, now: datetime, is_past: bool = False) -> datetime:
-    """The moment that somebody means; a time of day is that of today, or the last one if it must have passed."""
-    from ductile.calendar.bounds import FIRST, LAST
+def parse_time(text: str, option: str, zone: tzinfo, *, now: datetime, is_past: bool = False) -> datetime:
+    """Parse a time. A time of day is today's; with `is_past` it is the last one before `now`."""
+    from ductile.calendar.bounds import CALENDAR_END, CALENDAR_START
 
     try:
-        found = _meant(text, zone, now, is_past=is_past)
+        found = _parse(text, zone, now, is_past=is_past)
     except (ValueError, OverflowError):
         found = None
-    if found is None or not FIRST <= found <= LAST:
-        reach = f"between {FIRST:%Y-%m-%d} and {LAST:%Y-%m-%d}"
-        raise UsageInvalid(f"{option}: {text[:60]!r} is not a moment {reach}", hint=HINT)
+    if found is None or not CALENDAR_START <= found <= CALENDAR_END:
+        reach = f"between {CALENDAR_START:%Y-%m-%d} and {CALENDAR_END:%Y-%m-%d}"
+        raise UsageInvalid(f"{option}: {text[:60]!r} is not a time {reach}", hint=HINT)
     return found
 
 
-def read_duration(text: str, option: str) -> timedelta:
-    """A duration that is not negative."""
+def parse_duration_option(text: str, option: str) -> timedelta:
+    """Parse a duration that is not negative."""
     from ductile.core.units import parse_duration
 
     try:
@@ -35,37 +35,37 @@ def read_duration(text: str, option: str) -> timedelta:
     except ValueError as error:
         raise UsageInvalid(f"{option}: {error}") from error
     if span < timedelta():
-        raise UsageInvalid(f"{option}: {text[:60]!r} is less than zero")
+        raise UsageInvalid(f"{option}: {text[:60]!r} is negative")
     return span
 
 
-def read_clock(text: str) -> time | None:
-    """A time of day; None if it is written as something else."""
+def parse_time_of_day(text: str) -> time | None:
+    """Parse a time of day; None if the text is something else."""
     match = _CLOCK.fullmatch(text.strip())
     return time(int(match[1]), int(match[2])) if match else None
 
 
-def read_spans(texts: tuple[str, ...], option: str, zone: tzinfo, start: datetime, end: datetime) -> tuple[Span, ...]:
-    """Each `A..B` between `start` and `end`, in order: two moments, or two times of day for every day."""
+def parse_ranges(texts: tuple[str, ...], option: str, zone: tzinfo, start: datetime, end: datetime) -> tuple[Span, ...]:
+    """Parse each `A..B` into ranges between `start` and `end`, in order. Two times of day apply to every day."""
     spans: list[Span] = []
     for text in texts:
         first, dots, last = text.partition("..")
         if not dots:
             raise UsageInvalid(
-                f"{option}: {text[:60]!r} is not FROM..TO", hint="write 02:00..05:00 or two full moments"
+                f"{option}: {text[:60]!r} is not FROM..TO", hint="Write 02:00..05:00, or two full times."
             )
-        clocks = read_clock(first), read_clock(last)
+        clocks = parse_time_of_day(first), parse_time_of_day(last)
         if clocks[0] and clocks[1]:
             spans += _daily(clocks[0], clocks[1], zone, start, end)
         else:
             spans.append((_bound(first, option, zone), _bound(last, option, zone)))
             if spans[-1][0] >= spans[-1][1]:
-                raise UsageInvalid(f"{option}: {text[:60]!r} ends before it begins")
+                raise UsageInvalid(f"{option}: {text[:60]!r} ends before it starts")
     return tuple(sorted(spans))
 
 
-def _meant(text: str, zone: tzinfo, now: datetime, *, is_past: bool) -> datetime:
-    clock = read_clock(text)
+def _parse(text: str, zone: tzinfo, now: datetime, *, is_past: bool) -> datetime:
+    clock = parse_time_of_day(text)
     if clock is None:
         return _full(text, zone)
     found = _at(now.astimezone(zone), clock, zone)
@@ -83,9 +83,9 @@ def _full(text: str, zone: tzinfo) -> datetime:
 
 
 def _bound(text: str, option: str, zone: tzinfo) -> datetime:
-    if read_clock(text) is not None:
-        raise UsageInvalid(f"{option}: a time of day goes with another time of day only", hint=HINT)
-    return read_moment(text, option, zone, now=datetime.now(UTC))
+    if parse_time_of_day(text) is not None:
+        raise UsageInvalid(f"{option}: both ends must be times of day, or both full times", hint=HINT)
+    return parse_time(text, option, zone, now=datetime.now(UTC))
 
 
 def _daily(first: time, last: time, zone: tzinfo, start: datetime, end: datetime) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Waiting for what the service does: one long question after the other, until it is done or patience is over."""
+"""Wait for jobs by long polling: repeat a request with `wait` until the job has ended or the timeout has passed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from ductile.cli.base import output
 from ductile.cli.base.client import Client
 from ductile.core.errors import DuctileError, ServiceUnreachable, UsageInvalid
 
-LONGEST_QUESTION_SECONDS = 60.0
+MAX_POLL_SECONDS = 60.0
 T = TypeVar("T")
 
 
-def patience(timeout: str) -> float:
-    """`--timeout` in seconds."""
+def parse_timeout(timeout: str) -> float:
+    """Parse `--timeout` into seconds."""
     from ductile.core.units import parse_duration
 
     try:
@@ -26,46 +26,51 @@ def patience(timeout: str) -> float:
 
 
 @contextmanager
-def on_record(job_id: str, *, is_run: bool = False) -> Iterator[None]:
-    """Whoever waits in vain for what the service has taken is told its id: asking for it again would make two of it."""
-    again = f"ductile job wait {job_id}{' --tree' if is_run else ''}"
+def naming_job(job_id: str, *, is_run: bool = False) -> Iterator[None]:
+    """Add the id of the enqueued job to every error in the block: repeating the command would create a second job."""
+    resume = f"ductile job wait {job_id}{' --tree' if is_run else ''}"
     try:
         yield
     except ServiceUnreachable as error:
-        hint = f"job {job_id} is on record and goes on when the service runs: `ductile system start`, then `{again}`"
+        hint = (
+            f"Job {job_id} is stored and continues when the service runs. Run `ductile system start`, then `{resume}`."
+        )
         raise ServiceUnreachable(str(error), hint=hint, context={"job_id": job_id}) from error
     except DuctileError as error:
         error.context = {**error.context, "job_id": job_id}
-        error.hint = f"job {job_id} was taken, only the wait for it failed; do not ask for it again: `{again}`"
+        error.hint = f"Job {job_id} was enqueued; only the wait failed. Do not enqueue it again. Run `{resume}`."
         raise
     except KeyboardInterrupt as stop:
-        for line in ("", f"job {job_id} goes on", f"  next: {again}"):  # a terminal has written ^C
+        for line in ("", f"job {job_id} continues", f"  next: {resume}"):  # the terminal has printed ^C
             output.note(line)
         raise click.Abort from stop
 
 
-def job_when_over(service: Client, job_id: str, seconds: float) -> dict[str, Any]:
-    """The job when it is over, or as it is when patience is."""
-    return _until(lambda wait: service.ask("GET", f"/job/{job_id}?wait={wait}"), lambda job: not is_open(job), seconds)
+def wait_for_job(service: Client, job_id: str, seconds: float) -> dict[str, Any]:
+    """Return the job when it has ended, or its state after `seconds`."""
+    return _until(
+        lambda wait: service.request("GET", f"/job/{job_id}?wait={wait}"), lambda job: not is_open(job), seconds
+    )
 
 
-def tree_when_over(service: Client, job_id: str, seconds: float) -> list[dict[str, Any]]:
-    """Every job of the tree when all of them are over, or as they are when patience is."""
+def wait_for_tree(service: Client, job_id: str, seconds: float) -> list[dict[str, Any]]:
+    """Return the jobs of the tree when all have ended, or their states after `seconds`."""
 
-    def ask(wait: str) -> list[dict[str, Any]]:
-        return service.ask_list("GET", f"/job/{job_id}/tree?wait={wait}")
+    def poll(wait: str) -> list[dict[str, Any]]:
+        return service.request_list("GET", f"/job/{job_id}/tree?wait={wait}")
 
-    return _until(ask, lambda tree: not any(map(is_open, tree)), seconds)
+    return _until(poll, lambda tree: not any(map(is_open, tree)), seconds)
 
 
 def is_open(job: dict[str, Any]) -> bool:
+    """True while the job has not ended."""
     return job["status"] in ("queued", "running")
 
 
-def _until(ask: Callable[[str], T], is_done: Callable[[T], bool], seconds: float) -> T:
+def _until(poll: Callable[[str], T], is_done: Callable[[T], bool], seconds: float) -> T:
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
-        answer = ask(f"{min(left, LONGEST_QUESTION_SECONDS):.3f}s")
+        answer = poll(f"{min(left, MAX_POLL_SECONDS):.3f}s")
         if is_done(answer) or not left:
             return answer

@@ -1,6 +1,6 @@
-"""What a command prints and how it exits: results on stdout, everything else on stderr, errors in one shape.
+"""Output and exit codes of commands: results on stdout, everything else on stderr, errors in one JSON form.
 
-Exit codes and the JSON form of errors are decided here and nowhere else.
+Owns the mapping from errors to exit codes. Knows nothing of single commands.
 """
 
 import json
@@ -18,58 +18,58 @@ from ductile.core.errors import ConfigInvalid, DuctileError, UsageInvalid
 USAGE_EXIT = 2
 WARNINGS_EXIT = 3
 INTERRUPTED_EXIT = 130
-SET_IN = 4
+CONTINUATION_INDENT = 4
 DETAILED = "ductile.detailed"
-"""In the context of a command that was given `-v`."""
+"""Key in the context of a command that has `-v`."""
 
 
 def show(value: Any, *, as_json: bool, human: Callable[[Any], Iterable[str]]) -> None:
-    """Print `value`: as JSON, or as the lines `human` makes of it."""
+    """Print `value` as JSON, or as the lines that `human` returns."""
     if as_json:
-        click.echo(as_text(value))
+        click.echo(format_json(value))
     else:
         for line in human(value):
-            tell(line)
+            print_line(line)
 
 
-def tell(line: str) -> None:
-    """One line of the result, for people. Breaks in it are set in: what a plugin says never looks like our words."""
+def print_line(line: str) -> None:
+    """Print one line of the result. Line breaks in it are indented, so plugin text cannot imitate Ductile's output."""
     coloured = terminal.wants_colour(sys.stdout)
-    margin = "\n" + " " * (len(line) - len(line.lstrip(" ")) + SET_IN)
-    click.echo(terminal.printed(line.replace("\n", margin), coloured=coloured), color=coloured)
+    margin = "\n" + " " * (len(line) - len(line.lstrip(" ")) + CONTINUATION_INDENT)
+    click.echo(terminal.render(line.replace("\n", margin), coloured=coloured), color=coloured)
 
 
-def as_text(value: Any) -> str:
-    """JSON for people and programs; nothing in it does anything to a terminal."""
-    return terminal.cleaned_json(json.dumps(value, indent=2, ensure_ascii=False))
+def format_json(value: Any) -> str:
+    """Format the value as indented JSON without terminal control characters."""
+    return terminal.escape_json_controls(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def note(line: str) -> None:
-    """Something to know that is not the result."""
+    """Print a line to stderr that is not part of the result."""
     coloured = terminal.wants_colour(sys.stderr)
-    click.echo(terminal.printed(line, coloured=coloured), err=True, color=coloured)
+    click.echo(terminal.render(line, coloured=coloured), err=True, color=coloured)
 
 
 def detail(line: str) -> None:
-    """Something to know for those who asked for more with `-v`."""
+    """Print a line to stderr if the command has `-v`."""
     context = click.get_current_context(silent=True)
     if context is not None and context.meta.get(DETAILED):
         note(line)
 
 
-def counted(number: int, noun: str) -> str:
-    """`no error`, `1 error`, `2 errors`."""
+def format_count(number: int, noun: str) -> str:
+    """Format a count: `no errors`, `1 error`, `2 errors`."""
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """One text for each row, with aligned columns; on a terminal it fits, and states have colours."""
+    """Format rows with aligned columns, one text per row. On a terminal they fit its width and states are coloured."""
     columns = terminal.width()
-    return terminal.aligned(rows) if columns is None else terminal.fitted(rows, columns)
+    return terminal.align_table(rows) if columns is None else terminal.fit_table(rows, columns)
 
 
 def run(command: click.Command, args: list[str]) -> int:
-    """Run the command line and return the exit code. No traceback reaches the operator."""
+    """Run the command line and return the exit code. Print errors without a traceback."""
     as_json = "--json" in args or ("--format", "json") in pairwise(args) or "--format=json" in args
     stdout = sys.stdout
     try:
@@ -86,16 +86,16 @@ def run(command: click.Command, args: list[str]) -> int:
     except DuctileError as error:
         return fail(error, as_json=as_json)
     except BaseExceptionGroup as group:
-        return _fail_together(group, as_json=as_json)
+        return _fail_group(group, as_json=as_json)
     except BrokenPipeError:
-        # The reader of a pipe left early; Python would complain once more while it shuts down.
+        # The reader closed the pipe. Without this, Python reports the error again at shutdown.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit:
-        if sys.stdout is not stdout:  # click put another in its place because its reader left early
+        if sys.stdout is not stdout:  # click replaces stdout when the reader closes the pipe
             return 0
         raise
-    except OSError as error:  # a path that people gave may be refused in more ways than those who use it expect
+    except OSError as error:  # any path of the command line may fail in ways its command does not expect
         return fail(_translated(error), as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
@@ -103,13 +103,13 @@ def run(command: click.Command, args: list[str]) -> int:
 
 
 def _translated(error: OSError) -> DuctileError:
-    """Of a path that is relative to a directory that is gone, the system says no more than that something is."""
-    if isinstance(error, FileNotFoundError) and error.filename is None and not _stands_somewhere():
-        return UsageInvalid("the working directory does not exist any more", hint="change to one that does: cd DIR")
+    """Turn an OSError into an error. A relative path in a deleted working directory has no file name in its error."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_directory():
+        return UsageInvalid("the working directory no longer exists", hint="Change to an existing directory.")
     return DuctileError(str(error))
 
 
-def _stands_somewhere() -> bool:
+def _has_working_directory() -> bool:
     try:
         return bool(os.getcwd())
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def _stands_somewhere() -> bool:
 
 
 def _require_text(args: Sequence[str]) -> None:
-    """UsageInvalid for arguments that no file, ledger or service could take."""
+    """Raise UsageInvalid for an argument that is not UTF-8."""
     for argument in args:
         try:
             argument.encode()
@@ -126,9 +126,9 @@ def _require_text(args: Sequence[str]) -> None:
 
 
 def fail(error: DuctileError, *, as_json: bool) -> int:
-    """Tell what went wrong and give the exit code for it."""
+    """Print the error and return its exit code."""
     if as_json:
-        click.echo(as_text(as_error(error)))
+        click.echo(format_json(error_data(error)))
         return error.exit_code
     for line in str(error).splitlines():
         note(f"error: {line}")
@@ -137,20 +137,20 @@ def fail(error: DuctileError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def fail_in_a_line(error: DuctileError | BaseExceptionGroup[BaseException]) -> int:
-    """The same where stdout has one JSON object a line: the error is the last of them."""
+def fail_on_one_line(error: DuctileError | BaseExceptionGroup[BaseException]) -> int:
+    """Print the error as one line of JSON and return its exit code."""
     reason = error if isinstance(error, DuctileError) else _reasons(error)[0]
-    click.echo(terminal.cleaned_json(json.dumps(as_error(reason), ensure_ascii=False)))
+    click.echo(terminal.escape_json_controls(json.dumps(error_data(reason), ensure_ascii=False)))
     return reason.exit_code
 
 
-def _fail_together(group: BaseExceptionGroup[BaseException], *, as_json: bool) -> int:
-    """Several tasks of the service failed at once: tell each reason."""
+def _fail_group(group: BaseExceptionGroup[BaseException], *, as_json: bool) -> int:
+    """Print the errors of several tasks of the service and return the highest exit code."""
     return max(fail(error, as_json=as_json) for error in _reasons(group)[: 1 if as_json else None])
 
 
 def _reasons(group: BaseExceptionGroup[BaseException]) -> list[DuctileError]:
-    """Each reason once; a mistake of ours is raised as it is."""
+    """Return the distinct errors of the group. Raise the group if it has an unexpected exception."""
     known, unknown = group.split(DuctileError)
     if unknown is not None or known is None:
         raise group
@@ -165,8 +165,8 @@ def _leaves(group: BaseExceptionGroup[DuctileError]) -> Iterator[DuctileError]:
             yield error
 
 
-def as_error(error: DuctileError) -> dict[str, Any]:
-    """The one JSON form of an error."""
+def error_data(error: DuctileError) -> dict[str, Any]:
+    """Return the JSON form of the error."""
     context = dict(error.context)
     if isinstance(error, ConfigInvalid):
         context["complaints"] = [str(complaint) for complaint in error.complaints]
@@ -181,7 +181,7 @@ def as_error(error: DuctileError) -> dict[str, Any]:
 
 def _fail_usage(error: click.ClickException, *, as_json: bool) -> int:
     context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"see `{context.command_path} --help`" if context else "see `ductile --help`"
+    hint = f"Run `{context.command_path} --help`." if context else "Run `ductile --help`."
     if as_json:
         content = {
             "error": error.format_message(),
@@ -190,7 +190,7 @@ def _fail_usage(error: click.ClickException, *, as_json: bool) -> int:
             "hint": hint,
             "context": {},
         }
-        click.echo(as_text(content))
+        click.echo(format_json(content))
     else:
         note(f"error: {error.format_message()}")
         note(f"hint: {hint}")

@@ -1,6 +1,6 @@
-"""A command that goes on until somebody ends it: by a signal, or by not reading any more.
+"""Run a command until a signal arrives or the reader of stdout is gone.
 
-Knows nothing of what it does meanwhile; those who follow events use it.
+Used by commands that follow events. Knows nothing of what they do.
 """
 
 import select
@@ -11,16 +11,16 @@ import trio
 
 from ductile.cli.base import output
 
-LOOK_FOR_READER_SECONDS = 1.0
+READER_CHECK_INTERVAL = 1.0
 STDOUT = 1
 
 
 def run_until_signal(main: Callable[[], Awaitable[None]]) -> int:
-    """Runs until `main` is over, or Ctrl-C or SIGTERM comes. The exit code is that of a program the signal ended."""
+    """Run `main` until it returns or Ctrl-C or SIGTERM arrives. Return the exit code: 128 + the signal."""
     try:
         return trio.run(_until_signal, main)
     except BaseExceptionGroup as group:
-        raise lone(group) from None
+        raise unwrap(group) from None
 
 
 async def _until_signal(main: Callable[[], Awaitable[None]]) -> int:
@@ -35,39 +35,39 @@ async def _until_signal(main: Callable[[], Awaitable[None]]) -> int:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(stop)
-            nursery.start_soon(_leave_with_the_reader)
+            nursery.start_soon(_watch_reader)
             await main()
             nursery.cancel_scope.cancel()
     return code
 
 
-async def _leave_with_the_reader() -> None:
-    """Raises BrokenPipeError when nobody can read stdout any more, also if there is nothing to write."""
+async def _watch_reader() -> None:
+    """Raise BrokenPipeError when the reader of stdout is gone, even while nothing is written."""
     stdout = select.poll()
     stdout.register(STDOUT, 0)
     while True:
-        await trio.sleep(LOOK_FOR_READER_SECONDS)
+        await trio.sleep(READER_CHECK_INTERVAL)
         if any(state & (select.POLLERR | select.POLLHUP) for _, state in stdout.poll(0)):
             raise BrokenPipeError
 
 
-def lone(error: BaseException) -> BaseException:
-    """The error itself if it is the only one of its group."""
+def unwrap(error: BaseException) -> BaseException:
+    """Return the only error of a group; a group of several as it is."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         (error,) = error.exceptions
     return error
 
 
-def tell_breaks() -> Callable[[str | None], None]:
-    """For people who read lines: a note on stderr when the connection is lost, and when it is back."""
+def connection_notes() -> Callable[[str | None], None]:
+    """Return a callback that prints a note to stderr when the connection is lost and when it is back."""
     is_first = True
 
-    def tell(loss: str | None) -> None:
+    def note(loss: str | None) -> None:
         nonlocal is_first
         if loss is not None:
             output.note(f"{loss}; waiting for the service")
         elif not is_first:
-            output.note("connected again")
+            output.note("reconnected")
         is_first = False
 
-    return tell
+    return note

@@ -1,7 +1,7 @@
-"""Text on its way to people: what it says is harmless to a terminal, tables fit, states have colours.
+"""Terminal output: escape control characters, fit tables to the width, colour states.
 
-Colour is put into lines as marks that no text may have, and becomes escapes only where there is a terminal to take
-them. `rich` lays tables out and is imported only for one. Called by `output`.
+Lines carry colour as Unicode noncharacters, which become escape sequences only for a terminal. `rich` lays out tables
+and is imported only for them. Used by `output`.
 """
 
 import os
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GOOD, BAD, BUSY, WAITING, DIM, HEAD, END = map(chr, range(0xFDD0, 0xFDD7))
-"""Noncharacters: Unicode keeps them for use inside a program."""
+"""Colour marks. Noncharacters: Unicode reserves them for internal use."""
 ROW, BREAK = map(chr, range(0xFDD7, 0xFDD9))
-"""Where a row of a table begins, and where it goes on in the next line."""
+"""The start of a table row, and a line break inside it."""
 _ESCAPES = {GOOD: "32", BAD: "31", BUSY: "34", WAITING: "33", DIM: "2", HEAD: "1", END: "0"}
 _MARKS = "[\ufdd0-\ufddf]"
-# Controls but tabs and the ends of lines, and what turns the order of letters around: nothing to look at.
-_UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-_UNSEEN_IN_JSON = "[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+# Control characters except tab and line feed, bidirectional controls, surrogates.
+_CONTROLS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_CONTROLS_IN_JSON = "[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 _STATES = {
     GOOD: "succeeded ok well healthy closed enabled ready usable accepted holds pass passed sent scheduled yes",
@@ -34,43 +34,45 @@ COLOUR_OF = {word: mark for mark, words in _STATES.items() for word in words.spl
 _MOMENT = r"(?:.*\()?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?Z?\)?|-"
 _ID = r"(?:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}|[0-9a-f]{32})(?:-[0-9]+)?"
 
-NARROW = 14
-"""No column becomes narrower than this; where not all of them fit, each row is told line by line."""
+MIN_COLUMN_WIDTH = 14
+"""Minimum column width. If the columns do not fit, each row is printed as a block of lines."""
 GAP = 2
 INDENT = 4
-"""Room for what callers put before a row."""
+"""Columns reserved for the indentation that callers add."""
 
 
-def cleaned(text: str) -> str:
-    """The text with everything that is not for the eye written out: `\\x1b`."""
-    return text if text.isprintable() else re.sub(_UNSEEN, _written_out, text)
+def escape_controls(text: str) -> str:
+    """Escape control characters: `\\x1b`."""
+    return text if text.isprintable() else re.sub(_CONTROLS, _escaped, text)
 
 
-def cleaned_json(text: str) -> str:
-    """The same JSON, with what a terminal could obey written as `\\u009b`."""
-    return re.sub(_UNSEEN_IN_JSON, lambda found: f"\\u{ord(found[0]):04x}", text)
+def escape_json_controls(text: str) -> str:
+    """Escape terminal control characters in JSON: `\\u009b`. The decoded value stays the same."""
+    return re.sub(_CONTROLS_IN_JSON, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def state(word: str) -> str:
-    """The word in the colour of what it says; as it is if that is no state."""
+    """Colour the word if it is a state."""
     mark = COLOUR_OF.get(word.lower().partition(" (")[0])
     return f"{mark}{word}{END}" if mark else word
 
 
-def printed(line: str, *, coloured: bool) -> str:
-    """The line as it goes out: clean, with colours or without."""
+def render(line: str, *, coloured: bool) -> str:
+    """Return the line as it is written: control characters escaped, colour marks replaced or removed."""
     if line.isprintable():
         return line
     before, begins, row = line.partition(ROW)
     parts = (before + row).split(BREAK)
-    lines = cleaned(f"\n{' ' * len(before)}".join(parts) if begins else line)
-    inked = re.sub(_MARKS, lambda mark: _escape(mark[0]) if coloured else "", lines)
-    return inked + (_escape(END) if "\x1b" in inked else "")  # whatever a text holds, the next line begins afresh
+    lines = escape_controls(f"\n{' ' * len(before)}".join(parts) if begins else line)
+    coloured_text = re.sub(_MARKS, lambda mark: _escape(mark[0]) if coloured else "", lines)
+    return coloured_text + (
+        _escape(END) if "\x1b" in coloured_text else ""
+    )  # an unclosed colour must not reach the next line
 
 
 def _escape(mark: str) -> str:
@@ -78,14 +80,14 @@ def _escape(mark: str) -> str:
 
 
 def wants_colour(stream: IO[Any]) -> bool:
-    """True for a terminal that can show colours to somebody who did not say no."""
+    """True for a terminal with colours, unless NO_COLOR is set; FORCE_COLOR forces it."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def width() -> int | None:
-    """How many columns stdout has; None if it is not a terminal."""
+    """Return the width of stdout in columns; None if it is not a terminal."""
     if not sys.stdout.isatty():
         return None
     columns = os.environ.get("COLUMNS", "")
@@ -95,47 +97,47 @@ def width() -> int | None:
         return 80
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """One line for each row, its columns below each other."""
+def align_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Format each row as one line, with aligned columns."""
     tidy = [tuple(map(_on_one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*tidy, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in tidy]
 
 
-def fitted(rows: Sequence[tuple[str, ...]], columns: int) -> list[str]:
-    """One text for each row, of as many lines as it takes to stay within `columns`. Ids are never broken."""
+def fit_table(rows: Sequence[tuple[str, ...]], columns: int) -> list[str]:
+    """Format each row as one text, wrapped to at most `columns`. Ids are never broken."""
     from rich.cells import cell_len
     from rich.console import Console
 
     tidy = [tuple(map(_on_one_line, row)) for row in rows]
     has_head = len(tidy) > 1 and any(tidy[0]) and all(cell == cell.upper() for cell in tidy[0])
-    console = Console(width=max(columns - INDENT, NARROW), color_system=None, legacy_windows=False)
+    console = Console(width=max(columns - INDENT, MIN_COLUMN_WIDTH), color_system=None, legacy_windows=False)
     by_column = list(zip(*tidy, strict=True))
     widths = _widths([max(map(cell_len, column)) for column in by_column], by_column, console.width)
     if widths is None:
         names = [name.lower() for name in tidy[0]] if has_head else [""] * len(by_column)
-        return [_told(row, names, console) for row in tidy[has_head:]]
+        return [_as_block(row, names, console) for row in tidy[has_head:]]
     return [_in_columns(row, widths, console, is_head=has_head and not number) for number, row in enumerate(tidy)]
 
 
 def _on_one_line(cell: str) -> str:
-    return re.sub(r"[\t\n]", " ", re.sub(_MARKS, "", cleaned(cell)))
+    return re.sub(r"[\t\n]", " ", re.sub(_MARKS, "", escape_controls(cell)))
 
 
-def _widths(sizes: list[int], by_column: Sequence[tuple[str, ...]], room: int) -> list[int] | None:
-    """How wide each column becomes: the widest gives way first, one with ids never. None if not all of them fit."""
-    room -= GAP * (len(sizes) - 1)
+def _widths(sizes: list[int], by_column: Sequence[tuple[str, ...]], available: int) -> list[int] | None:
+    """Return the column widths: the widest shrinks first, columns with ids never. None if they do not fit."""
+    available -= GAP * (len(sizes) - 1)
     holds_ids = [any(re.fullmatch(_ID, cell) for cell in column) for column in by_column]
-    least = [size if keeps else min(size, NARROW) for size, keeps in zip(sizes, holds_ids, strict=True)]
-    if sum(least) > room:
+    least = [size if has_ids else min(size, MIN_COLUMN_WIDTH) for size, has_ids in zip(sizes, holds_ids, strict=True)]
+    if sum(least) > available:
         return None
-    widths = [max(floor, min(size, room)) for floor, size in zip(least, sizes, strict=True)]
-    while sum(widths) > room:
-        widths[max(_where_above(widths, least), key=widths.__getitem__)] -= 1
+    widths = [max(floor, min(size, available)) for floor, size in zip(least, sizes, strict=True)]
+    while sum(widths) > available:
+        widths[max(_shrinkable(widths, least), key=widths.__getitem__)] -= 1
     return widths
 
 
-def _where_above(widths: list[int], least: list[int]) -> list[int]:
+def _shrinkable(widths: list[int], least: list[int]) -> list[int]:
     return [index for index, floor in enumerate(least) if widths[index] > floor]
 
 
@@ -162,8 +164,8 @@ def _mark_of(cell: str) -> str:
     return DIM if re.fullmatch(_MOMENT, cell) else ""
 
 
-def _told(row: tuple[str, ...], names: Sequence[str], console: "Console") -> str:
-    """A row that is too long for a line: its first cell, and below it the others, as many beside each other as fit."""
+def _as_block(row: tuple[str, ...], names: Sequence[str], console: "Console") -> str:
+    """Format a row that does not fit one line: its first cell, and below it the other cells with their labels."""
     from rich.cells import cell_len
 
     lines, used = _folded(row[0], "", console, console.width), console.width
@@ -173,7 +175,7 @@ def _told(row: tuple[str, ...], names: Sequence[str], console: "Console") -> str
         label = f"{name}: " if name and not re.fullmatch(_ID, cell) else ""
         size = cell_len(label + cell) + GAP
         if used + size <= console.width:
-            lines[-1] += f"  {label}{_inked(cell)}"
+            lines[-1] += f"  {label}{_coloured(cell)}"
             used += size
         else:
             lines += [f"  {line}" for line in _folded(cell, label, console, console.width - GAP)]
@@ -181,14 +183,14 @@ def _told(row: tuple[str, ...], names: Sequence[str], console: "Console") -> str
     return ROW + BREAK.join(lines)
 
 
-def _folded(cell: str, label: str, console: "Console", room: int) -> list[str]:
-    """The cell after its label, in lines of `room` columns; an id in one line."""
+def _folded(cell: str, label: str, console: "Console", width: int) -> list[str]:
+    """Wrap the cell with its label to `width` columns; keep an id on one line."""
     from rich.text import Text
 
-    lines = [part.plain.rstrip() for part in Text(label + cell).wrap(console, room)]
-    return [label + _inked(cell)] if len(lines) == 1 or re.fullmatch(_ID, cell) else lines
+    lines = [part.plain.rstrip() for part in Text(label + cell).wrap(console, width)]
+    return [label + _coloured(cell)] if len(lines) == 1 or re.fullmatch(_ID, cell) else lines
 
 
-def _inked(cell: str) -> str:
+def _coloured(cell: str) -> str:
     mark = _mark_of(cell)
     return f"{mark}{cell}{END}" if mark else cell

@@ -1,4 +1,4 @@
-"""`ductile config backup` and `restore`: the configuration as one file, and back."""
+"""`ductile config backup` and `restore`: the configuration as one archive."""
 
 import os
 from datetime import UTC, datetime
@@ -8,24 +8,29 @@ from typing import Any
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.config.editing import draft_of
+from ductile.cli.config.edit import read_draft
 
 
 @click.command("backup")
-@click.option("--output", "target", type=click.Path(path_type=Path), help="Default: backup-TIME.tar.gz beside it.")
+@click.option(
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Archive to write. Default: backup-TIME.tar.gz in the configuration directory.",
+)
 @options.config
 @options.dry_run
 @options.as_json
-def backup(target: Path | None, dry_run: bool, as_json: bool, **given: Any) -> None:
-    """Write the configuration into a private tar.gz: its files, scopes, seal, and the plugins in its directory.
+def backup(target: Path | None, dry_run: bool, as_json: bool, **params: Any) -> None:
+    """Write the configuration to a private tar.gz: files, scope files, seal, and the plugins in its directory.
 
-    It holds secrets as the files do. The ledger is not in it; `ductile system backup` takes everything.
+    The archive contains secrets. It does not contain the ledger; `ductile system backup` includes everything.
 
     Example: ductile config backup --output monday.tar.gz
     """
     from ductile.config.seal.archive import collect, write_archive
 
-    now, draft = datetime.now(UTC), draft_of(given)
+    now, draft = datetime.now(UTC), read_draft(params)
     path = Path(os.path.abspath(target or draft.root.parent / f"backup-{now:%Y%m%dT%H%M%S}.tar.gz"))
     collected = collect(draft)
     size = None if dry_run else write_archive(path, collected.members, now=now)
@@ -33,7 +38,7 @@ def backup(target: Path | None, dry_run: bool, as_json: bool, **given: Any) -> N
         "archive": str(path),
         "bytes": size,
         "files": sorted(collected.members),
-        "excluded": [str(one) for one in collected.excluded],
+        "excluded": [str(excluded) for excluded in collected.excluded],
         "dry_run": dry_run,
     }
     output.show(result, as_json=as_json, human=_backup_lines)
@@ -42,7 +47,7 @@ def backup(target: Path | None, dry_run: bool, as_json: bool, **given: Any) -> N
 def _backup_lines(result: dict[str, Any]) -> list[str]:
     verb = "would write" if result["dry_run"] else "wrote"
     lines = [f"{verb} {result['archive']}: {len(result['files'])} files"]
-    return lines + [f"not in it, because it lies elsewhere: {path}" for path in result["excluded"]]
+    return lines + [f"excluded, outside the configuration directory: {path}" for path in result["excluded"]]
 
 
 @click.command("restore")
@@ -51,16 +56,16 @@ def _backup_lines(result: dict[str, Any]) -> list[str]:
 @options.dry_run
 @options.as_json
 def restore(archive: Path, config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> None:
-    """Put the configuration of an archive in place and seal it. What was there is kept in another archive.
+    """Restore the configuration from an archive and seal it. The replaced files are saved in another archive.
 
-    The archive is read and tried out whole before anything is written. At most 2048 files, 10 MiB each, 50 MiB in all.
+    The archive is validated completely before anything is written. Limits: 2048 files, 10 MiB each, 50 MiB in total.
 
     Example: ductile config restore monday.tar.gz --config-dir ./my-config
     """
     from ductile.cli.config.group import default_directory
     from ductile.config.seal import restore as restoring
 
-    chosen = options.chosen(config_path, config_dir) or default_directory()
+    chosen = options.selected_config(config_path, config_dir) or default_directory()
     directory = Path(os.path.abspath(chosen.expanduser()))
     if directory.is_file():
         directory = directory.parent
@@ -78,6 +83,6 @@ def restore(archive: Path, config_path: Path | None, config_dir: Path | None, dr
 
 def _restore_lines(result: dict[str, Any]) -> list[str]:
     verb = "would write" if result["dry_run"] else "wrote"
-    lines = [f"{verb} {name}" for name in result["files"]] or ["everything is as in the archive"]
-    lines += [f"what was there is in {result['saved']}"] if result["saved"] else []
+    lines = [f"{verb} {name}" for name in result["files"]] or ["no changes: the files match the archive"]
+    lines += [f"saved the replaced files in {result['saved']}"] if result["saved"] else []
     return lines if result["dry_run"] else [*lines, f"restored and sealed {result['directory']}"]

@@ -1,4 +1,4 @@
-"""`ductile config`: make, check and seal the configuration. Editing and looking have files of their own."""
+"""`ductile config`: create, check and seal the configuration. The other actions have modules of their own."""
 
 import os
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ COMMAND_MODULES = {
 
 @click.group("config", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """Make, check, change, seal and look at the configuration."""
+    """Create, check, edit and seal the configuration."""
 
 
 @group.command("init")
@@ -38,21 +38,21 @@ def group() -> None:
     "--config",
     "directory",
     type=click.Path(path_type=Path),
-    help=f"Where. Default: $DUCTILE_CONFIG_DIR or {DEFAULT_DIRECTORY}.",
+    help=f"Directory to create. Default: $DUCTILE_CONFIG_DIR or {DEFAULT_DIRECTORY}.",
 )
-@click.option("--demo", is_flag=True, help="With two plugins, a pipeline, a webhook, the API and fresh secrets.")
+@click.option("--demo", is_flag=True, help="Include two plugins, a pipeline, a webhook, the API and new secrets.")
 @click.option(
     "--port",
     type=click.IntRange(1, 65534),
     default=8080,
     show_default=True,
-    help="Where the API listens on this host; webhooks come in at the next one.",
+    help="Port of the API on localhost; webhooks use the next port.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @options.dry_run
 @options.as_json
 def init(directory: Path | None, demo: bool, port: int, force: bool, dry_run: bool, as_json: bool) -> None:
-    """Make a first configuration: files, directories and the seal.
+    """Create a configuration with its files, directories and seal.
 
     Example: ductile config init --demo --config-dir ./my-config
     """
@@ -60,7 +60,7 @@ def init(directory: Path | None, demo: bool, port: int, force: bool, dry_run: bo
 
     where = Path(os.path.abspath((directory or default_directory()).expanduser()))
     planned = scaffold.plan(demo=demo, port=port)
-    scaffold.require_free(where, planned, force=force)
+    scaffold.require_no_conflicts(where, planned, force=force)
     if not dry_run:
         scaffold.write(where, planned)
         _lock(where / "config.yaml")
@@ -74,17 +74,19 @@ def init(directory: Path | None, demo: bool, port: int, force: bool, dry_run: bo
 
 
 def _init_lines(result: dict[str, Any]) -> list[str]:
-    lines = [f"{'would make' if result['dry_run'] else 'made'} {result['directory']}"]
+    lines = [f"{'would create' if result['dry_run'] else 'created'} {result['directory']}"]
     lines += [f"  {name}" for name in result["files"]]
     if result["token"]:
-        lines += [f"API token (kept in .env): {result['token']}"]
+        lines += [f"API token (stored in .env): {result['token']}"]
     return [*lines, f"next: ductile config check --config {result['directory']}"]
 
 
 @group.command("check")
 @options.config
-@click.option("--strict", is_flag=True, help="Exit 3 when there are warnings.")
-@click.option("--format", "form", type=click.Choice(["human", "json"]), help="The same as --json.")
+@click.option("--strict", is_flag=True, help="Exit 3 if there are warnings.")
+@click.option(
+    "--format", "form", type=click.Choice(["human", "json"]), help="Output format; json is the same as --json."
+)
 @options.as_json
 @options.verbose
 @click.pass_context
@@ -97,7 +99,7 @@ def check(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Load the configuration, verify the seal, find the plugins, and say everything that is wrong.
+    """Check the configuration, the seal and the plugins, and report all errors and warnings.
 
     Exit codes: 0 valid, 3 valid with warnings under --strict, 78 invalid.
 
@@ -107,7 +109,7 @@ def check(
 
     as_json = as_json or form == "json"
     try:
-        config = _load(options.chosen(config_path, config_dir), verbose=verbose)
+        config = _load(options.selected_config(config_path, config_dir), verbose=verbose)
         report = examine(config).report
         errors, warnings = report.errors, report.warnings
         failure: DuctileError | None = ConfigInvalid(errors) if errors else None
@@ -119,7 +121,7 @@ def check(
         "warnings": [complaint.as_data() for complaint in warnings],
     }
     if failure is not None:
-        result |= output.as_error(failure)
+        result |= output.error_data(failure)
     output.show(result, as_json=as_json, human=lambda _: _check_lines(errors, warnings))
     if failure is not None:
         if failure.hint != ConfigInvalid.hint and not as_json:
@@ -130,7 +132,7 @@ def check(
 
 def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...]) -> list[str]:
     lines = [f"error: {complaint}" for complaint in errors] + [f"warning: {complaint}" for complaint in warnings]
-    counts = f"{output.counted(len(errors), 'error')}, {output.counted(len(warnings), 'warning')}"
+    counts = f"{output.format_count(len(errors), 'error')}, {output.format_count(len(warnings), 'warning')}"
     return [*lines, f"configuration is {'invalid' if errors else 'valid'}: {counts}"]
 
 
@@ -140,11 +142,11 @@ def _check_lines(errors: tuple[Complaint, ...], warnings: tuple[Complaint, ...])
 @options.as_json
 @options.verbose
 def lock(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool, verbose: bool) -> None:
-    """Seal what is there: hashes of every loaded file and every configured plugin go into .checksums.
+    """Seal the configuration. Stores the hash of every loaded file and every configured plugin in .checksums.
 
     Example: ductile config lock --dry-run
     """
-    result = _lock(_found(options.chosen(config_path, config_dir)), dry_run=dry_run)
+    result = _lock(_found(options.selected_config(config_path, config_dir)), dry_run=dry_run)
     output.show(result, as_json=as_json, human=lambda sealed: _lock_lines(sealed, verbose=verbose))
 
 
@@ -163,16 +165,16 @@ def _lock(root: Path, *, dry_run: bool = False) -> dict[str, Any]:
 
 def _lock_lines(result: dict[str, Any], *, verbose: bool) -> list[str]:
     verb = "would seal" if result["dry_run"] else "sealed"
-    counts = f"{output.counted(len(result['files']), 'file')} and {output.counted(len(result['plugins']), 'plugin')}"
-    lines = [f"{verb} {counts} in {result['seal']}"]
-    lines += [f"  {change}" for change in result["changes"]] or ["  nothing changed"]
+    files, plugins = (output.format_count(len(result[f"{noun}s"]), noun) for noun in ("file", "plugin"))
+    lines = [f"{verb} {files} and {plugins} in {result['seal']}"]
+    lines += [f"  {change}" for change in result["changes"]] or ["  no changes"]
     return lines + ([f"  = {name}" for name in result["files"]] if verbose else [])
 
 
 @group.command("schema")
 @options.as_json
 def schema(as_json: bool) -> None:
-    """Print the JSON Schema of the configuration; editors can use it for completion.
+    """Print the JSON Schema of the configuration, for use in editors.
 
     Example: ductile config schema > ductile.schema.json
     """
@@ -182,20 +184,21 @@ def schema(as_json: bool) -> None:
 
 
 def default_directory() -> Path:
+    """Return the directory for a new configuration."""
     return Path(os.environ.get("DUCTILE_CONFIG_DIR") or DEFAULT_DIRECTORY)
 
 
 def _found(explicit: Path | None) -> Path:
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    return find(explicit, os.environ).path
+    return find_config(explicit, os.environ).path
 
 
 def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    found = find(explicit, os.environ)
+    found = find_config(explicit, os.environ)
     if verbose:
         output.note(f"configuration: {found.path} ({found.origin})")
     return load(found.path)

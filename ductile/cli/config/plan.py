@@ -1,4 +1,4 @@
-"""`ductile config plan`: what a reload would change, asked of the running service or found in the ledger."""
+"""`ductile config plan`: the changes of a reload, from the running service or from the ledger."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 def plan(
     config_path: Path | None, config_dir: Path | None, api_url: str | None, api_key: str | None, as_json: bool
 ) -> None:
-    """Say what a reload would change. Changes nothing.
+    """Show what a reload would change, without reloading.
 
-    Asks the running service; if none runs, compares the files with the configuration that the ledger saw last.
+    Queries the running service. While it is stopped, compares the files with the last configuration in the ledger.
 
     Example: ductile config plan
     """
     from ductile.cli.base.connect import client
     from ductile.cli.system.group import reload_lines
 
-    explicit = options.chosen(config_path, config_dir)
+    explicit = options.selected_config(config_path, config_dir)
     try:
-        answer = client(explicit, api_url, api_key).ask("POST", "/system/reload?dry_run=true")
+        answer = client(explicit, api_url, api_key).request("POST", "/system/reload?dry_run=true")
         answer["compared_with"] = "the running service"
     except ServiceUnreachable:
         if api_url:
@@ -47,50 +47,50 @@ def plan(
 def _since_last_load(explicit: Path | None) -> dict[str, Any]:
     from attrs import evolve
 
-    from ductile.cli.schedule.facts import read_ledger, snapshot_of
-    from ductile.config.views.changes import ConfigChanges, NamedChanges, Reloaded, unsealed
+    from ductile.cli.base.connect import load_snapshot, read_ledger
+    from ductile.config.views.changes import ConfigChanges, NamedChanges, ReloadResult, unsealed
     from ductile.core.clock import to_text
-    from ductile.engine.maintenance.save_snapshot import described
+    from ductile.engine.maintenance.save_snapshot import snapshot_row
     from ductile.ledger.tables.snapshots import newest
 
-    snapshot, now = snapshot_of(explicit), datetime.now(UTC)
+    snapshot, now = load_snapshot(explicit), datetime.now(UTC)
     last = read_ledger(snapshot, newest)
     if last is None or last.sanitized_config is None:
-        changes, compared_with = ConfigChanges(sections={}), "nothing: no service has run with this ledger yet"
+        changes, compared_with = ConfigChanges(sections={}), "nothing: no service has used this ledger yet"
     else:
         gone = {name: reason for name in _plugins(last) if (reason := snapshot.why_unavailable(name)) is not None}
-        found = _changes(last, described(snapshot, reason="plan", now=now))
+        found = _changes(last, snapshot_row(snapshot, reason="plan", now=now))
         new = unsealed(found.sections.get("plugins", NamedChanges()), snapshot.config)
         changes = evolve(found, unavailable=gone, unsealed=new)
         compared_with = f"the configuration of {to_text(last.loaded_at)} ({last.id}); the service is not running"
-    planned = Reloaded(at=now, changes=changes, report=snapshot.report, dry_run=True)
+    planned = ReloadResult(at=now, changes=changes, report=snapshot.report, dry_run=True)
     return {**planned.as_data(), "compared_with": compared_with}
 
 
 def _changes(before: "Record", after: "Record") -> Any:
     from attrs import evolve
 
-    from ductile.config.views.changes import NamedChanges, changes_of, with_files
+    from ductile.config.views.changes import NamedChanges, add_file_changes, compare_settings
 
     data = _data(after)
-    changes = changes_of(_data(before), data)
+    changes = compare_settings(_data(before), data)
     entries = data.get("plugins", {})
-    plugins = with_files(
+    plugins = add_file_changes(
         changes.sections.get("plugins", NamedChanges()), _plugins(before), _plugins(after), entries=entries
     )
     return evolve(changes, sections={**changes.sections, "plugins": plugins}) if plugins else changes
 
 
 def _data(record: "Record") -> dict[str, Any]:
-    """The configuration with fingerprints where secrets are, so that a new secret is a change too."""
+    """Return the configuration with fingerprints in place of secrets, so that a new secret is a change."""
     from ductile.config.edit.assignment import parse_path
     from ductile.core.formats import strict_json
 
     data: dict[str, Any] = strict_json.loads(record.sanitized_config or "{}")
     for path, fingerprint in strict_json.loads(record.secret_fingerprints or "{}").items():
-        *way, last = parse_path(path, data)
+        *parents, last = parse_path(path, data)
         holder: Any = data
-        for part in way:
+        for part in parents:
             holder = holder[part]
         holder[last] = fingerprint
     return data

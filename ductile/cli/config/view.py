@@ -1,18 +1,18 @@
-"""`ductile config show` and `get`: the configuration as it counts, defaults and all."""
+"""`ductile config show` and `get`: the effective configuration, including defaults."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.config.editing import loaded
+from ductile.cli.config.edit import load_selected
 from ductile.core.errors import NotFound
 
 if TYPE_CHECKING:
     from ductile.config.load.load import Config
 
 effective_option = click.option(
-    "--effective", is_flag=True, help="Tag every value: explicit (somebody wrote it) or default."
+    "--effective", is_flag=True, help="Show the source of every value: explicit or default."
 )
 
 
@@ -21,22 +21,22 @@ effective_option = click.option(
 @effective_option
 @options.config
 @options.as_json
-def show(entity: str | None, effective: bool, as_json: bool, **given: Any) -> None:
-    """Print the effective configuration: everything merged, defaults filled in, secrets hidden.
+def show(entity: str | None, effective: bool, as_json: bool, **params: Any) -> None:
+    """Print the effective configuration, merged, with defaults and masked secrets.
 
-    ENTITY narrows it: a section (service, api, …), plugin:NAME, webhook:NAME-OR-PATH or pipeline:NAME;
-    the name * stands for all. With --effective it is a section or a plugin.
+    ENTITY selects a part: a section (service, api, …), plugin:NAME, webhook:NAME-OR-PATH or pipeline:NAME; the name *
+    selects all. With --effective, ENTITY is a section or a plugin.
 
     Example: ductile config show plugin:echo
     """
-    from ductile.config.views.show import redacted
+    from ductile.config.views.show import redact_settings
     from ductile.core.formats import strict_yaml
 
-    config = loaded(given)
+    config = load_selected(params)
     if effective:
         _show_tagged(config, entity.removeprefix("plugin:") if entity else "", as_json=as_json)
         return
-    shown = redacted(config.settings, config.mask)
+    shown = redact_settings(config.settings, config.mask)
     value = _entity(shown, entity) if entity else shown
     output.show(value, as_json=as_json, human=lambda data: strict_yaml.dump(data).splitlines())
 
@@ -45,7 +45,7 @@ def _entity(shown: dict[str, Any], entity: str) -> Any:
     noun, colon, name = entity.partition(":")
     if not colon:
         if noun not in shown:
-            raise NotFound(f"there is no section {noun!r}", hint=f"sections: {', '.join(shown)}")
+            raise NotFound(f"section {noun!r} does not exist", hint=f"Sections: {', '.join(shown)}.")
         return shown[noun]
     found: dict[str, Any]
     match noun:
@@ -61,12 +61,12 @@ def _entity(shown: dict[str, Any], entity: str) -> Any:
         case "pipeline":
             found = {pipeline["name"]: pipeline for pipeline in shown["pipelines"]}
         case _:
-            raise NotFound(f"unknown entity {entity!r}", hint="use plugin:NAME, webhook:NAME or pipeline:NAME")
+            raise NotFound(f"unknown entity {entity!r}", hint="Use plugin:NAME, webhook:NAME or pipeline:NAME.")
     if name == "*":
         return found
     if name not in found:
         raise NotFound(
-            f"there is no {noun} {name!r}", hint=f"known: {', '.join(str(key) for key in found if key) or 'none'}"
+            f"{noun} {name!r} does not exist", hint=f"Known: {', '.join(str(key) for key in found if key) or 'none'}."
         )
     return found[name]
 
@@ -76,21 +76,21 @@ def _entity(shown: dict[str, Any], entity: str) -> Any:
 @effective_option
 @options.config
 @options.as_json
-def get(path: str, effective: bool, as_json: bool, **given: Any) -> None:
+def get(path: str, effective: bool, as_json: bool, **params: Any) -> None:
     """Print one value of the effective configuration by its dotted path.
 
-    With --effective the path may begin with the name of a plugin.
+    With --effective, the path may start with the name of a plugin.
 
     Example: ductile config get plugins.echo.retry.max_attempts
     """
-    from ductile.config.views.show import redacted
+    from ductile.config.views.show import redact_settings
     from ductile.core.formats import strict_yaml
 
-    config = loaded(given)
+    config = load_selected(params)
     if effective:
         _show_tagged(config, path, as_json=as_json)
         return
-    value = _walk(redacted(config.settings, config.mask), path)
+    value = _walk(redact_settings(config.settings, config.mask), path)
 
     def human(data: Any) -> list[str]:
         return strict_yaml.dump(data).splitlines() if isinstance(data, dict | list) else [_scalar(data)]
@@ -99,9 +99,9 @@ def get(path: str, effective: bool, as_json: bool, **given: Any) -> None:
 
 
 def _show_tagged(config: "Config", path: str, *, as_json: bool) -> None:
-    from ductile.config.views.effective import flattened, tagged
+    from ductile.config.views.effective import flatten_tags, tag_sources
 
-    tree = tagged(config)
+    tree = tag_sources(config)
     if path and path.partition(".")[0].partition("[")[0] not in tree and _names_plugin(tree, path):
         path = f"plugins.{path}"
     found = _walk(tree, path)
@@ -109,7 +109,7 @@ def _show_tagged(config: "Config", path: str, *, as_json: bool) -> None:
     def human(shown: Any) -> list[str]:
         rows = [
             (where, _scalar(tag["value"]), f"{tag['source']} {tag.get('at', '')}".strip())
-            for where, tag in flattened(shown, path)
+            for where, tag in flatten_tags(shown, path)
         ]
         return output.table(rows)
 
@@ -129,21 +129,19 @@ def _scalar(value: Any) -> str:
 
 
 def _walk(value: Any, path: str) -> Any:
-    """The value at `path`: names joined by dots (a name may contain some), list members as `[0]` or `.0`."""
+    """Return the value at `path`: names joined by dots (names may contain dots), list items as `[0]` or `.0`."""
     rest = path.replace("[", ".").replace("]", "")
     while rest:
         if isinstance(value, list):
             member, _, rest = rest.partition(".")
             if not member.isdigit() or int(member) >= len(value):
-                raise NotFound(
-                    f"there is no [{member}] on the way to {path!r}", hint=f"the list has {len(value)} members"
-                )
+                raise NotFound(f"{path!r} has no item [{member}]", hint=f"The list has {len(value)} items.")
             value = value[int(member)]
             continue
         keys = [key for key in value if rest == key or rest.startswith(f"{key}.")] if isinstance(value, dict) else []
         if not keys:
-            known = f"known here: {', '.join(value)}" if isinstance(value, dict) else "it is a single value"
-            raise NotFound(f"there is nothing at {path!r}", hint=known)
+            known = f"Known keys: {', '.join(value)}." if isinstance(value, dict) else "The parent is a single value."
+            raise NotFound(f"{path!r} does not exist", hint=known)
         key = max(keys, key=len)
         value, rest = value[key], rest[len(key) + 1 :]
     return value

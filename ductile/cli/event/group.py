@@ -1,51 +1,92 @@
-"""`ductile event`: what an event led to, and why not more."""
+"""`ductile event`: what an event led to, and why to nothing more. Formats what `ductile.explain.event` decides."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ductile.cli.base import options, output
+from ductile.cli.base.terminal import state
 from ductile.core.errors import UsageInvalid
 
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 
 
 @click.group("event")
 def group() -> None:
-    """See what an event led to, and why not more."""
+    """Show what an event led to, and why to nothing more."""
 
 
 @group.command("why")
 @click.argument("event_id", required=False)
-@click.option("--type", "event_type", help="The newest events of this type instead.")
+@click.option("--type", "event_type", help="Explain the newest events of this type instead.")
 @click.option(
-    "--limit", type=click.IntRange(1, MOST_EVENTS), default=5, show_default=True, help="How many of a --type to tell."
+    "--limit",
+    type=click.IntRange(1, MAX_EVENTS),
+    default=5,
+    show_default=True,
+    help="How many events of a --type to explain.",
 )
 @options.config
 @options.as_json
 def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool, **where: Any) -> None:
-    """Say which routes and pipelines an event matched, and which condition said no, with the values it found.
+    """Show which routes and pipelines an event matched, and which condition was false with the values it found.
 
-    Reads the ledger, so it works while the service does not run. Looks back as far as the journal goes
-    (service.job_transitions_retention), and not through more than 50,000 rows of it.
+    Reads the ledger, so it works while the service is stopped. Covers the time that the journal is kept
+    (service.job_transitions_retention), and at most 50,000 rows of it.
 
     Example: ductile event why --type backup.done
     """
     from ductile.cli.base.connect import ledger_for
-    from ductile.cli.event import lineage
-    from ductile.explain.orphaned import marked
+    from ductile.explain.event import explain_event, explain_event_type
+    from ductile.explain.orphaned import mark_orphans
     from ductile.ledger.storage.open_file import open_reader
 
     if (event_id is None) is (event_type is None):
-        raise UsageInvalid("name one event by its id, or give --type", hint="see `ductile event why --help`")
+        raise UsageInvalid("give the id of one event, or --type", hint="see `ductile event why --help`")
     ledger = ledger_for(where)
     with open_reader(ledger) as db:
         if event_id is not None:
-            view = lineage.fate(db, event_id)
-            view["led_to"] = marked(view["led_to"], ledger)
-            output.show(view, as_json=as_json, human=lineage.fate_lines)
+            view = explain_event(db, event_id).as_data()
+            view["led_to"] = mark_orphans(view["led_to"], ledger)
+            output.show(view, as_json=as_json, human=_event_lines)
         else:
-            view = lineage.fates(db, str(event_type), limit=limit)
-            for one in view["events"]:
-                one["led_to"] = marked(one["led_to"], ledger)
-            output.show(view, as_json=as_json, human=lineage.type_lines)
+            view = explain_event_type(db, str(event_type), limit=limit)
+            for event in view["events"]:
+                event["led_to"] = mark_orphans(event["led_to"], ledger)
+            output.show(view, as_json=as_json, human=_type_lines)
+
+
+def _event_lines(view: Mapping[str, Any]) -> list[str]:
+    from ductile.explain.orphaned import display_status
+
+    source = f" from {view['source']}" if view["source"] else ""
+    lines = [
+        f"{view['event_id']}  {view['type'] or 'event'}{source}  {view['at'] or ''}".rstrip(),
+        f"  {view['words']}",
+    ]
+    for job in view["led_to"]:
+        step = f", step {job['step_id']}" if "step_id" in job else ""
+        what = f"job {job['job_id']}  {job['plugin']}.{job['command']}"
+        lines.append(f"    {job['via']}{step}: {what}  {state(display_status(job))}")
+    lines += [f"  {decision['words']}" for decision in _other_decisions(view)]
+    return lines + ([f"  next: ductile job inspect {view['emitted_by']}"] if view["emitted_by"] else [])
+
+
+def _other_decisions(view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the decisions that the verdict does not state already."""
+    decisions: list[Mapping[str, Any]] = view["decisions"]
+    if view["led_to"]:
+        return decisions
+    decisive = next((one["words"] for one in decisions if one["kind"] == view["decision"]), None)
+    return [one for one in decisions if one["kind"] != "event.unmatched" and one["words"] != decisive]
+
+
+def _type_lines(view: Mapping[str, Any]) -> list[str]:
+    lines = [f"pipeline {one['name']} handles {view['type']}" for one in view["waiting"]["pipelines"]]
+    lines += [f"route from {one.get('from')} to {one.get('to')}" for one in view["waiting"]["routes"]]
+    lines = lines or [f"nothing handles {view['type']}"]
+    for event in view["events"]:
+        lines += _event_lines(event)
+    lines += [f"{one['at']}  withheld by job {one['job_id']}: {one['words']}" for one in view["withheld"]]
+    return lines if view["events"] or view["withheld"] else [*lines, "no such event on record"]

@@ -1,4 +1,4 @@
-"""What a person does to a job: cancel, retry, replay, wait for it, watch what it says. All through the service."""
+"""`ductile job cancel`, `retry`, `replay` and `wait`: requests to the running service."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,26 +7,26 @@ from typing import Any
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.base.terminal import cleaned, state
+from ductile.cli.base.terminal import state
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
 
-MOST_STEPS_TOLD = 10
+MAX_STEPS_SHOWN = 10
 
 
-def _acting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What commands that change a job take."""
+def _action_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument and the options of commands that change a job."""
     for option in (options.as_json, options.dry_run, options.service, options.config):
         command = option(command)
     return click.argument("job_id")(command)
 
 
 @click.command("cancel")
-@click.option("--reason", help="Why, for whoever looks later.")
-@_acting
+@click.option("--reason", help="Reason to record.")
+@_action_options
 def cancel(job_id: str, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Have the running service end a job: a waiting one at once, a running one as soon as its process is gone.
+    """Cancel a queued or running job. A running process is terminated first.
 
-    Example: ductile job cancel 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --reason "not needed any more"
+    Example: ductile job cancel 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --reason "no longer needed"
     """
     answer = _post(job_id, "cancel", where, dry_run=dry_run, body={"reason": reason} if reason else None)
     output.show(answer, as_json=as_json, human=_cancel_lines)
@@ -34,18 +34,18 @@ def cancel(job_id: str, reason: str | None, dry_run: bool, as_json: bool, **wher
 
 def _cancel_lines(answer: dict[str, Any]) -> list[str]:
     if answer["dry_run"]:
-        return [f"job {answer['job_id']} would be cancelled; it is {answer['status']}"]
+        return [f"would cancel job {answer['job_id']}, which is {answer['status']}"]
     ending = answer["status"] != "dead"
     return [
-        f"job {answer['job_id']}: " + ("its process is ending" if ending else "dead"),
+        f"job {answer['job_id']}: " + ("terminating its process" if ending else "dead"),
         *([f"  next: ductile job wait {answer['job_id']}"] if ending else []),
     ]
 
 
 @click.command("retry")
-@_acting
+@_action_options
 def retry(job_id: str, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Have the running service try a job again that ended failed or dead; its run goes on with it.
+    """Retry a failed or dead job. The run that it belongs to continues.
 
     Example: ductile job retry 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
     """
@@ -54,19 +54,19 @@ def retry(job_id: str, dry_run: bool, as_json: bool, **where: Any) -> None:
 
 def _retry_lines(answer: dict[str, Any]) -> list[str]:
     if answer["dry_run"]:
-        return [f"job {answer['job_id']} would be queued again; it is {answer['status']}"]
+        return [f"would queue job {answer['job_id']} again; it is {answer['status']}"]
     return [f"job {answer['job_id']}: {answer['status']} again", f"  next: ductile job wait {answer['job_id']} --tree"]
 
 
 @click.command("replay")
-@click.option("--patch", help="JSON merge patch for the payload (RFC 7396), or @FILE.")
-@click.option("--from-step", "step", help="Replay the job of this step in the tree of JOB_ID instead.")
-@_acting
+@click.option("--patch", help="JSON merge patch (RFC 7396) for the payload, or @FILE.")
+@click.option("--from-step", "step", help="Replay the job of this step in the tree of JOB_ID.")
+@_action_options
 def replay(job_id: str, patch: str | None, step: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Have the running service run a job once more as a new one, on its old context and outside of dedupe.
+    """Replay a job as a new job with the original context. Deduplication does not apply.
 
-    Shows first what changed since the job ran: the plugin's files, the configuration, the plugin's state. A replayed
-    step goes on in its pipeline, as a run of its own.
+    Shows what has changed since the job ran: plugin files, configuration and plugin state. A replayed pipeline step
+    continues its pipeline as a separate run.
 
     Example: ductile job replay 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --from-step upload --patch '{"retries": 0}'
     """
@@ -82,150 +82,117 @@ def _patch(text: str) -> dict[str, Any]:
 
     patch = read_json_file(Path(text[1:])) if text.startswith("@") else read_json(text, "--patch")
     if not isinstance(patch, dict):
-        raise UsageInvalid("--patch must be a JSON object", hint="null takes a member away")
+        raise UsageInvalid("--patch must be a JSON object", hint="Use null to remove a member.")
     return patch
 
 
 def _job_of_step(job_id: str, step: str, where: Mapping[str, Any]) -> str:
-    """The one job that is this step in the tree."""
+    """Return the id of the only job of this step in the tree."""
     from ductile.cli.base.connect import client_for
-    from ductile.core.model import runs_nothing
+    from ductile.core.model import is_control_plugin
 
-    tree = client_for(where).ask_list("GET", f"/job/{known_id(job_id)}/tree")
-    steps = [node for node in tree if "step_id" in node and not runs_nothing(node["plugin"])]
+    tree = client_for(where).request_list("GET", f"/job/{canonical_id(job_id)}/tree")
+    steps = [node for node in tree if "step_id" in node and not is_control_plugin(node["plugin"])]
     found = [str(node["job_id"]) for node in steps if node["step_id"] == step]
     if len(found) == 1:
         return found[0]
     if found:
-        told = ", ".join(found[:MOST_STEPS_TOLD])
-        raise UsageInvalid(f"--from-step: {len(found)} jobs are step {step!r}", hint=f"replay one of them: {told}")
+        ids = ", ".join(found[:MAX_STEPS_SHOWN])
+        raise UsageInvalid(f"--from-step: step {step!r} has {len(found)} jobs", hint=f"Replay one of them: {ids}.")
     known = sorted({str(node["step_id"]) for node in steps})
-    hint = f"its steps: {', '.join(known[:MOST_STEPS_TOLD])}" if known else "its tree has no steps that can be replayed"
+    hint = f"Steps: {', '.join(known[:MAX_STEPS_SHOWN])}." if known else "The tree has no steps that can be replayed."
     raise NotFound(f"--from-step: the tree has no step {step!r}{did_you_mean(step, known)}", hint=hint)
 
 
 def _changes(job_id: str, where: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is different from when the job ran; None if the ledger does not know it."""
+    """Return what has changed since the job ran; None if the ledger has no snapshot to compare with."""
     from ductile.cli.base.connect import ledger_for
     from ductile.explain.changes import changes_since
     from ductile.ledger.reports.job_details import brief
     from ductile.ledger.storage.open_file import open_reader
 
     with open_reader(ledger_for(where)) as db:
-        job = brief(db, known_id(job_id)).job
+        job = brief(db, canonical_id(job_id)).job
         snapshot_id = job.started_snapshot_id or job.enqueued_snapshot_id
         return changes_since(db, snapshot_id, job.plugin, since=job.completed_at or job.created_at)
 
 
 def _replay_lines(answer: dict[str, Any]) -> list[str]:
-    from ductile.explain.changes import change_lines
+    from ductile.cli.job.diagnosis import change_lines
 
     lines = []
     if answer["changes"] is not None:
-        lines += ["changed since it ran:", *(f"  {line}" for line in change_lines(answer["changes"]))]
+        lines += ["changes since the job ran:", *(f"  {line}" for line in change_lines(answer["changes"]))]
     elif answer["config_changed"]:
-        lines.append("the configuration has changed since it ran")
-    lines += ["the payload is patched"] if answer["payload_changed"] else []
+        lines.append("the configuration has changed since the job ran")
+    lines += ["payload: patched"] if answer["payload_changed"] else []
     what = f"{answer['plugin']}.{answer['command']} of job {answer['replay_of']}"
     if answer["dry_run"]:
-        return [*lines, f"would run {what} once more"]
-    told = f"job {answer['job_id']} runs {what} once more"
-    return [*lines, told, f"  next: ductile job wait {answer['job_id']} --tree"]
+        return [*lines, f"would replay {what}"]
+    return [*lines, f"job {answer['job_id']}: replay of {what}", f"  next: ductile job wait {answer['job_id']} --tree"]
 
 
-# ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── wait ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @click.command("wait")
 @click.argument("job_id")
-@click.option("--timeout", default="5m", show_default=True, help="How long to wait.")
-@click.option("--tree", "whole", is_flag=True, help="Wait for everything it leads to as well.")
+@click.option("--timeout", default="5m", show_default=True, help="Maximum time to wait.")
+@click.option("--tree", "whole", is_flag=True, help="Wait for the whole tree of jobs.")
 @options.config
 @options.service
 @options.as_json
 def wait(job_id: str, timeout: str, whole: bool, as_json: bool, **where: Any) -> int:
-    """Wait until a job is over. Exit 0 if it succeeded; 1 if it did not, or is not over in time.
+    """Wait until a job has ended. Exit 0 if it succeeded, 1 if it failed or the timeout has passed.
 
-    Whoever started a run wants --tree: then it is the run that is waited for, and it has succeeded if no job of it
-    ended failed or dead, but for those that may. Without, the exit code is that of the one job; `tree_status` and a
-    line say how the run stands that began with it.
+    Use --tree to wait for a run: it succeeds if no job ends failed or dead, except jobs that may fail. Without --tree
+    the exit code is that of the single job, and `tree_status` shows the state of the run that started with it.
 
     Example: ductile job wait 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --timeout 30s
     """
     from ductile.cli.base.connect import client_for
-    from ductile.cli.base.long_poll import job_when_over, patience, tree_when_over
-    from ductile.cli.job.tree import run_of, tree_lines
+    from ductile.cli.base.long_poll import parse_timeout, wait_for_job, wait_for_tree
+    from ductile.cli.job.tree import run_result, tree_lines
 
-    seconds, service = patience(timeout), client_for(where)
+    seconds, service = parse_timeout(timeout), client_for(where)
     if whole:
-        tree = tree_when_over(service, known_id(job_id), seconds)
-        status = run_of(tree, "")["status"]
+        tree = wait_for_tree(service, canonical_id(job_id), seconds)
+        status = run_result(tree, "")["status"]
         shown = {"job_id": job_id, "status": status, "tree": tree}
-        output.show(shown, as_json=as_json, human=lambda one: [f"tree of {job_id}: {status}", *tree_lines(one["tree"])])
+        output.show(
+            shown, as_json=as_json, human=lambda view: [f"tree of {job_id}: {status}", *tree_lines(view["tree"])]
+        )
     else:
-        job = job_when_over(service, known_id(job_id), seconds)
+        job = wait_for_job(service, canonical_id(job_id), seconds)
         status = job["status"]
         output.show(job, as_json=as_json, human=job_lines)
     return 0 if status == "succeeded" else 1
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:
-    """One job in a few lines, and where the run is that began with it."""
+    """Format a job, and the state of the run that started with it."""
     lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {state(job['status'])}"]
     lines += [f"  error: {job['last_error']}"] if job.get("last_error") else []
-    runs = {"open": "goes on", "failed": state("failed")}
+    runs = {"open": "has not ended", "failed": state("failed")}
     if job.get("tree_status") in runs:
-        lines.append(f"  its run {runs[job['tree_status']]}; the exit code is that of this job alone")
+        lines.append(f"  The run {runs[job['tree_status']]}; the exit code refers to this job only")
         lines.append(f"  next: ductile job wait {job['job_id']} --tree")
     act = "why" if job["status"] != "succeeded" or job.get("tree_status") == "failed" else "inspect"
     return [*lines, f"  next: ductile job {act} {job['job_id']}"]
 
 
-@click.command("tail")
-@click.argument("job_id")
-@click.option("--timeout", default="1h", show_default=True, help="How long to follow it.")
-@options.config
-@options.service
-@options.as_json
-def tail(job_id: str, timeout: str, as_json: bool, **where: Any) -> int:
-    """Print what a job writes to stderr while it runs, all its attempts, until it is over.
-
-    Exit as with `job wait`. With --json everything is printed at the end, as one object.
-
-    Example: ductile job tail 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
-    """
-    from ductile.cli.base.connect import client_for
-    from ductile.cli.base.long_poll import patience
-    from ductile.cli.job.stderr_tail import follow
-
-    seconds, service, heard = patience(timeout), client_for(where), [""]
-
-    def hear(text: str) -> None:
-        if as_json:
-            heard.append(text)
-        else:
-            click.echo(cleaned(text), nl=False)
-
-    job = follow(service, known_id(job_id), seconds, hear)
-    if as_json:
-        output.show({**job, "stderr": "".join(heard)}, as_json=True, human=job_lines)
-    else:
-        output.note(f"job {job_id}: {job['status']}")
-    return 0 if job["status"] == "succeeded" else 1
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── asking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def known_id(job_id: str) -> str:
-    """The id as it stands in a path; NotFound for what no job is called."""
+def canonical_id(job_id: str) -> str:
+    """Return the id in canonical form. Raise NotFound if it is not a UUID."""
     import uuid
 
     try:
         canonical = str(uuid.UUID(job_id.strip()))
     except ValueError:
         raise NotFound(
-            f"{job_id[:80]}: there is no such job", hint="a job id is a UUID; see `ductile job list`"
+            f"job {job_id[:80]!r} does not exist", hint="A job id is a UUID. Run `ductile job list`."
         ) from None
     return canonical
 
@@ -233,5 +200,5 @@ def known_id(job_id: str) -> str:
 def _post(job_id: str, act: str, where: Mapping[str, Any], *, dry_run: bool, body: Any = None) -> dict[str, Any]:
     from ductile.cli.base.connect import client_for
 
-    path = f"/job/{known_id(job_id)}/{act}"
-    return client_for(where).ask("POST", f"{path}?dry_run=true" if dry_run else path, body)
+    path = f"/job/{canonical_id(job_id)}/{act}"
+    return client_for(where).request("POST", f"{path}?dry_run=true" if dry_run else path, body)

@@ -1,4 +1,4 @@
-"""`ductile job`: what became of a job, and what to do about it. Most actions have rooms of their own."""
+"""`ductile job`: inspect a job and its tree. The other actions have modules of their own."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ductile.cli.base.click_base import LazyGroup
 from ductile.cli.base.terminal import state
 from ductile.core.errors import DuctileError
 
-LONGEST_RESULT = 500
+MAX_RESULT_LENGTH = 500
 COMMAND_MODULES = {
     "cancel": "job.actions.cancel",
     "diagnose": "job.why.diagnose",
@@ -20,7 +20,7 @@ COMMAND_MODULES = {
     "logs": "job.lists.list_logs",
     "replay": "job.actions.replay",
     "retry": "job.actions.retry",
-    "tail": "job.actions.tail",
+    "tail": "job.tail.tail",
     "wait": "job.actions.wait",
     "why": "job.why.why",
 }
@@ -28,7 +28,7 @@ COMMAND_MODULES = {
 
 @click.group("job", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """See what became of a job, and act on it."""
+    """List, inspect, explain, retry, replay and cancel jobs."""
 
 
 @group.command("inspect")
@@ -36,23 +36,22 @@ def group() -> None:
 @options.config
 @options.as_json
 def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Show one job: its attempts with their output and timings, the jobs it led to, and its journal.
+    """Show a job with its attempts, output, timing, child jobs and journal.
 
-    Works while the service runs and while it does not. A running job shows what it has written to stderr so far.
+    Works while the service is stopped. For a running job, the current stderr is included.
 
     Example: ductile job inspect 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
     """
     from ductile.cli.base.connect import ledger_path
-    from ductile.cli.job.history import orphaned, past
-    from ductile.explain.orphaned import marked
+    from ductile.explain.orphaned import mark_orphans
     from ductile.ledger.reports import job_details
     from ductile.ledger.storage.open_file import open_reader
 
-    path = ledger_path(options.chosen(config_path, config_dir))
+    path = ledger_path(options.selected_config(config_path, config_dir))
     with open_reader(path) as db:
         report = job_details.job(db, job_id)
-        shown = _report(report) | past(db, report) | orphaned(report.job, path)
-    shown["children"] = marked(shown["children"], path)
+        shown = _report(report) | _history(db, report) | _orphaned(report.job, path)
+    shown["children"] = mark_orphans(shown["children"], path)
     if shown["status"] == "running" and not shown["orphaned"]:
         shown["stderr"] = _live_stderr(path, job_id)
     output.show(shown, as_json=as_json, human=_lines)
@@ -60,8 +59,8 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
 
 @group.command("tree")
 @click.argument("job_id")
-@click.option("--wait", "waits", is_flag=True, help="Ask the service, and wait until every job of the tree is over.")
-@click.option("--timeout", default="5m", show_default=True, help="How long --wait waits.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until every job of the tree has ended.")
+@click.option("--timeout", default="5m", show_default=True, help="Timeout of --wait.")
 @options.config
 @options.service
 @options.as_json
@@ -77,20 +76,20 @@ def tree(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Show every job of the tree that a job is in, each below the one that led to it.
+    """Show the tree of a job, with each job below its parent.
 
-    Works while the service does not run, unless --wait or --api-url asks it. -v adds the results, shortened.
-    Exit 1 if the waiting was over before the tree was.
+    Works while the service is stopped, except with --wait or --api-url. -v adds shortened results. With --wait, exit 1
+    if the timeout has passed before the tree has ended.
 
     Example: ductile job tree 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --wait
     """
-    from ductile.cli.base.connect import client, running
-    from ductile.cli.base.long_poll import is_open, patience, tree_when_over
+    from ductile.cli.base.connect import client, running_client
+    from ductile.cli.base.long_poll import is_open, parse_timeout, wait_for_tree
     from ductile.cli.job.tree import tree_lines
 
-    seconds, explicit = patience(timeout), options.chosen(config_path, config_dir)
-    if service := client(explicit, api_url, api_key) if waits or api_url else running(explicit):
-        nodes = tree_when_over(service, quote(job_id, safe=""), seconds if waits else 0.0)
+    seconds, explicit = parse_timeout(timeout), options.selected_config(config_path, config_dir)
+    if service := client(explicit, api_url, api_key) if waits or api_url else running_client(explicit):
+        nodes = wait_for_tree(service, quote(job_id, safe=""), seconds if waits else 0.0)
     else:
         nodes = _tree_in_ledger(explicit, job_id)
     output.show(nodes, as_json=as_json, human=lambda shown: [*tree_lines(shown), *_results(shown, verbose=verbose)])
@@ -98,36 +97,36 @@ def tree(
 
 
 def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
-    """The same as the service shows, read from the file."""
+    """Read the tree from the ledger, in the form of the API."""
     import json
     import os
 
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find
-    from ductile.explain.orphaned import marked
+    from ductile.config.load.sources import find_config
+    from ductile.explain.orphaned import mark_orphans
     from ductile.ledger.reports import trees
     from ductile.ledger.storage.open_file import open_reader
-    from ductile.web.views.jobs import ends_run, tree_text
+    from ductile.web.views.jobs import terminal_predicate, tree_json
 
-    config = load(find(explicit, os.environ).path)
+    config = load(find_config(explicit, os.environ).path)
     ledger = config.settings.state.path
     with open_reader(ledger) as db:
         nodes = trees.tree(db, job_id)
-    shown: list[dict[str, Any]] = json.loads(tree_text(nodes, ends_run(config.plans)))
-    return marked(shown, ledger)
+    shown: list[dict[str, Any]] = json.loads(tree_json(nodes, terminal_predicate(config.plans)))
+    return mark_orphans(shown, ledger)
 
 
 def _results(nodes: list[dict[str, Any]], *, verbose: bool) -> list[str]:
     if not verbose:
         return []
-    return [f"{node['job_id']}: {_glimpse(node['result'])}" for node in nodes if "result" in node]
+    return [f"{node['job_id']}: {_shortened(node['result'])}" for node in nodes if "result" in node]
 
 
-def _glimpse(value: Any) -> str:
+def _shortened(value: Any) -> str:
     from ductile.core.formats import strict_json
 
     text = strict_json.dumps(value)
-    return text if len(text) <= LONGEST_RESULT else f"{text[:LONGEST_RESULT]}…"
+    return text if len(text) <= MAX_RESULT_LENGTH else f"{text[:MAX_RESULT_LENGTH]}…"
 
 
 def _live_stderr(ledger: Path, job_id: str) -> str | None:
@@ -135,9 +134,9 @@ def _live_stderr(ledger: Path, job_id: str) -> str | None:
     from ductile.web.server.listeners import local_socket_path
 
     try:
-        return Client(local_socket_path(ledger.parent)).ask("GET", f"/job/{job_id}").get("stderr")
+        return Client(local_socket_path(ledger.parent)).request("GET", f"/job/{job_id}").get("stderr")
     except DuctileError:
-        return None  # the service stopped in the meantime; the rest of the report is still true
+        return None  # the service has stopped; the rest of the report is still valid
 
 
 def _report(report: Any) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _report(report: Any) -> dict[str, Any]:
 
 
 def _hop(hop: int, context: Any) -> dict[str, Any]:
-    """One context on the way to the job, with what is durable there."""
+    """Describe one context of the chain that led to the job, with its baggage."""
     from ductile.core.formats import strict_json
 
     return {
@@ -213,11 +212,74 @@ def _attempt(attempt: Any, moment: Any) -> dict[str, Any]:
     }
 
 
-def _lines(shown: dict[str, Any]) -> list[str]:
-    from ductile.core.format_time import exact, told
-    from ductile.explain.orphaned import shown_status
+def _history(db: Any, report: Any) -> dict[str, Any]:
+    """Build the transitions, the consistency check and the configurations of a job report."""
+    from ductile.core.clock import to_text
 
-    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(shown_status(shown).upper())}"]
+    transitions = [
+        {"from": entry.data.get("from"), "to": entry.data["to"], "at": to_text(entry.at), "reason": _reason(entry.data)}
+        for entry in report.journal
+        if entry.data.get("to")
+    ]
+    latest = transitions[-1]["to"] if transitions else None
+    job = report.job
+    ran = max((attempt.attempt for attempt in report.attempts), default=0)
+    return {
+        "transitions": transitions,
+        "consistency": {
+            "latest_transition_status": latest,
+            "cached_status_matches": latest in (None, str(job.status)),
+            "attempt_facts_match": ran <= job.attempt,
+            "legacy_missing_data": not transitions,
+        },
+        "config": _config(db, job.enqueued_snapshot_id, job.started_snapshot_id),
+    }
+
+
+def _orphaned(job: Any, ledger: Path) -> dict[str, Any]:
+    """Report whether the job is `running` without a service, and what the next start does with it."""
+    from ductile.core.model import JobStatus
+    from ductile.explain import finished
+    from ductile.explain.orphaned import has_service
+
+    if job.status is not JobStatus.RUNNING or has_service(ledger):
+        return {"orphaned": False, "words": None}
+    return {"orphaned": True, "words": finished.orphaned(job).words}
+
+
+def _reason(data: Any) -> str | None:
+    reason = data.get("reason") or data.get("error")
+    return str(reason) if reason else None
+
+
+def _config(db: Any, enqueued: str | None, started: str | None) -> dict[str, Any]:
+    """Describe the configurations under which the job was enqueued and started."""
+    from ductile.ledger.tables import snapshots
+
+    named = {"enqueued": enqueued, "started": started}
+    known = {moment: snapshots.get(db, ref) for moment, ref in named.items() if ref is not None}
+    return {
+        **{moment: _snapshot(found) for moment, found in known.items() if found is not None},
+        "crossed_reload_boundary": None not in (enqueued, started) and enqueued != started,
+        "legacy_missing_data": enqueued is None,
+        "missing_snapshot_refs": sorted({str(named[moment]) for moment, found in known.items() if found is None}),
+    }
+
+
+def _snapshot(found: Any) -> dict[str, Any]:
+    from ductile.core.clock import to_text
+
+    names = ("id", "config_hash", "source_hash", "source_path", "source", "reason")
+    more = ("ductile_version", "binary_path", "snapshot_format", "semantics")
+    shown = {name: getattr(found, name) for name in names} | {"loaded_at": to_text(found.loaded_at)}
+    return shown | {name: getattr(found, name) for name in more}
+
+
+def _lines(shown: dict[str, Any]) -> list[str]:
+    from ductile.core.format_time import format_timestamp, format_when
+    from ductile.explain.orphaned import display_status
+
+    lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(display_status(shown).upper())}"]
     facts = (
         "submitted_by",
         "parent_job_id",
@@ -231,27 +293,28 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     )
     moments = ("created_at", "started_at", "completed_at", "next_retry_at")
     lines += [f"  {shown['words']}"] if shown["words"] else []
-    lines += [f"  {name}: {told(shown[name])}" for name in moments if shown[name]]
+    lines += [f"  {name}: {format_when(shown[name])}" for name in moments if shown[name]]
     lines += [f"  {name}: {shown[name]}" for name in facts if shown[name]]
     if shown.get("stderr"):
-        lines += ["  stderr so far:", *(f"    {line}" for line in shown["stderr"].splitlines())]
+        lines += ["  current stderr:", *(f"    {line}" for line in shown["stderr"].splitlines())]
     for step in shown["steps"]:
-        lines.append(f"  hop {step['hop']}: {step['step_id'] or 'start'}  {_glimpse(step['baggage'])}")
+        lines.append(f"  hop {step['hop']}: {step['step_id'] or 'start'}  {_shortened(step['baggage'])}")
     for attempt in shown["attempts"]:
         lines += _attempt_lines(attempt, shown["max_attempts"])
     for child in shown["children"]:
-        lines.append(f"  led to {child['job_id']}  {child['plugin']}.{child['command']}  {state(shown_status(child))}")
+        lines.append(f"  child {child['job_id']}  {child['plugin']}.{child['command']}  {state(display_status(child))}")
     lines.append("  journal:")
     lines += [
-        f"    {exact(entry['at'])}  {entry['kind']}  {_brief(entry['data'])}".rstrip() for entry in shown["journal"]
+        f"    {format_timestamp(entry['at'])}  {entry['kind']}  {_brief(entry['data'])}".rstrip()
+        for entry in shown["journal"]
     ]
     return lines
 
 
-def _attempt_lines(attempt: dict[str, Any], most: int) -> list[str]:
+def _attempt_lines(attempt: dict[str, Any], max_attempts: int) -> list[str]:
     took = f" in {attempt['duration_ms']:.0f} ms" if attempt["duration_ms"] is not None else ""
     ended = f", exit code {attempt['exit_code']}" if attempt["exit_code"] is not None else ""
-    lines = [f"  attempt {attempt['attempt']} of {most}: {state(attempt['status'])}{took}{ended}"]
+    lines = [f"  attempt {attempt['attempt']} of {max_attempts}: {state(attempt['status'])}{took}{ended}"]
     lines += [f"    error: {attempt['error']}"] if attempt["error"] else []
     for name in ("result", "stderr"):
         if attempt[name]:

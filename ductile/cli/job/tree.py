@@ -1,56 +1,59 @@
-"""Trees of jobs, as the API shows them, for people: indented lines, and what a run has come to."""
+"""Format trees of jobs as indented lines, and the result of a run.
+
+Works on the JSON form of the API.
+"""
 
 from typing import Any
 
 from ductile.cli.base import output
 from ductile.cli.base.long_poll import is_open
 from ductile.cli.base.terminal import state
-from ductile.explain.orphaned import shown_error, shown_status
+from ductile.explain.orphaned import display_error, display_status
 
-DEEPEST_INDENT = 30
-LONGEST_WORDS = 200
+MAX_INDENT = 30
+MAX_ERROR_LENGTH = 200
 
 
 def tree_lines(tree: list[dict[str, Any]]) -> list[str]:
-    """One line for each job, below the job that led to it."""
-    below: dict[str | None, list[dict[str, Any]]] = {}
+    """Format each job as one line below its parent."""
+    children: dict[str | None, list[dict[str, Any]]] = {}
     known = {node["job_id"] for node in tree}
     for node in tree:
         parent = node.get("parent_job_id")
-        below.setdefault(parent if parent in known else None, []).append(node)
+        children.setdefault(parent if parent in known else None, []).append(node)
     rows: list[tuple[str, ...]] = []
-    # A stack of our own: a chain of steps can be longer than Python's.
-    ahead = [(0, node) for node in reversed(below.get(None, []))]
-    while ahead:
-        depth, node = ahead.pop()
+    # An explicit stack: a chain of steps can exceed Python's recursion limit.
+    pending = [(0, node) for node in reversed(children.get(None, []))]
+    while pending:
+        depth, node = pending.pop()
         rows.append(_row(depth, node))
-        ahead += [(depth + 1, child) for child in reversed(below.get(node["job_id"], []))]
+        pending += [(depth + 1, child) for child in reversed(children.get(node["job_id"], []))]
     return output.table(rows)
 
 
 def _row(depth: int, node: dict[str, Any]) -> tuple[str, ...]:
-    indent = "  " * min(depth - 1, DEEPEST_INDENT) + "└ " if depth else ""
+    indent = "  " * min(depth - 1, MAX_INDENT) + "└ " if depth else ""
     took = f"{node['duration_ms']} ms" if "duration_ms" in node else ""
     tries = f"attempt {node['attempt']}" if node["attempt"] > 1 else ""
-    status = f"{node['status']} (tolerated)" if node.get("tolerated") else shown_status(node)
+    status = f"{node['status']} (tolerated)" if node.get("tolerated") else display_status(node)
     what = f"{node['plugin']}.{node['command']}"
-    return (f"{indent}{_name(node)}", what, status, took, tries, node["job_id"], _words(node))
+    return (f"{indent}{_name(node)}", what, status, took, tries, node["job_id"], _reason(node))
 
 
 def _name(node: dict[str, Any]) -> str:
     return str(node.get("step_id", node["plugin"]))
 
 
-def _words(node: dict[str, Any]) -> str:
-    """Why it is as it is, where there is something to say."""
+def _reason(node: dict[str, Any]) -> str:
+    """Return the error of the job, or the result of a condition."""
     result = node.get("result")
     if node["plugin"] == "core.switch" and isinstance(result, dict):
         return "if is true" if result.get("matched") else "if is false"
-    return " ".join(shown_error(node).split())[:LONGEST_WORDS]
+    return " ".join(display_error(node).split())[:MAX_ERROR_LENGTH]
 
 
-def run_of(tree: list[dict[str, Any]], pipeline: str) -> dict[str, Any]:
-    """What the service says about a run that it waited for, from the tree alone: the same rules."""
+def run_result(tree: list[dict[str, Any]], pipeline: str) -> dict[str, Any]:
+    """Compute the result of a run from its tree, by the rules of the service."""
     bad = [node["status"] for node in _failures(tree)]
     ends = [node for node in tree if node.get("terminal") and node.get("pipeline") == pipeline]
     return {
@@ -66,12 +69,12 @@ def _failures(tree: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run_lines(run: dict[str, Any], *, verbose: bool) -> list[str]:
-    """A run in a few lines; all of its jobs if `verbose`."""
+    """Format a run; with `verbose`, all of its jobs."""
     lines = [f"run {run['job_id']}: {state(run['status'])}"]
     result, tree = run.get("result"), run.get("tree", [])
     if run["status"] == "succeeded" and isinstance(result, dict) and result.get("result"):
         lines.append(f"  result: {result['result']}")
-    lines += [f"  {_name(node)}: {_words(node) or node['status']}" for node in _failures(tree)]
+    lines += [f"  {_name(node)}: {_reason(node) or node['status']}" for node in _failures(tree)]
     lines += [f"  {run['message']}"] if "message" in run else []
     lines += [f"  {line}" for line in tree_lines(tree)] if verbose else []
     return [*lines, f"  next: ductile job tree {run['job_id']}"]

@@ -1,6 +1,6 @@
-"""A bundle that must not be larger than so many bytes: the largest parts are cut until it fits, and each cut is told.
+"""Truncate the largest parts of a bundle until it fits a size limit, and report each cut.
 
-Pure. Knows nothing of what the parts mean, but for those of which the end matters more than the beginning.
+Pure. Knows of the parts only whether their beginning or their end is kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,35 +9,35 @@ from typing import Any
 from ductile.core.formats import strict_json
 
 FROM_THE_END = ("stderr", "journal", "attempts")
-"""Parts of which the end is kept; of the others the beginning."""
+"""Parts that keep their end; the others keep their beginning."""
 MARK = "[cut]"
 
 
-def fit(
-    bundle: Mapping[str, Any], parts: tuple[str, ...], size: Callable[[dict[str, Any]], int], most: int
+def truncate_to_fit(
+    bundle: Mapping[str, Any], parts: tuple[str, ...], size: Callable[[dict[str, Any]], int], max_size: int
 ) -> dict[str, Any]:
-    """The bundle with a member `cut` that tells what of `parts` is left; its size is at most `most` if that can be."""
-    kept: dict[str, int] = {}
-    shown = _shown(bundle, kept)
-    while size(shown) > most:
-        largest = max(parts, key=lambda name: len(_text(shown.get(name))) if kept.get(name) != 0 else -1)
-        if kept.get(largest) == 0:
+    """Truncate `parts` until the bundle fits `max_size` or all are empty; its member `cut` lists each cut."""
+    lengths: dict[str, int] = {}
+    shown = _shown(bundle, lengths)
+    while size(shown) > max_size:
+        largest = max(parts, key=lambda name: len(_text(shown.get(name))) if lengths.get(name) != 0 else -1)
+        if lengths.get(largest) == 0:
             return shown
-        kept[largest] = kept.get(largest, _length(bundle[largest])) // 2
-        shown = _shown(bundle, kept)
+        lengths[largest] = lengths.get(largest, _length(bundle[largest])) // 2
+        shown = _shown(bundle, lengths)
     return shown
 
 
-def _shown(bundle: Mapping[str, Any], kept: Mapping[str, int]) -> dict[str, Any]:
+def _shown(bundle: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, Any]:
     cut = {
         name: {
             "kept": count,
             "of": _length(bundle[name]),
             "unit": "items" if isinstance(bundle[name], list) else "characters",
         }
-        for name, count in kept.items()
+        for name, count in lengths.items()
     }
-    parts = {name: _part(name, bundle[name], count) for name, count in kept.items()}
+    parts = {name: _part(name, bundle[name], count) for name, count in lengths.items()}
     return {**bundle, **parts, "cut": cut}
 
 

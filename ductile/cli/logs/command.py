@@ -1,6 +1,6 @@
-"""`ductile logs`: what happened, as events of the journal with a level each; with --follow also what happens.
+"""`ductile logs`: past events from the ledger, and with --follow new events from the event stream.
 
-The past is read from the ledger, whether or not the service runs; what happens comes over the event stream.
+Past events can be read while the service is stopped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,159 +12,192 @@ from ductile.cli.base import options, output
 from ductile.cli.logs.event_format import LEVELS, event_line, is_at_least, level_of, plain
 from ductile.core.errors import NotFound, ServiceUnreachable, did_you_mean
 
-MOST_LINES = 10_000
+MAX_LINES = 10_000
+FAILED_ATTEMPTS = frozenset({"job.failed", "job.timed_out", "job.retry_scheduled"})
 GAP = "gap"
-"""Told whatever is asked for: something is missing."""
+"""Shown regardless of filters: events are missing."""
 
 
 @click.command("logs")
 @click.argument("plugin", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-@click.option(
-    "--level", type=click.Choice(LEVELS), default="info", show_default=True, help="Only events that matter so much."
-)
+@click.option("-f", "--follow", is_flag=True, help="Stream new events until Ctrl-C.")
+@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="Minimum level.")
 @click.option("--job-id", help="Only events of this job.")
 @click.option(
-    "--limit", type=click.IntRange(0, MOST_LINES), default=50, show_default=True, help="How many of the latest to show."
+    "--limit", type=click.IntRange(0, MAX_LINES), default=50, show_default=True, help="Number of past events to show."
 )
 @click.option(
     "--stderr",
     "stderr_lines",
-    type=click.IntRange(0, MOST_LINES),
+    type=click.IntRange(0, MAX_LINES),
     default=0,
-    help="Also the last so many lines that a failed attempt wrote to stderr.",
+    help="Show the last N lines of stderr of each failed attempt.",
 )
 @options.config
 @options.service
 @options.as_json
-def command(plugin: str | None, follow: bool, level: str, job_id: str | None, limit: int, **given: Any) -> int:
-    """Show the latest events, of all plugins or of PLUGIN, oldest first; with --follow also those that happen.
+def command(plugin: str | None, follow: bool, level: str, job_id: str | None, limit: int, **params: Any) -> int:
+    """Show recent events, oldest first; with --follow, stream new ones. PLUGIN selects the events of one plugin.
 
-    The level follows from the name of an event: `error` for jobs that are over without success, `warn` for what was
-    tried again, held or refused, `debug` for what other events say already. --json prints one object per line.
+    The level depends on the event: `error` for failed jobs, `warn` for retries, blocked jobs and refused deliveries,
+    `debug` for details of other events. --json prints one object per line.
 
-    --follow goes on over restarts of the service: every event is shown once. Ctrl-C ends it with exit code 130.
-    --api-url asks another service, among its latest 100,000 rows. `ductile job tail` shows stderr of a running job.
+    --follow survives restarts of the service and shows each event once; Ctrl-C exits with code 130. --api-url searches
+    the latest 100,000 journal rows of a remote service. `ductile job tail` shows the stderr of a running job.
 
     Example: ductile logs backup --level warn --follow
     """
-    asked = LogQuery(plugin=plugin, level=level, job_id=job_id)
-    past, place = past_events(given, asked, limit, is_followed=follow)
-    for event in past:
-        _print(event, given)
-    return _follow(given, asked, place) if follow else 0
+    query = LogQuery(plugin=plugin, level=level, job_id=job_id)
+    events, position = past_events(params, query, limit, is_followed=follow)
+    for event in events:
+        _print(event, params)
+    return _follow(params, query, position) if follow else 0
 
 
 class LogQuery(NamedTuple):
-    """Which events are asked for."""
+    """The filters of `ductile logs`."""
 
     plugin: str | None = None
     level: str = "info"
     job_id: str | None = None
 
-    def fits(self, event: Mapping[str, Any]) -> bool:
+    def matches(self, event: Mapping[str, Any]) -> bool:
         data = event["data"]
-        wishes = ((self.plugin, data.get("plugin")), (self.job_id, data.get("job_id")))
-        return is_at_least(event["event"], self.level) and all(wish in (None, told) for wish, told in wishes)
+        filters = ((self.plugin, data.get("plugin")), (self.job_id, data.get("job_id")))
+        return is_at_least(event["event"], self.level) and all(wanted in (None, value) for wanted, value in filters)
 
 
-def _print(event: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    said: list[str] = []
-    if given["stderr_lines"]:
-        from ductile.cli.logs.failed_stderr import last_words
-
-        said = last_words(given, event, given["stderr_lines"])
-    if given["as_json"]:
+def _print(event: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    stderr = _stderr_tail(params, event, params["stderr_lines"]) if params["stderr_lines"] else []
+    if params["as_json"]:
         import json
 
-        more = {"stderr": "\n".join(said)} if said else {}
+        more = {"stderr": "\n".join(stderr)} if stderr else {}
         click.echo(json.dumps({**event, "level": level_of(event["event"]), **more}))
     else:
-        for line in (event_line(event), *(f"    | {plain(line)}" for line in said)):
-            output.tell(line)
+        for line in (event_line(event), *(f"    | {plain(line)}" for line in stderr)):
+            output.print_line(line)
 
 
-# ── the past ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── stderr of failed attempts ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stderr_tail(where: Mapping[str, Any], event: Mapping[str, Any], lines: int) -> list[str]:
+    """Return the last lines of stderr of the attempt that the event ended; empty for other events."""
+    job_id, attempt = event["data"].get("job_id"), event["data"].get("attempt")
+    if event["event"] not in FAILED_ATTEMPTS or job_id is None:
+        return []
+    by_attempt = _stderr_from_service(where, job_id) if where["api_url"] else _stderr_from_ledger(where, job_id)
+    return (by_attempt.get(attempt) or "").splitlines()[-lines:]
+
+
+def _stderr_from_ledger(where: Mapping[str, Any], job_id: str) -> dict[int, str | None]:
+    from ductile.cli.base.connect import ledger_for
+    from ductile.ledger.reports.job_details import attempts
+    from ductile.ledger.storage.open_file import open_reader
+
+    with open_reader(ledger_for(where)) as db:
+        return {attempt.attempt: attempt.stderr for attempt in attempts(db, job_id)}
+
+
+def _stderr_from_service(where: Mapping[str, Any], job_id: str) -> dict[int, str | None]:
+    from urllib.parse import quote
+
+    from ductile.cli.base.connect import client_for
+
+    try:
+        page = client_for(where).request("GET", f"/job-logs?job_id={quote(job_id, safe='')}&limit=200")
+    except ServiceUnreachable:
+        return {}  # the event itself is still worth printing
+    return {row["attempt"]: row.get("stderr") for row in page["logs"]}
+
+
+# ── past events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def past_events(
-    where: Mapping[str, Any], asked: LogQuery, limit: int, *, is_followed: bool
+    where: Mapping[str, Any], query: LogQuery, limit: int, *, is_followed: bool
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """The latest events that are asked for, oldest first, and the position after them; None if nobody knows it."""
+    """Return the latest matching events, oldest first, and the journal position after them; None if it is unknown."""
     from ductile.cli.base.connect import client_for, ledger_for
 
     if where["api_url"]:
-        from ductile.cli.logs.stream_history import recall
+        from ductile.cli.logs.stream_history import read_history
 
         try:
-            return recall(client_for(where), limit, asked.fits)
+            return read_history(client_for(where), limit, query.matches)
         except ServiceUnreachable:
             if is_followed:
-                return [], None  # who follows waits until it is there
+                return [], None  # --follow waits for the service
             raise
     from ductile.ledger.storage.open_file import open_reader
     from ductile.ledger.tables import journal
 
     ledger = ledger_for(where)
     if is_followed and not ledger.exists():
-        return [], 0  # the first start is still to come
+        return [], 0  # the service has never run
     with open_reader(ledger) as db:
-        wish = {"plugin": asked.plugin, "job_id": asked.job_id}
-        entries = journal.latest(db, **wish, but=_kinds_below(asked.level), limit=limit)
-        if asked.plugin is not None and not entries and limit:
-            _require_known(db, asked.plugin)
-        return list(filter(asked.fits, _events(entries)))[-limit:], journal.position(db)
+        filters = {"plugin": query.plugin, "job_id": query.job_id}
+        entries = journal.latest(db, **filters, exclude=_kinds_below(query.level), limit=limit)
+        if query.plugin is not None and not entries and limit:
+            _require_known(db, query.plugin)
+        return list(filter(query.matches, _events(entries)))[-limit:], journal.position(db)
 
 
 def _kinds_below(level: str) -> list[str]:
-    """The kinds of rows that have no event of that level."""
-    from ductile.web.stream.event_types import AS_THEY_ARE, MAPPED
+    """Return the journal kinds that have no event of at least this level."""
+    from ductile.web.stream.event_types import MAPPED, UNCHANGED
 
-    rows = {**{kind: (kind,) for kind in AS_THEY_ARE}, **MAPPED}
+    rows = {**{kind: (kind,) for kind in UNCHANGED}, **MAPPED}
     return [kind for kind, names in rows.items() if not any(is_at_least(name, level) for name in names)]
 
 
 def _events(entries: Iterable[Any]) -> list[dict[str, Any]]:
-    """The rows as the event stream tells them."""
+    """Convert journal rows to stream events."""
     from ductile.core.clock import to_text
     from ductile.web.stream.event_types import events_of
 
     found = []
     for entry in entries:
         *others, last = events_of(entry)
-        # Only the last event of a row has it as its position.
-        for place, event in (*((entry.seq - 1, other) for other in others), (entry.seq, last)):
-            found.append({"seq": place, "at": to_text(entry.at), "event": event.name, "data": dict(event.data)})
+        # Only the last event of a row carries its sequence number.
+        for seq, event in (*((entry.seq - 1, other) for other in others), (entry.seq, last)):
+            found.append({"seq": seq, "at": to_text(entry.at), "event": event.name, "data": dict(event.data)})
     return found
 
 
 def _require_known(db: Any, plugin: str) -> None:
-    """NotFound for a name that neither the journal nor the configuration has."""
-    from ductile.core.formats.stored_json import kept_object
+    """Raise NotFound for a plugin that is neither in the journal nor in the configuration."""
+    from ductile.core.formats.stored_json import load_stored_object
     from ductile.ledger.tables import journal, snapshots
 
     last = snapshots.newest(db)
-    known = kept_object(last.sanitized_config if last else None).get("plugins", {})
-    if plugin not in known and not journal.latest(db, plugin=plugin, job_id=None, but=(), limit=1):
+    known = load_stored_object(last.sanitized_config if last else None).get("plugins", {})
+    if plugin not in known and not journal.latest(db, plugin=plugin, job_id=None, exclude=(), limit=1):
         close = did_you_mean(plugin, known)
-        raise NotFound(f"{plugin[:80]}: there is no such plugin{close}", hint="see `ductile plugin list`")
+        raise NotFound(f"plugin {plugin[:80]!r} does not exist{close}", hint="Run `ductile plugin list`.")
 
 
-# ── what happens ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── new events ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _follow(given: Mapping[str, Any], asked: LogQuery, place: int | None) -> int:
+def _follow(params: Mapping[str, Any], query: LogQuery, position: int | None) -> int:
     import trio
 
     from ductile.cli.base.connect import client_for
-    from ductile.cli.base.run_until_interrupted import run_until_signal, tell_breaks
+    from ductile.cli.base.run_until_interrupted import connection_notes, run_until_signal
     from ductile.cli.base.stream_client import Follower
 
-    async def hear(row: list[dict[str, Any]]) -> None:
+    async def on_row(row: list[dict[str, Any]]) -> None:
         for event in row:
-            if event["event"] == GAP or asked.fits(event):
-                await trio.to_thread.run_sync(_print, event, given)
+            if event["event"] == GAP or query.matches(event):
+                await trio.to_thread.run_sync(_print, event, params)
 
-    wanted = {"plugin": asked.plugin} if asked.plugin else {}
-    follower = Follower(service=client_for(given), hear=hear, notice=tell_breaks(), place=place, wanted=wanted)
+    follower = Follower(
+        service=client_for(params),
+        on_row=on_row,
+        on_connection=connection_notes(),
+        position=position,
+        filters={"plugin": query.plugin} if query.plugin else {},
+    )
     return run_until_signal(follower.follow)

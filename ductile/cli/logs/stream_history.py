@@ -1,6 +1,6 @@
-"""The latest events of a service whose ledger is not here: as much of its stream as it takes to find them.
+"""Past events of a remote service, read from its event stream.
 
-For one question, not for following: a service that does not answer is an error.
+Searches backwards in growing ranges. A service that does not answer is an error.
 """
 
 from collections import deque
@@ -9,61 +9,61 @@ from collections.abc import Callable
 import trio
 
 from ductile.cli.base.client import Client
-from ductile.cli.base.run_until_interrupted import lone
+from ductile.cli.base.run_until_interrupted import unwrap
 from ductile.cli.base.stream_client import Event, Follower
 from ductile.core.errors import ServiceUnreachable
 
-FURTHER = 8
-MOST_ROWS = 100_000
-"""How far back it is looked for events that are rare."""
+GROWTH = 8
+MAX_ROWS = 100_000
+"""Maximum number of journal rows that are searched."""
 
 
-class _Enough(Exception):
-    """Everything that was wanted is heard."""
+class _Done(Exception):
+    """The requested range is read."""
 
 
-def recall(service: Client, count: int, fits: Callable[[Event], bool]) -> tuple[list[Event], int]:
-    """The newest `count` events that fit, oldest first, and the position after them."""
+def read_history(service: Client, count: int, matches: Callable[[Event], bool]) -> tuple[list[Event], int]:
+    """Return the newest `count` matching events, oldest first, and the journal position after them."""
     try:
-        return trio.run(_recall, service, count, fits)
+        return trio.run(_read_history, service, count, matches)
     except BaseExceptionGroup as group:
-        raise lone(group) from None
+        raise unwrap(group) from None
 
 
-async def _recall(service: Client, count: int, fits: Callable[[Event], bool]) -> tuple[list[Event], int]:
+async def _read_history(service: Client, count: int, matches: Callable[[Event], bool]) -> tuple[list[Event], int]:
     found: deque[Event] = deque(maxlen=count)
-    end, rows = await _hear(service, None, 0, found, fits), count
+    end, rows = await _read_range(service, None, 0, found, matches), count
     while end and count:
         found.clear()
         since = max(0, end - rows)
-        await _hear(service, since, end, found, fits)
-        if len(found) == count or since == 0 or rows >= MOST_ROWS:
+        await _read_range(service, since, end, found, matches)
+        if len(found) == count or since == 0 or rows >= MAX_ROWS:
             break
-        rows = min(rows * FURTHER, MOST_ROWS)
+        rows = min(rows * GROWTH, MAX_ROWS)
     return list(found), end
 
 
-async def _hear(
-    service: Client, since: int | None, end: int, found: "deque[Event]", fits: Callable[[Event], bool]
+async def _read_range(
+    service: Client, since: int | None, end: int, found: "deque[Event]", matches: Callable[[Event], bool]
 ) -> int:
-    """What fits of the rows after `since` up to `end` is found; the position at which the stream began."""
-    began = 0
+    """Add the matching events after `since` up to `end` to `found`; return the position at which the stream began."""
+    start = 0
 
-    async def hear(row: list[Event]) -> None:
-        found.extend(filter(fits, row))
+    async def on_row(row: list[Event]) -> None:
+        found.extend(filter(matches, row))
         if row[-1]["seq"] >= end:
-            raise _Enough
+            raise _Done
 
-    def notice(loss: str | None) -> None:
-        nonlocal began
+    def on_connection(loss: str | None) -> None:
+        nonlocal start
         if loss is not None:
-            raise ServiceUnreachable(loss, hint="is it running? start it with `ductile system start`")
-        began = follower.place or 0
-        if since is None or began >= end:
-            raise _Enough
+            raise ServiceUnreachable(loss, hint="Start the service with `ductile system start`.")
+        start = follower.position or 0
+        if since is None or start >= end:
+            raise _Done
 
-    follower = Follower(service=service, hear=hear, notice=notice, place=since)
+    follower = Follower(service=service, on_row=on_row, on_connection=on_connection, position=since)
     try:
         await follower.follow()
-    except _Enough:
-        return began
+    except _Done:
+        return start

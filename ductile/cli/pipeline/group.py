@@ -1,4 +1,4 @@
-"""`ductile pipeline`: which pipelines there are, how they look, how a run would go, and starting one."""
+"""`ductile pipeline`: list, show, draw, dry-run, test and run pipelines."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,12 @@ from urllib.parse import quote
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.base.click_base import LazyGroup
 from ductile.core.errors import NotFound, UsageInvalid
 
 
-@click.group("pipeline", cls=LazyGroup, modules={"test": "pipeline.test.test"})
+@click.group("pipeline")
 def group() -> None:
-    """See which pipelines there are, draw, rehearse, test and run one."""
+    """List, draw, dry-run, test and run pipelines."""
 
 
 @group.command("list")
@@ -22,14 +21,14 @@ def group() -> None:
 @options.as_json
 @options.verbose
 def list_pipelines(config_path: Path | None, config_dir: Path | None, as_json: bool, verbose: bool) -> None:
-    """List every pipeline with what starts it. -v adds its condition and where it is written.
+    """List the pipelines with their triggers. -v adds the condition and the file.
 
     Example: ductile pipeline list --json
     """
-    config = _load(options.chosen(config_path, config_dir))
+    config = _load(options.selected_config(config_path, config_dir))
     rows = [_row(config, plan) for plan in config.plans.by_name.values()]
     output.show(
-        config.mask.everywhere({"pipelines": rows}),
+        config.mask.mask_data({"pipelines": rows}),
         as_json=as_json,
         human=lambda shown: _list_lines(shown, verbose=verbose),
     )
@@ -41,26 +40,26 @@ def list_pipelines(config_path: Path | None, config_dir: Path | None, as_json: b
 @options.as_json
 @options.verbose
 def show_pipeline(name: str, config_path: Path | None, config_dir: Path | None, as_json: bool, verbose: bool) -> None:
-    """Show one pipeline as it was compiled: its steps, calls included, and every route between them.
+    """Show the steps and routes of a compiled pipeline, including those of called pipelines.
 
-    -v adds the conditions in full. `ductile config show pipeline:NAME` prints what the author wrote.
+    -v adds the full conditions. `ductile config show pipeline:NAME` prints the definition.
 
     Example: ductile pipeline show nightly-report
     """
     from ductile.pipeline.compile.graph import compiled_routes
 
-    config = _load(options.chosen(config_path, config_dir))
-    plan = config.plans.named(name)
+    config = _load(options.selected_config(config_path, config_dir))
+    plan = config.plans.require(name)
     shown = _row(config, plan) | {
         "steps": [_step(node) for node in plan.nodes.values()],
         "routes": compiled_routes(plan),
     }
-    output.show(config.mask.everywhere(shown), as_json=as_json, human=lambda value: _show_lines(value, verbose=verbose))
+    output.show(config.mask.mask_data(shown), as_json=as_json, human=lambda value: _show_lines(value, verbose=verbose))
 
 
 @group.command("visualize")
 @click.argument("name", required=False)
-@click.option("--job", "job_id", help="Draw the run that this job is in: states, durations and counts on the steps.")
+@click.option("--job", "job_id", help="Draw the run of this job, with states, durations and counts.")
 @options.config
 @options.as_json
 @options.verbose
@@ -72,41 +71,41 @@ def visualize(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Print a pipeline as a Mermaid flowchart; with --job, a run of it. NAME may be left out then.
+    """Print a pipeline, or with --job a run of it, as a Mermaid flowchart. NAME is optional with --job.
 
-    Diamonds are conditions, hexagons joins, dashed lines the ways after a failure. -v says which steps of a run the
+    Diamonds are conditions, hexagons are joins, dashed lines are failure paths. -v lists the steps of a run that the
     configuration no longer has.
 
     Example: ductile pipeline visualize nightly-report > report.mmd
     """
     from ductile.pipeline.draw import draw
 
-    config = _load(options.chosen(config_path, config_dir))
+    config = _load(options.selected_config(config_path, config_dir))
     if job_id is None:
         if name is None:
-            raise UsageInvalid("name a pipeline, or a job of a run with --job")
-        plan, marks = config.plans.named(name), None
+            raise UsageInvalid("NAME or --job is required")
+        plan, marks = config.plans.require(name), None
     else:
         plan, marks = _run_of(config, name, job_id)
     picture = config.mask(draw(plan, marks))
     shown: dict[str, Any] = {"pipeline": plan.name, "job_id": job_id, "mermaid": picture}
     if marks is not None:
-        known = {place.path for place in plan.places}
+        known = {place.path for place in plan.vertices}
         shown["steps"] = {path: str(mark) for path, mark in marks.items()}
         if verbose:
             for path in sorted(marks.keys() - known):
-                output.note(f"{path}: {marks[path]}; not drawn, the configuration has no such step")
+                output.note(f"{path}: {marks[path]}; not drawn: the step is no longer configured")
     output.show(shown, as_json=as_json, human=lambda _: picture.splitlines())
 
 
 @group.command("dry-run")
 @click.argument("name")
-@click.option("--payload", help="The payload that starts the run, a JSON object.")
-@click.option("--payload-file", type=click.Path(path_type=Path), help="The same from a file; - is stdin.")
-@click.option("--results", type=click.Path(path_type=Path), help="JSON file of step → answer, as --result has one.")
-@click.option("--result", "result", multiple=True, help="STEP=ANSWER in JSON, as often as wanted.")
-@click.option("--step", help="The step that --execute runs.")
-@click.option("--execute", "executes", is_flag=True, help="Really run the plugin of --step, the first time it is due.")
+@click.option("--payload", help="Payload of the run, a JSON object.")
+@click.option("--payload-file", type=click.Path(path_type=Path), help="Read the payload from a file; - is stdin.")
+@click.option("--results", type=click.Path(path_type=Path), help="JSON file with an object of step → response.")
+@click.option("--result", "result", multiple=True, help="STEP=RESPONSE in JSON; repeatable.")
+@click.option("--step", help="Step that --execute runs.")
+@click.option("--execute", "executes", is_flag=True, help="Run the plugin of --step when the step is first reached.")
 @options.config
 @options.as_json
 @options.verbose
@@ -123,38 +122,82 @@ def dry_run(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Walk through a pipeline and say what each step would do, and why. Nothing is enqueued; no service is needed.
+    """Simulate a run of a pipeline and show what each step would do, and why. Needs no service; enqueues nothing.
 
-    An answer is a list of events ([{"type": "x", "payload": {}}]), {"fail": "why"}, or {"result": "text", "events":
-    []}. A step without one succeeds silently. With --step and --execute one plugin really runs, outside of the ledger,
-    and its own answer is used. -v shows payloads and baggage. Exit 1 if the run would fail.
+    A response is a list of events ([{"type": "x", "payload": {}}]), {"fail": "reason"}, or {"result": "text",
+    "events": []}. A step without a response succeeds without events. --step with --execute runs one plugin and uses its
+    response; nothing is recorded. -v shows payloads and baggage. Exit 1 if the run would fail.
 
     Example: ductile pipeline dry-run nightly-report --payload '{"day": "monday"}' --result fetch='{"fail": "offline"}'
     """
     from ductile.cli.base.json_args import read_payload
-    from ductile.cli.pipeline.dry_run import exit_code, lines, read_results, rehearsed
+    from ductile.cli.pipeline.dry_run import dry_run_report, exit_code, read_results, report_lines
 
     if executes != (step is not None):
-        raise UsageInvalid("--step names the step that --execute runs; give both or none")
-    config = _load(options.chosen(config_path, config_dir))
-    shown = rehearsed(
+        raise UsageInvalid("--step and --execute must be used together")
+    config = _load(options.selected_config(config_path, config_dir))
+    shown = dry_run_report(
         config,
         name,
         read_payload(payload, payload_file) or {},
         read_results(results, result),
         executed_step=step,
     )
-    output.show(config.mask.everywhere(shown), as_json=as_json, human=lambda value: lines(value, verbose=verbose))
+    output.show(config.mask.mask_data(shown), as_json=as_json, human=lambda value: report_lines(value, verbose=verbose))
     return exit_code(shown, step)
+
+
+@group.command("test")
+@click.argument("file", type=click.Path(path_type=Path))
+@options.config
+@options.as_json
+def test_pipelines(file: Path, config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
+    """Run pipeline test cases from FILE. A case has an event or payload, step responses and the expected run.
+
+    Uses the routing code of the service. Runs no plugins and records nothing. docs/pipelines.md describes the format.
+    Exit 1 if a case fails.
+
+    Example: ductile pipeline test tests/report.yaml
+    """
+    from ductile.config.checks.doctor import examine
+    from ductile.config.snapshot import build_snapshot
+    from ductile.devkit.pipeline_cases import read_cases, run_case
+
+    cases = read_cases(file)
+    config = _load(options.selected_config(config_path, config_dir))
+    snapshot = build_snapshot(examine(config), os.environ)
+    results = [run_case(case, snapshot) for case in cases]
+    rows = [
+        {
+            "name": result.case.name,
+            "pipeline": result.case.pipeline,
+            "holds": not result.differences,
+            "differences": list(result.differences),
+            "found": result.shown,
+        }
+        for result in results
+    ]
+    shown = {"file": str(file), "holds": all(row["holds"] for row in rows), "cases": rows}
+    output.show(shown, as_json=as_json, human=_test_lines)
+    return 0 if shown["holds"] else 1
+
+
+def _test_lines(shown: dict[str, Any]) -> list[str]:
+    lines = []
+    for case in shown["cases"]:
+        lines.append(f"{'pass' if case['holds'] else 'FAIL'}  {case['pipeline']}: {case['name']}")
+        lines += [f"      {line}" for line in case["differences"]]
+    passed = sum(case["holds"] for case in shown["cases"])
+    return [*lines, f"{passed} of {len(shown['cases'])} cases passed"]
 
 
 @group.command("run")
 @click.argument("name")
-@click.option("--payload", help="The payload that starts the run, a JSON object.")
-@click.option("--payload-file", type=click.Path(path_type=Path), help="The same from a file; - is stdin.")
-@click.option("--wait", "waits", is_flag=True, help="Wait until the run is over.")
-@click.option("--async", "leaves", is_flag=True, help="Print the id of the root job and be done.")
-@click.option("--timeout", default="5m", show_default=True, help="How long --wait waits.")
+@click.option("--payload", help="Payload of the run, a JSON object.")
+@click.option("--payload-file", type=click.Path(path_type=Path), help="Read the payload from a file; - is stdin.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until the run has ended.")
+@click.option("--async", "leaves", is_flag=True, help="Print the id of the root job and exit.")
+@click.option("--timeout", default="5m", show_default=True, help="Timeout of --wait.")
 @options.config
 @options.service
 @options.dry_run
@@ -175,41 +218,41 @@ def run_pipeline(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Ask the running service for a run of a pipeline. Without --wait and --async, its execution_mode decides.
+    """Start a run of a pipeline. Without --wait and --async, its execution_mode decides whether to wait.
 
-    Exit 1 if the run failed, or was not over when the waiting was. -v adds the tree. --dry-run says whether it can
-    begin; `pipeline dry-run` walks through all its steps.
+    Exit 1 if the run failed or the timeout has passed. -v adds the tree. --dry-run checks whether the run can start;
+    `pipeline dry-run` simulates all steps.
 
     Example: ductile pipeline run nightly-report --payload '{"day": "monday"}' --wait
     """
     from ductile.cli.base.connect import client
     from ductile.cli.base.json_args import read_payload
-    from ductile.cli.base.long_poll import on_record, patience, tree_when_over
-    from ductile.cli.job.tree import run_lines, run_of
+    from ductile.cli.base.long_poll import naming_job, parse_timeout, wait_for_tree
+    from ductile.cli.job.tree import run_lines, run_result
 
     if waits and leaves:
-        raise UsageInvalid("--wait and --async exclude each other")
-    seconds, given = patience(timeout), read_payload(payload, payload_file)
-    service = client(options.chosen(config_path, config_dir), api_url, api_key)
+        raise UsageInvalid("--wait and --async are mutually exclusive")
+    seconds, content = parse_timeout(timeout), read_payload(payload, payload_file)
+    service = client(options.selected_config(config_path, config_dir), api_url, api_key)
     query = "?dry_run=true" if dry_run else "?async=true" if waits or leaves else ""
-    answer = service.ask(
-        "POST", f"/pipeline/{quote(name, safe='')}{query}", {"payload": given} if given is not None else None
+    answer = service.request(
+        "POST", f"/pipeline/{quote(name, safe='')}{query}", {"payload": content} if content is not None else None
     )
     if dry_run:
         output.show(answer, as_json=as_json, human=lambda _: [f"would start a run of {name}"])
         return 0
     if waits:
-        with on_record(answer["job_id"], is_run=True):
-            answer = run_of(tree_when_over(service, answer["job_id"], seconds), name)
+        with naming_job(answer["job_id"], is_run=True):
+            answer = run_result(wait_for_tree(service, answer["job_id"], seconds), name)
     output.show(answer, as_json=as_json, human=lambda run: run_lines(run, verbose=verbose))
     return 0 if answer["status"] in ("succeeded", "queued") else 1
 
 
 def _load(explicit: Path | None) -> Any:
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    return load(find(explicit, os.environ).path)
+    return load(find_config(explicit, os.environ).path)
 
 
 def _row(config: Any, plan: Any) -> dict[str, Any]:
@@ -225,7 +268,7 @@ def _row(config: Any, plan: Any) -> dict[str, Any]:
         "execution_mode": plan.execution_mode,
         "timeout": format_duration(plan.timeout),
         "max_depth": plan.max_depth,
-        "longest": plan.longest,
+        "longest": plan.longest_path,
         "jobs": len(plan.nodes),
         "fingerprint": plan.fingerprint,
         "where": str(config.places.get(plan.where, config.root)),
@@ -234,8 +277,8 @@ def _row(config: Any, plan: Any) -> dict[str, Any]:
 
 def _list_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
     if not shown["pipelines"]:
-        return ["no pipelines; write some under `pipelines:`"]
-    head = ("NAME", "STARTS ON", "FROM", "MODE", "STEPS")
+        return ["no pipelines; add them under `pipelines:`"]
+    head = ("NAME", "TRIGGER", "FROM", "MODE", "STEPS")
     rows = [
         (row["name"], _start_of(row), row["from_plugin"] or "", row["execution_mode"], str(row["jobs"]))
         for row in shown["pipelines"]
@@ -243,7 +286,7 @@ def _list_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
     if not verbose:
         return output.table([head, *rows])
     more = [(_condition(row["if"]), row["where"]) for row in shown["pipelines"]]
-    return output.table([(*head, "IF", "WRITTEN IN"), *((*row, *extra) for row, extra in zip(rows, more, strict=True))])
+    return output.table([(*head, "IF", "DEFINED IN"), *((*row, *extra) for row, extra in zip(rows, more, strict=True))])
 
 
 def _start_of(row: dict[str, Any]) -> str:
@@ -272,11 +315,11 @@ def _step(node: Any) -> dict[str, Any]:
 
 
 def _show_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
-    waiting = f", callers wait up to {shown['timeout']}" if shown["execution_mode"] == "synchronous" else ""
+    waiting = f", timeout {shown['timeout']}" if shown["execution_mode"] == "synchronous" else ""
     source = f" from {shown['from_plugin']}" if shown["from_plugin"] else ""
     lines = [
         f"{shown['name']}: on {_start_of(shown)}{source}, {shown['execution_mode']}{waiting}",
-        f"  written in {shown['where']}, {shown['fingerprint']}",
+        f"  defined in {shown['where']}, {shown['fingerprint']}",
     ]
     if shown["if"]:
         lines.append(f"  if: {_condition(shown['if'])}")
@@ -300,10 +343,10 @@ def _route(route: dict[str, Any], *, verbose: bool) -> tuple[str, str, str, str]
 
 
 def _run_of(config: Any, name: str | None, job_id: str) -> tuple[Any, dict[str, Any]]:
-    """The plan of a run and what became of its steps; of several pipelines in a tree, the one that is named."""
+    """Return the plan of a run and the states of its steps. `name` selects one of several pipelines in a tree."""
     from ductile.ledger.reports import trees
     from ductile.ledger.storage.open_file import open_reader
-    from ductile.pipeline.draw import marks_of
+    from ductile.pipeline.draw import step_statuses
 
     with open_reader(config.settings.state.path) as db:
         jobs = [node.job for node in trees.tree(db, job_id)]
@@ -311,6 +354,6 @@ def _run_of(config: Any, name: str | None, job_id: str) -> tuple[Any, dict[str, 
     own = next((job.pipeline for job in jobs if job.id == job_id), None)
     chosen = name or own or (pipelines[0] if pipelines else None)
     if chosen is None or chosen not in pipelines:
-        known = f"it has runs of {', '.join(pipelines)}" if pipelines else "no pipeline has a part in it"
+        known = f"Pipelines in the tree: {', '.join(pipelines)}." if pipelines else "The tree has no pipeline."
         raise NotFound(f"the tree of {job_id} has no run of {chosen or 'a pipeline'}", hint=known)
-    return config.plans.named(chosen), marks_of(jobs, chosen)
+    return config.plans.require(chosen), step_statuses(jobs, chosen)

@@ -1,4 +1,4 @@
-"""`ductile plugin add`: plugins that come with Ductile, copied into a configuration."""
+"""`ductile plugin add`: copy a bundled plugin into a configuration."""
 
 import os
 import shlex
@@ -17,44 +17,46 @@ from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
 @options.dry_run
 @options.as_json
 def add(name: str | None, config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> None:
-    """Copy a plugin that comes with Ductile into the first plugin root; without NAME, list what there is to add.
+    """Copy a bundled plugin into the first plugin root. Without NAME, list the bundled plugins.
 
-    The copy is yours to change. It can be triggered after a reload; schedules and settings of its own need an entry
-    below `plugins:` (`ductile config plugin set`).
+    You can change the copy. It can be triggered after a reload; schedules and settings need an entry under `plugins:`
+    (`ductile config plugin set`).
 
     Example: ductile plugin add fetch
     """
-    from ductile.config.scaffold import bundled_plugins
+    from ductile.config.scaffold import bundled_plugins_dir
 
-    bundled = {folder.name: folder for folder in bundled_plugins().iterdir() if (folder / "manifest.yaml").is_file()}
+    bundled = {
+        folder.name: folder for folder in bundled_plugins_dir().iterdir() if (folder / "manifest.yaml").is_file()
+    }
     if name is None:
-        output.show({"bundled": _described(bundled)}, as_json=as_json, human=_listed)
+        output.show({"bundled": _described(bundled)}, as_json=as_json, human=_list_lines)
         return
     if name not in bundled:
         raise NotFound(
-            f"no plugin {name} comes with Ductile{did_you_mean(name, bundled)}",
-            hint="`ductile plugin add` lists those that do; `ductile plugin new` begins one of your own",
+            f"bundled plugin {name!r} does not exist{did_you_mean(name, bundled)}",
+            hint="Run `ductile plugin add` to list bundled plugins, or `ductile plugin new` to create one.",
         )
-    target = _place(options.chosen(config_path, config_dir), name)
+    target = _target(options.selected_config(config_path, config_dir), name)
     if not dry_run:
         from ductile.config.scaffold import copy_plugin
 
         copy_plugin(bundled[name], target)
     answer = {"plugin": name, "path": str(target), "readme": str(target / "README.md"), "dry_run": dry_run}
     answer["next"] = _next(bundled[name], target)
-    output.show(answer, as_json=as_json, human=_added)
+    output.show(answer, as_json=as_json, human=_added_lines)
 
 
-def _place(explicit: Path | None, name: str) -> Path:
-    """Where the copy goes; nothing of the operator's is there."""
+def _target(explicit: Path | None, name: str) -> Path:
+    """Return the target directory. Raise UsageInvalid if it exists."""
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    config = load(find(explicit, os.environ).path)
+    config = load(find_config(explicit, os.environ).path)
     roots = config.settings.plugin_roots
     target = Path(roots[0] if roots else config.directory / "plugins") / name
     if os.path.lexists(target):
-        raise UsageInvalid(f"{target} is there already", hint="remove it first, or change it where it is")
+        raise UsageInvalid(f"{target} already exists", hint="Remove it first, or edit it in place.")
     return target
 
 
@@ -68,14 +70,14 @@ def _described(bundled: dict[str, Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _listed(answer: dict[str, Any]) -> list[str]:
+def _list_lines(answer: dict[str, Any]) -> list[str]:
     head = ("PLUGIN", "COMMANDS", "")
-    rows = [(one["name"], ", ".join(one["commands"]), one["description"]) for one in answer["bundled"]]
+    rows = [(plugin["name"], ", ".join(plugin["commands"]), plugin["description"]) for plugin in answer["bundled"]]
     return output.table([head, *rows])
 
 
 def _next(folder: Path, target: Path) -> list[str]:
-    """The commands that put it to use: it is built, and has an entry with a place for all that it cannot do without."""
+    """Return the next commands: build the plugin if needed, configure its required keys, reload."""
     from ductile.core.formats import strict_json
     from ductile.plugin.manifest import read_manifest
 
@@ -86,11 +88,11 @@ def _next(folder: Path, target: Path) -> list[str]:
     return [*build, f"ductile config plugin set {folder.name} {value}", "ductile system reload"]
 
 
-def _added(answer: dict[str, Any]) -> list[str]:
+def _added_lines(answer: dict[str, Any]) -> list[str]:
     verb = "would copy" if answer["dry_run"] else "copied"
-    fill_in = ", with your own values" if any("…" in command for command in answer["next"]) else ""
+    values = " with your values" if any("…" in command for command in answer["next"]) else ""
     return [
         f"{verb} {answer['plugin']} to {answer['path']}",
-        f"next: read {answer['readme']}, then{fill_in}:",
+        f"next: read {answer['readme']}, then run{values}:",
         *(f"  {command}" for command in answer["next"]),
     ]

@@ -1,11 +1,15 @@
-"""`ductile plugin new|check|test`: the author's kit."""
+"""`ductile plugin new`, `check` and `test`: tools for plugin authors."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ductile.cli.base import options, output
+from ductile.core.errors import DuctileError, NotFound
+
+if TYPE_CHECKING:
+    from ductile.plugin.registry import Plugin
 
 LANGUAGES = ("python", "sh", "node")
 LEVELS = ("manifest", "protocol", "robust", "exemplary")
@@ -13,26 +17,28 @@ LEVELS = ("manifest", "protocol", "robust", "exemplary")
 
 @click.command("new")
 @click.argument("name")
-@click.option("--lang", type=click.Choice(LANGUAGES), default="python", show_default=True, help="Written in what.")
-@click.option("--dir", "parent", type=click.Path(path_type=Path), default=".", help="Where its folder is made.")
+@click.option(
+    "--lang", type=click.Choice(LANGUAGES), default="python", show_default=True, help="Language of the plugin."
+)
+@click.option("--dir", "parent", type=click.Path(path_type=Path), default=".", help="Parent directory.")
 @options.dry_run
 @options.as_json
 def new(name: str, lang: str, parent: Path, dry_run: bool, as_json: bool) -> None:
-    """Make a plugin that works: manifest, program, README and fixtures. Nothing that is there is replaced.
+    """Create a working plugin with manifest, program, README and fixtures. Existing files are not replaced.
 
     Example: ductile plugin new disk --lang python --dir plugins
     """
-    from ductile.devkit.scaffold import make, plan
+    from ductile.devkit.scaffold import plan_files, write_plugin
 
-    made = plan(name, lang)
+    made = plan_files(name, lang)
     folder = parent / name
-    make(folder, made, dry_run=dry_run)
+    write_plugin(folder, made, dry_run=dry_run)
     shown = {"plugin": name, "lang": lang, "path": str(folder), "files": sorted(made), "dry_run": dry_run}
     output.show(shown, as_json=as_json, human=_new_lines)
 
 
 def _new_lines(shown: dict[str, Any]) -> list[str]:
-    verb = "would make" if shown["dry_run"] else "made"
+    verb = "would create" if shown["dry_run"] else "created"
     lines = [f"{verb} {shown['path']}/{name}" for name in shown["files"]]
     path = shown["path"] if "/" in shown["path"] else f"./{shown['path']}"
     return lines if shown["dry_run"] else [*lines, f"next: ductile plugin check {path}"]
@@ -40,10 +46,12 @@ def _new_lines(shown: dict[str, Any]) -> list[str]:
 
 @click.command("check")
 @click.argument("target", metavar="NAME|DIR")
-@click.option("--level", type=click.Choice(LEVELS), default="robust", show_default=True, help="What must hold.")
-@click.option("--run-writes", is_flag=True, help="Also run writing commands that no fixture is about.")
-@click.option("--plugin-config", help="A JSON object: the configuration for requests that no fixture makes.")
-@click.option("--deadline", help="How long each request may take. Default: 10s, or what the fixture says.")
+@click.option(
+    "--level", type=click.Choice(LEVELS), default="robust", show_default=True, help="Conformance level to require."
+)
+@click.option("--run-writes", is_flag=True, help="Also run write commands without a fixture.")
+@click.option("--plugin-config", help="Plugin configuration for requests without a fixture, a JSON object.")
+@click.option("--deadline", help="Deadline of each request. Default: that of the fixture, or 10s.")
 @options.config
 @options.as_json
 def check(
@@ -56,20 +64,49 @@ def check(
     config_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """See whether a plugin keeps the rules of the protocol. Exit 1 if a rule of --level or below is broken.
+    """Check a plugin against the rules of the protocol. Exit 1 if it violates a rule of --level or below.
 
-    Levels: manifest (it would be loaded), protocol (it can be understood), robust (it is safe to have), exemplary
-    (others can rely on it). Above the first one the plugin is really run, many times, with its fixtures and with its
-    reading commands; a writing command without a fixture only with --run-writes.
+    Levels: manifest (it loads), protocol (its responses are valid), robust (it is safe to run), exemplary (other
+    plugins can rely on it). All levels except manifest run the plugin many times, with its fixtures and its read
+    commands; write commands without a fixture run only with --run-writes.
 
     Example: ductile plugin check ./disk --level exemplary
     """
-    from ductile.cli.plugin.checks import checked
-
-    explicit = options.chosen(config_path, config_dir)
-    shown = checked(target, explicit, level, run_writes=run_writes, plugin_config=plugin_config, deadline=deadline)
+    explicit = options.selected_config(config_path, config_dir)
+    shown = check_plugin(target, explicit, level, run_writes=run_writes, plugin_config=plugin_config, deadline=deadline)
     output.show(shown, as_json=as_json, human=_check_lines)
     return 0 if shown["holds"] else 1
+
+
+def check_plugin(
+    target: str,
+    explicit: Path | None,
+    level: str,
+    *,
+    run_writes: bool,
+    plugin_config: str | None,
+    deadline: str | None,
+) -> dict[str, Any]:
+    """Check a plugin against the rules of the protocol and return the report."""
+    import tempfile
+
+    from ductile.cli.plugin.local import parse_plugin_config, parse_positive_duration
+    from ductile.devkit.checks.conformance import check_conformance, conformance_data
+    from ductile.devkit.local.harness import harness_for, is_folder_target
+    from ductile.engine.process.procfs import harden_self
+
+    params, span = parse_plugin_config(plugin_config), parse_positive_duration(deadline, "--deadline")
+    if is_folder_target(target):
+        if not Path(target).is_dir():
+            raise NotFound(f"directory {target} does not exist")
+        folder, config = Path(target).resolve(), params
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            bench = harness_for(target, explicit, params, Path(scratch))
+        folder, config = bench.plugin.folder, dict(bench.config)
+    harden_self()
+    runs = level != LEVELS[0]
+    return conformance_data(check_conformance(folder, config, runs=runs, run_writes=run_writes, deadline=span), level)
 
 
 def _check_lines(shown: dict[str, Any]) -> list[str]:
@@ -77,28 +114,65 @@ def _check_lines(shown: dict[str, Any]) -> list[str]:
     lines = []
     for rule, line in zip(shown["rules"], output.table(rows), strict=True):
         lines.append(line)
-        lines += [f"      do: {rule['todo']}"] if rule["todo"] else []
-    word = "holds" if shown["holds"] else "does not hold"
-    return [*lines, f"{shown['plugin']}: level {shown['level'] or 'none'}; {shown['demanded']} {word}"]
+        lines += [f"      fix: {rule['todo']}"] if rule["todo"] else []
+    result = "passed" if shown["holds"] else "failed"
+    return [*lines, f"{shown['plugin']}: level {shown['level'] or 'none'}; {shown['demanded']} {result}"]
 
 
 @click.command("test")
 @click.argument("target", metavar="NAME|DIR")
-@click.option("--plugin-config", help="A JSON object that goes over the configuration of every fixture.")
+@click.option("--plugin-config", help="JSON object that overrides the configuration of every fixture.")
 @options.config
 @options.as_json
 def test(
     target: str, plugin_config: str | None, config_path: Path | None, config_dir: Path | None, as_json: bool
 ) -> int:
-    """Play a plugin's fixtures: send each request, compare the answer. Exit 1 if one does not hold, or there is none.
+    """Run the fixtures of a plugin and compare the responses. Exit 1 if one fails or none exists.
 
     Example: ductile plugin test ./disk
     """
-    from ductile.cli.plugin.checks import tested
-
-    shown = tested(target, options.chosen(config_path, config_dir), plugin_config=plugin_config)
+    shown = run_fixtures(target, options.selected_config(config_path, config_dir), plugin_config=plugin_config)
     output.show(shown, as_json=as_json, human=_test_lines)
     return 0 if shown["fixtures"] and shown["holds"] else 1
+
+
+def run_fixtures(target: str, explicit: Path | None, *, plugin_config: str | None) -> dict[str, Any]:
+    """Run every fixture of a plugin and return the report."""
+    import tempfile
+
+    from ductile.cli.plugin.local import parse_plugin_config
+    from ductile.devkit.fixtures.fixtures import fixture_files
+    from ductile.devkit.local.harness import harness_for
+    from ductile.engine.process.procfs import harden_self
+
+    params = parse_plugin_config(plugin_config)
+    with tempfile.TemporaryDirectory() as scratch:
+        plugin = harness_for(target, explicit, None, Path(scratch)).plugin
+    harden_self()
+    fixtures = [_run_fixture(plugin, path, params) for path in fixture_files(plugin)]
+    return {"plugin": plugin.name, "holds": all(fixture["holds"] for fixture in fixtures), "fixtures": fixtures}
+
+
+def _run_fixture(plugin: "Plugin", path: Path, params: dict[str, Any]) -> dict[str, Any]:
+    from ductile.devkit.fixtures.fixtures import read_fixture
+    from ductile.devkit.fixtures.runner import run_fixture
+
+    content: dict[str, Any] = {"file": path.name, "name": path.stem, "stderr": "", "differences": []}
+    try:
+        fixture = read_fixture(path)
+        result = run_fixture(plugin, fixture, plugin_config=params)
+    except DuctileError as error:
+        return {**content, "holds": False, "differences": [str(error)]}
+    return {
+        **content,
+        "name": fixture.name,
+        "holds": not result.differences,
+        "differences": list(result.differences),
+        "verdict": result.shown["verdict"],
+        "error": result.shown["error"],
+        "response": result.shown["response"],
+        "stderr": result.shown["stderr"],
+    }
 
 
 def _test_lines(shown: dict[str, Any]) -> list[str]:
@@ -109,6 +183,6 @@ def _test_lines(shown: dict[str, Any]) -> list[str]:
         if not fixture["holds"] and fixture["stderr"]:
             lines += [f"      stderr: {line}" for line in fixture["stderr"].rstrip().splitlines()[-5:]]
     if not lines:
-        return [f"{shown['plugin']}: no fixtures; write fixtures/<name>.json, or export one: ductile job export"]
-    good = sum(fixture["holds"] for fixture in shown["fixtures"])
-    return [*lines, f"{shown['plugin']}: {good} of {len(shown['fixtures'])} fixtures hold"]
+        return [f"{shown['plugin']}: no fixtures; write fixtures/NAME.json, or run `ductile job export`"]
+    passed = sum(fixture["holds"] for fixture in shown["fixtures"])
+    return [*lines, f"{shown['plugin']}: {passed} of {len(shown['fixtures'])} fixtures passed"]

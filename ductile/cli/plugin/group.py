@@ -1,4 +1,4 @@
-"""`ductile plugin`: which plugins there are, what they can do, and pausing one. Other actions have their own rooms."""
+"""`ductile plugin`: list, show, lock, pause and resume plugins. The other actions have modules of their own."""
 
 import os
 from collections.abc import Mapping
@@ -9,12 +9,11 @@ import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.click_base import LazyGroup
-from ductile.core.errors import NotFound
+from ductile.core.errors import NotFound, UsageInvalid
 
 COMMAND_MODULES = {
     "add": "plugin.add.add",
     "check": "plugin.devkit.check",
-    "lock": "plugin.lock.lock",
     "new": "plugin.devkit.new",
     "run": "plugin.run.run_plugin",
     "test": "plugin.devkit.test",
@@ -23,7 +22,7 @@ COMMAND_MODULES = {
 
 @click.group("plugin", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """See which plugins there are, make, check, test and run one, pause and resume one."""
+    """List, create, check, test, run and pause plugins."""
 
 
 @group.command("list")
@@ -31,18 +30,18 @@ def group() -> None:
 @options.service
 @options.as_json
 def list_plugins(as_json: bool, **where: Any) -> None:
-    """List every plugin and alias, also those that cannot be used, with the reason; with --api-url those it can run.
+    """List all plugins and aliases with their state. With --api-url, list the loaded plugins of a remote service.
 
     Example: ductile plugin list --json
     """
     if where["api_url"]:
         from ductile.cli.base.connect import client_for
 
-        loaded = client_for(where).ask("GET", "/plugins")["plugins"]
-        rows = [_absent_row(one["name"], "", state="enabled") | one for one in loaded]
+        loaded = client_for(where).request("GET", "/plugins")["plugins"]
+        rows = [_absent_row(entry["name"], "", state="enabled") | entry for entry in loaded]
         output.show({"plugins": rows}, as_json=as_json, human=_list_lines)
         return
-    examination = _examine(options.chosen(where["config_path"], where["config_dir"]))
+    examination = _examine(options.selected_config(where["config_path"], where["config_dir"]))
     failed = _failed_inits(examination)
     rows = [_row(examination, name, plugin, failed) for name, plugin in sorted(examination.found.items())]
     rows += [_rejected_row(rejected) for rejected in examination.discovery.rejected]
@@ -56,30 +55,30 @@ def list_plugins(as_json: bool, **where: Any) -> None:
 @options.config
 @options.as_json
 def show_plugin(name: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Show one plugin: its commands, what it wants configured, its facts, where it is and whether it can be used.
+    """Show a plugin with its commands, configuration keys, facts, path and state.
 
     Example: ductile plugin show echo
     """
-    examination = _examine(options.chosen(config_path, config_dir))
+    examination = _examine(options.selected_config(config_path, config_dir))
     report = _details(examination, name) if name in examination.found else _unusable(examination, name)
     output.show(report, as_json=as_json, human=_show_lines)
 
 
 @group.command("pause")
 @click.argument("name")
-@click.option("--reason", help="Why, for whoever wonders.")
+@click.option("--reason", help="Reason to record and show.")
 @options.config
 @options.service
 @options.dry_run
 @options.as_json
 def pause_plugin(name: str, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Have the running service start no more jobs of a plugin. They are still taken; what runs goes on.
+    """Stop starting queued jobs of a plugin.
 
-    A pause survives restarts.
+    New jobs are still accepted, and running jobs continue. The pause survives restarts.
 
     Example: ductile plugin pause backup --reason "the disk is being replaced"
     """
-    from ductile.cli.queue.pause import pause_lines, post_pause
+    from ductile.cli.queue import pause_lines, post_pause
 
     answer = post_pause("pause", name, where, dry_run=dry_run, reason=reason)
     output.show(answer, as_json=as_json, human=pause_lines)
@@ -92,25 +91,56 @@ def pause_plugin(name: str, reason: str | None, dry_run: bool, as_json: bool, **
 @options.dry_run
 @options.as_json
 def resume_plugin(name: str, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Have the running service start the jobs of a plugin again that was paused.
+    """Start queued jobs of a paused plugin again.
 
     Example: ductile plugin resume backup
     """
-    from ductile.cli.queue.pause import pause_lines, post_pause
+    from ductile.cli.queue import pause_lines, post_pause
 
     output.show(post_pause("resume", name, where, dry_run=dry_run), as_json=as_json, human=pause_lines)
+
+
+@group.command("lock")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Approve every configured plugin.")
+@options.config
+@options.dry_run
+@options.as_json
+def lock(names: tuple[str, ...], everything: bool, dry_run: bool, as_json: bool, **where: Any) -> None:
+    """Approve the current files of plugins and store their fingerprints in the seal.
+
+    The rest of the seal is unchanged. `ductile config lock` seals everything.
+
+    Example: ductile plugin lock backup --dry-run
+    """
+    from datetime import UTC, datetime
+
+    from ductile.config.load.sources import find_config
+    from ductile.config.seal.approve import seal_plugins
+
+    if everything == bool(names):
+        raise UsageInvalid("NAMES or --all is required")
+    root = find_config(options.selected_config(where["config_path"], where["config_dir"]), os.environ).path
+    sealed = seal_plugins(root, None if everything else names, now=datetime.now(UTC), dry_run=dry_run)
+    shown = {"seal": str(sealed.path), "changes": sealed.changes, "dry_run": dry_run}
+    output.show(shown, as_json=as_json, human=_lock_lines)
+
+
+def _lock_lines(shown: dict[str, Any]) -> list[str]:
+    verb = "would change" if shown["dry_run"] else "changed"
+    return [f"{verb} {shown['seal']}", *(f"  {change}" for change in shown["changes"] or ["no changes"])]
 
 
 def _examine(explicit: Path | None) -> Any:
     from ductile.config.checks.doctor import examine
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    return examine(load(find(explicit, os.environ).path))
+    return examine(load(find_config(explicit, os.environ).path))
 
 
 def _failed_inits(examination: Any) -> dict[str, str]:
-    """Whose `init` has failed, as the service last knew; nothing if there is no ledger that says so."""
+    """Return plugin → error for failed `init` commands in the ledger; empty without a ledger."""
     from ductile.core.errors import LedgerError
     from ductile.ledger.storage.open_file import open_reader
     from ductile.ledger.tables.plugin_inits import all_inits
@@ -120,21 +150,21 @@ def _failed_inits(examination: Any) -> dict[str, str]:
         return {}
     try:
         with open_reader(path) as db:
-            return {name: one.error for name, one in all_inits(db).items() if one.error is not None}
+            return {name: init.error for name, init in all_inits(db).items() if init.error is not None}
     except LedgerError:
-        return {}  # what plugins can do is known without it
+        return {}  # the list is useful without it
 
 
 def _state(examination: Any, name: str, failed: Mapping[str, str]) -> tuple[str, str]:
-    """In one word what can be done with a plugin, and why not more; `failed` are those whose `init` did."""
+    """Return the state of a plugin and the reason for it. `failed`: plugin → error of its `init`."""
     entry = examination.config.settings.plugins.get(name)
     if name in examination.unusable:
         return "unusable", examination.unusable[name]
     if entry is None:
-        return "unconfigured", "has no entry under `plugins:`; it can be triggered, not scheduled"
+        return "unconfigured", "has no entry under `plugins:`; it can be triggered but not scheduled"
     if not entry.enabled:
         return "disabled", "enabled: false"
-    return ("unhealthy", f"its init failed: {failed[name]}") if name in failed else ("enabled", "")
+    return ("unhealthy", f"init failed: {failed[name]}") if name in failed else ("enabled", "")
 
 
 def _row(examination: Any, name: str, plugin: Any, failed: Mapping[str, str]) -> dict[str, Any]:
@@ -170,8 +200,8 @@ def _absent_row(name: str, reason: str, *, path: str = "", state: str = "unusabl
 
 def _list_lines(result: dict[str, Any]) -> list[str]:
     if not result["plugins"]:
-        return ["no plugins; put some below one of the plugin_roots"]
-    head = ("NAME", "VERSION", "STATE", "COMMANDS", "ABOUT")
+        return ["no plugins; add them to a directory of plugin_roots"]
+    head = ("NAME", "VERSION", "STATE", "COMMANDS", "DESCRIPTION")
     rows = [
         (
             row["name"],
@@ -190,11 +220,11 @@ def _first_line(text: str) -> str:
 
 
 def _details(examination: Any, name: str) -> dict[str, Any]:
-    from ductile.config.views.show import redacted
+    from ductile.config.views.show import redact_settings
 
     plugin = examination.found[name]
     manifest = plugin.manifest
-    entries = redacted(examination.config.settings, examination.config.mask)["plugins"]
+    entries = redact_settings(examination.config.settings, examination.config.mask)["plugins"]
     return _row(examination, name, plugin, _failed_inits(examination)) | {
         "protocol": manifest.protocol,
         "concurrency_safe": manifest.concurrency_safe,
@@ -231,7 +261,7 @@ def _unusable(examination: Any, name: str) -> dict[str, Any]:
     if name in examination.unusable:
         return _absent_row(name, examination.unusable[name])
     known = ", ".join(sorted(examination.found)) or "none"
-    raise NotFound(f"there is no plugin {name!r}", hint=f"known: {known}")
+    raise NotFound(f"plugin {name!r} does not exist", hint=f"Known plugins: {known}.")
 
 
 def _show_lines(report: dict[str, Any]) -> list[str]:
@@ -249,8 +279,8 @@ def _show_lines(report: dict[str, Any]) -> list[str]:
     lines += [
         f"    {line}" for line in output.table([(c["name"], c["type"], c["description"]) for c in report["commands"]])
     ]
-    for need in ("required", "optional"):
-        if report["config_keys"][need]:
-            lines.append(f"  config, {need}: {', '.join(report['config_keys'][need])}")
+    for kind in ("required", "optional"):
+        if report["config_keys"][kind]:
+            lines.append(f"  {kind} config: {', '.join(report['config_keys'][kind])}")
     lines += [f"  fact: {fact['fact_type']} from {fact['command']}" for fact in report["fact_outputs"]]
     return lines + [f"  warning: {warning}" for warning in report["warnings"]]

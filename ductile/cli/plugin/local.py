@@ -1,4 +1,4 @@
-"""`ductile plugin run --local`: one plugin run here, without a service and without a ledger."""
+"""`ductile plugin run --local`: run a plugin once, without a service and without a ledger."""
 
 import tempfile
 from contextlib import chdir
@@ -10,15 +10,15 @@ from typing import Any
 from ductile.cli.base.json_args import read_json, read_json_file, read_payload
 from ductile.core.errors import UsageInvalid
 from ductile.core.units import parse_duration
-from ductile.devkit.local.harness import bench_for
+from ductile.devkit.local.harness import harness_for
 from ductile.devkit.local.local import LocalRequest, run_locally
-from ductile.devkit.local.report import told
+from ductile.devkit.local.report import run_report
 
-FAULTY_DEADLINE = "3s"
-"""Nobody wants to wait a minute to see what a plugin is that hangs."""
+FAULT_DEADLINE = "3s"
+"""Default deadline with --fault: a simulated hang should end soon."""
 
 
-def run_here(
+def run_local(
     target: str,
     command: str,
     explicit: Path | None,
@@ -31,46 +31,48 @@ def run_here(
     fault: str | None,
     deadline: str | None,
 ) -> dict[str, Any]:
-    """What the plugin did, as plain data."""
+    """Run the plugin and return the report."""
     import trio
 
     from ductile.engine.process.procfs import harden_self
 
-    asked = LocalRequest(
+    request = LocalRequest(
         command=command,
         payload=read_payload(payload, payload_file),
         event=_object(event, "--event"),
         state=_object(state, "--state") or {},
     )
-    if asked.event is not None and (asked.payload is not None or command != "handle"):
-        raise UsageInvalid("--event is for `handle`, and carries the payload itself; other commands take --payload")
-    limit = read_span(deadline or (FAULTY_DEADLINE if fault else None), "--deadline")
+    if request.event is not None and (request.payload is not None or command != "handle"):
+        raise UsageInvalid(
+            "--event requires the command `handle` and includes the payload; other commands use --payload"
+        )
+    limit = parse_positive_duration(deadline or (FAULT_DEADLINE if fault else None), "--deadline")
     with tempfile.TemporaryDirectory(prefix="ductile-local-") as folder:
-        bench = bench_for(target, explicit, config_given(plugin_config), Path(folder))
+        bench = harness_for(target, explicit, parse_plugin_config(plugin_config), Path(folder))
         harden_self()
         attempt = partial(
             run_locally,
             bench.snapshot,
             bench.plugin.name,
-            asked,
+            request,
             deadline=limit,
             fault=fault,
         )
         with chdir(bench.snapshot.config.directory):
             local = trio.run(attempt)
-    return told(local, bench.mask) | {"fault": fault}
+    return run_report(local, bench.mask) | {"fault": fault}
 
 
-def config_given(text: str | None) -> dict[str, Any]:
-    """The object of `--plugin-config`."""
-    given = read_json(text, "--plugin-config") if text is not None else {}
-    if not isinstance(given, dict):
+def parse_plugin_config(text: str | None) -> dict[str, Any]:
+    """Parse the object of `--plugin-config`."""
+    params = read_json(text, "--plugin-config") if text is not None else {}
+    if not isinstance(params, dict):
         raise UsageInvalid("--plugin-config must be a JSON object")
-    return given
+    return params
 
 
-def read_span(text: str | None, flag: str) -> timedelta | None:
-    """The duration that a flag was given."""
+def parse_positive_duration(text: str | None, flag: str) -> timedelta | None:
+    """Parse the duration of a flag; None if it is not given."""
     if text is None:
         return None
     try:
@@ -78,7 +80,7 @@ def read_span(text: str | None, flag: str) -> timedelta | None:
     except ValueError as error:
         raise UsageInvalid(f"{flag}: {error}") from error
     if span <= timedelta():
-        raise UsageInvalid(f"{flag}: {text} is no time at all")
+        raise UsageInvalid(f"{flag}: {text} is not positive")
     return span
 
 
@@ -87,12 +89,12 @@ def _object(path: Path | None, flag: str) -> dict[str, Any] | None:
         return None
     content = read_json_file(path)
     if not isinstance(content, dict):
-        raise UsageInvalid(f"{flag} {path}: must hold a JSON object")
+        raise UsageInvalid(f"{flag} {path}: must contain a JSON object")
     return content
 
 
-def lines(shown: dict[str, Any]) -> list[str]:
-    """The run for people: request, answer, verdict, consequences."""
+def run_lines(shown: dict[str, Any]) -> list[str]:
+    """Format the run: request, response, verdict, consequences."""
     title = f"{shown['plugin']}.{shown['command']}, local" + (f", fault {shown['fault']}" if shown["fault"] else "")
     printed = [title, "  request", *_json_lines(shown["request"]), "  response", *_json_lines(shown["response"])]
     if shown["stderr"]:
@@ -101,7 +103,7 @@ def lines(shown: dict[str, Any]) -> list[str]:
     printed.append(f"  verdict: {shown['verdict']}" + (f": {shown['error']}" if shown["error"] else ""))
     if retry := shown["retry"]:
         delays = ", ".join(f"{seconds:g}s" for seconds in retry["backoff_seconds"])
-        again = f"attempt {retry['attempt']} of {retry['max_attempts']}; the next after {retry['in_seconds']:g}s"
+        again = f"attempt {retry['attempt']} of {retry['max_attempts']}; next in {retry['in_seconds']:g}s"
         printed.append(f"  retry: {again} (delays: {delays})")
     printed += [f"  warning: {warning}" for warning in shown["warnings"]]
     return printed + [f"  would {line}" for line in _consequences(shown["would"])]
@@ -115,9 +117,9 @@ def _json_lines(content: Any) -> list[str]:
 
 def _process(shown: dict[str, Any]) -> str:
     if not shown["started"]:
-        return "never started"
+        return "not started"
     ended = f"signal {shown['signal']}" if shown["signal"] is not None else f"exit code {shown['exit_code']}"
-    left = f", left {shown['left_processes']} processes behind" if shown["left_processes"] else ""
+    left = f", left {shown['left_processes']} processes running" if shown["left_processes"] else ""
     return f"{ended}, {shown['ending']}, {shown['duration_ms']} ms{left}"
 
 
@@ -126,11 +128,11 @@ def _consequences(would: dict[str, Any]) -> list[str]:
         return f" as {job['pipeline']}/{job['step_id']}" if job["step_id"] else ""
 
     jobs = [f"enqueue {job['plugin']}.{job['command']}{place(job)}" for job in would["jobs"]]
-    facts = [f"keep the fact {fact['fact_type']}" for fact in would["facts"]]
+    facts = [f"store the fact {fact['fact_type']}" for fact in would["facts"]]
     state = [f"merge into the state: {', '.join(would['state_updates'])}"] if would["state_updates"] else []
-    return [*jobs, *facts, *state, *(f"note {note['kind']}" for note in would["notes"])] or ["change nothing"]
+    return [*jobs, *facts, *state, *(f"record {note['kind']}" for note in would["notes"])] or ["change nothing"]
 
 
 def exit_code(shown: dict[str, Any]) -> int:
-    """0 if a service would call it a success."""
+    """Return 0 if the service would record a success, otherwise 1."""
     return 0 if shown["verdict"] == "succeeded" else 1

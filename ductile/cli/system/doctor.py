@@ -1,4 +1,4 @@
-"""`ductile system doctor`: what is wrong around the service, and putting right what is safe to put right."""
+"""`ductile system doctor`: find problems with the installation and perform safe repairs."""
 
 from pathlib import Path
 from typing import Any
@@ -7,48 +7,48 @@ import click
 
 from ductile.cli.base import options, output
 
-HEADLINES = {True: "Doctor: nothing keeps the service from working", False: "Doctor: there are problems"}
+HEADLINES = {True: "Doctor: no problems found", False: "Doctor: problems found"}
 
 
 @click.command("doctor")
-@click.option("--fix", is_flag=True, help="Perform the repairs that are named; each one is told.")
-@click.option("--no-health", is_flag=True, help="Do not run the plugins' `health` commands.")
+@click.option("--fix", is_flag=True, help="Perform the safe repairs and report each one.")
+@click.option("--no-health", is_flag=True, help="Do not run the `health` commands of plugins.")
 @options.config
 @options.dry_run
 @options.as_json
 def doctor(
     fix: bool, no_health: bool, dry_run: bool, config_path: Path | None, config_dir: Path | None, as_json: bool
 ) -> int:
-    """Look at everything around the service and name what is wrong and its repair. Exit 1 while there is a problem.
+    """Find problems with the installation and suggest repairs. Exit 1 while problems remain.
 
-    --fix performs only safe repairs: modes, interrupted edits, leftovers of crashes, the ledger's log and free pages;
-    those on the ledger while the service does not run. With --dry-run it says what it would do. It never seals.
+    --fix performs safe repairs only: file modes, interrupted edits, leftovers of crashes, and the log and free pages of
+    the ledger (only while the service is stopped). With --dry-run it shows the repairs. It never seals files.
 
     Example: ductile system doctor --fix --dry-run
     """
     from datetime import UTC, datetime
 
-    from ductile.ops.doctor import Outcome, Treated, look, treat
+    from ductile.ops.doctor import RepairOutcome, RepairResult, diagnose, repair
 
-    seen = look(options.chosen(config_path, config_dir), with_health=not no_health)
+    seen = diagnose(options.selected_config(config_path, config_dir), with_health=not no_health)
     if fix:
-        treated = treat(seen, now=datetime.now(UTC), dry_run=dry_run)
+        results = repair(seen, now=datetime.now(UTC), dry_run=dry_run)
     else:
-        treated = [Treated(finding, Outcome.FOUND) for finding in seen.found]
+        results = [RepairResult(finding, RepairOutcome.FOUND) for finding in seen.findings]
     report = {
-        "healthy": not any(one.is_open for one in treated),
+        "healthy": not any(result.is_open for result in results),
         "service_running": seen.is_running,
         "findings": [
             {
-                "name": one.finding.name,
-                "severity": one.finding.severity,
-                "detail": one.finding.detail,
-                "repair": one.finding.repair,
-                "advice": one.finding.advice,
-                "outcome": one.outcome,
-                "reason": one.reason or None,
+                "name": result.finding.name,
+                "severity": result.finding.severity,
+                "detail": result.finding.detail,
+                "repair": result.finding.repair,
+                "advice": result.finding.advice,
+                "outcome": result.outcome,
+                "reason": result.reason or None,
             }
-            for one in treated
+            for result in results
         ],
         "dry_run": dry_run,
     }
@@ -58,10 +58,10 @@ def doctor(
 
 def _lines(report: dict[str, Any]) -> list[str]:
     lines = [HEADLINES[report["healthy"]]]
-    for one in report["findings"]:
-        lines.append(f"  {one['severity']}: {one['name']}: {one['detail']}")
-        reason = f" ({one['reason']})" if one["reason"] else ""
-        repair = f"{one['repair']}: " if one["repair"] else ""
-        outcome = "" if one["outcome"] == "found" else f"{one['outcome'].replace('_', ' ')}{reason}: "
-        lines.append(f"    {outcome}{repair}{one['advice']}")
-    return lines if report["findings"] else [*lines, "  nothing found"]
+    for finding in report["findings"]:
+        lines.append(f"  {finding['severity']}: {finding['name']}: {finding['detail']}")
+        reason = f" ({finding['reason']})" if finding["reason"] else ""
+        repair = f"{finding['repair']}: " if finding["repair"] else ""
+        outcome = "" if finding["outcome"] == "found" else f"{finding['outcome'].replace('_', ' ')}{reason}: "
+        lines.append(f"    {outcome}{repair}{finding['advice']}")
+    return lines if report["findings"] else [*lines, "  no findings"]

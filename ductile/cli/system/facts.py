@@ -1,4 +1,4 @@
-"""`ductile system plugin-facts` and `scheduler`: what plugins observed, and what schedules keep busy."""
+"""`ductile system plugin-facts` and `scheduler`: facts of plugins, and open jobs of schedules."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from ductile.cli.base import options, output
 @click.command("plugin-facts")
 @click.argument("plugin")
 @click.option("--fact-type", help="Only facts of this type.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many, newest first.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of facts.")
 @options.config
 @options.as_json
 def plugin_facts(plugin: str, fact_type: str | None, limit: int, as_json: bool, **where: Any) -> None:
-    """Show what a plugin observed, newest first. Reads the ledger, so it works while the service does not run.
+    """Show the facts of a plugin, newest first. Works while the service is stopped.
 
     Example: ductile system plugin-facts backup --limit 5
     """
@@ -25,7 +25,7 @@ def plugin_facts(plugin: str, fact_type: str | None, limit: int, as_json: bool, 
 def _facts(plugin: str, fact_type: str | None, limit: int, where: dict[str, Any]) -> dict[str, Any]:
     from ductile.cli.base.connect import ledger_for
     from ductile.core.clock import to_text
-    from ductile.core.formats.stored_json import kept_value
+    from ductile.core.formats.stored_json import load_stored
     from ductile.ledger.storage.open_file import open_reader
     from ductile.ledger.tables import facts
 
@@ -43,7 +43,7 @@ def _facts(plugin: str, fact_type: str | None, limit: int, where: dict[str, Any]
             "fact_type": fact.fact_type,
             "job_id": fact.job_id,
             "command": fact.command,
-            "fact": kept_value(fact.fact_json),
+            "fact": load_stored(fact.fact_json),
             "created_at": to_text(fact.created_at),
         }
         for fact in found
@@ -52,24 +52,26 @@ def _facts(plugin: str, fact_type: str | None, limit: int, where: dict[str, Any]
 
 
 def _require_known(plugin: str, where: dict[str, Any]) -> None:
-    """NotFound for a plugin that is neither configured nor found; one that only has no facts is no mistake."""
-    from ductile.cli.schedule.facts import snapshot_of
+    """Raise NotFound for a plugin that is neither configured nor installed."""
+    from ductile.cli.base.connect import load_snapshot
     from ductile.core.errors import NotFound, did_you_mean
 
-    snapshot = snapshot_of(options.chosen(where["config_path"], where["config_dir"]))
-    known = {*snapshot.lanes, *snapshot.unavailable}
+    snapshot = load_snapshot(options.selected_config(where["config_path"], where["config_dir"]))
+    known = {*snapshot.plugins, *snapshot.unavailable}
     if plugin not in known:
-        raise NotFound(f"there is no plugin {plugin!r}{did_you_mean(plugin, known)}", hint="see `ductile plugin list`")
+        raise NotFound(
+            f"plugin {plugin!r} does not exist{did_you_mean(plugin, known)}", hint="Run `ductile plugin list`."
+        )
 
 
 def _fact_lines(view: dict[str, Any]) -> list[str]:
     import json
 
-    from ductile.core.format_time import told
+    from ductile.core.format_time import format_when
 
     rows = [
         (
-            told(fact["created_at"]),
+            format_when(fact["created_at"]),
             fact["fact_type"],
             fact["job_id"] or "-",
             json.dumps(fact["fact"], ensure_ascii=False),
@@ -80,37 +82,43 @@ def _fact_lines(view: dict[str, Any]) -> list[str]:
 
 
 @click.command("scheduler")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs.")
 @options.config
 @options.as_json
 def scheduler(limit: int, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Show the jobs that schedules asked for and that still wait or run. `ductile schedule list` has the schedules.
+    """Show the queued and running jobs of schedules. `ductile schedule list` shows the schedules.
 
-    Reads the ledger, so it works while the service does not run.
+    Reads the ledger, so it works while the service is stopped.
 
     Example: ductile system scheduler --json
     """
     import os
 
-    from ductile.config.load.ledger_path import ledger_of, service_name
-    from ductile.config.load.sources import find
-    from ductile.ledger.reports import recent
+    from ductile.config.load.ledger_path import find_ledger, read_service_name
+    from ductile.config.load.sources import find_config
+    from ductile.ledger.reports import job_stats
     from ductile.ledger.storage.open_file import open_reader
 
-    root = find(options.chosen(config_path, config_dir), os.environ).path
-    ledger, name = ledger_of(root, os.environ), service_name(root, os.environ)
+    root = find_config(options.selected_config(config_path, config_dir), os.environ).path
+    ledger, name = find_ledger(root, os.environ), read_service_name(root, os.environ)
     found: list[dict[str, Any]] = []
     if ledger.exists():
         with open_reader(ledger) as db:
-            found = recent.active_polls(db, limit)
+            found = job_stats.active_polls(db, limit)
     output.show({"service_name": name, "count": len(found), "active_polls": found}, as_json=as_json, human=_poll_lines)
 
 
 def _poll_lines(view: dict[str, Any]) -> list[str]:
-    from ductile.core.format_time import told
+    from ductile.core.format_time import format_when
 
     rows = [
-        (one["status"], f"{one['plugin']}.{one['command']}", one["schedule_id"], told(one["created_at"]), one["job_id"])
-        for one in view["active_polls"]
+        (
+            job["status"],
+            f"{job['plugin']}.{job['command']}",
+            job["schedule_id"],
+            format_when(job["created_at"]),
+            job["job_id"],
+        )
+        for job in view["active_polls"]
     ]
-    return output.table(rows) or ["no job of a schedule waits or runs"]
+    return output.table(rows) or ["no queued or running jobs of schedules"]

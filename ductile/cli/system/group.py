@@ -1,4 +1,7 @@
-"""`ductile system`: run the service and see how it is."""
+"""`ductile system`: run and reload the service, show its tasks and breakers.
+
+The other actions have modules of their own.
+"""
 
 import gc
 import os
@@ -10,25 +13,23 @@ import click
 from ductile.cli.base import options, output
 from ductile.cli.base.click_base import LazyGroup
 from ductile.cli.base.terminal import state
-from ductile.core.errors import Complaint, DuctileError
+from ductile.core.errors import Complaint, DuctileError, UsageInvalid
 
 DEFAULT_GARBAGE_THRESHOLD = 700
-"""Python's own default, which `ductile.__main__` raises for short commands."""
+"""The default of Python, which `ductile.__main__` raises for short commands."""
 
-NOT_SEALED = "is not in the seal; `ductile config plugin set` makes an entry for it, and seals it"
+NOT_SEALED = "not sealed; run `ductile config plugin set` to configure and seal it"
 
 COMMAND_MODULES = {
     "backup": "system.backup.backup",
     "describe": "agents.describe.describe",
     "doctor": "system.doctor.doctor",
     "plugin-facts": "system.facts.plugin_facts",
-    "restart": "system.supervision.restart",
     "restore": "system.backup.restore",
     "scheduler": "system.facts.scheduler",
-    "selfcheck": "system.selfcheck.selfcheck",
+    "selfcheck": "system.status.selfcheck",
     "skills": "agents.skills.skills",
     "status": "system.status.status",
-    "stop": "system.supervision.stop",
     "storage": "system.storage.storage",
     "watch": "system.watch.watch",
 }
@@ -36,7 +37,7 @@ COMMAND_MODULES = {
 
 @click.group("system", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """Run the service and see how it is."""
+    """Run, monitor, back up and repair the service."""
 
 
 @group.command("start")
@@ -44,52 +45,52 @@ def group() -> None:
 @options.dry_run
 @options.as_json
 def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_json: bool) -> int:
-    """Run the service in the foreground until Ctrl-C or SIGTERM; log lines go to stdout.
+    """Run the service in the foreground until Ctrl-C or SIGTERM. Log lines go to stdout.
 
-    The first signal lets running jobs finish (service.drain_timeout), a second one ends at once.
-    With --json every line on stdout is one JSON object, whatever service.log_format says; if it fails, the last one
-    is the error. --dry-run only looks for what would keep it from starting: configuration, lock, ledger, addresses.
+    The first signal lets running jobs finish (service.drain_timeout); a second one stops immediately. With --json,
+    every line on stdout is a JSON object regardless of service.log_format, and after a failure the last one is the
+    error. --dry-run checks the configuration, the lock, the ledger and the addresses without starting.
 
     Example: ductile system start --config ./my-config
     """
     try:
-        _start(options.chosen(config_path, config_dir), dry_run=dry_run, as_json=as_json)
+        _start(options.selected_config(config_path, config_dir), dry_run=dry_run, as_json=as_json)
     except (DuctileError, BaseExceptionGroup) as error:
         if dry_run or not as_json:
             raise
-        return output.fail_in_a_line(error)
+        return output.fail_on_one_line(error)
     return 0
 
 
 def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
     from ductile import runtime
-    from ductile.config.load.sources import find
+    from ductile.config.load.sources import find_config
 
-    found = find(chosen, os.environ)
+    found = find_config(chosen, os.environ)
     if dry_run:
-        output.show(runtime.rehearse(found.path), as_json=as_json, human=_rehearsal_lines)
+        output.show(runtime.check_start(found.path), as_json=as_json, human=_dry_run_lines)
     else:
         log_format = "json" if as_json else None
-        runtime.run(found.path, origin=found.origin, announce=_tell_ready, log_format=log_format)
+        runtime.run(found.path, origin=found.origin, announce=_announce_ready, log_format=log_format)
 
 
-def _rehearsal_lines(plan: dict[str, Any]) -> list[str]:
-    usable = "{plugins} plugins, the ledger {ledger} and the addresses are usable: the service would start"
+def _dry_run_lines(plan: dict[str, Any]) -> list[str]:
+    usable = "ready to start: {plugins} plugins, ledger {ledger}, addresses available"
     return [usable.format_map(plan), *finding_lines(plan)]
 
 
 def finding_lines(report: dict[str, Any]) -> list[str]:
-    """What the service does without, each error with its place, and how much more there is to look at."""
-    errors, warnings = report.get("errors", []), report.get("warnings", [])  # an older service does not tell
+    """Format the errors of a configuration report and the number of warnings."""
+    errors, warnings = report.get("errors", []), report.get("warnings", [])  # an older service does not send them
     if not errors and not warnings:
         return []
-    lines = [f"  error: {Complaint.of(one)}" for one in errors]
-    counts = f"{output.counted(len(errors), 'error')}, {output.counted(len(warnings), 'warning')}"
-    return [*lines, f"  {counts}; see `ductile config check`"]
+    lines = [f"  error: {Complaint.of(complaint)}" for complaint in errors]
+    counts = f"{output.format_count(len(errors), 'error')}, {output.format_count(len(warnings), 'warning')}"
+    return [*lines, f"  {counts}; run `ductile config check`"]
 
 
-def _tell_ready(text: str) -> None:
-    gc.freeze()  # imported modules stay until the process ends: collections need not visit them
+def _announce_ready(text: str) -> None:
+    gc.freeze()  # imported modules live until the process ends, so collections can skip them
     gc.set_threshold(DEFAULT_GARBAGE_THRESHOLD)
     output.note(text)
 
@@ -107,21 +108,21 @@ def reload(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Have the running service use the configuration as it is on disk now, and say what changed.
+    """Reload the configuration from disk and show what changed.
 
-    A configuration that cannot be used changes nothing. Running jobs and open connections go on.
+    An invalid configuration is refused and changes nothing. Running jobs and open connections continue.
 
     Example: ductile system reload --dry-run
     """
     from ductile.cli.base.connect import client
 
-    running = client(options.chosen(config_path, config_dir), api_url, api_key)
-    answer = running.ask("POST", f"/system/reload?dry_run={'true' if dry_run else 'false'}")
+    service = client(options.selected_config(config_path, config_dir), api_url, api_key)
+    answer = service.request("POST", f"/system/reload?dry_run={'true' if dry_run else 'false'}")
     output.show(answer, as_json=as_json, human=reload_lines)
 
 
 def reload_lines(answer: dict[str, Any]) -> list[str]:
-    """What a reload changed or would change, for people."""
+    """Format what a reload changed or would change."""
     lines = [f"{answer['status']}: {answer['message']}"]
     changes = dict(answer["changes"])
     settings, unavailable, unsealed = (changes.pop(name, ()) for name in ("settings", "unavailable", "unsealed"))
@@ -135,8 +136,8 @@ def reload_lines(answer: dict[str, Any]) -> list[str]:
     rows += [("!", "plugins", name, reason) for name, reason in unavailable.items()]
     lines += [f"  {line}" for line in output.table(rows)]
     lines += _next_run_lines(answer["next_runs"])
-    ended = "would end" if answer["status"] == "planned" else "ended"
-    lines += [f"  {count} waiting jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
+    ended = "would be cancelled" if answer["status"] == "planned" else "cancelled"
+    lines += [f"  {count} queued jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
     return [*lines, *finding_lines(answer)]
 
 
@@ -155,20 +156,20 @@ def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
 def tasks(
     config_path: Path | None, config_dir: Path | None, api_url: str | None, api_key: str | None, as_json: bool
 ) -> None:
-    """Show the tree of tasks that run in the service.
+    """Show the task tree of the running service.
 
-    Each running job has a task of its own below the dispatcher, with one task for each of its pipes.
+    Each running job is a task below the dispatcher, with one child task per pipe.
 
     Example: ductile system tasks
     """
     from ductile.cli.base.connect import client
 
-    running = client(options.chosen(config_path, config_dir), api_url, api_key)
-    output.show(running.ask("GET", "/system/tasks"), as_json=as_json, human=task_lines)
+    service = client(options.selected_config(config_path, config_dir), api_url, api_key)
+    output.show(service.request("GET", "/system/tasks"), as_json=as_json, human=task_lines)
 
 
 def task_lines(task: dict[str, Any]) -> list[str]:
-    """Draw the task and everything below it."""
+    """Draw the task and its children as a tree."""
     lines = [task["name"]]
     for child in task["tasks"]:
         is_last = child is task["tasks"][-1]
@@ -180,56 +181,64 @@ def task_lines(task: dict[str, Any]) -> list[str]:
 
 @group.command("breaker")
 @click.argument("plugin")
-@click.option("--command", "command", help="Only that of this command.")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How much of its history.")
+@click.option("--command", "command", help="Only the breaker of this command.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Number of past transitions.")
 @options.config
 @options.as_json
 def show_breakers(
     plugin: str, command: str | None, limit: int, config_path: Path | None, config_dir: Path | None, as_json: bool
 ) -> None:
-    """Show the circuit breakers of a plugin, one per command: their state and how they came to it, newest first.
+    """Show the circuit breakers of a plugin, one per command, with their transitions, newest first.
 
-    While the service does not run, the configuration and the ledger tell the same.
+    Reads the configuration and the ledger while the service is stopped.
 
     Example: ductile system breaker backup
     """
     from urllib.parse import quote
 
-    from ductile.cli.base.connect import running
+    from ductile.cli.base.connect import running_client
 
-    explicit = options.chosen(config_path, config_dir)
-    if service := running(explicit):
+    explicit = options.selected_config(config_path, config_dir)
+    if service := running_client(explicit):
         only = f"&command={quote(command, safe='')}" if command else ""
-        view = service.ask("GET", f"/breaker/{quote(plugin, safe='')}?limit={limit}{only}")
+        view = service.request("GET", f"/breaker/{quote(plugin, safe='')}?limit={limit}{only}")
     else:
         view = _breakers_in_ledger(explicit, plugin, command, limit)
     output.show(view, as_json=as_json, human=_breaker_lines)
 
 
 def _breakers_in_ledger(explicit: Path | None, plugin: str, command: str | None, limit: int) -> dict[str, Any]:
-    from ductile.cli.schedule.facts import read_ledger, snapshot_of
+    from ductile.cli.base.connect import load_snapshot, read_ledger
     from ductile.web.views.schedules import breakers_view
 
-    snapshot = snapshot_of(explicit)
+    snapshot = load_snapshot(explicit)
     view = read_ledger(snapshot, breakers_view, snapshot, plugin, command, transitions=limit)
-    return {"plugin": snapshot.lane(plugin).name, "breakers": []} if view is None else view
+    return {"plugin": snapshot.plugin(plugin).name, "breakers": []} if view is None else view
 
 
 def _breaker_lines(view: dict[str, Any]) -> list[str]:
     if not view["breakers"]:
-        return [f"{view['plugin']}: no breaker has counted anything yet"]
-    from ductile.core.format_time import told
+        return [f"{view['plugin']}: no breakers"]
+    from ductile.core.format_time import format_when
 
     lines = []
-    for one in view["breakers"]:
-        lines.append(f"{view['plugin']}.{one['command']}: {state(one['state'])}, failures {one['failure_count']}")
+    for breaker in view["breakers"]:
+        lines.append(
+            f"{view['plugin']}.{breaker['command']}: {state(breaker['state'])}, failures {breaker['failure_count']}"
+        )
         lines += [
-            f"  {name}: {told(one[name])}" for name in ("opened_at", "probe_from", "last_failure_at") if name in one
+            f"  {name}: {format_when(breaker[name])}"
+            for name in ("opened_at", "probe_from", "last_failure_at")
+            if name in breaker
         ]
-        lines += [f"  {name}: {one[name]}" for name in ("probe_job_id", "last_job_id") if name in one]
+        lines += [f"  {name}: {breaker[name]}" for name in ("probe_job_id", "last_job_id") if name in breaker]
         rows = [
-            (told(change["created_at"]), f"{change['from_state']} → {change['to_state']}", change["reason"] or "")
-            for change in one["transitions"]
+            (
+                format_when(change["created_at"]),
+                f"{change['from_state']} → {change['to_state']}",
+                change["reason"] or "",
+            )
+            for change in breaker["transitions"]
         ]
         lines += [f"  {line}" for line in output.table(rows)]
     return lines
@@ -252,9 +261,9 @@ def reset_breakers(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Have the running service close the breakers of a plugin, or that of one COMMAND, and forget their failures.
+    """Close the circuit breakers of a plugin, or the breaker of one COMMAND, and reset their failure counts.
 
-    What a breaker held fires at once. A probe that runs goes on as an ordinary job.
+    Jobs that the breaker blocked start immediately. A running probe continues as an ordinary job.
 
     Example: ductile system reset backup poll
     """
@@ -263,14 +272,35 @@ def reset_breakers(
     from ductile.cli.base.connect import client
 
     query = {"dry_run": "true" if dry_run else "false"} | ({"command": command} if command is not None else {})
-    running = client(options.chosen(config_path, config_dir), api_url, api_key)
-    answer = running.ask("POST", f"/breaker/{quote(plugin, safe='')}/reset?{urlencode(query)}")
+    service = client(options.selected_config(config_path, config_dir), api_url, api_key)
+    answer = service.request("POST", f"/breaker/{quote(plugin, safe='')}/reset?{urlencode(query)}")
     output.show(answer, as_json=as_json, human=_reset_lines)
 
 
 def _reset_lines(answer: dict[str, Any]) -> list[str]:
     verb = "would close" if answer["dry_run"] else "closed"
     return [
-        f"{verb} {answer['plugin']}.{one['command']} (was {one['previous_state']}, failures {one['failure_count']})"
-        for one in answer["reset"]
+        f"{verb} {answer['plugin']}.{breaker['command']}"
+        f" (was {breaker['previous_state']}, failures {breaker['failure_count']})"
+        for breaker in answer["reset"]
     ] or [f"{answer['plugin']}: nothing to reset"]
+
+
+# ── left to the process supervisor ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _add_refusal(action: str) -> None:
+    """Add a hidden command that names the process supervisor."""
+
+    @group.command(action, hidden=True, context_settings={"ignore_unknown_options": True})
+    @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+    def refuse(rest: tuple[str, ...]) -> None:
+        raise UsageInvalid(
+            f"`ductile system {action}` does not exist: the process supervisor {action}s the service",
+            hint=f"Run `systemctl {action} ductile` or `docker {action} ductile`, or press Ctrl-C in its terminal. "
+            "A changed configuration needs no restart: run `ductile system reload`.",
+        )
+
+
+_add_refusal("stop")
+_add_refusal("restart")

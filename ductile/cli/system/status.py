@@ -1,4 +1,4 @@
-"""`ductile system status`: is everything well? The configuration, the ledger, the service, the queue, the plugins."""
+"""`ductile system status` and `selfcheck`: check the configuration, the ledger, the service and the plugins."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,36 +17,36 @@ LAST_RUNS = 5
 
 
 @click.command("status")
-@click.option("--no-health", is_flag=True, help="Do not run the plugins' `health` commands.")
+@click.option("--no-health", is_flag=True, help="Do not run the `health` commands of plugins.")
 @options.config
 @options.as_json
 def status(no_health: bool, config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
-    """Say whether the service runs, and whether the configuration, the ledger, the service and the plugins are well.
+    """Show whether the service is running, and check the configuration, the ledger and the plugins.
 
-    Exit 0 if nothing that was looked at is wrong, 1 if something is. A service that does not run is nothing wrong: the
-    first line says NOT RUNNING then, and with --json `running` is false. Each plugin that declares `health` is asked,
-    all at once, for at most 10 s. That leaves no trace in the ledger.
+    Exit 0 if all checks pass, otherwise 1. A stopped service is not a failure: the first line has NOT RUNNING, and with
+    --json `running` is false. The `health` commands of all plugins run in parallel, for at most 10 s, and are not
+    recorded.
 
     Example: ductile system status --json
     """
-    report = _report(options.chosen(config_path, config_dir), with_health=not no_health)
+    report = _report(options.selected_config(config_path, config_dir), with_health=not no_health)
     output.show(report, as_json=as_json, human=_lines)
     return 0 if report["healthy"] else 1
 
 
 class Checks:
-    """What was looked at so far; names are stable."""
+    """The results of checks. Their names are stable."""
 
     def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
 
-    def note(self, name: str, ok: bool, detail: str = "", **more: Any) -> bool:
-        self.made.append({"name": name, "ok": ok, "detail": detail, **more})
+    def add(self, name: str, ok: bool, detail: str = "", **more: Any) -> bool:
+        self.results.append({"name": name, "ok": ok, "detail": detail, **more})
         return ok
 
     @property
-    def are_well(self) -> bool:
-        return all(check["ok"] for check in self.made)
+    def all_passed(self) -> bool:
+        return all(check["ok"] for check in self.results)
 
 
 def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
@@ -61,158 +61,166 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
     }
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
         report["running"] = is_running = check_lock(checks, ledger)
-        report["service"] = _ask_service(checks, ledger) if is_running else None
-        # A service that answers has told what it thinks of the configuration; it alone knows its own environment.
+        report["service"] = _request_health(checks, ledger) if is_running else None
+        # A service that answers has validated the configuration itself; only it knows its environment.
         snapshot = None if report["service"] else load_config(checks, root)
         report |= _ledger_facts(checks, ledger, is_running=is_running)
         if with_health and report["service"]:
             snapshot = _loaded_for_health(checks, root)
         if with_health and snapshot is not None:
             report["plugins"] = _plugin_health(checks, snapshot, ledger)
-    return {"healthy": checks.are_well, "checks": checks.made, **report}
+    return {"healthy": checks.all_passed, "checks": checks.results, **report}
 
 
 def find_config(checks: Checks, explicit: Path | None) -> Path | None:
-    """The configuration file, if there is one."""
-    from ductile.config.load.sources import find
+    """Return the configuration file, if it exists."""
+    from ductile.config.load.sources import find_config
 
     try:
-        found = find(explicit, os.environ)
+        found = find_config(explicit, os.environ)
     except DuctileError as error:
-        checks.note("config_discovery", False, _first_line(error))
+        checks.add("config_discovery", False, _first_line(error))
         return None
-    checks.note("config_discovery", found.path.exists(), found.origin, path=str(found.path))
+    checks.add("config_discovery", found.path.exists(), found.origin, path=str(found.path))
     return found.path if found.path.exists() else None
 
 
 def find_ledger(checks: Checks, root: Path) -> Path | None:
-    """Where the ledger is; a configuration that does not even say that cannot be loaded."""
-    from ductile.config.load.ledger_path import ledger_of
+    """Return the path of the ledger; None if the configuration cannot be loaded."""
+    from ductile.config.load.ledger_path import find_ledger
 
     try:
-        return ledger_of(root, os.environ)
+        return find_ledger(root, os.environ)
     except DuctileError as error:
-        checks.note("config_load", False, _first_line(error))
+        checks.add("config_load", False, _first_line(error))
         return None
 
 
 def load_config(checks: Checks, root: Path) -> "Snapshot | None":
-    """The configuration as a service that starts now would use it."""
+    """Load the configuration as a service that starts now would use it."""
     from ductile.config.checks.doctor import examine
     from ductile.config.load.load import load
-    from ductile.config.snapshot import take_snapshot
+    from ductile.config.snapshot import build_snapshot
 
     try:
         examination = examine(load(root))
     except DuctileError as error:
-        checks.note("config_load", False, _first_line(error))
+        checks.add("config_load", False, _first_line(error))
         return None
     errors = [str(complaint) for complaint in examination.report.errors]
     _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
-    return take_snapshot(examination, os.environ)
+    return build_snapshot(examination, os.environ)
 
 
 def _note_config(checks: Checks, errors: Sequence[str], detail: str) -> None:
-    checks.note("config_load", not errors, errors[0] if errors else detail)
+    checks.add("config_load", not errors, errors[0] if errors else detail)
 
 
 def _loaded_for_health(checks: Checks, root: Path) -> "Snapshot | None":
-    """The configuration on disk, of which the service has said how it is."""
+    """Load the configuration for the health commands; the service has already checked it."""
     here = Checks()
     snapshot = load_config(here, root)
     if snapshot is None:
-        checks.note("plugin_health", False, f"cannot be asked: {here.made[0]['detail']}")
+        checks.add("plugin_health", False, f"health commands cannot run: {here.results[0]['detail']}")
     return snapshot
 
 
 def check_lock(checks: Checks, ledger: Path) -> bool:
-    """True while a service runs, which is as well as one that does not."""
-    from ductile.core.instance.lock import LOCK_NAME, holder, is_held
+    """Return whether a service is running. Both states pass the check."""
+    from ductile.core.instance.lock import LOCK_NAME, is_locked, read_holder
 
-    is_running = is_held(ledger.parent / LOCK_NAME)
-    pid, since = holder(ledger.parent / LOCK_NAME)
+    is_running = is_locked(ledger.parent / LOCK_NAME)
+    pid, since = read_holder(ledger.parent / LOCK_NAME)
     detail = f"held by process {pid} since {since}" if is_running else "free: the service is not running"
-    checks.note("pid_lock", True, detail, active_pid=pid if is_running else None)
+    checks.add("pid_lock", True, detail, active_pid=pid if is_running else None)
     return is_running
 
 
-def _ask_service(checks: Checks, ledger: Path) -> dict[str, Any] | None:
-    """What the running service says of itself, and of the configuration on disk; None if it does not answer."""
+def _request_health(checks: Checks, ledger: Path) -> dict[str, Any] | None:
+    """Request the health of the service and its validation of the configuration; None if it does not answer."""
     from ductile.cli.base.client import Client
     from ductile.web.server.listeners import local_socket_path
 
     client = Client(local_socket_path(ledger.parent))
     try:
-        service = client.ask("GET", "/healthz")
+        service = client.request("GET", "/healthz")
     except DuctileError as error:
-        checks.note("service", False, str(error))
+        checks.add("service", False, str(error))
         return None
-    checks.note("service", service["status"] == "ok", service["status"])
+    checks.add("service", service["status"] == "ok", service["status"])
     try:
-        planned = client.ask("POST", "/system/reload?dry_run=true")
+        planned = client.request("POST", "/system/reload?dry_run=true")
     except DuctileError as error:
-        # The service is well with what it has; what is on disk waits.
-        checks.note("config_load", error.code == RestartNeeded.code, _first_line(error))
+        # RestartNeeded is not a failure: the service runs with its current configuration.
+        checks.add("config_load", error.code == RestartNeeded.code, _first_line(error))
     else:
-        errors = [str(Complaint.of(error)) for error in planned.get("errors", ())]  # an older service does not tell
-        _note_config(checks, errors, "the service can use what is on disk")
+        errors = [
+            str(Complaint.of(error)) for error in planned.get("errors", ())
+        ]  # an older service does not send them
+        _note_config(checks, errors, "the service can load the files on disk")
     return service
 
 
 def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, Any]:
     from ductile.core.clock import to_text
     from ductile.core.model import BreakerState
-    from ductile.explain.waiting import orphaned_words
-    from ductile.ledger.reports import queue_status, recent
+    from ductile.explain.waiting import orphaned_message
+    from ductile.ledger.reports import job_stats, queue_status
     from ductile.ledger.storage.open_file import open_reader
-    from ductile.ledger.storage.path_checks import is_made
+    from ductile.ledger.storage.path_checks import ledger_exists
     from ductile.ledger.tables import breakers, plugin_inits
 
     try:
-        if not is_made(path):
-            checks.note("state_db", True, "not made yet: the first start makes it", path=str(path))
+        if not ledger_exists(path):
+            checks.add("state_db", True, "not created yet; the first start creates it", path=str(path))
             return {}
         with open_reader(path) as db:
-            queue, known, last = queue_status.queue(db), breakers.all_breakers(db), recent.last_ended(db, LAST_RUNS)
-            failed = {name: one.error for name, one in plugin_inits.all_inits(db).items() if one.error is not None}
+            queue, known, last = (
+                queue_status.queue(db),
+                breakers.all_breakers(db),
+                job_stats.last_finished(db, LAST_RUNS),
+            )
+            failed = {
+                name: breaker.error for name, breaker in plugin_inits.all_inits(db).items() if breaker.error is not None
+            }
     except DuctileError as error:
-        checks.note("state_db", False, str(error), path=str(path))
+        checks.add("state_db", False, str(error), path=str(path))
         return {}
     running, orphaned = (queue.running, 0) if is_running else (0, queue.running)
     detail = f"{queue.queued} queued, {running} running, {queue.dead} dead"
-    checks.note("state_db", True, f"{detail}; {orphaned_words(orphaned)}" if orphaned else detail, path=str(path))
+    checks.add("state_db", True, f"{detail}; {orphaned_message(orphaned)}" if orphaned else detail, path=str(path))
     for name, why in failed.items() if is_running else ():
-        checks.note("plugin_init", False, f"{name}: its init failed: {why}", plugin=name)
+        checks.add("plugin_init", False, f"{name}: init failed: {why}", plugin=name)
     names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead")
     return {
         "queue": {name: getattr(queue, name) for name in names} | {"running": running, "orphaned": orphaned},
         "breakers": [
             {
-                "plugin": one.plugin,
-                "command": one.command,
-                "state": one.state,
-                "failure_count": one.failure_count,
-                "opened_at": to_text(one.opened_at) if one.opened_at else None,
+                "plugin": breaker.plugin,
+                "command": breaker.command,
+                "state": breaker.state,
+                "failure_count": breaker.failure_count,
+                "opened_at": to_text(breaker.opened_at) if breaker.opened_at else None,
             }
-            for one in known
-            if one.state is not BreakerState.CLOSED
+            for breaker in known
+            if breaker.state is not BreakerState.CLOSED
         ],
         "last_runs": last,
     }
 
 
 def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[dict[str, Any]]:
-    """What each plugin says of itself; one that is wanted and cannot be used is not well either."""
-    from ductile.ops.health import HealthResult, ask_plugins, remembered
+    """Run the health command of each plugin. A configured plugin that cannot be loaded fails."""
+    from ductile.ops.health import HealthResult, check_plugins, read_plugin_states
 
-    answers = ask_plugins(snapshot, remembered(snapshot, ledger))
+    answers = check_plugins(snapshot, read_plugin_states(snapshot, ledger))
     unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in sorted(snapshot.failed_to_load)]
-    for one in (*answers, *unusable):
-        if not one.ok:
-            checks.note("plugin_health", False, f"{one.plugin}: {one.detail}", plugin=one.plugin)
-    if answers and all(one.ok for one in answers):
-        checks.note("plugin_health", True, f"{len(answers)} asked")
-    return [one.as_data() for one in (*answers, *unusable)]
+    for result in (*answers, *unusable):
+        if not result.ok:
+            checks.add("plugin_health", False, f"{result.plugin}: {result.detail}", plugin=result.plugin)
+    if answers and all(result.ok for result in answers):
+        checks.add("plugin_health", True, f"{len(answers)} passed")
+    return [result.as_data() for result in (*answers, *unusable)]
 
 
 def _first_line(error: DuctileError) -> str:
@@ -220,7 +228,7 @@ def _first_line(error: DuctileError) -> str:
 
 
 def check_lines(headline: str, checks: list[dict[str, Any]]) -> list[str]:
-    """A headline and one line for each thing that was looked at."""
+    """Format a headline and one line per check."""
     rows = [("ok" if check["ok"] else "FAIL", check["name"], check["detail"]) for check in checks]
     return [headline, *(f"  {line}" for line in output.table(rows))]
 
@@ -233,19 +241,62 @@ def _lines(report: dict[str, Any]) -> list[str]:
         facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
         lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
     lines += [
-        f"  breaker of {one['plugin']}.{one['command']}: {one['state']}, failures {one['failure_count']}"
-        for one in report["breakers"]
+        f"  breaker {entry['plugin']}.{entry['command']}: {entry['state']}, failures {entry['failure_count']}"
+        for entry in report["breakers"]
     ]
     if report["last_runs"]:
-        lines += ["Last runs", *(f"  {line}" for line in output.table([_run_row(one) for one in report["last_runs"]]))]
+        lines += [
+            "Last runs",
+            *(f"  {line}" for line in output.table([_run_row(entry) for entry in report["last_runs"]])),
+        ]
     if report["plugins"]:
-        rows = [("well" if one["ok"] else "UNWELL", one["plugin"], one["detail"]) for one in report["plugins"]]
+        rows = [
+            ("healthy" if entry["ok"] else "UNHEALTHY", entry["plugin"], entry["detail"]) for entry in report["plugins"]
+        ]
         lines += ["Plugins", *(f"  {line}" for line in output.table(rows))]
     return lines if report["running"] or not report["healthy"] else [*lines, "  next: ductile system start"]
 
 
 def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    from ductile.core.format_time import told
+    from ductile.core.format_time import format_when
 
     what, error = f"{run['plugin']}.{run['command']}", (run["last_error"] or "").partition("\n")[0]
-    return (run["status"], what, told(run["completed_at"]), run["job_id"], error)
+    return (run["status"], what, format_when(run["completed_at"]), run["job_id"], error)
+
+
+# ── selfcheck ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@click.command("selfcheck")
+@options.config
+@options.as_json
+def selfcheck(config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
+    """Check the invariants of the configuration and the ledger. Exit 1 if one is violated.
+
+    Reads every row of the ledger, also while the service runs, and changes nothing. The duration depends on the size of
+    the ledger.
+
+    Example: ductile system selfcheck
+    """
+    report = _selfcheck_report(options.selected_config(config_path, config_dir))
+    output.show(report, as_json=as_json, human=_selfcheck_lines)
+    return 0 if report["healthy"] else 1
+
+
+def _selfcheck_report(explicit: Path | None) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from ductile.ops.selfcheck import check_ledger
+
+    checks = Checks()
+    if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
+        snapshot = load_config(checks, root)
+        check_lock(checks, ledger)
+        keep = snapshot.config.settings.service.job_queue_retention if snapshot else None
+        for verdict in check_ledger(ledger, retention=keep or None, now=datetime.now(UTC)):
+            checks.add(verdict.name, verdict.ok, verdict.detail)
+    return {"healthy": checks.all_passed, "checks": checks.results}
+
+
+def _selfcheck_lines(report: dict[str, Any]) -> list[str]:
+    return check_lines(f"Selfcheck: {'PASS' if report['healthy'] else 'FAIL'}", report["checks"])

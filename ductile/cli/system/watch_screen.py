@@ -1,7 +1,6 @@
-"""The terminal of `system watch`: the alternate screen, the keys, and when to look and to draw.
+"""The terminal of `system watch`: alternate screen, keys, polling and redrawing.
 
-Events say that something has changed; then the service is asked how everything is, a few times a second at most. The
-terminal is as it was before, however this ends.
+An event triggers a poll of the service, at most a few times a second. The terminal is restored on every exit.
 """
 
 import os
@@ -22,115 +21,118 @@ from rich.live import Live
 from ductile.cli.base.client import Busy, Client
 from ductile.cli.base.stream_client import Event, Follower
 from ductile.cli.logs.event_format import is_at_least
-from ductile.cli.system.watch_view import Picture, frame, look
+from ductile.cli.system.watch_view import ServiceState, fetch_state, frame
 from ductile.core.errors import ServiceUnreachable
 
-SHORTEST_SECONDS = 0.25
-"""Between two looks, and between two drawings."""
-LOOK_AGAIN_SECONDS = 5.0
-LONGEST_LOOK_SECONDS = 10.0
-MOST_EVENTS = 200
-LEAVING = frozenset(b"qQ\x03")
+MIN_INTERVAL_SECONDS = 0.25
+"""Minimum time between two polls, and between two redraws."""
+POLL_INTERVAL_SECONDS = 5.0
+POLL_TIMEOUT_SECONDS = 10.0
+MAX_EVENTS = 200
+QUIT_KEYS = frozenset(b"qQ\x03")
 
 
 @define(eq=False)
-class Bell:
-    """Rung by whoever changed something, waited for by one; several rings before that are one."""
+class Signal:
+    """A wake-up for one waiting task. Several `set` calls before `wait` count as one."""
 
-    _rung: trio.Event = field(factory=trio.Event)
+    _event: trio.Event = field(factory=trio.Event)
 
-    def ring(self) -> None:
-        self._rung.set()
+    def set(self) -> None:
+        self._event.set()
 
-    async def wait(self, *, at_most: float) -> None:
-        with trio.move_on_after(at_most):
-            await self._rung.wait()
-        self._rung = trio.Event()
+    async def wait(self, *, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._event.wait()
+        self._event = trio.Event()
 
 
 @define(eq=False, kw_only=True)
-class Board:
-    """What is known, and who wants to know more."""
+class Dashboard:
+    """The data on the screen, and the tasks that refresh it."""
 
     service: Client
     events: deque[Event]
-    picture: Picture | None = None
+    state: ServiceState | None = None
     lost: str | None = None
     lost_at: datetime | None = None
-    _stale: Bell = field(factory=Bell)
-    _changed: Bell = field(factory=Bell)
+    _stale: Signal = field(factory=Signal)
+    _changed: Signal = field(factory=Signal)
 
-    async def hear(self, row: list[Event]) -> None:
+    async def on_row(self, row: list[Event]) -> None:
         self.events.extend(event for event in row if is_at_least(event["event"], "info"))
-        self._stale.ring()
+        self._stale.set()
 
-    def notice(self, loss: str | None) -> None:
+    def on_connection(self, loss: str | None) -> None:
         self.lost, self.lost_at = loss, None if loss is None else datetime.now(UTC)
-        self._stale.ring()
-        self._changed.ring()
+        self._stale.set()
+        self._changed.set()
 
     def redraw(self) -> None:
-        self._changed.ring()
+        self._changed.set()
 
-    async def keep_looking(self) -> None:
-        """The picture is never much older than the last event."""
+    async def poll(self) -> None:
+        """Fetch the state of the service after events, and at least every POLL_INTERVAL_SECONDS."""
         while True:
             if self.lost is None:
                 try:
-                    with trio.move_on_after(LONGEST_LOOK_SECONDS):
-                        self.picture = await trio.to_thread.run_sync(look, self.service, abandon_on_cancel=True)
+                    with trio.move_on_after(POLL_TIMEOUT_SECONDS):
+                        self.state = await trio.to_thread.run_sync(fetch_state, self.service, abandon_on_cancel=True)
                 except (ServiceUnreachable, Busy):
-                    pass  # it is going away; the event stream will say so
-                self._changed.ring()
-            await trio.sleep(SHORTEST_SECONDS)
-            await self._stale.wait(at_most=LOOK_AGAIN_SECONDS)
+                    pass  # the event stream reports the lost connection
+                self._changed.set()
+            await trio.sleep(MIN_INTERVAL_SECONDS)
+            await self._stale.wait(seconds=POLL_INTERVAL_SECONDS)
 
-    async def keep_drawing(self, live: Live, refresh_seconds: float) -> None:
+    async def draw(self, live: Live, refresh_seconds: float) -> None:
+        """Redraw after changes, and at least every `refresh_seconds`."""
         while True:
             width, height = live.console.size
-            # What is known of a service that is gone stands still.
+            # Elapsed times stop while the service is gone.
             now = self.lost_at or datetime.now(UTC)
-            lines = frame(self.picture, list(self.events), now=now, lost=self.lost, width=width, height=height)
+            lines = frame(self.state, list(self.events), now=now, lost=self.lost, width=width, height=height)
             live.update(Group(*lines), refresh=True)
-            await trio.sleep(min(SHORTEST_SECONDS, refresh_seconds))
-            await self._changed.wait(at_most=refresh_seconds)
+            await trio.sleep(min(MIN_INTERVAL_SECONDS, refresh_seconds))
+            await self._changed.wait(seconds=refresh_seconds)
 
 
-async def watch(service: Client, past: Sequence[Event], place: int | None, refresh_seconds: float) -> None:
-    """Shows the dashboard until somebody presses q; whoever cancels it gets the terminal back, too."""
-    board = Board(service=service, events=deque(maxlen=MOST_EVENTS))
-    await board.hear(list(past))
-    follower = Follower(service=service, hear=board.hear, notice=board.notice, place=place)
+async def watch(service: Client, past: Sequence[Event], position: int | None, refresh_seconds: float) -> None:
+    """Show the dashboard until q is pressed or the task is cancelled, then restore the terminal."""
+    dashboard = Dashboard(service=service, events=deque(maxlen=MAX_EVENTS))
+    await dashboard.on_row(list(past))
+    follower = Follower(
+        service=service, on_row=dashboard.on_row, on_connection=dashboard.on_connection, position=position
+    )
     console = Console(file=sys.stdout)
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follower.follow)
-            nursery.start_soon(board.keep_looking)
-            nursery.start_soon(board.keep_drawing, live, refresh_seconds)
-            nursery.start_soon(_redraw_when_resized, board)
+            nursery.start_soon(dashboard.poll)
+            nursery.start_soon(dashboard.draw, live, refresh_seconds)
+            nursery.start_soon(_redraw_when_resized, dashboard)
             if keys is not None:
-                await _leaving(keys)
+                await _wait_for_quit(keys)
                 nursery.cancel_scope.cancel()
 
 
-async def _redraw_when_resized(board: Board) -> None:
+async def _redraw_when_resized(dashboard: Dashboard) -> None:
     with trio.open_signal_receiver(signal.SIGWINCH) as signals:
         async for _ in signals:
-            board.redraw()
+            dashboard.redraw()
 
 
-async def _leaving(keys: int) -> None:
-    """Returns when a key was pressed that means so, or nobody can press one any more."""
+async def _wait_for_quit(keys: int) -> None:
+    """Return when a quit key is pressed or stdin is closed."""
     while True:
         await trio.lowlevel.wait_readable(keys)
         pressed = os.read(keys, 100)
-        if not pressed or LEAVING & set(pressed):
+        if not pressed or QUIT_KEYS & set(pressed):
             return
 
 
 @contextmanager
 def _keys() -> Iterator[int | None]:
-    """Keys come one by one and are not shown; None if nobody can press one."""
+    """Read single keys without echo; None if stdin is not a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -138,7 +140,7 @@ def _keys() -> Iterator[int | None]:
     before = termios.tcgetattr(keys)
     try:
         tty.setcbreak(keys)
-        # A stopped program could not give the terminal back.
+        # Ctrl-Z is disabled: a stopped process could not restore the terminal.
         changed = termios.tcgetattr(keys)
         changed[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(keys, termios.TCSANOW, changed)

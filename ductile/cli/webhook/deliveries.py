@@ -1,6 +1,6 @@
-"""Deliveries and endpoints of webhooks as commands see them: from the configuration and the ledger, without a service.
+"""Webhook endpoints and deliveries for commands, read from the configuration and the ledger.
 
-Also the sender's side: the signed request that `webhook send` posts.
+Also signs and posts the request of `webhook send`, and verifies deliveries for `webhook verify`.
 """
 
 import json
@@ -13,25 +13,25 @@ from typing import Any
 
 from ductile.cli.base import output
 from ductile.config.load.load import Config, load
-from ductile.config.load.sources import find
+from ductile.config.load.sources import find_config
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.clock import to_text
-from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
+from ductile.core.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import receipts, rejected_deliveries
 from ductile.ledger.tables.rejected_deliveries import UNREAD_BODY, RejectedDelivery
 from ductile.web.webhooks.signatures import Verifier
-from ductile.web.webhooks.signing import signed_headers
+from ductile.web.webhooks.signing import sign_delivery
 
-LONGEST_ID = 18
+MAX_ID_DIGITS = 18
 
 
-def configuration(explicit: Path | None) -> Config:
-    return load(find(explicit, os.environ).path)
+def load_config(explicit: Path | None) -> Config:
+    return load(find_config(explicit, os.environ).path)
 
 
 def read_ledger(config: Config, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `function(db, …)` finds; None if there is no ledger yet."""
+    """Return `function(db, …)`; None if there is no ledger yet."""
     path = config.settings.state.path
     if not path.exists():
         return None
@@ -39,18 +39,18 @@ def read_ledger(config: Config, function: Any, *args: Any, **kwargs: Any) -> Any
         return function(db, *args, **kwargs)
 
 
-def endpoint_named(config: Config, name: str) -> WebhookEndpoint:
-    """The endpoint of that name or path."""
+def find_endpoint(config: Config, name: str) -> WebhookEndpoint:
+    """Return the endpoint with this name or path."""
     entries = config.settings.webhooks.endpoints
     for entry in entries:
-        if name in (name_of(entry), entry.path):
+        if name in (endpoint_name(entry), entry.path):
             return entry
-    known = [name_of(entry) for entry in entries]
-    hint = f"known: {', '.join(known)}" if known else "write some under webhooks.endpoints"
-    raise NotFound(f"there is no endpoint {name[:80]!r}{did_you_mean(name, known)}", hint=hint)
+    known = [endpoint_name(entry) for entry in entries]
+    hint = f"Known endpoints: {', '.join(known)}." if known else "Add endpoints under webhooks.endpoints."
+    raise NotFound(f"endpoint {name[:80]!r} does not exist{did_you_mean(name, known)}", hint=hint)
 
 
-def name_of(entry: WebhookEndpoint) -> str:
+def endpoint_name(entry: WebhookEndpoint) -> str:
     return entry.name or entry.path.rstrip("/").rpartition("/")[2] or entry.path
 
 
@@ -65,7 +65,7 @@ def endpoint_view(config: Config, entry: WebhookEndpoint) -> dict[str, Any]:
     accepted = read_ledger(config, receipts.newest, f"webhook:{entry.path}", limit=1) or []
     refused = read_ledger(config, rejected_deliveries.newest, entry.path, limit=1) or []
     return {
-        "name": name_of(entry),
+        "name": endpoint_name(entry),
         "path": entry.path,
         "target": _target(entry),
         "scheme": entry.scheme,
@@ -81,65 +81,67 @@ def accepted_views(config: Config, entry: WebhookEndpoint, limit: int) -> list[d
     found = read_ledger(config, receipts.newest, f"webhook:{entry.path}", limit=limit) or []
     return [
         {
-            "endpoint": name_of(entry),
-            "delivery": one.key,
-            "at": to_text(one.created_at),
-            "job_id": one.job_id,
-            "known_until": to_text(one.expires_at),
+            "endpoint": endpoint_name(entry),
+            "delivery": receipt.key,
+            "at": to_text(receipt.created_at),
+            "job_id": receipt.job_id,
+            "known_until": to_text(receipt.expires_at),
         }
-        for one in found
+        for receipt in found
     ]
 
 
 def refused_views(config: Config, entry: WebhookEndpoint, limit: int) -> list[dict[str, Any]]:
     found = read_ledger(config, rejected_deliveries.newest, entry.path, limit=limit) or []
-    return [_refused_view(name_of(entry), one) for one in found]
+    return [_refused_view(endpoint_name(entry), delivery) for delivery in found]
 
 
-def _refused_view(endpoint: str, one: RejectedDelivery) -> dict[str, Any]:
+def _refused_view(endpoint: str, delivery: RejectedDelivery) -> dict[str, Any]:
     return {
-        "id": one.id,
+        "id": delivery.id,
         "endpoint": endpoint,
-        "at": to_text(one.at),
-        "status": one.status,
-        "reason": one.reason,
-        "peer": one.peer,
-        "body_sha256": one.body_sha256,
-        "body_bytes": one.body_bytes,
-        "headers": one.headers,
+        "at": to_text(delivery.at),
+        "status": delivery.status,
+        "reason": delivery.reason,
+        "peer": delivery.peer,
+        "body_sha256": delivery.body_sha256,
+        "body_bytes": delivery.body_bytes,
+        "headers": delivery.headers,
     }
 
 
-def reachable(listen: str) -> str:
-    """Where a service that listens there is found from this host."""
+def local_address(listen: str) -> str:
+    """Return the address under which this host reaches a service with that listen address."""
     host, _, port = listen.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "[::]", "*") else listen
 
 
-def stored_refusal(config: Config, name_or_id: str) -> RejectedDelivery | None:
-    """The refused delivery of that number; None if it is the name of an endpoint."""
-    is_name = any(name_of(entry) == name_or_id for entry in config.settings.webhooks.endpoints)
-    if is_name or not (name_or_id.isascii() and name_or_id.isdecimal()) or len(name_or_id) > LONGEST_ID:
+def find_refused_delivery(config: Config, name_or_id: str) -> RejectedDelivery | None:
+    """Return the refused delivery with this id; None if it is the name of an endpoint."""
+    is_name = any(endpoint_name(entry) == name_or_id for entry in config.settings.webhooks.endpoints)
+    if is_name or not (name_or_id.isascii() and name_or_id.isdecimal()) or len(name_or_id) > MAX_ID_DIGITS:
         return None
     found: RejectedDelivery | None = read_ledger(config, rejected_deliveries.get, int(name_or_id))
     if found is None:
-        raise NotFound(f"there is no refused delivery {name_or_id}", hint="`ductile webhook receipts` lists them")
+        raise NotFound(f"refused delivery {name_or_id} does not exist", hint="Run `ductile webhook receipts`.")
     return found
 
 
 def read_body(text: str | None, path: Path | None) -> bytes:
-    """The bytes of `--payload` or `--payload-file`. A file behind `--payload`, where it once belonged, is read too."""
+    """Return the bytes of `--payload` or `--payload-file`. A file name given to `--payload` is read, with a note."""
     if (text is None) == (path is None):
-        raise UsageInvalid("a delivery has one body", hint="give --payload JSON or --payload-file FILE; - is stdin")
+        raise UsageInvalid(
+            "exactly one body is required", hint="Use --payload JSON or --payload-file FILE; - is stdin."
+        )
     if path is not None:
         return _read_file(path)
     assert text is not None
     if _is_json(text):
         return text.encode()
     if text == "-" or os.path.isfile(text):
-        output.note(f"note: {text} is a file: write --payload-file {text}")
+        output.note(f"note: {text} is a file; use --payload-file {text}")
         return _read_file(Path(text))
-    hint = """write it like '{"message": "hi"}'; --payload-file names a file, whatever is in it"""
+    hint = """Write JSON such as '{"message": "hi"}', or use --payload-file FILE."""
     raise UsageInvalid(f"--payload: {text[:80]!r} is neither JSON nor a file", hint=hint)
 
 
@@ -158,54 +160,78 @@ def _read_file(path: Path) -> bytes:
         raise UsageInvalid(f"{path}: {error.strerror}") from error
 
 
-def signed_request(config: Config, entry: WebhookEndpoint, body: bytes, headers: tuple[str, ...]) -> dict[str, str]:
+def sign_request(config: Config, entry: WebhookEndpoint, body: bytes, headers: tuple[str, ...]) -> dict[str, str]:
     secrets = {token.name: token.key for token in config.settings.tokens}
     known = next((secrets[ref] for ref in entry.secret_ref if ref in secrets), None)
     if known is None:
         names = ", ".join(entry.secret_ref)
-        raise NotFound(f"endpoint {name_of(entry)} has no secret: tokens.yaml has no {names}")
+        raise NotFound(f"endpoint {endpoint_name(entry)} has no secret: tokens.yaml has no token {names}")
     media = "application/json" if entry.body == "json" else "application/x-www-form-urlencoded"
     now = datetime.now(UTC)
-    signed = signed_headers(entry.scheme, known.reveal(), body, now=now, header=entry.signature_header)
-    return {"content-type": media, **signed, **dict(map(header_of, headers))}
+    signed = sign_delivery(entry.scheme, known.reveal(), body, now=now, header=entry.signature_header)
+    return {"content-type": media, **signed, **dict(map(parse_header, headers))}
 
 
-def verdict_view(
+def post_delivery(address: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(address, body, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return {"status": answer.status, "answer": _answer(answer.read())}
+    except urllib.error.HTTPError as error:
+        return {"status": error.code, "answer": _answer(error.read())}
+    except (OSError, ValueError) as error:
+        raise ServiceUnreachable(f"{address}: {error}", hint="Check that the service is running.") from error
+
+
+def _answer(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")[:1000]
+
+
+def verification_view(
     config: Config, stored: RejectedDelivery | None, name: str, body: bytes, headers: tuple[str, ...]
 ) -> dict[str, Any]:
 
-    given: dict[str, tuple[str, ...]] = {}
-    for key, value in map(header_of, headers):
-        given[key.lower()] = (*given.get(key.lower(), ()), value)
+    headers_by_name: dict[str, tuple[str, ...]] = {}
+    for key, value in map(parse_header, headers):
+        headers_by_name[key.lower()] = (*headers_by_name.get(key.lower(), ()), value)
     if stored is not None:
         entry = next((e for e in config.settings.webhooks.endpoints if e.path == stored.path), None)
         if entry is None:
-            raise NotFound(f"there is no endpoint {stored.path} any more")
-        given, now = {key: tuple(values) for key, values in stored.headers.items()} | given, stored.at
+            raise NotFound(f"endpoint {stored.path} no longer exists")
+        stored_headers = {key: tuple(values) for key, values in stored.headers.items()}
+        headers_by_name, now = stored_headers | headers_by_name, stored.at
     else:
-        entry, now = endpoint_named(config, name), datetime.now(UTC)
+        entry, now = find_endpoint(config, name), datetime.now(UTC)
     secrets = {token.name: token.key for token in config.settings.tokens}
     fits, reason = [], "the endpoint has no secret"
     for ref in entry.secret_ref:
         if ref in secrets:
-            verdict = Verifier.of(entry.scheme, [secrets[ref]], entry.signature_header).verdict(given, body, now=now)
+            verdict = Verifier.of(entry.scheme, [secrets[ref]], entry.signature_header).verify(
+                headers_by_name, body, now=now
+            )
             fits += [ref] if verdict.is_valid else []
             reason = verdict.reason or reason
     if stored is not None and stored.body_sha256 == UNREAD_BODY:
-        fits, reason = [], f"it was sent away before its body was read: {stored.reason}"
-        return {"endpoint": name_of(entry), "valid": False, "fits": fits, "reason": reason, "same_body": None}
+        fits, reason = [], f"it was refused before its body was read: {stored.reason}"
+        return {"endpoint": endpoint_name(entry), "valid": False, "fits": fits, "reason": reason, "same_body": None}
     is_same = stored is None or sha256(body).hexdigest() == stored.body_sha256
     return {
-        "endpoint": name_of(entry),
+        "endpoint": endpoint_name(entry),
         "valid": bool(fits),
         "fits": fits,
-        "reason": None if fits else reason if is_same else f"{reason}; this is not the body that came",
+        "reason": None if fits else reason if is_same else f"{reason}; the body differs from the received one",
         "same_body": is_same if stored is not None else None,
     }
 
 
-def header_of(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise UsageInvalid(f"{text!r} is not a header", hint="write it like 'X-GitHub-Event: push'")
+        raise UsageInvalid(f"{text!r} is not a header", hint="Write it as 'X-GitHub-Event: push'.")
     return name.strip(), value.strip()

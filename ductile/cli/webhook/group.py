@@ -1,4 +1,4 @@
-"""`ductile webhook`: endpoints, what came to them, and deliveries to try them out."""
+"""`ductile webhook`: list endpoints and deliveries, send and verify deliveries."""
 
 from pathlib import Path
 from typing import Any
@@ -7,30 +7,30 @@ import click
 
 from ductile.cli.base import options, output
 
-payload_option = click.option("--payload", help="The body, JSON, byte for byte.")
+payload_option = click.option("--payload", help="Request body, JSON, sent byte for byte.")
 payload_file_option = click.option(
-    "--payload-file", type=click.Path(path_type=Path), help="The same from a file, JSON or not; - is stdin."
+    "--payload-file", type=click.Path(path_type=Path), help="Read the body from a file of any format; - is stdin."
 )
 
 
 @click.group("webhook")
 def group() -> None:
-    """See endpoints and what came to them, send a signed delivery, check a signature."""
+    """List webhook endpoints and deliveries; send and verify deliveries."""
 
 
 @group.command("list")
 @options.config
 @options.as_json
 def list_endpoints(config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """List the endpoints: where senders post, how they sign, what a delivery starts, and the last one.
+    """List the endpoints with path, signature scheme, target and latest deliveries.
 
-    Reads the configuration and the ledger, so it works while the service does not run.
+    Reads the configuration and the ledger, so it works while the service is stopped.
 
     Example: ductile webhook list
     """
-    from ductile.cli.webhook.deliveries import configuration, endpoint_view
+    from ductile.cli.webhook.deliveries import endpoint_view, load_config
 
-    config = configuration(options.chosen(config_path, config_dir))
+    config = load_config(options.selected_config(config_path, config_dir))
     shown = [endpoint_view(config, entry) for entry in config.settings.webhooks.endpoints]
     view = {"listen": config.settings.webhooks.listen, "endpoints": shown}
     output.show(view, as_json=as_json, human=_endpoint_lines)
@@ -38,21 +38,30 @@ def list_endpoints(config_path: Path | None, config_dir: Path | None, as_json: b
 
 def _endpoint_lines(view: dict[str, Any]) -> list[str]:
     if not view["endpoints"]:
-        return ["no endpoints; write some under webhooks.endpoints"]
-    from ductile.core.format_time import told
+        return ["no endpoints; add them under webhooks.endpoints"]
+    from ductile.core.format_time import format_when
 
     rows = [("NAME", "PATH", "SCHEME", "TARGET", "LAST ACCEPTED", "LAST REFUSED")]
-    for one in view["endpoints"]:
-        refused = f"{told(one['last_refused_at'])} {one['last_refused_why'] or ''}".rstrip()
-        rows.append((one["name"], one["path"], one["scheme"], one["target"], told(one["last_accepted_at"]), refused))
-    return [f"on {view['listen']}", "", *output.table(rows)]
+    for endpoint in view["endpoints"]:
+        refused = f"{format_when(endpoint['last_refused_at'])} {endpoint['last_refused_why'] or ''}".rstrip()
+        rows.append(
+            (
+                endpoint["name"],
+                endpoint["path"],
+                endpoint["scheme"],
+                endpoint["target"],
+                format_when(endpoint["last_accepted_at"]),
+                refused,
+            )
+        )
+    return [f"listening on {view['listen']}", "", *output.table(rows)]
 
 
 @group.command("receipts")
 @click.argument("name", required=False)
-@click.option("--refused", "only", flag_value="refused", help="Only deliveries that were refused.")
-@click.option("--accepted", "only", flag_value="accepted", help="Only deliveries that were taken.")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="How many of each.")
+@click.option("--refused", "only", flag_value="refused", help="Only refused deliveries.")
+@click.option("--accepted", "only", flag_value="accepted", help="Only accepted deliveries.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Maximum number of each.")
 @options.config
 @options.as_json
 def list_receipts(
@@ -63,17 +72,17 @@ def list_receipts(
     config_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the latest deliveries of endpoint NAME, or of all: the job of each that was taken, why others were not.
+    """Show recent deliveries of endpoint NAME, or of all: accepted ones with their job, refused ones with the reason.
 
-    Deliveries that carry no id of their own leave no receipt. Of refused ones the latest fifty of each endpoint are
-    kept, ten a minute at most, without their bodies. They may be on record up to a minute later.
+    Deliveries without an id have no receipt. The ledger stores the latest 50 refused deliveries of each endpoint, at
+    most 10 per minute, without bodies, and with a delay of up to one minute.
 
     Example: ductile webhook receipts github --refused
     """
-    from ductile.cli.webhook.deliveries import accepted_views, configuration, endpoint_named, refused_views
+    from ductile.cli.webhook.deliveries import accepted_views, find_endpoint, load_config, refused_views
 
-    config = configuration(options.chosen(config_path, config_dir))
-    entries = [endpoint_named(config, name)] if name else list(config.settings.webhooks.endpoints)
+    config = load_config(options.selected_config(config_path, config_dir))
+    entries = [find_endpoint(config, name)] if name else list(config.settings.webhooks.endpoints)
     view: dict[str, Any] = {"accepted": [], "refused": []}
     for entry in entries:
         if only != "refused":
@@ -84,30 +93,30 @@ def list_receipts(
 
 
 def _receipt_lines(view: dict[str, Any]) -> list[str]:
-    from ductile.core.format_time import told
+    from ductile.core.format_time import format_when
 
     lines = []
     if view["accepted"]:
         rows = [("ACCEPTED", "ENDPOINT", "DELIVERY", "JOB")]
-        rows += [(told(r["at"]), r["endpoint"], r["delivery"], r["job_id"] or "none") for r in view["accepted"]]
+        rows += [(format_when(r["at"]), r["endpoint"], r["delivery"], r["job_id"] or "none") for r in view["accepted"]]
         lines += output.table(rows)
     if view["refused"]:
-        refused = [("REFUSED", "ID", "ENDPOINT", "STATUS", "FROM", "WHY")]
+        refused = [("REFUSED", "ID", "ENDPOINT", "STATUS", "FROM", "REASON")]
         refused += [
-            (told(r["at"]), str(r["id"]), r["endpoint"], str(r["status"]), r["peer"], r["reason"])
+            (format_when(r["at"]), str(r["id"]), r["endpoint"], str(r["status"]), r["peer"], r["reason"])
             for r in view["refused"]
         ]
         lines += ([""] if lines else []) + output.table(refused)
-        lines += ["", "`ductile webhook verify ID --payload-file FILE` tries one of these again with its body"]
-    return lines or ["nothing is on record; what was refused may be there up to a minute later"]
+        lines += ["", "Run `ductile webhook verify ID --payload-file FILE` to check a refused delivery with its body."]
+    return lines or ["no deliveries; refused deliveries appear after up to one minute"]
 
 
 @group.command("send")
 @click.argument("name")
 @payload_option
 @payload_file_option
-@click.option("--header", "-H", "headers", multiple=True, help="One more header, such as 'X-GitHub-Event: push'.")
-@click.option("--url", help="Where to. Default: the endpoint on webhooks.listen.")
+@click.option("--header", "-H", "headers", multiple=True, help="Additional header, such as 'X-GitHub-Event: push'.")
+@click.option("--url", help="Target URL. Default: the endpoint on webhooks.listen.")
 @options.config
 @options.dry_run
 @options.as_json
@@ -122,29 +131,29 @@ def send_delivery(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Sign a body with the secret of endpoint NAME and post it, as the sender would. Exit 1 if it is refused.
+    """Send a delivery to endpoint NAME, signed with its secret. Exit 1 if it is refused.
 
-    It is a real delivery: what the endpoint starts is started. --dry-run only shows the request.
+    The delivery is real and starts the target of the endpoint. --dry-run only shows the request.
 
     Example: ductile webhook send github --payload-file push.json -H 'X-GitHub-Event: push'
     """
     from ductile.cli.webhook.deliveries import (
-        configuration,
-        endpoint_named,
-        reachable,
+        find_endpoint,
+        load_config,
+        local_address,
+        post_delivery,
         read_body,
-        signed_request,
+        sign_request,
     )
-    from ductile.cli.webhook.post import posted
 
-    config = configuration(options.chosen(config_path, config_dir))
-    entry = endpoint_named(config, name)
+    config = load_config(options.selected_config(config_path, config_dir))
+    entry = find_endpoint(config, name)
     body = read_body(payload, payload_file)
-    request = signed_request(config, entry, body, headers)
-    address = url or f"http://{reachable(config.settings.webhooks.listen)}{entry.path}"
+    request = sign_request(config, entry, body, headers)
+    address = url or f"http://{local_address(config.settings.webhooks.listen)}{entry.path}"
     view: dict[str, Any] = {"url": address, "headers": request, "body_bytes": len(body), "dry_run": dry_run}
     if not dry_run:
-        view |= posted(address, body, request)
+        view |= post_delivery(address, body, request)
     output.show(view, as_json=as_json, human=_sent_lines)
     return 0 if dry_run or view["status"] < 400 else 1
 
@@ -163,7 +172,7 @@ def _sent_lines(view: dict[str, Any]) -> list[str]:
 @click.argument("name_or_id")
 @payload_option
 @payload_file_option
-@click.option("--header", "-H", "headers", multiple=True, help="A header of the delivery, if NAME is given.")
+@click.option("--header", "-H", "headers", multiple=True, help="Header of the delivery; required with NAME.")
 @options.config
 @options.as_json
 def verify_delivery(
@@ -175,24 +184,24 @@ def verify_delivery(
     config_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Check a signature as the endpoint does, with the secrets of now, and say what is wrong. Exit 1 if it is not good.
+    """Verify the signature of a delivery with the current secrets. Exit 1 if it is invalid.
 
-    With the ID of a refused delivery (`ductile webhook receipts`) its headers and time are those on record and only
-    the body has to be given; with the NAME of an endpoint, give the headers with -H.
+    For the ID of a refused delivery (`ductile webhook receipts`), the stored headers and time are used, and only the
+    body is needed. For the NAME of an endpoint, give the headers with -H.
 
     Example: ductile webhook verify 17 --payload-file body.json
     """
-    from ductile.cli.webhook.deliveries import configuration, read_body, stored_refusal, verdict_view
+    from ductile.cli.webhook.deliveries import find_refused_delivery, load_config, read_body, verification_view
 
-    config = configuration(options.chosen(config_path, config_dir))
+    config = load_config(options.selected_config(config_path, config_dir))
     body = read_body(payload, payload_file)
-    stored = stored_refusal(config, name_or_id)
-    view = verdict_view(config, stored, name_or_id, body, headers)
+    stored = find_refused_delivery(config, name_or_id)
+    view = verification_view(config, stored, name_or_id, body, headers)
     output.show(view, as_json=as_json, human=_verdict_lines)
     return 0 if view["valid"] else 1
 
 
 def _verdict_lines(view: dict[str, Any]) -> list[str]:
     if view["valid"]:
-        return [f"{view['endpoint']}: the signature fits {', '.join(view['fits'])}"]
-    return [f"{view['endpoint']}: not valid: {view['reason']}"]
+        return [f"{view['endpoint']}: the signature matches {', '.join(view['fits'])}"]
+    return [f"{view['endpoint']}: invalid: {view['reason']}"]

@@ -1,8 +1,8 @@
-"""The doctor: does this configuration fit the plugins that are really there, and is it what an operator would want?
+"""The doctor: checks the configuration against the installed plugins.
 
-Errors keep something from working; warnings are worth a look. Rules that need no plugins are checked at load already
-(`consistency`). Called by `config check`, at start and at reload; these go on without what does not work, unless
-`service.admission` says otherwise, and tell it.
+Errors prevent a part of the configuration from working; warnings may be intended. Rules that need no plugins are in
+`rules` and are checked at load. A start or reload continues without the unusable parts and reports them, unless
+`service.admission` forbids it.
 """
 
 import time
@@ -13,22 +13,22 @@ from typing import Any
 from attrs import frozen
 
 from ductile.config.load.load import Config
-from ductile.config.scopes import SCOPES, is_scope
+from ductile.config.scopes import SCOPES, is_known_scope
 from ductile.config.seal import checksums
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, did_you_mean
-from ductile.core.files import shown_path
-from ductile.plugin.registry import Discovery, Plugin, Rejected, discover, resolve_aliases
+from ductile.core.files import display_path
+from ductile.plugin.registry import Discovery, Plugin, RejectedPlugin, discover, resolve_aliases
 
 SHORT_INTERVAL = timedelta(minutes=1)
-SHORT_TICK = timedelta(seconds=1)
-LEAST_TOKEN, LEAST_SECRET = 16, 24
+SHORT_TICK_INTERVAL = timedelta(seconds=1)
+MIN_TOKEN_LENGTH, MIN_SECRET_LENGTH = 16, 24
 LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
 @frozen
 class Report:
-    """What the doctor found."""
+    """The problems that the doctor found."""
 
     errors: tuple[Complaint, ...]
     warnings: tuple[Complaint, ...]
@@ -46,46 +46,46 @@ class Report:
 
 @frozen
 class Examination:
-    """A configuration together with the plugins it can use, by every name they have."""
+    """A configuration and the plugins it can use, by name and alias."""
 
     config: Config
     discovery: Discovery
     found: Mapping[str, Plugin]
-    """Every plugin and alias that is there, whether it can be used or not."""
+    """All installed plugins and aliases, usable or not."""
     unusable: Mapping[str, str]
-    """Name → why a plugin or alias cannot be used."""
+    """Name → reason why a plugin or alias is unusable."""
     report: Report
 
     @property
     def plugins(self) -> dict[str, Plugin]:
-        """What can be used."""
+        """The usable plugins."""
         return {name: plugin for name, plugin in self.found.items() if name not in self.unusable}
 
 
 def examine(config: Config) -> Examination:
-    """Look for the plugins and hold the configuration against them."""
+    """Discover the plugins and check the configuration against them."""
     settings = config.settings
     discovery = discover(settings.plugin_roots, allow_symlinks=settings.service.allow_symlinks)
     aliases = {name: entry.uses for name, entry in settings.plugins.items() if entry.uses and entry.uses != name}
     named = resolve_aliases(discovery.plugins, aliases, rejected=discovery.rejected)
     unusable = dict(_unusable(config, discovery, named.plugins))
     usable = {name: plugin for name, plugin in named.plugins.items() if name not in unusable}
-    visit = _Visit(config, discovery, named.plugins, usable, unusable)
+    checks = _Checks(config, discovery, named.plugins, usable, unusable)
     about_aliases = _placed(config, named.complaints)
     idle = {f"plugins.{name}.uses" for name, entry in settings.plugins.items() if not entry.enabled}
     errors = [
         *_about_roots(config, discovery.complaints),
         *(complaint for complaint in about_aliases if complaint.path not in idle),
-        *visit.errors(),
+        *checks.errors(),
     ]
-    warnings = [*config.warnings, *discovery.warnings, *visit.warnings()]
+    warnings = [*config.warnings, *discovery.warnings, *checks.warnings()]
     drifted, refused = _plugin_drift(config, named.plugins)
     report = Report((*errors, *refused), tuple(dict.fromkeys((*warnings, *drifted))))
     return Examination(config, discovery, named.plugins, unusable, report)
 
 
 def sealed_plugins(config: Config, plugins: Mapping[str, Plugin]) -> dict[str, checksums.SealedPlugin]:
-    """Every configured plugin as it would be sealed now."""
+    """Return every configured plugin in the form in which it would be sealed now."""
     return {
         name: checksums.SealedPlugin(plugins[name].fingerprint, entry.enabled, entry.uses)
         for name, entry in config.settings.plugins.items()
@@ -105,14 +105,14 @@ def _unusable(config: Config, discovery: Discovery, plugins: Mapping[str, Plugin
         if missing := plugins[name].manifest.missing_keys({}):
             yield name, f"has no entry, and lacks required config: {', '.join(missing)}"
         elif _all_must_be_sealed(config) and name not in sealed:
-            yield name, "has no entry, so it is not in the seal; give it one and run `ductile config lock`"
+            yield name, "has no entry, so it is not in the seal; add an entry, then run `ductile config lock`"
 
 
 def _all_must_be_sealed(config: Config) -> bool:
-    """Whether nothing is used that the seal does not have. One of the original has too little to ask that of it."""
+    """True if only sealed plugins may be used. A seal of the original implementation lists too few files for that."""
     service = config.settings.service
-    asked = service.strict_mode or service.admission.fail_on_drift
-    return asked and (config.seal is None or config.seal.is_complete)
+    required = service.strict_mode or service.admission.fail_on_drift
+    return required and (config.seal is None or config.seal.is_complete)
 
 
 def _why_absent(name: str, discovery: Discovery, plugins: Mapping[str, Plugin]) -> str:
@@ -127,7 +127,7 @@ def _placed(config: Config, complaints: Iterable[Complaint]) -> list[Complaint]:
 
 
 def _about_roots(config: Config, complaints: Iterable[Complaint]) -> list[Complaint]:
-    """Complaints about a directory, at the place that names it."""
+    """Move complaints about a plugin root to the line that contains it."""
     indexes = {str(root): index for index, root in reversed(list(enumerate(config.settings.plugin_roots)))}
     return [
         config.complaint(f"{complaint.path}: {complaint.message}", f"plugin_roots[{index}]", complaint.category)
@@ -138,13 +138,13 @@ def _about_roots(config: Config, complaints: Iterable[Complaint]) -> list[Compla
 
 
 def _plugin_drift(config: Config, plugins: Mapping[str, Plugin]) -> tuple[list[Complaint], list[Complaint]]:
-    """Plugins that are not the sealed ones: what to warn about and what to refuse."""
+    """Return the differences between plugins and seal, as warnings and as errors."""
     if config.seal is None:
         return [], []
     service = config.settings.service
-    drifts = checksums.drift_of_plugins(sealed_plugins(config, plugins), config.seal)
+    drifts = checksums.find_plugin_drift(sealed_plugins(config, plugins), config.seal)
     unsealed = service.strict_mode or service.admission.fail_on_drift
-    refused = checksums.refusals(
+    refused = checksums.blocking_complaints(
         drifts,
         changed=unsealed or service.admission.verify_integrity_on_boot,
         unsealed=unsealed,
@@ -154,8 +154,8 @@ def _plugin_drift(config: Config, plugins: Mapping[str, Plugin]) -> tuple[list[C
 
 
 @frozen
-class _Visit:
-    """One look at one configuration."""
+class _Checks:
+    """The checks of one configuration."""
 
     config: Config
     discovery: Discovery
@@ -166,10 +166,10 @@ class _Visit:
     def errors(self) -> Iterator[Complaint]:
         settings = self.config.settings
         if not settings.plugin_roots:
-            yield self._say("names no directory; there is nothing to run", "plugin_roots", "plugin_refs")
+            yield self._complaint("contains no directory, so there are no plugins", "plugin_roots", "plugin_refs")
         for name, entry in settings.plugins.items():
             if name in self.unusable and entry.enabled and not self._is_alias_problem(name, entry):
-                yield self._say(self.unusable[name], f"plugins.{name}", "plugin_refs")
+                yield self._complaint(self.unusable[name], f"plugins.{name}", "plugin_refs")
             elif name in self.plugins:
                 yield from self._commands(name, entry)
         yield from self._targets()
@@ -188,7 +188,7 @@ class _Visit:
                 yield Complaint(f"plugin {rejected.name} is not usable: {rejected.reason}", category="plugin_refs")
         for name, entry in self.config.settings.plugins.items():
             if name in self.unusable and not entry.enabled:
-                yield self._say(f"{self.unusable[name]} (it is disabled)", f"plugins.{name}", "plugin_refs")
+                yield self._complaint(f"{self.unusable[name]} (it is disabled)", f"plugins.{name}", "plugin_refs")
 
     # ── errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -198,7 +198,7 @@ class _Visit:
             if schedule.command not in known:
                 where = f"plugins.{name}.schedules[{index}].command"
                 message = f"plugin {name} has no command {schedule.command!r}; it has {', '.join(known)}"
-                yield self._say(message, where, "plugin_refs")
+                yield self._complaint(message, where, "plugin_refs")
 
     def _targets(self) -> Iterator[Complaint]:
         settings = self.config.settings
@@ -211,7 +211,7 @@ class _Visit:
                 yield from self._plugin_named(endpoint.plugin, where, "webhooks", command="handle")
 
     def _steps(self) -> Iterator[Complaint]:
-        """A disabled plugin is only worth a warning here: an operator may do without a step for a while."""
+        """Disabled plugins are not errors here, because an operator may disable a step temporarily. See `pipelines`."""
         disabled = {name for name, entry in self.config.settings.plugins.items() if not entry.enabled}
         for plan in self.config.plans.by_name.values():
             for node in plan.own_nodes:
@@ -224,72 +224,74 @@ class _Visit:
         entry = self.config.settings.plugins.get(name)
         if name not in self.plugins:
             why = self.unusable.get(name) or _why_absent(name, self.discovery, self.plugins)
-            yield self._say(f"plugin {name} {why}", path, category)
+            yield self._complaint(f"plugin {name} {why}", path, category)
         elif entry is not None and not entry.enabled:
-            yield self._say(f"plugin {name} is disabled", path, category)
+            yield self._complaint(f"plugin {name} is disabled", path, category)
         elif command and command not in self.plugins[name].manifest.commands:
             known = self.plugins[name].manifest.commands
             message = f"plugin {name} has no command {command!r}{did_you_mean(command, known)}"
-            yield self._say(f"{message}; it has {', '.join(known)}", path, category)
+            yield self._complaint(f"{message}; it has {', '.join(known)}", path, category)
 
     def _route_cycles(self) -> Iterator[Complaint]:
         routes = self.config.settings.routes
-        following: dict[str, dict[str, None]] = {}
+        successors: dict[str, dict[str, None]] = {}
         for route in routes:
-            following.setdefault(route.source, {})[route.to] = None
-        if not following:
+            successors.setdefault(route.source, {})[route.to] = None
+        if not successors:
             return
-        from ductile.pipeline.compile.graph import circles, way
+        from ductile.pipeline.compile.graph import find_cycles, format_cycle
 
-        for cycle in circles(following):
+        for cycle in find_cycles(successors):
             index = next(i for i, route in enumerate(routes) if [route.source, route.to] == cycle[:2])
-            yield self._say(f"routes go in a circle: {way(cycle)}", f"routes[{index}]", "routes")
+            yield self._complaint(f"routes form a cycle: {format_cycle(cycle)}", f"routes[{index}]", "routes")
 
     # ── warnings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pipelines(self) -> Iterator[Complaint]:
-        # As in `load`: who has no pipeline does not pay for the language of pipelines.
-        from ductile.config.checks.contracts import broken_contracts
-        from ductile.config.checks.pipelines import Workflows
+        # Imported only if needed, as in `load`: many configurations have no pipelines.
+        from ductile.config.checks.contracts import find_broken_contracts
+        from ductile.config.checks.pipelines import PipelineChecks
 
-        yield from Workflows(self.config, self.plugins).warnings()
-        yield from broken_contracts(self.config, self.plugins)
+        yield from PipelineChecks(self.config, self.plugins).warnings()
+        yield from find_broken_contracts(self.config, self.plugins)
 
     def _service(self) -> Iterator[Complaint]:
         settings = self.config.settings
-        if settings.service.tick_interval < SHORT_TICK:
-            yield self._say("below 1s costs more than it gives", "service.tick_interval", "service")
+        if settings.service.tick_interval < SHORT_TICK_INTERVAL:
+            yield self._complaint("values below 1s waste CPU time", "service.tick_interval", "service")
         if "*" in settings.service.plugin_env_passthrough:
-            message = "gives every plugin the whole environment of the service, secrets included"
-            yield self._say(message, "service.plugin_env_passthrough", "service")
+            message = "passes the complete environment of the service to every plugin, including secrets"
+            yield self._complaint(message, "service.plugin_env_passthrough", "service")
         for path, listen in (("api.listen", settings.api.listen), ("webhooks.listen", settings.webhooks.listen)):
             in_use = settings.api.enabled if path.startswith("api") else settings.webhooks.endpoints
             if in_use and not listen.startswith(LOOPBACK):
-                message = f"{listen} can be reached from other hosts; put a TLS proxy in front"
-                yield self._say(message, path, path.partition(".")[0])
+                message = f"{listen} is reachable from other hosts; use a TLS reverse proxy"
+                yield self._complaint(message, path, path.partition(".")[0])
 
     def _tokens(self) -> Iterator[Complaint]:
         settings = self.config.settings
         for index, token in enumerate(settings.api.auth.tokens):
             path = f"api.auth.tokens[{index}]"
-            if len(token.token.reveal()) < LEAST_TOKEN:
-                yield self._say(f"is shorter than {LEAST_TOKEN} characters and can be guessed", f"{path}.token", "api")
+            if len(token.token.reveal()) < MIN_TOKEN_LENGTH:
+                yield self._complaint(
+                    f"is shorter than {MIN_TOKEN_LENGTH} characters and can be guessed", f"{path}.token", "api"
+                )
             yield from self._scopes(token.scopes, f"{path}.scopes")
         for index, named in enumerate(settings.tokens):
-            if len(named.key.reveal()) < LEAST_SECRET:
-                message = f"is shorter than {LEAST_SECRET} characters; one signed message is enough to guess it"
-                yield self._say(message, f"tokens[{index}].key", "token_scopes")
+            if len(named.key.reveal()) < MIN_SECRET_LENGTH:
+                message = f"is shorter than {MIN_SECRET_LENGTH} characters and can be guessed from one signed message"
+                yield self._complaint(message, f"tokens[{index}].key", "token_scopes")
             grant = self.config.grants.get(named.name)
             if grant:
                 yield from self._scopes(grant.scopes, f"tokens[{index}].scopes_file")
 
     def _scopes(self, scopes: Iterable[str], path: str) -> Iterator[Complaint]:
         for scope in scopes:
-            if not is_scope(scope):
+            if not is_known_scope(scope):
                 message = (
-                    f"scope {scope!r} grants nothing{did_you_mean(scope, SCOPES)}; known: {', '.join(sorted(SCOPES))}"
+                    f"there is no scope {scope!r}{did_you_mean(scope, SCOPES)}; known: {', '.join(sorted(SCOPES))}"
                 )
-                yield self._say(message, path, "token_scopes")
+                yield self._complaint(message, path, "token_scopes")
 
     def _schedules(self) -> Iterator[Complaint]:
         zone_matters = "UTC" not in time.tzname
@@ -297,15 +299,16 @@ class _Visit:
             for index, schedule in enumerate(entry.schedules):
                 path = f"plugins.{name}.schedules[{index}]"
                 if schedule.every and schedule.every < SHORT_INTERVAL:
-                    yield self._say("runs more often than once a minute", f"{path}.every", "schedule")
+                    yield self._complaint("runs more often than once a minute", f"{path}.every", "schedule")
                 local = schedule.cron or schedule.only_between or schedule.preferred_window or schedule.not_on
                 if local and schedule.timezone is None and zone_matters:
-                    message = f"has no timezone; the host's counts ({'/'.join(dict.fromkeys(time.tzname))})"
-                    yield self._say(message, path, "schedule")
+                    host_zone = "/".join(dict.fromkeys(time.tzname))
+                    message = f"has no timezone, so the time zone of the host applies ({host_zone})"
+                    yield self._complaint(message, path, "schedule")
             known = self.plugins[name].manifest.commands if name in self.plugins else None
             for command in entry.timeouts.keys() - (known.keys() if known is not None else entry.timeouts.keys()):
                 if command not in DEFAULT_TIMEOUTS:
-                    yield self._say(
+                    yield self._complaint(
                         f"plugin {name} has no such command", f"plugins.{name}.timeouts.{command}", "plugin_refs"
                     )
 
@@ -314,8 +317,8 @@ class _Visit:
         bases = {entry.uses for entry in settings.plugins.values()}
         for name, plugin in self.discovery.plugins.items():
             if name not in settings.plugins and name not in bases:
-                why = self.unusable.get(name, "has no entry; it can be triggered, not scheduled")
-                message = f"plugin {name} ({shown_path(plugin.folder)}) {why}"
+                why = self.unusable.get(name, "has no entry; it can be triggered but not scheduled")
+                message = f"plugin {name} ({display_path(plugin.folder)}) {why}"
                 yield Complaint(message, f"plugins.{name}", category="unused")
         reached = {route.to for route in settings.routes}
         reached |= {endpoint.plugin for endpoint in settings.webhooks.endpoints if endpoint.plugin}
@@ -323,17 +326,17 @@ class _Visit:
         for name, entry in settings.plugins.items():
             has_reason = entry.schedules or name in reached or name in bases or settings.api.enabled
             if entry.enabled and not has_reason:
-                message = "nothing starts it: no schedule, route, pipeline, webhook or API"
-                yield self._say(message, f"plugins.{name}", "unused")
+                message = "cannot be triggered: no schedule, route, pipeline, webhook or API uses it"
+                yield self._complaint(message, f"plugins.{name}", "unused")
 
-    def _is_configured(self, rejected: Rejected) -> bool:
+    def _is_configured(self, rejected: RejectedPlugin) -> bool:
         entries = self.config.settings.plugins
         return rejected.name in entries or any(entry.uses == rejected.name for entry in entries.values())
 
     def _is_alias_problem(self, name: str, entry: PluginEntry) -> bool:
-        """Such entries are complained about where the alias is resolved."""
+        """True if the alias resolution reports the problem."""
         return entry.uses not in (None, name) and name not in self.found
 
     @property
-    def _say(self) -> Callable[[str, str, str], Complaint]:
+    def _complaint(self) -> Callable[[str, str, str], Complaint]:
         return self.config.complaint

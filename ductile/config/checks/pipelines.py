@@ -1,6 +1,6 @@
-"""The doctor's look at pipelines: plans held against the plugins that are really there and what these say they emit.
+"""Warnings about pipelines, based on the installed plugins and the events that their manifests declare.
 
-Warnings only: what is worth a look but may be meant. Called by `check`, which owns the errors about unknown names.
+Errors about unknown plugins and commands are reported by `doctor`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,61 +11,61 @@ from attrs import frozen
 from ductile.config.load.load import Config
 from ductile.core.errors import Complaint
 from ductile.core.units import format_duration
-from ductile.pipeline.compile.graph import circles, way
+from ductile.pipeline.compile.graph import find_cycles, format_cycle
 from ductile.pipeline.compile.plan import Plan, PlanNode
 from ductile.pipeline.language.conditions import paths_of
 from ductile.plugin.manifest import Emission
 from ductile.plugin.registry import Plugin
 
-MOST_CIRCLES = 20
+MAX_REPORTED_CYCLES = 20
 
 
-def emissions(node: PlanNode, plugins: Mapping[str, Plugin]) -> tuple[Emission, ...]:
-    """What the manifest says the node's command emits; nothing if it does not say."""
+def declared_emissions(node: PlanNode, plugins: Mapping[str, Plugin]) -> tuple[Emission, ...]:
+    """Return the events that the manifest declares for the node's command."""
     plugin = plugins.get(node.plugin)
     command = plugin.manifest.commands.get(node.command) if plugin else None
     return command.values.emit if command else ()
 
 
 @frozen
-class Workflows:
-    """All pipelines of a configuration, beside the plugins it can use."""
+class PipelineChecks:
+    """The checks of all pipelines of a configuration."""
 
     config: Config
     plugins: Mapping[str, Plugin]
 
     def warnings(self) -> Iterator[Complaint]:
         for plan in self.config.plans.by_name.values():
-            yield from self._idle(plan)
-            yield from self._waiting(plan)
+            yield from self._disabled(plan)
+            yield from self._timeouts(plan)
             yield from self._hook(plan)
-        yield from self._hook_circles()
-        yield from self._event_circles()
+        yield from self._hook_cycles()
+        yield from self._event_cycles()
 
-    def _idle(self, plan: Plan) -> Iterator[Complaint]:
-        """Steps that cannot run for now, because the operator says so."""
+    def _disabled(self, plan: Plan) -> Iterator[Complaint]:
+        """Yield a warning for each step that uses a disabled plugin or instance."""
         settings = self.config.settings
         disabled = {name for name, entry in settings.plugins.items() if not entry.enabled}
-        closed = {instance.name for instance in settings.instances if not instance.enabled}
+        disabled_instances = {instance.name for instance in settings.instances if not instance.enabled}
         for node in plan.own_nodes:
             if node.kind == "uses" and node.plugin in disabled:
-                message = f"plugin {node.plugin} is disabled; a run that comes here fails"
-                yield self._say(message, f"{node.where}.uses", "pipelines")
-            if node.relay and node.relay.to in closed:
-                message = f"instance {node.relay.to} is disabled; a run that comes here fails"
-                yield self._say(message, f"{node.where}.relay.to", "pipelines")
+                message = f"plugin {node.plugin} is disabled; runs that reach this step fail"
+                yield self._complaint(message, f"{node.where}.uses", "pipelines")
+            if node.relay and node.relay.to in disabled_instances:
+                message = f"instance {node.relay.to} is disabled; runs that reach this step fail"
+                yield self._complaint(message, f"{node.where}.relay.to", "pipelines")
         if plan.from_plugin in disabled:
-            message = f"plugin {plan.from_plugin} is disabled; nothing can start this"
-            yield self._say(message, f"{plan.where}.from_plugin", "pipelines")
+            message = f"plugin {plan.from_plugin} is disabled, so it cannot start this pipeline"
+            yield self._complaint(message, f"{plan.where}.from_plugin", "pipelines")
 
-    def _waiting(self, plan: Plan) -> Iterator[Complaint]:
-        longest = self.config.settings.api.max_sync_timeout
-        if plan.execution_mode == "synchronous" and plan.timeout > longest:
+    def _timeouts(self, plan: Plan) -> Iterator[Complaint]:
+        limit = self.config.settings.api.max_sync_timeout
+        if plan.execution_mode == "synchronous" and plan.timeout > limit:
             message = (
-                f"{format_duration(plan.timeout)} is longer than api.max_sync_timeout ({format_duration(longest)}); "
-                "no caller waits longer than that"
+                f"{format_duration(plan.timeout)} is longer than api.max_sync_timeout ({format_duration(limit)}); "
+                "requests do not wait longer than that"
             )
-            yield self._say(message, f"{plan.where}.timeout", "pipelines")
+            yield self._complaint(message, f"{plan.where}.timeout", "pipelines")
 
     # ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -73,62 +73,66 @@ class Workflows:
         if plan.hook is None:
             return
         if plan.condition and any(path.root == "context" for path in paths_of(plan.condition)):
-            message = "reads context.*, which is always empty here: a hook inherits nothing from the job that ended"
-            yield self._say(message, f"{plan.where}.if", "pipelines")
-        if plan.name not in self._called() and not any(plan.takes_from(name) for name in self._notifying()):
-            who = f"plugin {plan.from_plugin} does not have" if plan.from_plugin else "no plugin has"
-            message = f"nothing can start it: {who} notify_on_complete: true"
-            yield self._say(message, f"{plan.where}.on-hook", "pipelines")
+            message = (
+                "reads context.*, which is always empty here: a hook does not inherit the context of the finished job"
+            )
+            yield self._complaint(message, f"{plan.where}.if", "pipelines")
+        if plan.name not in self._called() and not any(plan.accepts_source(name) for name in self._notifying()):
+            subject = f"plugin {plan.from_plugin} does not have" if plan.from_plugin else "no plugin has"
+            message = f"cannot be triggered: {subject} notify_on_complete: true"
+            yield self._complaint(message, f"{plan.where}.on-hook", "pipelines")
 
     def _called(self) -> set[str]:
         plans = self.config.plans.by_name.values()
         return {node.pipeline for plan in plans for node in plan.nodes.values() if node.call_depth}
 
-    def _hook_circles(self) -> Iterator[Complaint]:
-        """Hooks fire for root jobs, which are the first ones of a run."""
+    def _hook_cycles(self) -> Iterator[Complaint]:
+        """Hooks fire for root jobs, which are the first jobs of a run."""
         hooks = [plan for plans in self.config.plans.by_hook.values() for plan in plans]
-        following = {
+        successors = {
             plan.name: [
                 other.name
                 for other in hooks
                 if any(
-                    node.nearest == 1 and node.plugin in self._notifying() and other.takes_from(node.plugin)
+                    node.min_depth == 1 and node.plugin in self._notifying() and other.accepts_source(node.plugin)
                     for node in plan.nodes.values()
                 )
             ]
             for plan in hooks
         }
-        most = self.config.settings.service.hook_max_depth
-        advice = f"service.hook_max_depth ends it after {most}; use a plugin without notify_on_complete, or from_plugin"
-        yield from self._circles(following, f"hooks start each other in a circle: {{way}}; {advice}", "hook_cycles")
+        depth = self.config.settings.service.hook_max_depth
+        advice = (
+            f"service.hook_max_depth stops it after {depth}; use from_plugin or a plugin without notify_on_complete"
+        )
+        yield from self._cycles(successors, f"hooks form a cycle: {{cycle}}; {advice}", "hook_cycles")
 
     def _notifying(self) -> list[str]:
         return [name for name, entry in self.config.settings.plugins.items() if entry.notify_on_complete]
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _event_circles(self) -> Iterator[Complaint]:
+    def _event_cycles(self) -> Iterator[Complaint]:
         plans = self.config.plans
-        following = {
+        successors = {
             plan.name: list(
                 dict.fromkeys(
                     other.name
                     for node in plan.nodes.values()
-                    for emission in emissions(node, self.plugins)
-                    for other in plans.on(emission.event)
-                    if other.takes_from(node.plugin)
+                    for emission in declared_emissions(node, self.plugins)
+                    for other in plans.for_event(emission.event)
+                    if other.accepts_source(node.plugin)
                 )
             )
             for plan in plans.by_name.values()
         }
-        advice = f"service.limits.hops ends it after {self.config.settings.service.limits.hops}"
-        message = f"events may start pipelines in a circle: {{way}}; {advice}"
-        yield from self._circles(following, message, "event_cycles")
+        advice = f"service.limits.hops stops it after {self.config.settings.service.limits.hops}"
+        message = f"events may form a cycle of pipelines: {{cycle}}; {advice}"
+        yield from self._cycles(successors, message, "event_cycles")
 
-    def _circles(self, following: Mapping[str, Iterable[str]], message: str, category: str) -> Iterator[Complaint]:
-        for circle in islice(circles(following), MOST_CIRCLES):
-            where = self.config.plans.named(circle[0]).where
-            yield self._say(message.format(way=way(circle)), where, category)
+    def _cycles(self, successors: Mapping[str, Iterable[str]], message: str, category: str) -> Iterator[Complaint]:
+        for cycle in islice(find_cycles(successors), MAX_REPORTED_CYCLES):
+            where = self.config.plans.require(cycle[0]).where
+            yield self._complaint(message.format(cycle=format_cycle(cycle)), where, category)
 
-    def _say(self, message: str, path: str, category: str) -> Complaint:
+    def _complaint(self, message: str, path: str, category: str) -> Complaint:
         return self.config.complaint(message, path, category)

@@ -1,9 +1,9 @@
-"""Several files and the seal change together, or none of them does.
+"""Atomic replacement of several files together with the seal.
 
-What is decided is first written down whole beside the configuration (`.pending`); that one rename is the moment of the
-change. Then the files are replaced, the seal last, and the note goes. Whoever finds the note finishes the work, so a
-crash leaves the old configuration or the new one, never a mixture. Where the seal can only be made of files in their
-place, the note is of the way back, and the seal is the moment of the change. Knows bytes and modes, not YAML.
+The complete change is first written to a note (`.pending`) next to the configuration; that rename commits the change.
+Then the files are replaced, the seal last, and the note is removed. The next process that finds a note finishes the
+change, so a crash leaves either the old or the new configuration. If the seal can only be computed from the replaced
+files, the note describes the rollback, and writing the seal commits the change. Knows bytes and modes, not YAML.
 """
 
 import base64
@@ -25,19 +25,19 @@ from ductile.core.formats import strict_json
 
 PENDING_FILE = ".pending"
 MAX_PENDING_BYTES = 128 << 20
-PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.02
+LOCK_TIMEOUT_SECONDS, LOCK_POLL_INTERVAL = 10.0, 0.02
 
 
 class EditBusy(DuctileError):
-    """Somebody else is changing this configuration."""
+    """Another process is changing this configuration."""
 
     code, exit_code, status = "busy", 75, 503
-    hint = "try again in a moment"
+    hint = "Try again in a moment."
 
 
 @frozen
 class Replacement:
-    """One file and what it is about to hold; `before` is None for a new one, `content` for one that goes."""
+    """The new content of a file. `before` is None for a new file, `content` is None for a removed file."""
 
     path: Path
     content: bytes | None = field(repr=False)
@@ -47,7 +47,7 @@ class Replacement:
 
     @classmethod
     def of(cls, path: Path, content: bytes) -> "Replacement":
-        """The file as it is now, which keeps its mode."""
+        """Return a replacement for the current file. It preserves the mode."""
         try:
             now = files.read_regular(path, max_bytes=MAX_PENDING_BYTES, follow_symlinks=True)
         except files.FileMissing:
@@ -55,142 +55,146 @@ class Replacement:
         return cls(path, content, now.content, stat.S_IMODE(now.mode), stat.S_IMODE(now.mode))
 
     @property
-    def back(self) -> "Replacement":
-        """What makes it undone."""
+    def inverse(self) -> "Replacement":
+        """The replacement that reverts this one."""
         return Replacement(self.path, self.before, self.content, self.mode_before, self.mode)
 
 
 @contextlib.contextmanager
-def only_editor(directory: Path) -> Iterator[None]:
-    """For the length of the block nobody else edits the configuration in `directory`."""
-    with contextlib.ExitStack() as held:
+def lock_config(directory: Path) -> Iterator[None]:
+    """Hold the exclusive edit lock of the configuration in `directory`. Raises EditBusy after a timeout."""
+    with contextlib.ExitStack() as stack:
         try:
             while True:
                 descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                held.callback(os.close, descriptor)
-                _take(descriptor, directory)
+                stack.callback(os.close, descriptor)
+                _acquire_lock(descriptor, directory)
                 if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
                     break
-                held.close()  # a restore has put another directory in its place meanwhile
+                stack.close()  # a restore has replaced the directory while this process waited
         except OSError as error:
             raise files.FileRefused(directory, os.strerror(error.errno or 0).lower()) from error
         yield
 
 
-def _take(descriptor: int, directory: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _acquire_lock(descriptor: int, directory: Path) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while True:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if time.monotonic() > deadline:
-            raise EditBusy(f"{directory}: somebody else is changing this configuration", hint="try again")
-        time.sleep(PAUSE_SECONDS)
+            raise EditBusy(f"{directory}: another process is changing this configuration", hint="Try again.")
+        time.sleep(LOCK_POLL_INTERVAL)
 
 
-def replace_together(directory: Path, replacements: Iterable[Replacement]) -> None:
-    """Every file holds its new content; if one cannot be written, all hold the old. The last one is the seal.
+def replace_files(directory: Path, replacements: Iterable[Replacement]) -> None:
+    """Replace all files; if one cannot be written, restore all. The last file is the seal.
 
-    The caller is the only editor.
+    The caller must hold the edit lock.
     """
-    wanted = tuple(replacements)
-    with _noted(directory, _written(wanted), wanted):
-        for one in wanted:
-            write(one)
+    ordered = tuple(replacements)
+    with _pending(directory, _render_note(ordered), ordered):
+        for replacement in ordered:
+            write(replacement)
 
 
 def replace_and_seal(
     directory: Path, replacements: Iterable[Replacement], seal: Path, make_seal: Callable[[], None]
 ) -> None:
-    """The same where `make_seal` can make the `seal` only of the files in their place; it may fail like a file.
+    """Replace all files, then call `make_seal` to create `seal` from the files on disk. If a step fails, restore all.
 
-    A crash before that is put back by whoever finds the note: nothing is approved that nobody has seen.
+    After a crash before the seal is written, the next process rolls the change back.
     """
-    wanted = (*replacements, Replacement.of(seal, b""))
-    with _noted(directory, _written((one.back for one in wanted), unknown=seal), wanted):
-        for one in wanted[:-1]:
-            write(one)
+    ordered = (*replacements, Replacement.of(seal, b""))
+    with _pending(directory, _render_note((replacement.inverse for replacement in ordered), unknown=seal), ordered):
+        for replacement in ordered[:-1]:
+            write(replacement)
         make_seal()
 
 
 @contextlib.contextmanager
-def _noted(directory: Path, content: bytes, wanted: Iterable[Replacement]) -> Iterator[None]:
-    """Inside, `content` says what to do after a crash; if the block fails, all of `wanted` is put back."""
+def _pending(directory: Path, content: bytes, replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Keep a note with `content` for recovery after a crash. If the block fails, restore all files."""
     note = directory / PENDING_FILE
     files.write_private(note, content)
     try:
         yield
     except BaseException:
-        put_back(wanted)
+        roll_back(replacements)
         note.unlink(missing_ok=True)
         raise
     note.unlink(missing_ok=True)
 
 
-def put_back(replacements: Iterable[Replacement]) -> None:
-    """Every file holds what it held before; new ones are gone."""
-    for one in replacements:
-        if _content(one.path) != one.before:  # else it was never changed, maybe because it cannot be
-            write(one.back)
+def roll_back(replacements: Iterable[Replacement]) -> None:
+    """Restore the previous content of all files, and remove new files."""
+    for replacement in replacements:
+        if _current_content(replacement.path) != replacement.before:  # an unchanged file may not be writable
+            write(replacement.inverse)
 
 
 def finish_interrupted(directory: Path) -> None:
-    """If an edit was decided and not finished, it is finished now."""
+    """Finish a committed change that was interrupted."""
     if not os.path.lexists(directory / PENDING_FILE):
         return
-    with _telling(directory), only_editor(directory):
-        finish(directory)
+    with _as_integrity_error(directory), lock_config(directory):
+        finish_pending(directory)
 
 
-def finish(directory: Path) -> None:
-    """The same for the only editor. Files that somebody has changed since keep what they have, and stay unsealed."""
-    with _telling(directory):
+def finish_pending(directory: Path) -> None:
+    """Finish an interrupted change; the caller holds the edit lock.
+
+    If a file was modified after the crash, no file is replaced.
+    """
+    with _as_integrity_error(directory):
         _finish(directory / PENDING_FILE)
 
 
 @contextlib.contextmanager
-def _telling(directory: Path) -> Iterator[None]:
+def _as_integrity_error(directory: Path) -> Iterator[None]:
+    """Raise file errors in the block as IntegrityBroken."""
     try:
         yield
     except (files.FileRefused, Unreadable) as error:
-        message = f"an edit was interrupted and cannot be finished: {error}"
+        message = f"an interrupted edit cannot be finished: {error}"
         raise IntegrityBroken(
             [Complaint(message, mark=Mark(str(directory / PENDING_FILE), 1), category="integrity")],
-            hint="run `ductile config lock` as the owner of the configuration, or remove the file",
+            hint="Run `ductile config lock` as the owner of the configuration, or remove the file.",
         ) from error
 
 
 def _finish(note: Path) -> None:
     try:
-        noted = files.read_regular(note, max_bytes=MAX_PENDING_BYTES)
+        stored = files.read_regular(note, max_bytes=MAX_PENDING_BYTES)
     except files.FileMissing:
-        return  # finished by another one meanwhile
-    for finding in files.permission_findings(note):
+        return  # another process has finished it
+    for finding in files.check_permissions(note):
         if finding.is_refusal:
             raise files.FileRefused(note, finding.message)
-    wanted = _read(noted.content, str(note))
-    states = [_state(path, content, before) for path, content, before, _ in wanted]
+    entries = _parse_note(stored.content, str(note))
+    states = [_state(path, content, before) for path, content, before, _ in entries]
     if "foreign" not in states:
-        for (path, content, _, mode), state in zip(wanted, states, strict=True):
+        for (path, content, _, mode), state in zip(entries, states, strict=True):
             if state == "before":
                 write(Replacement(path, content, mode=mode))
     write(Replacement(note, None))
 
 
-def write(one: Replacement) -> None:
-    """The file holds its new content, or is gone; the folder for a new one is made."""
+def write(replacement: Replacement) -> None:
+    """Write or remove one file. Creates the parent directory of a new file."""
     try:
-        if one.content is None:
-            one.path.unlink(missing_ok=True)
+        if replacement.content is None:
+            replacement.path.unlink(missing_ok=True)
             return
-        one.path.parent.mkdir(mode=0o700, exist_ok=True)
+        replacement.path.parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise files.FileRefused(one.path.parent, os.strerror(error.errno or 0).lower()) from error
-    files.write_private(one.path, one.content, mode=one.mode, follow_symlinks=True)
+        raise files.FileRefused(replacement.path.parent, os.strerror(error.errno or 0).lower()) from error
+    files.write_private(replacement.path, replacement.content, mode=replacement.mode, follow_symlinks=True)
 
 
 def _state(path: Path, content: bytes | None, before: str | None) -> str:
-    """Which content a file has now: the one `before`, the one `after`, or a `foreign` one."""
-    now = _content(path)
+    """Return `before`, `after` or `foreign`, depending on the current content of the file."""
+    now = _current_content(path)
     if now == content:
         return "after"
     if now is None:
@@ -198,29 +202,33 @@ def _state(path: Path, content: bytes | None, before: str | None) -> str:
     return "before" if before == blake3(now).hexdigest() else "foreign"
 
 
-def _content(path: Path) -> bytes | None:
-    """What a file holds; None if there is none."""
+def _current_content(path: Path) -> bytes | None:
+    """Return the content of a file; None if it does not exist."""
     try:
         return files.read_regular(path, max_bytes=MAX_PENDING_BYTES, follow_symlinks=True).content
     except files.FileMissing:
         return None
 
 
-def _written(wanted: Iterable[Replacement], *, unknown: Path | None = None) -> bytes:
-    """The note. What the file `unknown` will hold before it is as wanted nobody can say: then it is foreign."""
+def _render_note(replacements: Iterable[Replacement], *, unknown: Path | None = None) -> bytes:
+    """Render the note. The content of `unknown` before the rollback cannot be predicted."""
     entries = [
         {
-            "path": str(one.path),
-            "mode": one.mode,
-            "before": "" if one.path == unknown else None if one.before is None else blake3(one.before).hexdigest(),
-            "content": None if one.content is None else base64.b64encode(one.content).decode(),
+            "path": str(replacement.path),
+            "mode": replacement.mode,
+            "before": "" if replacement.path == unknown else _digest(replacement.before),
+            "content": None if replacement.content is None else base64.b64encode(replacement.content).decode(),
         }
-        for one in wanted
+        for replacement in replacements
     ]
     return strict_json.dumps({"version": 1, "files": entries}).encode()
 
 
-def _read(content: bytes, source: str) -> list[tuple[Path, bytes | None, str | None, int]]:
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else blake3(content).hexdigest()
+
+
+def _parse_note(content: bytes, source: str) -> list[tuple[Path, bytes | None, str | None, int]]:
     data: Any = strict_json.loads(content, source=source)
     try:
         return [
@@ -233,4 +241,4 @@ def _read(content: bytes, source: str) -> list[tuple[Path, bytes | None, str | N
             for entry in data["files"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Unreadable("is not a note about an edit", Mark(source, 1)) from error
+        raise Unreadable("is not a valid edit note", Mark(source, 1)) from error

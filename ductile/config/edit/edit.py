@@ -1,8 +1,7 @@
-"""Changes to the configuration files by command: tried out whole, written together, sealed completely.
+"""Edit the configuration: apply a change to a draft, check the result, write all files together and seal them.
 
-The story of one edit. Nothing is written unless the whole configuration with the change in it loads and the doctor
-finds no error; an edit never approves what somebody else did to the files where a start would refuse it. Called by the
-`config` commands.
+Nothing is written unless the complete changed configuration loads and passes `checks.doctor`. An edit does not approve
+other changes to files that a start would refuse.
 """
 
 import difflib
@@ -15,29 +14,29 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from ductile.config.checks.doctor import Examination, examine, sealed_plugins
-from ductile.config.edit.atomic_write import Replacement, finish, only_editor, replace_together
+from ductile.config.edit.atomic_write import Replacement, finish_pending, lock_config, replace_files
 from ductile.config.edit.staged_edit import Draft
 from ductile.config.load.load import Config, load
 from ductile.config.seal import checksums
-from ductile.config.seal.approve import Sealed, seal_of
+from ductile.config.seal.approve import SealResult, prepare_seal
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigInvalid, IntegrityBroken
 from ductile.core.secret import HIDDEN, Mask
 
 CONTEXT_LINES = 2
-NOTHING_CHANGED = "nothing was changed"
+NOTHING_CHANGED = "Nothing was changed."
 _ASSIGNED = re.compile(r"^([-+ ]\s*(?:export\s+)?\w+\s*=).*$", re.MULTILINE)
 
 
 @frozen
-class Edited:
-    """What an edit did, or would do."""
+class EditResult:
+    """The result of an edit or of a dry run."""
 
     files: tuple[Path, ...]
     diff: str
-    """Unified, without secrets."""
+    """Unified diff without secrets."""
     sealed: tuple[str, ...]
-    """How the seal differs from the one before: more than `files` when something else was changed by hand."""
+    """Changes to the seal. Lists more than `files` if other files were changed manually."""
     warnings: tuple[Complaint, ...]
     config: Config
     dry_run: bool
@@ -56,20 +55,20 @@ def edit(
     now: datetime,
     dry_run: bool = False,
     approving: Collection[Path] = (),
-) -> Edited:
-    """The configuration at `root` is as `change` wants it and sealed, or nothing is different.
+) -> EditResult:
+    """Apply `change` to the configuration at `root` and seal the result. If this raises, nothing was changed.
 
-    `approving` are files that may differ from the seal because this edit is about approving them.
+    `approving` are files that may differ from the seal, because this edit approves them.
     """
-    with only_editor(root.parent):
-        finish(root.parent)
-        before = _approved(root, approving)
+    with lock_config(root.parent):
+        finish_pending(root.parent)
+        before = _load_current(root, approving)
         original = Draft.of(root, os.environ)
         draft = change(original)
-        examination, sealed = _tried(draft, now)
-        changed = tuple(path for path in draft.replaced if draft.replaced[path] != _bytes_of(original, path))
+        examination, sealed = _check(draft, now)
+        changed = tuple(path for path in draft.replaced if draft.replaced[path] != _read_or_none(original, path))
         masks = [examination.config.mask, *([before.mask] if before else [])]
-        edited = Edited(
+        edited = EditResult(
             files=changed,
             diff="".join(_diffs(draft, original, changed, masks)),
             sealed=tuple(sealed.changes),
@@ -82,31 +81,31 @@ def edit(
         return edited
 
 
-def _approved(root: Path, approving: Collection[Path]) -> Config | None:
-    """The configuration before the edit; None if it is invalid, which an edit may mend."""
+def _load_current(root: Path, approving: Collection[Path]) -> Config | None:
+    """Load the configuration before the edit. Returns None if it is invalid: the edit may fix it."""
     try:
         return load(root)
     except IntegrityBroken as broken:
         others = [found for found in broken.complaints if not found.mark or Path(found.mark.source) not in approving]
         if others:
-            hint = f"{NOTHING_CHANGED}: an edit would seal this too; see it with `ductile config lock --dry-run`"
+            hint = f"{NOTHING_CHANGED} The edit would seal this too; run `ductile config lock --dry-run` to see it."
             raise IntegrityBroken(others, hint=hint) from None
     except ConfigInvalid:
         pass
     return None
 
 
-def _tried(draft: Draft, now: datetime) -> tuple[Examination, Sealed]:
-    """The whole configuration as it would be, found good, and the seal for it."""
+def _check(draft: Draft, now: datetime) -> tuple[Examination, SealResult]:
+    """Load and examine the changed configuration, and prepare its seal. Raises ConfigInvalid."""
     try:
         config = load(draft.root, environ=draft.environ, verify=False, replaced=draft.replaced)
-        # What differs from the old seal is about to be sealed: no news.
-        warnings = tuple(warning for warning in config.warnings if warning.category != checksums.CATEGORY)
+        # Differences from the old seal are about to be sealed, so they are not reported.
+        warnings = tuple(warning for warning in config.warnings if warning.category != checksums.INTEGRITY)
         examination = examine(evolve(config, seal=None, warnings=warnings))
         if examination.report.errors:
             raise ConfigInvalid(examination.report.errors)
         _require_known_plugins(config, examination)
-        return examination, seal_of(config, examination, now=now)
+        return examination, prepare_seal(config, examination, now=now)
     except ConfigInvalid as invalid:
         if invalid.hint == ConfigInvalid.hint:
             invalid.hint = NOTHING_CHANGED
@@ -114,26 +113,26 @@ def _tried(draft: Draft, now: datetime) -> tuple[Examination, Sealed]:
 
 
 def _require_known_plugins(config: Config, examination: Examination) -> None:
-    """Where a start would refuse plugins that have changed since they were sealed, an edit does not seal them."""
+    """Raise IntegrityBroken if a start would refuse a plugin that has changed since it was sealed."""
     service = config.settings.service
     admission = service.admission
     if config.seal is None:
         return
-    drifts = checksums.drift_of_plugins(sealed_plugins(config, examination.found), config.seal)
+    drifts = checksums.find_plugin_drift(sealed_plugins(config, examination.found), config.seal)
     changed = service.strict_mode or admission.verify_integrity_on_boot or admission.fail_on_drift
-    if refused := checksums.refusals(drifts, changed=changed, unsealed=False, seal=config.seal):
+    if refused := checksums.blocking_complaints(drifts, changed=changed, unsealed=False, seal=config.seal):
         raise IntegrityBroken(refused)
 
 
-def _write(draft: Draft, original: Draft, changed: Collection[Path], sealed: Sealed) -> None:
+def _write(draft: Draft, original: Draft, changed: Collection[Path], sealed: SealResult) -> None:
     replacements = [Replacement.of(path, draft.replaced[path]) for path in changed]
-    for one in replacements:
-        if one.before != _bytes_of(original, one.path):
-            raise files.FileRefused(one.path, "was changed while it was edited", hint="try again")
-    replace_together(draft.root.parent, [*replacements, Replacement.of(sealed.path, sealed.content)])
+    for replacement in replacements:
+        if replacement.before != _read_or_none(original, replacement.path):
+            raise files.FileRefused(replacement.path, "was modified during the edit", hint="Try again.")
+    replace_files(draft.root.parent, [*replacements, Replacement.of(sealed.path, sealed.content)])
 
 
-def _bytes_of(draft: Draft, path: Path) -> bytes | None:
+def _read_or_none(draft: Draft, path: Path) -> bytes | None:
     try:
         return draft.content(path)
     except files.FileMissing:
@@ -144,7 +143,7 @@ def _diffs(draft: Draft, original: Draft, changed: Collection[Path], masks: list
     yaml_files = {path for path, _ in draft.sources.documents}
     env_files = {source.path for source in draft.sources.files if source.path not in yaml_files}
     for path in changed:
-        before = (_bytes_of(original, path) or b"").decode()
+        before = (_read_or_none(original, path) or b"").decode()
         diff = _diff(path, before, draft.content(path).decode(), 0 if path in env_files else CONTEXT_LINES)
         for mask in masks:
             diff = mask(diff)

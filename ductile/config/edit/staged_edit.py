@@ -1,7 +1,7 @@
-"""A configuration with changes that are not written yet: every file as it is, some with other bytes.
+"""A draft: the files of a configuration, some with new contents that are not written yet.
 
-Decides which file a change belongs into: the one that says the value now, else the one that has the section, else the
-root. Knows trees and files; whether the result is a good configuration is for `edit` to find out.
+Selects the file for a change: the file that contains the value, otherwise the file that contains the section, otherwise
+the root. Knows trees and files; `edit` checks whether the result is valid.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,9 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from ductile.config.edit import yaml_change
-from ductile.config.edit.yaml_change import same
-from ductile.config.edit.yaml_path import YamlPath, spelled, value_at
-from ductile.config.load.sources import NOTHING_REPLACED, Sources, read_sources
+from ductile.config.edit import yaml_edit
+from ductile.config.edit.yaml_edit import YamlPath, format_path, is_same_data, value_at
+from ductile.config.load.sources import NO_REPLACEMENTS, Sources, read_sources
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigInvalid, Mark, NotFound
 from ductile.core.formats import strict_yaml
@@ -22,25 +21,25 @@ from ductile.core.formats.strict_yaml import YamlNode
 
 @frozen
 class Draft:
-    """The files of a configuration, and what some of them would hold."""
+    """The files of a configuration and the new contents of some of them."""
 
     root: Path
     environ: Mapping[str, str] = field(repr=False)
     sources: Sources = field(repr=False)
-    replaced: Mapping[Path, bytes] = field(default=NOTHING_REPLACED, repr=False)
+    replaced: Mapping[Path, bytes] = field(default=NO_REPLACEMENTS, repr=False)
 
     @classmethod
     def of(cls, root: Path, environ: Mapping[str, str]) -> "Draft":
-        """The configuration as it is."""
+        """Return a draft without changes."""
         return cls(root, environ, read_sources(root, environ))
 
     @property
     def data(self) -> Any:
-        """All files merged, as they are written: `${NAME}` is not replaced."""
+        """All files merged, without interpolation of `${NAME}`."""
         return self.sources.root.data()
 
     def content(self, path: Path) -> bytes:
-        """What `path` holds in this draft."""
+        """Return the content of `path` in this draft."""
         if path in self.replaced:
             return self.replaced[path]
         for source in self.sources.files:
@@ -49,77 +48,82 @@ class Draft:
         return files.read_regular(path, max_bytes=strict_yaml.MAX_BYTES).content
 
     def with_file(self, path: Path, content: bytes) -> "Draft":
-        """The same with other bytes in one file, which may be a new one."""
+        """Return the draft with new content for one existing or new file."""
         replaced = {**self.replaced, path: content}
         sources = read_sources(self.root, self.environ, replaced=replaced)
         return evolve(self, replaced=replaced, sources=sources)
 
     def with_environment(self, name: str, value: str) -> "Draft":
-        """The same for a service that has one more environment variable."""
+        """Return the draft with one more environment variable."""
         return evolve(self, environ={**self.environ, name: value})
 
     def with_value(self, path: YamlPath, value: Any) -> "Draft":
-        """The same with `value` at `path`; whoever asks for it finds it there."""
-        place = self._place(path)
-        source = str(place.path)
-        content = yaml_change.with_value(self.content(place.path), place.way, value, source=source)
-        changed = self.with_file(place.path, content)
-        if not same(value_at(changed.data, path), value):
+        """Return the draft with `value` at `path`.
+
+        Raises ConfigInvalid if another file overrides or extends the value.
+        """
+        location = self._locate(path)
+        source = str(location.path)
+        content = yaml_edit.with_value(self.content(location.path), location.inner_path, value, source=source)
+        changed = self.with_file(location.path, content)
+        if not is_same_data(value_at(changed.data, path), value):
             mark = _mark_at(changed.sources.root, path) or Mark(source, 1)
-            message = f"is said in more than one file; {source} alone cannot decide it. Change it by hand"
-            raise ConfigInvalid([Complaint(message, spelled(path), mark, "edit")])
+            message = f"is set in more than one file and cannot be changed in {source} alone; edit the files manually"
+            raise ConfigInvalid([Complaint(message, format_path(path), mark, "edit")])
         return changed
 
     def with_item(self, path: YamlPath, item: Any) -> "Draft":
-        """The same with one more item in the list at `path`, in the file that has that list."""
-        place = self._place(path)
-        content = yaml_change.with_item(self.content(place.path), place.way, item, source=str(place.path))
-        return self.with_file(place.path, content)
+        """Return the draft with `item` appended to the list at `path`, in the file that contains the list."""
+        location = self._locate(path)
+        content = yaml_edit.with_item(self.content(location.path), location.inner_path, item, source=str(location.path))
+        return self.with_file(location.path, content)
 
     def without_item(self, path: YamlPath, index: int) -> "Draft":
-        """The same without one item of the merged list at `path`."""
-        place = self._place((*path, index))
-        if not place.is_written:
-            raise NotFound(f"there is no {spelled((*path, index))}")
-        *way, number = place.way
-        content = yaml_change.without_item(self.content(place.path), tuple(way), int(number), source=str(place.path))
-        return self.with_file(place.path, content)
+        """Return the draft without item `index` of the merged list at `path`."""
+        location = self._locate((*path, index))
+        if not location.is_written:
+            raise NotFound(f"there is no {format_path((*path, index))}")
+        *parent, position = location.inner_path
+        content = yaml_edit.without_item(
+            self.content(location.path), tuple(parent), int(position), source=str(location.path)
+        )
+        return self.with_file(location.path, content)
 
     def file_of(self, path: YamlPath) -> Path:
-        """The file that a change of `path` goes into."""
-        return self._place(path).path
+        """Return the file that a change of `path` applies to."""
+        return self._locate(path).path
 
-    def _place(self, path: YamlPath) -> "_Place":
-        places = list(_places(self.sources.documents, path))
-        if not places:
-            return _Place(self.root, path, 0, is_written=False)
-        written = [place for place in places if place.is_written]
+    def _locate(self, path: YamlPath) -> "_Location":
+        locations = list(_locations(self.sources.documents, path))
+        if not locations:
+            return _Location(self.root, path, 0, is_written=False)
+        written = [location for location in locations if location.is_written]
         if written:
-            # Of two files that say the same thing the later one wins, unless it says nothing.
-            return next((place for place in reversed(written) if not place.is_null), written[-1])
-        deepest = max(place.depth for place in places)
+            # The later file overrides the earlier one, unless its value is null.
+            return next((location for location in reversed(written) if not location.is_null), written[-1])
+        deepest = max(location.depth for location in locations)
         if not deepest:
-            return next((place for place in places if place.path.stem == path[0]), places[0])
-        nearest = [place for place in places if place.depth == deepest]
-        return next((place for place in reversed(nearest) if not place.is_null), nearest[-1])
+            return next((location for location in locations if location.path.stem == path[0]), locations[0])
+        nearest = [location for location in locations if location.depth == deepest]
+        return next((location for location in reversed(nearest) if not location.is_null), nearest[-1])
 
 
 @frozen
-class _Place:
-    """A file, and what the path is called inside it; `depth` parts of it are there already."""
+class _Location:
+    """A file and the position of a path in it; the first `depth` parts of the path exist."""
 
     path: Path
-    way: YamlPath
+    inner_path: YamlPath
     depth: int
     is_written: bool
     is_null: bool = False
 
 
-def _places(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> Iterator[_Place]:
-    """One for each file. Lists are merged by appending, so positions count on from file to file."""
+def _locations(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> Iterator[_Location]:
+    """Yield one location per file. Lists are merged by appending, so indexes continue from file to file."""
     items_before: dict[YamlPath, int] = {}
     for file, node in documents:
-        way: list[str | int] = []
+        found_path: list[str | int] = []
         for depth, part in enumerate(path):
             found = _step(node, part, items_before.get(path[:depth], 0))
             if isinstance(node.value, tuple):
@@ -127,9 +131,11 @@ def _places(documents: tuple[tuple[Path, YamlNode], ...], path: YamlPath) -> Ite
             if found is None:
                 break
             name, node = found
-            way.append(name)
-        is_written = len(way) == len(path)
-        yield _Place(file, (*way, *path[len(way) :]), len(way), is_written, is_null=node.value is None)
+            found_path.append(name)
+        is_written = len(found_path) == len(path)
+        yield _Location(
+            file, (*found_path, *path[len(found_path) :]), len(found_path), is_written, is_null=node.value is None
+        )
 
 
 def _step(node: YamlNode, part: str | int, items_before: int) -> tuple[str | int, YamlNode] | None:

@@ -1,7 +1,7 @@
-"""How every kind of value in a section is read from a marked node: texts, numbers, lists, mappings.
+"""Converters from marked YAML nodes to values: texts, numbers, lists, mappings.
 
-Knows types and rules, not sections. A hook gives the value or raises ValueError; one for a list or mapping raises
-`Problems`. Whoever dispatches by type (`structure`, and `complaints` for what is wrong) brings the hook for classes.
+Knows types and value rules, not sections. A hook returns the value or raises ValueError; a hook for a list or mapping
+raises `MemberErrors`. `structure` dispatches by type and provides the hook for classes.
 """
 
 import types
@@ -14,25 +14,25 @@ from attrs import fields
 
 from ductile.core.errors import did_you_mean
 from ductile.core.formats.strict_yaml import YamlNode
-from ductile.core.formats.yaml_fields import YAML_NAME, Lone, TextType, ValueRule
+from ductile.core.formats.yaml_fields import YAML_NAME, SingleOrList, TextType, ValueRule
 from ductile.core.secret import Secret
-from ductile.core.units import DURATION_HELP, parse_duration, shown
+from ductile.core.units import DURATION_HELP, parse_duration, quote_text
 
 _TRUE = {"true", "yes", "on", "y"}
 _FALSE = {"false", "no", "off", "n"}
 
 Hook = Callable[[Any, Any], Any]
-"""Node and kind → the value."""
-HookOf = Callable[[Any], Hook]
-"""Kind → how it is read."""
+"""Node and type → value."""
+HookLookup = Callable[[Any], Hook]
+"""Type → hook."""
 
 
-class Problems(ExceptionGroup[Exception]):
-    """What is wrong with the members of a list or mapping."""
+class MemberErrors(ExceptionGroup[Exception]):
+    """The errors in the members of a list or mapping."""
 
 
-class AtMember(ValueError):
-    """A problem inside a list or mapping, and where in it."""
+class MemberError(ValueError):
+    """An error in one member of a list or mapping."""
 
     def __init__(self, member: str | int, problem: Exception) -> None:
         super().__init__(str(problem))
@@ -40,19 +40,19 @@ class AtMember(ValueError):
 
 
 def yaml_names(cls: type) -> dict[str, str]:
-    """Attribute name → the key as written in YAML."""
+    """Map each attribute name to its YAML key."""
     return {field.name: field.metadata.get(YAML_NAME, field.name) for field in fields(cls)}
 
 
 def members_of(node: YamlNode) -> dict[str, YamlNode]:
-    """A key without a value counts as absent, so that an empty section means its defaults."""
+    """Return the members of a mapping. A key without a value counts as absent, so an empty section has its defaults."""
     return {name: member for name, member in _mapping_of(node).items() if member.value is not None}
 
 
 # ── containers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _mapping_hook(kind: Any, hook_of: HookOf) -> Hook:
+def _mapping_hook(kind: Any, hook_of: HookLookup) -> Hook:
     key_type, value_type = get_args(kind)
     if value_type is Any:
         return lambda node, _: _mapping_of(node) and node.data()
@@ -66,15 +66,15 @@ def _mapping_hook(kind: Any, hook_of: HookOf) -> Hook:
                 structure_key(YamlNode(name, member.mark, text=name), key_type)
                 built[name] = structure_value(member, value_type)
             except (ExceptionGroup, ValueError) as problem:
-                problems.append(AtMember(name, problem))
+                problems.append(MemberError(name, problem))
         if problems:
-            raise Problems("mapping", problems)
+            raise MemberErrors("mapping", problems)
         return built
 
     return build
 
 
-def _tuple_hook(kind: Any, hook_of: HookOf) -> Hook:
+def _tuple_hook(kind: Any, hook_of: HookLookup) -> Hook:
     item_type = get_args(kind)[0]
     structure_item = hook_of(item_type) if item_type is not Any else None
     plain_items = _is_mapping(item_type) and get_args(item_type)[1] is Any
@@ -89,15 +89,15 @@ def _tuple_hook(kind: Any, hook_of: HookOf) -> Hook:
                     _mapping_of(item)
                 built.append(structure_item(item, item_type) if structure_item else item.data())
             except (ExceptionGroup, ValueError) as problem:
-                problems.append(AtMember(index, problem))
+                problems.append(MemberError(index, problem))
         if problems:
-            raise Problems("list", problems)
+            raise MemberErrors("list", problems)
         return tuple(built)
 
     return build
 
 
-def _optional_hook(kind: Any, hook_of: HookOf) -> Hook:
+def _optional_hook(kind: Any, hook_of: HookLookup) -> Hook:
     (inner,) = [option for option in get_args(kind) if option is not types.NoneType]
     return hook_of(inner)
 
@@ -126,11 +126,11 @@ def _is_optional(kind: Any) -> bool:
 # ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _annotated_hook(kind: Any, hook_of: HookOf) -> Hook:
+def _annotated_hook(kind: Any, hook_of: HookLookup) -> Hook:
     inner, *notes = get_args(kind)
     readers = [note for note in notes if isinstance(note, TextType)]
     rules = [note for note in notes if isinstance(note, ValueRule)]
-    alone_allowed = any(isinstance(note, Lone) for note in notes)
+    alone_allowed = any(isinstance(note, SingleOrList) for note in notes)
     structure_inner = hook_of(inner) if not readers else None
 
     def build(node: YamlNode, _: Any) -> Any:
@@ -145,7 +145,7 @@ def _annotated_hook(kind: Any, hook_of: HookOf) -> Hook:
     return build
 
 
-def _literal_hook(kind: Any, _: HookOf) -> Hook:
+def _literal_hook(kind: Any, _: HookLookup) -> Hook:
     allowed = get_args(kind)
 
     def build(node: YamlNode, _: Any) -> str:
@@ -179,21 +179,21 @@ def _str(node: YamlNode, _: Any) -> str:
 
 def _with_unit(node: YamlNode) -> YamlNode:
     if type(node.value) in (int, float) and node.value:
-        raise ValueError(f"{_quoted(node)} has no unit; write {DURATION_HELP}")
+        raise ValueError(f"{_quoted(node)} has no unit; use {DURATION_HELP}")
     return node
 
 
 def _parsed(parse: Callable[[str], Any], node: YamlNode) -> Any:
-    """What `parse` makes of the value. A refusal quotes what is written: `${NAME}` may stand for a secret."""
+    """Parse the value. An error quotes the text as written, because `${NAME}` may refer to a secret."""
     text = _text(node)
     try:
         return parse(text)
     except ValueError as problem:
-        raise ValueError(str(problem).replace(shown(text), _quoted(node))) from None
+        raise ValueError(str(problem).replace(quote_text(text), _quoted(node))) from None
 
 
 def _path(node: YamlNode, _: Any) -> Path:
-    """Relative paths start at the file that names them; `~` is the home of whoever runs Ductile."""
+    """Resolve a path relative to the file that contains it; `~` is the home directory of the current user."""
     text = _text(node)
     if not text.strip() or "\0" in text:
         raise ValueError(f"{_quoted(node)} is not a path")
@@ -210,14 +210,14 @@ def _secret(node: YamlNode, _: Any) -> Secret:
 
 
 def _text(node: YamlNode) -> str:
-    """A scalar as it was written: fields that want text take `1.10` and `yes` as they stand."""
+    """Return a scalar as written, so that text fields keep `1.10` and `yes` unchanged."""
     if node.value is None or isinstance(node.value, tuple | dict):
         raise ValueError(f"expected a single value, got {_kind_of(node)}")
     return node.value if isinstance(node.value, str) else node.text
 
 
 def _kind_of(node: YamlNode) -> str:
-    """Without the value: what stands in the wrong place may be a secret."""
+    """Describe the node type without its value, which may be a secret in the wrong position."""
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):
@@ -226,10 +226,10 @@ def _kind_of(node: YamlNode) -> str:
 
 
 def _quoted(node: YamlNode) -> str:
-    """A single value as it is written, not what its `${NAME}` stands for."""
+    """Quote a scalar as written, without the value of its `${NAME}`."""
     if node.value == ():
         return "an empty list"
-    return _kind_of(node) if node.value is None or isinstance(node.value, tuple | dict) else shown(node.text)
+    return _kind_of(node) if node.value is None or isinstance(node.value, tuple | dict) else quote_text(node.text)
 
 
 # ── by kind ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,7 +242,7 @@ SCALARS: Mapping[Any, Hook] = {
     Path: _path,
     Secret: _secret,
 }
-FACTORIES: tuple[tuple[Callable[[Any], bool], Callable[[Any, HookOf], Hook]], ...] = (
+FACTORIES: tuple[tuple[Callable[[Any], bool], Callable[[Any, HookLookup], Hook]], ...] = (
     (_is_mapping, _mapping_hook),
     (_is_tuple, _tuple_hook),
     (_is_optional, _optional_hook),

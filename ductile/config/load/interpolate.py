@@ -1,7 +1,7 @@
-"""`${NAME}` in values: where the values come from, and what an unset name means.
+"""Interpolation of `${NAME}` in values, and the `.env` files that define names.
 
-Works on parsed scalars, so a value can never add a key. `.env` files feed this room only; nothing is put into the
-environment of the process. `$${` is a literal `${`.
+Works on parsed scalars, so a value cannot add a key. `.env` values are not added to the process environment. `$${` is a
+literal `${`.
 """
 
 import re
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from ductile.core.errors import Complaint, ConfigInvalid, Mark, Unreadable
 from ductile.core.formats.strict_yaml import YamlNode
 
-MAX_ADDED = 16 << 20
+MAX_ADDED_CHARACTERS = 16 << 20
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII | re.DOTALL)
 
 
 class Interpolated(NamedTuple):
-    """A tree with its references resolved, which values that put into it, and what stayed unset."""
+    """A tree with resolved references, the values inserted into it, and the unset references."""
 
     root: YamlNode
     used: tuple[tuple[str, str], ...]
-    """Path and value of each reference that was resolved."""
+    """Path and value of each resolved reference."""
     unset: tuple[Complaint, ...]
 
     def __repr__(self) -> str:
@@ -29,20 +29,20 @@ class Interpolated(NamedTuple):
 
 
 def interpolate(root: YamlNode, environment: Mapping[str, str]) -> Interpolated:
-    """`root` with every `${NAME}` replaced; an unset name stays as it is and is told.
+    """Replace every `${NAME}` in `root`. An unset reference stays as written and is reported in `unset`.
 
-    The `text` of a node stays as written, so that a complaint can quote it without giving the value away.
+    The `text` of a node is not interpolated, so that an error message can quote it without revealing the value.
     """
     used: list[tuple[str, str]] = []
     unset: list[Complaint] = []
 
-    room = MAX_ADDED
+    remaining = MAX_ADDED_CHARACTERS
 
-    def require_room(text: str, path: str, mark: Mark) -> None:
-        nonlocal room
-        room -= sum(len(environment.get(name, "")) for name in _REFERENCE.findall(text))
-        if room < 0:
-            message = f"the values of ${{NAME}} would add more than {MAX_ADDED:,} characters"
+    def require_capacity(text: str, path: str, mark: Mark) -> None:
+        nonlocal remaining
+        remaining -= sum(len(environment.get(name, "")) for name in _REFERENCE.findall(text))
+        if remaining < 0:
+            message = f"the values of ${{NAME}} would add more than {MAX_ADDED_CHARACTERS:,} characters"
             raise ConfigInvalid([Complaint(message, path, mark, "env_vars")])
 
     def resolve(node: YamlNode, path: str) -> YamlNode:
@@ -55,10 +55,10 @@ def interpolate(root: YamlNode, environment: Mapping[str, str]) -> Interpolated:
             )
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
-        require_room(node.value, path, node.mark)
+        require_capacity(node.value, path, node.mark)
 
         def missing(name: str) -> None:
-            unset.append(Complaint(unusable(name, environment), path, node.mark, "env_vars"))
+            unset.append(Complaint(unusable_reason(name, environment), path, node.mark, "env_vars"))
 
         text = substitute(node.value, environment, used=lambda value: used.append((path, value)), missing=missing)
         return YamlNode(text, node.mark, text=node.text, plain=node.plain)
@@ -69,12 +69,14 @@ def interpolate(root: YamlNode, environment: Mapping[str, str]) -> Interpolated:
 def substitute(
     text: str, environment: Mapping[str, str], *, used: Callable[[str], object], missing: Callable[[str], object]
 ) -> str:
+    """Replace every `${NAME}` in `text`; call `used` with each value and `missing` with each unset name."""
+
     def value_of(match: re.Match[str]) -> str:
         name = match[1]
         if name is None:
             return "${"
         value = environment.get(name)
-        if value is None or not is_unicode(value):
+        if value is None or not is_utf8(value):
             missing(name)
             return match[0]
         used(value)
@@ -83,13 +85,13 @@ def substitute(
     return _REFERENCE.sub(value_of, text)
 
 
-def unusable(name: str, environment: Mapping[str, str]) -> str:
-    """Why `${NAME}` stays as it is."""
+def unusable_reason(name: str, environment: Mapping[str, str]) -> str:
+    """Explain why `${NAME}` was not replaced."""
     return f"environment variable {name} is {'not UTF-8 text' if name in environment else 'not set'}"
 
 
-def is_unicode(text: str) -> bool:
-    """False for what the operating system gave us as bytes that are not UTF-8."""
+def is_utf8(text: str) -> bool:
+    """False if the text contains bytes from the operating system that are not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -97,16 +99,16 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def read_env_file(content: bytes, *, source: str) -> dict[str, str]:
-    """`NAME=value` lines: optional `export`, `#` comments, one pair of quotes around a value is taken off."""
+def parse_env_file(content: bytes, *, source: str) -> dict[str, str]:
+    """Parse `NAME=value` lines with optional `export`, `#` comments and one pair of quotes around a value."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise Unreadable("is not UTF-8 text", Mark(source, line)) from error
     values = {}
-    for number, written in enumerate(text.splitlines(), start=1):
-        stripped = written.strip()
+    for number, raw_line in enumerate(text.splitlines(), start=1):
+        stripped = raw_line.strip()
         if not stripped or stripped.startswith("#"):
             continue
         match = _ASSIGNMENT.fullmatch(stripped)

@@ -1,60 +1,62 @@
-"""Where the ledger of a configuration is, without reading the rest of it.
+"""The ledger path and the service name of a configuration, read without a full load.
 
-For commands that only look: they start in a fraction of the time that a whole load takes, and still work while
-something else in the configuration is wrong. Whoever acts on a configuration calls `load`.
+For read-only commands. They start faster than a full load and work while another part of the configuration is invalid.
+Commands that act on a configuration call `load`.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ductile.config.load.interpolate import substitute, unusable
+from ductile.config.load.interpolate import substitute, unusable_reason
 from ductile.config.load.legacy_keys import translate
 from ductile.config.load.sources import Sources, read_sources
 from ductile.core.errors import Complaint, ConfigInvalid, Mark
 from ductile.core.formats.strict_yaml import YamlNode
 
+_DEFAULT_NAME = "ductile"
 
-def ledger_of(root: Path, environ: Mapping[str, str]) -> Path:
-    """The same path that `load(root)` finds; ConfigInvalid if a file cannot be read or the path is none."""
+
+def find_ledger(root: Path, environ: Mapping[str, str]) -> Path:
+    """Return the ledger path that `load(root)` would return.
+
+    Raises ConfigInvalid if a file cannot be read or the path is invalid.
+    """
     sources = read_sources(root, environ)
     if sources.errors:
         raise ConfigInvalid(sources.errors)
-    written = _written(translate(sources.root).root, "state", "path")
-    path = _usual() if written is None else _path(written, sources)
+    node = _find(translate(sources.root).root, "state", "path")
+    path = _default_path() if node is None else _resolve_path(node, sources)
     return Path(os.path.realpath(root.parent / path))
 
 
-def service_name(root: Path, environ: Mapping[str, str]) -> str:
-    """What the service calls itself, as it is written."""
+def read_service_name(root: Path, environ: Mapping[str, str]) -> str:
+    """Return `service.name` without interpolation."""
     sources = read_sources(root, environ)
-    name = _written(translate(sources.root).root, "service", "name")
-    return name.text if name is not None else _USUAL_NAME
+    name = _find(translate(sources.root).root, "service", "name")
+    return name.text if name is not None else _DEFAULT_NAME
 
 
-_USUAL_NAME = "ductile"
-
-
-def _usual() -> Path:
-    from ductile.config.sections.settings import State  # every section with it, and most configurations say where
+def _default_path() -> Path:
+    from ductile.config.sections.settings import State  # imports every section; most configurations set the path
 
     return State().path
 
 
-def _written(root: YamlNode, section: str, key: str) -> YamlNode | None:
+def _find(root: YamlNode, section: str, key: str) -> YamlNode | None:
     found = root.value.get(section) if isinstance(root.value, dict) else None
     members = found.value if found is not None and isinstance(found.value, dict) else {}
     node: YamlNode | None = members.get(key)
     return node if node is not None and node.value is not None else None
 
 
-def _path(node: YamlNode, sources: Sources) -> Path:
-    """As it is written: `${NAME}`, `~/`, relative to the file that names it."""
+def _resolve_path(node: YamlNode, sources: Sources) -> Path:
+    """Resolve `${NAME}`, `~/` and paths relative to the file that contains them."""
     unset: list[str] = []
     written = node.value if isinstance(node.value, str) else node.text
     text = substitute(written, sources.environment, used=lambda _: None, missing=unset.append)
     if unset:
-        raise _invalid(unusable(unset[0], sources.environment), node.mark)
+        raise _invalid(unusable_reason(unset[0], sources.environment), node.mark)
     if not text.strip() or "\0" in text:
         raise _invalid("expected a path", node.mark)
     is_home = text == "~" or text.startswith("~/")

@@ -1,6 +1,6 @@
-"""Keys that configurations of the original carry: other names for ours, keys without effect there, features not here.
+"""Keys of the original implementation: aliases, keys without effect, and unsupported features.
 
-Turns such a tree into one in our own words, with a warning for each step, so that `sections` knows one dialect only.
+Translates a tree to current keys with a warning for each change, so that `sections` defines only current keys.
 """
 
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ductile.core.errors import Complaint
 from ductile.core.formats.strict_yaml import YamlNode
 
-_PRIVILEGES = "Ductile runs plugins as its own user; use a service account and the sandbox of your service manager"
-_VAULT = "there is no vault; keep secrets in tokens.yaml or as ${NAME} from the environment"
+_PRIVILEGES = "Ductile runs plugins as its own user; use a service account and the sandboxing of your service manager"
+_VAULT = "Ductile has no vault; store secrets in tokens.yaml or pass them as ${NAME} from the environment"
 _REFUSED = {
     "accounts": _PRIVILEGES,
     "secrets": _VAULT,
@@ -19,13 +19,13 @@ _REFUSED = {
 _REFUSED_IN_PLUGINS = {
     "run_as": _PRIVILEGES,
     "requires_vault": _VAULT,
-    "schedule": "write `schedules:` with a list of entries",
+    "schedule": "use `schedules:` with a list of entries",
 }
 _IGNORED_IN_PLUGINS = ("description",)
 
 
 class Translated(NamedTuple):
-    """A tree in our own words."""
+    """A tree that contains only current keys."""
 
     root: YamlNode
     errors: tuple[Complaint, ...]
@@ -33,7 +33,7 @@ class Translated(NamedTuple):
 
 
 def translate(root: YamlNode) -> Translated:
-    """`root` without the keys of the original that are not ours."""
+    """Return `root` with legacy keys renamed or removed. Unsupported keys are reported as errors."""
     errors: list[Complaint] = []
     warnings: list[Complaint] = []
     if not isinstance(root.value, dict):
@@ -44,12 +44,12 @@ def translate(root: YamlNode) -> Translated:
     for name in ("log_level", "log_format"):
         if name in members:
             node = members.pop(name)
-            warnings.append(Complaint(f"belongs under `service:`; read as service.{name}", name, node.mark))
+            warnings.append(Complaint(f"is deprecated; use service.{name}", name, node.mark))
             members["service"] = _under(members.get("service"), YamlNode({name: node}, node.mark))
     for path, reason in _REFUSED.items():
         errors += _refuse(members, path, reason)
     if "tcc_paths" in members:
-        warnings.append(Complaint("has no effect here", "tcc_paths", members["tcc_paths"].mark))
+        warnings.append(Complaint("has no effect", "tcc_paths", members["tcc_paths"].mark))
     plugins = members.get("plugins")
     if plugins is not None and isinstance(plugins.value, dict):
         entries = {name: _entry(name, entry, errors, warnings) for name, entry in plugins.value.items()}
@@ -66,23 +66,21 @@ def _entry(name: str, entry: YamlNode, errors: list[Complaint], warnings: list[C
             errors.append(Complaint(f"is not supported: {reason}", f"{path}.{key}", members.pop(key).mark))
     for key in _IGNORED_IN_PLUGINS:
         if key in members:
-            warnings.append(
-                Complaint("has no effect; it belongs in the manifest", f"{path}.{key}", members.pop(key).mark)
-            )
+            warnings.append(Complaint("has no effect; move it to the manifest", f"{path}.{key}", members.pop(key).mark))
     if "timeout" in members:
         node = members.pop("timeout")
         both = YamlNode({"poll": node, "handle": node}, node.mark)
-        warnings.append(Complaint("read as timeouts.poll and timeouts.handle", f"{path}.timeout", node.mark))
+        warnings.append(Complaint("is deprecated; use timeouts.poll and timeouts.handle", f"{path}.timeout", node.mark))
         members["timeouts"] = _under(members.get("timeouts"), both)
     if "max_attempts" in members:
         node = members.pop("max_attempts")
-        warnings.append(Complaint("read as retry.max_attempts", f"{path}.max_attempts", node.mark))
+        warnings.append(Complaint("is deprecated; use retry.max_attempts", f"{path}.max_attempts", node.mark))
         members["retry"] = _under(members.get("retry"), YamlNode({"max_attempts": node}, node.mark))
     return YamlNode(members, entry.mark)
 
 
 def _under(main: YamlNode | None, fallback: YamlNode) -> YamlNode:
-    """`main` with what it lacks taken from `fallback`."""
+    """Return `main`, with missing members added from `fallback`."""
     if main is None or main.value is None:
         return fallback
     if not isinstance(main.value, dict) or not isinstance(fallback.value, dict):

@@ -1,7 +1,7 @@
-"""Read, verify, include, interpolate, merge, structure: from a path to one immutable `Config`.
+"""Load a configuration: read, verify, include, interpolate, merge and structure its files into one immutable `Config`.
 
-The story of a load on one page. Each step has its own room; what went wrong in any of them is told at once. Does not
-look for plugins: rules that need them are the doctor's (`check`).
+Each step is a module of its own. Errors of all steps are reported together. Does not discover plugins; rules that need
+them are in `checks.doctor`.
 """
 
 import os
@@ -12,22 +12,22 @@ from typing import Any
 from attrs import evolve, field, frozen
 from blake3 import blake3
 
-from ductile.config.checks.rules import breaches
+from ductile.config.checks.rules import find_violations
 from ductile.config.edit.atomic_write import finish_interrupted
 from ductile.config.load.interpolate import Interpolated, interpolate
 from ductile.config.load.legacy_keys import translate
-from ductile.config.load.sources import NOTHING_REPLACED, SourceFile, read_sources
+from ductile.config.load.sources import NO_REPLACEMENTS, SourceFile, read_sources
 from ductile.config.load.structure import structure
 from ductile.config.scopes import Grant, Grants, read_grants
 from ductile.config.seal.checksums import (
     SEAL_FILE,
     Drift,
+    DriftSeverity,
     Seal,
-    Weight,
-    drift_of_files,
-    drift_of_gone_files,
+    blocking_complaints,
+    find_file_drift,
+    find_removed_files,
     read_seal,
-    refusals,
 )
 from ductile.config.sections.settings import Settings, State
 from ductile.config.views.show import digest, is_reference, looks_secret
@@ -40,27 +40,27 @@ from ductile.core.errors import (
     PipelineInvalid,
     Unreadable,
 )
-from ductile.core.files import permission_findings
+from ductile.core.files import check_permissions
 from ductile.core.secret import Mask, Secret
 from ductile.pipeline.compile.plans import Plans
-from ductile.pipeline.language.dsl import Pipeline, textual
+from ductile.pipeline.language.dsl import Pipeline, iter_steps
 
 
 @frozen(kw_only=True)
 class Config:
-    """A configuration as it was at one moment. A reload makes another one; nothing edits this."""
+    """An immutable configuration. A reload creates a new one."""
 
     settings: Settings
     root: Path
     files: tuple[SourceFile, ...] = field(repr=False)
     plans: Plans = field(repr=False)
-    """The pipelines, compiled."""
+    """The compiled pipelines."""
     grants: Mapping[str, Grant]
     seal: Seal | None = field(repr=False)
     drifts: tuple[Drift, ...]
     warnings: tuple[Complaint, ...]
     places: Mapping[str, Mark] = field(repr=False)
-    """Dotted path → where it is written, for complaints that come later."""
+    """Dotted path → position in the files, for later complaints."""
     mask: Mask = field(repr=False)
     digest: str
     source_digest: str
@@ -74,7 +74,7 @@ class Config:
         return self.directory / SEAL_FILE
 
     def complaint(self, message: str, path: str, category: str) -> Complaint:
-        """A complaint about the value at `path`, with the nearest place that is written down."""
+        """Return a complaint about the value at `path`, with the position of the closest value that is written."""
         return Complaint(message, path, _place(self.places, path) or Mark(str(self.root), 1), category)
 
 
@@ -83,27 +83,27 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     verify: bool = True,
-    replaced: Mapping[Path, bytes] = NOTHING_REPLACED,
+    replaced: Mapping[Path, bytes] = NO_REPLACEMENTS,
     alone: bool = False,
 ) -> Config:
-    """The configuration at `root`. ConfigInvalid or IntegrityBroken say all that is wrong; nothing is changed.
+    """Load the configuration at `root`. Raises ConfigInvalid or IntegrityBroken with all errors.
 
-    An edit that was interrupted after it was decided is finished first. `verify=False` is for sealing: what is about to
-    be approved need not be approved yet. `replaced` is what an edit would write: file → its new bytes. `alone` is for
-    the only editor, who has finished what was interrupted.
+    Finishes an interrupted edit first, unless `alone` is set: then the caller holds the lock and has finished it.
+    `verify=False` skips the check against the seal. `replaced` maps files to contents that are used instead of the
+    files on disk.
     """
     if not alone:
         finish_interrupted(root.parent)
     sources = read_sources(root, os.environ if environ is None else environ, replaced=replaced)
     seal = _seal_of(root, verify=verify)
-    drifts = drift_of_files(sources.files, seal)
+    drifts = find_file_drift(sources.files, seal)
     if verify:
-        _refuse([drift.complaint for drift in drifts if drift.weight is Weight.HIGH])
+        _refuse([drift.complaint for drift in drifts if drift.severity is DriftSeverity.HIGH])
     translated = translate(sources.root)
     resolved = interpolate(translated.root, sources.environment)
     settings = _structure(resolved, errors=(*sources.errors, *translated.errors))
-    # A path that is written starts at its file; the default one has no file but the root.
-    # Two names for one ledger are one ledger: the lock and the socket lie beside the file itself.
+    # A configured path is already relative to its file; the default is relative to the root file.
+    # realpath, because the lock and the socket are next to the real file: two links to a ledger share them.
     settings = evolve(settings, state=State(path=Path(os.path.realpath(root.parent / settings.state.path))))
     unset_errors, unset_warnings = _unset(settings, resolved.unset)
     grants = read_grants(settings.tokens, allow_symlinks=sources.allow_symlinks, replaced=replaced)
@@ -111,11 +111,11 @@ def load(
     plans, refused = _compiled(settings, resolved)
     _require_consistency(settings, grants, places, root, errors=unset_errors, refused=refused)
     files = (*sources.files, *grants.files)
-    drifts += [*drift_of_files(grants.files, seal), *drift_of_gone_files(files, seal)]
+    drifts += [*find_file_drift(grants.files, seal), *find_removed_files(files, seal)]
     if verify:
         admission, strict = settings.service.admission, settings.service.strict_mode
         verified = strict or admission.verify_integrity_on_boot or admission.fail_on_drift
-        _refuse(refusals(drifts, changed=verified, unsealed=strict or admission.fail_on_drift, seal=seal))
+        _refuse(blocking_complaints(drifts, changed=verified, unsealed=strict or admission.fail_on_drift, seal=seal))
     return Config(
         settings=settings,
         root=root,
@@ -139,11 +139,11 @@ def load(
 
 
 def _seal_of(root: Path, *, verify: bool) -> Seal | None:
-    """The seal beside `root`. One that is damaged, or that a stranger can write, vouches for nothing."""
+    """Read the seal next to `root`. A seal that is damaged or writable by other users is not trusted."""
     path = root.parent / SEAL_FILE
     try:
         seal = read_seal(path)
-        findings = permission_findings(path) if seal else []
+        findings = check_permissions(path) if seal else []
     except Unreadable as error:
         complaints = [Complaint(error.reason, mark=error.mark, category="integrity")]
     except DuctileError as error:
@@ -163,7 +163,7 @@ def _refuse(complaints: list[Complaint]) -> None:
 
 
 def _structure(resolved: Interpolated, errors: tuple[Complaint, ...]) -> Settings:
-    """The settings, or every complaint of this and the earlier steps together."""
+    """Return the settings. Raises ConfigInvalid with the errors of this step and of the earlier steps."""
     try:
         settings = structure(resolved.root)
     except ConfigInvalid as invalid:
@@ -176,17 +176,17 @@ def _structure(resolved: Interpolated, errors: tuple[Complaint, ...]) -> Setting
 
 
 def _compiled(settings: Settings, resolved: Interpolated) -> tuple[Plans, list[Complaint]]:
-    """The plans of all pipelines, or what is wrong with these."""
+    """Compile the pipelines. Returns the plans, or the errors."""
     if not settings.pipelines:
         return Plans(), []
-    # The compiler costs as much to import as the rest of a load takes, and many configurations have no pipeline.
+    # Importing the compiler takes as long as the rest of a load, and many configurations have no pipelines.
     from ductile.pipeline.compile.compile import compile_pipelines
 
     try:
         hops = settings.service.limits.hops
-        return compile_pipelines(settings.pipelines, names=settings.plugins, most_calls=hops), []
+        return compile_pipelines(settings.pipelines, names=settings.plugins, max_call_depth=hops), []
     except PipelineInvalid as invalid:
-        # A complaint may quote what `${NAME}` stands for.
+        # The message may quote the value of a `${NAME}`.
         mask = Mask({value for _, value in resolved.used})
         return Plans(), [complaint._replace(message=mask(complaint.message)) for complaint in invalid.complaints]
 
@@ -200,9 +200,10 @@ def _require_consistency(
     errors: Iterable[Complaint],
     refused: Iterable[Complaint],
 ) -> None:
-    """The settings agree with themselves, and there is nothing else to complain about."""
+    """Raise ConfigInvalid if the settings violate a rule or an earlier step reported an error."""
     found = [
-        Complaint(breach.message, breach.path, None, breach.category) for breach in breaches(settings, grants.by_token)
+        Complaint(breach.message, breach.path, None, breach.category)
+        for breach in find_violations(settings, grants.by_token)
     ]
     complaints = (*errors, *_placed((*grants.errors, *found, *refused), places, root))
     if complaints:
@@ -210,7 +211,7 @@ def _require_consistency(
 
 
 def _placed(complaints: Iterable[Complaint], places: Mapping[str, Mark], root: Path) -> list[Complaint]:
-    """Every complaint with the place where the value it is about is written."""
+    """Add positions to complaints that have none."""
     return [
         complaint if complaint.mark else complaint._replace(mark=_place(places, complaint.path) or Mark(str(root), 1))
         for complaint in complaints
@@ -218,14 +219,14 @@ def _placed(complaints: Iterable[Complaint], places: Mapping[str, Mark], root: P
 
 
 def _place(places: Mapping[str, Mark], path: str) -> Mark | None:
-    """Where `path`, or else the nearest thing around it, is written."""
+    """Return the position of `path`, or of the closest value that contains it."""
     while path and path not in places:
         path = path[: max(path.rfind("."), path.rfind("["), 0)]
     return places.get(path)
 
 
 def _unset(settings: Settings, unset: Iterable[Complaint]) -> tuple[list[Complaint], list[Complaint]]:
-    """An unset variable is an error where a secret or an enabled plugin waits for it, elsewhere it stays literal."""
+    """Return unset variables as errors where a secret or an enabled plugin needs them, otherwise as warnings."""
     live = tuple(
         f"plugins.{name}.{part}"
         for name, entry in settings.plugins.items()
@@ -241,34 +242,36 @@ def _unset(settings: Settings, unset: Iterable[Complaint]) -> tuple[list[Complai
 
 
 def _secret_values(settings: Settings, resolved: Interpolated) -> set[str]:
-    """Tokens, keys, what the environment put into plugin configuration, and what sits there under telling names."""
+    """Return tokens, keys, environment values in plugin configuration, and values under secret-looking names."""
     secrets = [token.token for token in settings.api.auth.tokens] + [token.key for token in settings.tokens]
     values = {Secret.reveal(secret) for secret in secrets}
-    values |= {value for path, value in resolved.used if _is_handed_on(path)}
+    values |= {value for path, value in resolved.used if _is_opaque(path)}
     for entry in settings.plugins.values():
-        values.update(secrets_among(entry.config), secrets_among(entry.env))
-        values.update(*(secrets_among(schedule.payload) for schedule in entry.schedules))
-    return values.union(*map(_telling_in, settings.pipelines))
+        values.update(find_secret_values(entry.config), find_secret_values(entry.env))
+        values.update(*(find_secret_values(schedule.payload) for schedule in entry.schedules))
+    return values.union(*map(_pipeline_secrets, settings.pipelines))
 
 
-def _telling_in(pipeline: Pipeline) -> set[str]:
-    """What a pipeline hands to plugins and peers under telling names."""
-    steps = [step for _, step in textual(pipeline.steps, "")]
-    return secrets_among([[step.with_, step.relay.with_ if step.relay else None] for step in steps])
+def _pipeline_secrets(pipeline: Pipeline) -> set[str]:
+    """Return values under secret-looking names that a pipeline passes to plugins and peers."""
+    steps = [step for _, step in iter_steps(pipeline.steps, "")]
+    return find_secret_values([[step.with_, step.relay.with_ if step.relay else None] for step in steps])
 
 
-def _is_handed_on(path: str) -> bool:
-    """True for values that Ductile passes to plugins without knowing what they mean."""
+def _is_opaque(path: str) -> bool:
+    """True for values that Ductile passes to plugins without interpreting them."""
     inside = path.startswith("plugins.") and any(part in path for part in (".config", ".env", ".payload"))
     return inside or path.startswith("pipelines[")
 
 
-def secrets_among(data: Any, *, under_secret: bool = False) -> set[str]:
-    """The values in plugin-owned data that stand under telling names."""
+def find_secret_values(data: Any, *, under_secret: bool = False) -> set[str]:
+    """Return the values in plugin data that are stored under secret-looking names."""
     if isinstance(data, Mapping):
-        parts = [secrets_among(value, under_secret=under_secret or looks_secret(name)) for name, value in data.items()]
+        parts = [
+            find_secret_values(value, under_secret=under_secret or looks_secret(name)) for name, value in data.items()
+        ]
     elif isinstance(data, list | tuple):
-        parts = [secrets_among(item, under_secret=under_secret) for item in data]
+        parts = [find_secret_values(item, under_secret=under_secret) for item in data]
     else:
         is_secret = under_secret and isinstance(data, str | int) and not is_reference(data)
         return {str(data)} if is_secret else set()
@@ -277,9 +280,7 @@ def secrets_among(data: Any, *, under_secret: bool = False) -> set[str]:
 
 def _drift_warnings(drifts: Iterable[Drift], seal: Seal | None) -> list[Complaint]:
     if seal is None:
-        return [
-            Complaint("nothing is sealed yet; approve what is there with `ductile config lock`", category="integrity")
-        ]
+        return [Complaint("there is no seal; create one with `ductile config lock`", category="integrity")]
     return [drift.complaint for drift in drifts]
 
 

@@ -1,6 +1,6 @@
-"""The secrets that a configuration holds, found without reading what the rest of it means.
+"""The secrets of a configuration, found without a full load.
 
-For commands that only look and must not show one. Hides rather more than the mask that a whole load makes.
+For read-only commands that must not print a secret. Separate from `ledger_path`, because it imports every section.
 """
 
 import re
@@ -14,25 +14,28 @@ from ductile.config.views.show import is_reference, looks_secret
 from ductile.core.formats.strict_yaml import YamlNode
 from ductile.core.secret import Mask
 
-_HANDED_ON = re.compile(r"^(?:plugins\..*?\.(?:config|env|payload)|pipelines\[.*?\.with)\.(.*)$", re.DOTALL)
+_PLUGIN_DATA = re.compile(r"^(?:plugins\..*?\.(?:config|env|payload)|pipelines\[.*?\.with)\.(.*)$", re.DOTALL)
 
 
-def mask_of(root: Path, environ: Mapping[str, str]) -> Mask:
-    """Hides what the environment put into the configuration, and what stands there under telling names."""
+def build_mask(root: Path, environ: Mapping[str, str]) -> Mask:
+    """Return a mask for all values from the environment and all values under secret-looking names.
+
+    It hides at least what the mask of a full load hides.
+    """
     sources = read_sources(root, environ)
     resolved = interpolate(translate(sources.root).root, sources.environment)
-    return Mask({*(value for _, value in resolved.used), *_telling(resolved.root)})
+    return Mask({*(value for _, value in resolved.used), *_named_secrets(resolved.root)})
 
 
-def _telling(root: YamlNode) -> Iterator[str]:
+def _named_secrets(root: YamlNode) -> Iterator[str]:
     for path, node in root.walk():
         is_value = isinstance(node.value, str | int) and not isinstance(node.value, bool)
-        if is_value and _is_telling(path) and not is_reference(node.value):
+        if is_value and _is_secret_path(path) and not is_reference(node.value):
             yield str(node.value)
 
 
-def _is_telling(path: str) -> bool:
-    """True if the last name is, or, in what is handed to plugins, any name on the way to it."""
-    handed_on = _HANDED_ON.match(path)
-    names = handed_on[1].split(".") if handed_on else [path.rpartition(".")[2]]
+def _is_secret_path(path: str) -> bool:
+    """True if the last name looks secret. In data for plugins, every name on the path counts."""
+    plugin_data = _PLUGIN_DATA.match(path)
+    names = plugin_data[1].split(".") if plugin_data else [path.rpartition(".")[2]]
     return any(looks_secret(name) for name in names)

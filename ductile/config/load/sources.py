@@ -1,6 +1,6 @@
-"""Which files make up a configuration, and their merged content: includes, `.env` files, permissions, symlinks.
+"""The files of a configuration and their merged content: includes, `.env` files, permissions, symlinks.
 
-Every file is read once; those bytes are hashed, verified and parsed. Knows YAML trees, not sections.
+Every file is read once; the same bytes are hashed, verified and parsed. Knows YAML trees, not sections.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from ductile.config.load.interpolate import is_unicode, read_env_file, substitute, unusable
+from ductile.config.load.interpolate import is_utf8, parse_env_file, substitute, unusable_reason
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigMissing, Mark, Unreadable
 from ductile.core.formats import strict_yaml
@@ -19,22 +19,22 @@ from ductile.core.formats.strict_yaml import YamlNode
 
 CONFIG_FILE = "config.yaml"
 TOKENS_FILE = "tokens.yaml"
-HIGH_TIER = (TOKENS_FILE, "webhooks.yaml")
+HIGH_TIER_FILES = (TOKENS_FILE, "webhooks.yaml")
 MAX_ENV_BYTES = 1 << 20
 MAX_FILES = 1000
 MAX_INCLUDE_DEPTH = 32
-NOTHING_REPLACED: Mapping[Path, bytes] = {}
+NO_REPLACEMENTS: Mapping[Path, bytes] = {}
 
 
 class Tier(StrEnum):
-    """How much a file decides: who may come in (high), or how things run (operational)."""
+    """Protection level of a file: `high` for files that control access, `operational` for all others."""
 
     HIGH = "high"
     OPERATIONAL = "operational"
 
 
 class SourceFile(NamedTuple):
-    """One file as it was read. What is hashed is what is parsed."""
+    """A file as it was read. The hash covers the bytes that are parsed."""
 
     path: Path
     content: bytes
@@ -42,20 +42,20 @@ class SourceFile(NamedTuple):
     digest: str
 
     def __repr__(self) -> str:
-        return f"SourceFile({files.shown_path(self.path)})"
+        return f"SourceFile({files.display_path(self.path)})"
 
     @classmethod
     def of(cls, path: Path, content: bytes, tier: Tier | None = None) -> "SourceFile":
-        tier = tier or (Tier.HIGH if path.name in HIGH_TIER else Tier.OPERATIONAL)
+        tier = tier or (Tier.HIGH if path.name in HIGH_TIER_FILES else Tier.OPERATIONAL)
         return cls(path, content, tier, blake3(content).hexdigest())
 
 
 class Sources(NamedTuple):
-    """Everything that was read for one configuration, merged in order."""
+    """The files of one configuration, merged in order."""
 
     root: YamlNode
     documents: tuple[tuple[Path, YamlNode], ...]
-    """Each YAML file with its own tree, in the order in which they are merged."""
+    """Each YAML file with its own tree, in merge order."""
     files: tuple[SourceFile, ...]
     environment: Mapping[str, str]
     allow_symlinks: bool
@@ -63,53 +63,56 @@ class Sources(NamedTuple):
     warnings: tuple[Complaint, ...]
 
     def __repr__(self) -> str:
-        return f"Sources({', '.join(files.shown_path(file.path) for file in self.files)})"
+        return f"Sources({', '.join(files.display_path(file.path) for file in self.files)})"
 
 
-class Found(NamedTuple):
-    """Where the configuration is, and how it was found."""
+class ConfigLocation(NamedTuple):
+    """The path of the configuration and how it was determined."""
 
     path: Path
     origin: str
 
 
-def find(explicit: Path | None, environ: Mapping[str, str]) -> Found:
-    """The configuration file: the given file or directory, else the first of the usual places that exists."""
+def find_config(explicit: Path | None, environ: Mapping[str, str]) -> ConfigLocation:
+    """Return the configuration file: the given file or directory, otherwise the first default location that exists.
+
+    Raises ConfigMissing if there is none.
+    """
     if explicit is not None:
-        return Found(_config_file(explicit), "explicit")
+        return ConfigLocation(_config_file(explicit), "explicit")
     if (directory := environ.get("DUCTILE_CONFIG_DIR")) and os.path.isdir(directory):
-        return Found(_config_file(Path(directory)), "env:DUCTILE_CONFIG_DIR")
+        return ConfigLocation(_config_file(Path(directory)), "env:DUCTILE_CONFIG_DIR")
     for candidate in (Path.home() / ".config/ductile", Path("/etc/ductile")):
         if (candidate / CONFIG_FILE).exists():
-            return Found(candidate / CONFIG_FILE, "auto-discovered")
+            return ConfigLocation(candidate / CONFIG_FILE, "auto-discovered")
     raise ConfigMissing(
         "no configuration found in $DUCTILE_CONFIG_DIR, ~/.config/ductile or /etc/ductile",
-        hint="make one with `ductile config init`, or name one with --config",
+        hint="Create one with `ductile config init`, or pass its path with --config.",
     )
 
 
 def read_sources(
-    root: Path, environ: Mapping[str, str], *, replaced: Mapping[Path, bytes] = NOTHING_REPLACED
+    root: Path, environ: Mapping[str, str], *, replaced: Mapping[Path, bytes] = NO_REPLACEMENTS
 ) -> Sources:
-    """`root` and all it includes. What cannot be read is a complaint; the rest is read all the same.
+    """Read `root` and all files it includes. Unreadable files are reported in `errors`; the others are still read.
 
-    `replaced` files are read as if they held these bytes: what an edit is about to write is tried out first.
+    `replaced` maps files to contents that are used instead of the files on disk.
     """
-    reading = _Reading(environment=dict(environ), replaced=replaced)
-    reading.read_root(root)
+    reader = _SourceReader(environment=dict(environ), replaced=replaced)
+    reader.read_root(root)
     return Sources(
-        root=reading.merged or YamlNode({}, Mark(str(root), 1)),
-        documents=tuple(reading.documents),
-        files=tuple(reading.files),
-        environment=reading.environment,
-        allow_symlinks=reading.allow_symlinks,
-        errors=tuple(reading.errors),
-        warnings=tuple(dict.fromkeys(reading.warnings)),
+        root=reader.merged or YamlNode({}, Mark(str(root), 1)),
+        documents=tuple(reader.documents),
+        files=tuple(reader.files),
+        environment=reader.environment,
+        allow_symlinks=reader.allow_symlinks,
+        errors=tuple(reader.errors),
+        warnings=tuple(dict.fromkeys(reader.warnings)),
     )
 
 
 def merge(earlier: YamlNode | None, later: YamlNode) -> YamlNode:
-    """Mappings by key, deeply; lists appended; otherwise what comes later wins."""
+    """Merge two trees: mappings by key, lists appended; otherwise the later value wins."""
     if earlier is None or earlier.value is None:
         return later
     if later.value is None:
@@ -129,8 +132,8 @@ def _config_file(path: Path) -> Path:
     return absolute / CONFIG_FILE if os.path.isdir(absolute) else absolute
 
 
-class _Reading:
-    """The walk through the files: what was found so far."""
+class _SourceReader:
+    """State of one pass through the files."""
 
     def __init__(self, environment: dict[str, str], replaced: Mapping[Path, bytes]) -> None:
         self.environment, self.replaced = environment, replaced
@@ -143,50 +146,50 @@ class _Reading:
         self.seen: set[Path] = set()
 
     def read_root(self, path: Path) -> None:
-        # The root decides about symlinks, so it is read before that can be known.
+        # `allow_symlinks` is in the root file, so the root is read before it is known.
         try:
             content = self.replaced.get(path)
             if content is None:
                 content = files.read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
         except files.FileMissing as error:
-            hint = "make one with `ductile config init`, or name another with --config"
+            hint = "Create one with `ductile config init`, or pass another path with --config."
             raise ConfigMissing(f"there is no configuration at {path}", hint=hint) from error
         except files.FileRefused as error:
             self.errors.append(Complaint(error.reason, mark=Mark(str(path), 1)))
             return
-        if not is_unicode(str(path)):
-            self.errors.append(Complaint(_NAME_HELP, mark=Mark(files.shown_path(path), 1)))
+        if not is_utf8(str(path)):
+            self.errors.append(Complaint(_NAME_ERROR, mark=Mark(files.display_path(path), 1)))
             return
-        self._look_at(path.parent)
+        self._check_permissions(path.parent)
         node = self._parse(path, content)
         self.allow_symlinks = node is not None and _is_true(_at(node, "service", "allow_symlinks"))
-        self._look_at(path)
-        self._take(path, content, node, trail=())
+        self._check_permissions(path)
+        self._add(path, content, node, ancestors=())
 
-    def _read_include(self, path: Path, named_at: YamlNode, where: str, trail: tuple[Path, ...]) -> None:
+    def _read_include(self, path: Path, referrer: YamlNode, where: str, ancestors: tuple[Path, ...]) -> None:
         real = Path(os.path.realpath(path))
-        if real in trail:
-            loop = " → ".join(files.shown_path(step) for step in (*trail[trail.index(real) :], real))
-            self._complain(f"includes itself: {loop}", named_at, where)
+        if real in ancestors:
+            loop = " → ".join(files.display_path(step) for step in (*ancestors[ancestors.index(real) :], real))
+            self._report(f"includes itself: {loop}", referrer, where)
             return
         if real in self.seen:
             return
-        if len(trail) >= MAX_INCLUDE_DEPTH or len(self.files) >= MAX_FILES:
-            most = f"{MAX_FILES} files, and includes may be nested {MAX_INCLUDE_DEPTH} deep"
-            self._complain(f"{files.shown_path(path)} is not read: a configuration has at most {most}", named_at, where)
+        if len(ancestors) >= MAX_INCLUDE_DEPTH or len(self.files) >= MAX_FILES:
+            limits = f"at most {MAX_FILES} files, nested at most {MAX_INCLUDE_DEPTH} levels deep"
+            self._report(f"{files.display_path(path)} is not read: a configuration has {limits}", referrer, where)
             return
-        content = self._read(path, named_at, where, strict_yaml.MAX_BYTES)
+        content = self._read(path, referrer, where, strict_yaml.MAX_BYTES)
         if content is not None:
-            self._take(path, content, self._parse(path, content), trail)
+            self._add(path, content, self._parse(path, content), ancestors)
 
-    def _take(self, path: Path, content: bytes, node: YamlNode | None, trail: tuple[Path, ...]) -> None:
-        """Merge one file, then what it includes: later entries override earlier ones."""
+    def _add(self, path: Path, content: bytes, node: YamlNode | None, ancestors: tuple[Path, ...]) -> None:
+        """Merge a file, then the files it includes. Later values override earlier ones."""
         real = Path(os.path.realpath(path))
         self.seen.add(real)
         self.files.append(SourceFile.of(path, content))
         if node is None:
             return
-        self._check_place(path, node, is_root=not trail)
+        self._check_location(path, node, is_root=not ancestors)
         for index, entry in enumerate(_items(_at(node, "environment_vars", "include"))):
             self._read_env(entry, f"environment_vars.include[{index}]")
         self.documents.append((path, node))
@@ -194,26 +197,26 @@ class _Reading:
         for index, entry in enumerate(_items(_at(node, "include"))):
             where = f"include[{index}]"
             for included in self._included(entry, where):
-                self._read_include(included, entry, where, (*trail, real))
+                self._read_include(included, entry, where, (*ancestors, real))
 
     def _included(self, entry: YamlNode, where: str) -> list[Path]:
         path = self._path(entry, where)
         if path is None:
             return []
         if os.path.isdir(path):
-            self._look_at(path)
+            self._check_permissions(path)
             return self._yaml_files_in(path, entry, where)
         if not os.path.lexists(path) and path not in self.replaced:
-            hint = f"looked in {files.shown_path(path.parent)}; paths are relative to the file that names them"
-            self._complain(f"there is no {files.shown_path(path)} ({hint})", entry, where)
+            hint = f"searched in {files.display_path(path.parent)}; paths are relative to the file that contains them"
+            self._report(f"there is no {files.display_path(path)} ({hint})", entry, where)
             return []
         return [path]
 
-    def _yaml_files_in(self, folder: Path, named_at: YamlNode, where: str) -> list[Path]:
+    def _yaml_files_in(self, folder: Path, referrer: YamlNode, where: str) -> list[Path]:
         try:
-            names = [entry.name for entry in files.entries_of(folder)]
+            names = [entry.name for entry in files.list_entries(folder)]
         except files.FileRefused as error:
-            self._complain(str(error), named_at, where)
+            self._report(str(error), referrer, where)
             return []
         return [folder / name for name in names if name.endswith(".yaml") and not name.startswith(".")]
 
@@ -224,24 +227,24 @@ class _Reading:
             return
         self.files.append(SourceFile.of(path, content))
         try:
-            values = read_env_file(content, source=str(path))
+            values = parse_env_file(content, source=str(path))
         except Unreadable as error:
             self.errors.append(Complaint(error.reason, mark=error.mark))
             return
-        # The environment of the process wins over files, and earlier files over later ones.
+        # The process environment overrides files, and earlier files override later ones.
         self.environment = values | self.environment
 
-    def _read(self, path: Path, named_at: YamlNode, where: str, most: int) -> bytes | None:
-        if not is_unicode(str(path)):
-            self._complain(f"{files.shown_path(path)}: {_NAME_HELP}", named_at, where)
+    def _read(self, path: Path, referrer: YamlNode, where: str, max_bytes: int) -> bytes | None:
+        if not is_utf8(str(path)):
+            self._report(f"{files.display_path(path)}: {_NAME_ERROR}", referrer, where)
             return None
         try:
-            self._look_at(path)
+            self._check_permissions(path)
             if path in self.replaced:
                 return self.replaced[path]
-            return files.read_regular(Path(os.path.realpath(path)), max_bytes=most).content
+            return files.read_regular(Path(os.path.realpath(path)), max_bytes=max_bytes).content
         except files.FileRefused as error:
-            self._complain(str(error), named_at, where)
+            self._report(str(error), referrer, where)
             return None
 
     def _parse(self, path: Path, content: bytes) -> YamlNode | None:
@@ -255,51 +258,51 @@ class _Reading:
             return None
         return node
 
-    def _check_place(self, path: Path, node: YamlNode, *, is_root: bool) -> None:
+    def _check_location(self, path: Path, node: YamlNode, *, is_root: bool) -> None:
         members = node.value if isinstance(node.value, dict) else {}
         if "tokens" in members and path.name != TOKENS_FILE:
-            self._complain(
-                f"belongs into a file called {TOKENS_FILE}, reached by `include:`", members["tokens"], "tokens"
-            )
+            self._report(f"is only allowed in an included file named {TOKENS_FILE}", members["tokens"], "tokens")
         switch = _at(node, "service", "allow_symlinks")
         if switch is not None and not is_root:
-            self._complain("counts only in the root file", switch, "service.allow_symlinks")
+            self._report("is only allowed in the root file", switch, "service.allow_symlinks")
         elif switch is not None and "${" in switch.text:
-            self._complain("must be written out: files are read before ${NAME} is", switch, "service.allow_symlinks")
+            self._report(
+                "must not use ${NAME}: it is needed before variables are known", switch, "service.allow_symlinks"
+            )
 
-    def _look_at(self, path: Path) -> None:
-        """Note what is wrong with the owner, the mode and the symlinks of a path."""
+    def _check_permissions(self, path: Path) -> None:
+        """Report problems with the owner, the mode and the symlinks of a path."""
         if not os.path.lexists(path):
             return
         try:
-            findings = files.symlink_findings(path, allow=self.allow_symlinks) if path.is_file() else []
-            findings += files.problems_of(path, private=True)
+            findings = files.check_symlinks(path, allow=self.allow_symlinks) if path.is_file() else []
+            findings += files.check_path(path, private=True)
         except files.FileRefused as error:
             self.errors.append(Complaint(error.reason, mark=Mark(str(path), 1)))
             return
         for finding in findings:
             complaint = Complaint(f"{finding.path}: {finding.message}", category="permissions")
-            kept = self.errors if finding.is_refusal else self.warnings
-            if complaint not in kept:
-                kept.append(complaint)
+            complaints = self.errors if finding.is_refusal else self.warnings
+            if complaint not in complaints:
+                complaints.append(complaint)
 
     def _path(self, entry: YamlNode, where: str) -> Path | None:
-        """A path as it is written in a file: `~`, `${NAME}`, relative to that file."""
+        """Resolve a path in a file: `~`, `${NAME}`, relative to that file."""
         if not isinstance(entry.value, str) or not entry.value.strip() or "\0" in entry.value:
-            return None  # `structure` says why
+            return None  # `structure` reports the error
         unset: list[str] = []
         text = substitute(entry.value, self.environment, used=lambda _: None, missing=unset.append)
         if unset:
-            self._complain(unusable(unset[0], self.environment), entry, where)
+            self._report(unusable_reason(unset[0], self.environment), entry, where)
             return None
         path = Path(text).expanduser() if text.startswith("~/") else Path(text)
         return Path(os.path.normpath(Path(entry.mark.source).parent / path))
 
-    def _complain(self, message: str, node: YamlNode, path: str = "") -> None:
+    def _report(self, message: str, node: YamlNode, path: str = "") -> None:
         self.errors.append(Complaint(message, path, node.mark))
 
 
-_NAME_HELP = "the name is not UTF-8; the seal could not hold it"
+_NAME_ERROR = "the file name is not UTF-8 and cannot be sealed"
 
 
 def _at(node: YamlNode, *path: str) -> YamlNode | None:

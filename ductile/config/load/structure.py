@@ -1,6 +1,6 @@
-"""Turn marked YAML nodes into section classes with cattrs, and report every mistake at once with its file and line.
+"""Convert marked YAML nodes to section classes with cattrs, and report all errors with file and line.
 
-Knows types and the rules of single values, not what the sections mean. Rules that span sections are in `consistency`.
+Knows types and the rules of single values. Rules that span several values are in `checks.rules`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,53 +16,53 @@ from cattrs.gen import make_dict_structure_fn, override
 from ductile.config.load.converters import (
     FACTORIES,
     SCALARS,
-    AtMember,
     Hook,
-    HookOf,
-    Problems,
+    HookLookup,
+    MemberError,
+    MemberErrors,
     members_of,
     yaml_names,
 )
 from ductile.config.sections.settings import Settings
 from ductile.core.errors import Complaint, ConfigInvalid, did_you_mean
 from ductile.core.formats.strict_yaml import YamlNode
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 
 MAX_COMPLAINTS = 500
-"""Looking for a similar name for each unknown key takes time."""
+"""Searching for similar names of unknown keys is slow."""
 MAX_SHOWN_NAME = 128
 
 
 def structure(root: YamlNode) -> Settings:
-    """Return the settings in `root`. Raises ConfigInvalid with every mistake."""
+    """Return the settings in `root`. Raises ConfigInvalid with all errors."""
     try:
         return make_converter().structure(root, Settings)
-    except (ExceptionGroup, ValueError) as problems:
-        told = list(islice(_complaints(problems, root, ""), MAX_COMPLAINTS + 1))
-        if len(told) > MAX_COMPLAINTS:
-            told[-1] = Complaint(f"there is more; these are the first {MAX_COMPLAINTS} mistakes", mark=root.mark)
-        raise ConfigInvalid(told) from None
+    except (ExceptionGroup, ValueError) as error:
+        complaints = list(islice(_complaints(error, root, ""), MAX_COMPLAINTS + 1))
+        if len(complaints) > MAX_COMPLAINTS:
+            complaints[-1] = Complaint(f"only the first {MAX_COMPLAINTS} errors are shown", mark=root.mark)
+        raise ConfigInvalid(complaints) from None
 
 
 @cache
 def make_converter() -> Converter:
-    """Return the converter from nodes to section classes. It is strict: YAML has typed the scalars already."""
+    """Return the converter from nodes to section classes. It is strict, because YAML has already typed the scalars."""
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
     converter.register_structure_hook_factory(attrs.has, _class_hook)
     for predicate, factory in FACTORIES:
-        converter.register_structure_hook_factory(predicate, _asking_converter(factory))
+        converter.register_structure_hook_factory(predicate, _with_lookup(factory))
     for kind, hook in SCALARS.items():
         converter.register_structure_hook(kind, hook)
     return converter
 
 
-def _asking_converter(factory: Callable[[Any, HookOf], Hook]) -> Callable[[Any, Converter], Hook]:
+def _with_lookup(factory: Callable[[Any, HookLookup], Hook]) -> Callable[[Any, Converter], Hook]:
     return lambda kind, converter: factory(kind, converter.get_structure_hook)
 
 
 def _class_hook(cls: Any, converter: Converter) -> Hook:
     @cache
-    def builder() -> Hook:  # generated on first use: most configurations have few of the sections
+    def builder() -> Hook:  # generated on first use: most configurations use few sections
         renamed: dict[str, Any] = {name: override(rename=key) for name, key in yaml_names(cls).items() if name != key}
         return make_dict_structure_fn(
             cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **renamed
@@ -84,10 +84,10 @@ def _complaints(problem: BaseException, node: YamlNode, path: str) -> Iterator[C
                 yield from _complaints(inner, _child(node, name), _join(path, name))
         for inner in bare:
             yield from _complaints(inner, node, path)
-    elif isinstance(problem, Problems):
+    elif isinstance(problem, MemberErrors):
         for inner in problem.exceptions:
             yield from _complaints(inner, node, path)
-    elif isinstance(problem, AtMember):
+    elif isinstance(problem, MemberError):
         yield from _complaints(problem.problem, _child(node, problem.member), _join(path, problem.member))
     elif isinstance(problem, ForbiddenExtraKeysError):
         known = yaml_names(problem.cl).values()
@@ -119,5 +119,5 @@ def _child(node: YamlNode, member: str | int) -> YamlNode:
 def _join(path: str, member: str | int) -> str:
     if isinstance(member, int):
         return f"{path}[{member}]"
-    name = member if member.isprintable() and len(member) <= MAX_SHOWN_NAME else shown(member, MAX_SHOWN_NAME)
+    name = member if member.isprintable() and len(member) <= MAX_SHOWN_NAME else quote_text(member, MAX_SHOWN_NAME)
     return f"{path}.{name}" if path else name

@@ -1,7 +1,7 @@
-"""A configuration in one file: everything in its directory that is loaded, its scopes, its seal and its plugins.
+"""Archives of a configuration: its loaded files, scope files, seal and plugins, but not the ledger.
 
-Writes archives and reads them back within hard limits, refusing names that lead elsewhere, links, and content that is
-not what the archive's own seal says. Called by `config backup` and `config restore`; a ledger is no part of it.
+Writes archives and reads them within hard limits. Rejects unsafe names, links, and content that does not match the seal
+in the archive.
 """
 
 import gzip
@@ -18,9 +18,9 @@ from blake3 import blake3
 
 from ductile.config.edit.atomic_write import PENDING_FILE
 from ductile.config.edit.staged_edit import Draft
-from ductile.config.load.ledger_path import ledger_of
+from ductile.config.load.ledger_path import find_ledger
 from ductile.config.load.sources import CONFIG_FILE
-from ductile.config.scaffold import PLUGINS, SCHEMA_FILE
+from ductile.config.scaffold import PLUGINS_FOLDER, SCHEMA_FILE
 from ductile.config.seal.checksums import SEAL_FILE, read_seal
 from ductile.core import files
 from ductile.core.errors import Complaint, DuctileError, IntegrityBroken, Mark, UsageInvalid
@@ -28,13 +28,13 @@ from ductile.core.errors import Complaint, DuctileError, IntegrityBroken, Mark, 
 MAX_ENTRIES, MAX_TOTAL, MAX_FILE = 2048, 50 << 20, 10 << 20
 MAX_HEADER = CHUNK = 1 << 16
 UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, RecursionError)
-"""What reading an archive raises that somebody has damaged, or made to harm; headers of headers have no end."""
+"""Exceptions of damaged or malicious archives. Nested headers can raise RecursionError."""
 SKIPPED = frozenset((".git", "node_modules", ".venv", "venv", "__pycache__", ".DS_Store"))
 
 
 @frozen
 class ArchiveMember:
-    """One file of an archive."""
+    """A file in an archive."""
 
     content: bytes = field(repr=False)
     executable: bool = False
@@ -46,14 +46,14 @@ class ArchiveMember:
 
 @frozen
 class Collected:
-    """What belongs into an archive, by its path below the directory, and what lies elsewhere and does not."""
+    """The files to archive, by relative path, and the files outside the directory, which are excluded."""
 
     members: Mapping[str, ArchiveMember]
     excluded: tuple[Path, ...]
 
 
 def collect(draft: Draft) -> Collected:
-    """Every file of the configuration. A broken one can be collected too, as far as it can be read."""
+    """Collect the files of the configuration. An invalid configuration is collected as far as it is readable."""
     directory, apart = draft.root.parent, ledger_files(draft.root)
     inside: dict[str, ArchiveMember] = {}
     excluded: list[Path] = []
@@ -70,9 +70,9 @@ def collect(draft: Draft) -> Collected:
 
 
 def ledger_files(root: Path) -> frozenset[Path]:
-    """The ledger of a configuration and what SQLite keeps beside it, wherever that is; none if nobody can say."""
+    """Return the ledger and its SQLite side files; empty if the ledger path cannot be determined."""
     try:
-        ledger = ledger_of(root, os.environ)
+        ledger = find_ledger(root, os.environ)
     except DuctileError:
         return frozenset()
     return frozenset(ledger.with_name(ledger.name + ending) for ending in ("", "-wal", "-shm", "-journal"))
@@ -83,11 +83,11 @@ def _paths(draft: Draft, directory: Path) -> Iterator[Path]:
     yield from (path for path in (directory / SEAL_FILE, directory / SCHEMA_FILE) if path.is_file())
     roots = draft.sources.root.value
     written = roots.get("plugin_roots") if isinstance(roots, dict) else None
-    folders = [directory / "scopes", directory / PLUGINS]
+    folders = [directory / "scopes", directory / PLUGINS_FOLDER]
     for item in written.value if written is not None and isinstance(written.value, tuple) else ():
         folder = Path(os.path.normpath(Path(item.mark.source).parent / Path(str(item.value)).expanduser()))
         if not folder.is_relative_to(directory):
-            yield folder  # named as excluded
+            yield folder  # reported as excluded
         folders.append(folder)
     for folder in dict.fromkeys(folders):
         if folder.is_relative_to(directory):
@@ -95,7 +95,7 @@ def _paths(draft: Draft, directory: Path) -> Iterator[Path]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Every regular file below `folder` that a plugin or a configuration may need; links are not followed."""
+    """Yield every regular file below `folder`, except caches and version control. Does not follow links."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -105,11 +105,11 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 class ArchiveTooLarge(ValueError):
-    """An archive asks for more than a header may have."""
+    """An archive requests more data than a header may contain."""
 
 
 class Unzipped(gzip.GzipFile):
-    """Gives no piece larger than a header may be, so that nothing an archive claims is believed with memory."""
+    """A gzip stream that refuses reads larger than a header, so that sizes in an archive cannot exhaust memory."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_HEADER:
@@ -118,14 +118,14 @@ class Unzipped(gzip.GzipFile):
 
 
 def chunks_of(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
-    """The content of a file in an archive, in pieces."""
+    """Yield the content of an archived file in chunks."""
     stored = archive.extractfile(entry)
     assert stored is not None
     left = entry.size
     while left:
         chunk = stored.read(min(CHUNK, left))
         if not chunk:
-            raise tarfile.ReadError("it ends too early")
+            raise tarfile.ReadError("unexpected end of file")
         left -= len(chunk)
         yield chunk
 
@@ -135,15 +135,15 @@ def require_limits(members: Mapping[str, ArchiveMember]) -> None:
     if len(members) > MAX_ENTRIES or total > MAX_TOTAL:
         most = f"{MAX_ENTRIES} files and {MAX_TOTAL >> 20} MiB"
         raise UsageInvalid(
-            f"{len(members)} files of {total} bytes are too many for an archive: at most {most}",
-            hint="`ductile system backup` has no such limit",
+            f"{len(members)} files with {total} bytes exceed the limits of an archive: {most}",
+            hint="`ductile system backup` has no such limit.",
         )
 
 
 def write_archive(path: Path, members: Mapping[str, ArchiveMember], *, now: datetime) -> int:
-    """`path` is a private tar.gz of `members`, read back and found equal; its size."""
+    """Write `members` to a private tar.gz file, read it back to verify it, and return its size."""
     if os.path.lexists(path):
-        raise UsageInvalid(f"{path} is there already", hint="name another file with --output")
+        raise UsageInvalid(f"{path} already exists", hint="Choose another file with --output.")
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=int(now.timestamp())) as zipped,
@@ -155,15 +155,15 @@ def write_archive(path: Path, members: Mapping[str, ArchiveMember], *, now: date
             archive.addfile(entry, io.BytesIO(member.content))
     files.write_private(path, packed.getvalue())
     if _members_of(path) != dict(members):
-        raise files.FileRefused(path, "does not hold what was written into it", hint="check the disk")
+        raise files.FileRefused(path, "does not contain the data that was written", hint="Check the disk.")
     return len(packed.getvalue())
 
 
 def read_archive(path: Path) -> dict[str, ArchiveMember]:
-    """The files of a configuration; an archive that is too large, damaged or sly is refused whole."""
+    """Read the files of an archive. Raises FileRefused if it is too large, damaged or unsafe."""
     members = _members_of(path)
     if CONFIG_FILE not in members:
-        raise files.FileRefused(path, f"has no {CONFIG_FILE}", hint="make archives with `ductile config backup`")
+        raise files.FileRefused(path, f"has no {CONFIG_FILE}", hint="Create archives with `ductile config backup`.")
     return members
 
 
@@ -171,7 +171,7 @@ def _members_of(path: Path) -> dict[str, ArchiveMember]:
     try:
         content = files.read_regular(path, max_bytes=MAX_TOTAL * 2, follow_symlinks=True).content
     except files.FileMissing as error:
-        raise UsageInvalid(str(error), hint="make archives with `ductile config backup`") from error
+        raise UsageInvalid(str(error), hint="Create archives with `ductile config backup`.") from error
     members: dict[str, ArchiveMember] = {}
     try:
         with (
@@ -186,31 +186,31 @@ def _members_of(path: Path) -> dict[str, ArchiveMember]:
                 name = _safe_name(path, entry, known=members)
                 members[name] = ArchiveMember(b"".join(chunks_of(archive, entry)), bool(entry.mode & 0o100))
                 if sum(len(member.content) for member in members.values()) > MAX_TOTAL:
-                    raise files.FileRefused(path, f"holds more than {MAX_TOTAL} bytes")
+                    raise files.FileRefused(path, f"contains more than {MAX_TOTAL} bytes")
     except UNREADABLE as error:
-        raise files.FileRefused(path, f"is not a tar.gz archive that can be read: {error}") from error
+        raise files.FileRefused(path, f"is not a readable tar.gz archive: {error}") from error
     return members
 
 
 def _safe_name(path: Path, entry: tarfile.TarInfo, *, known: Mapping[str, ArchiveMember]) -> str:
-    shown = files.shown_path(entry.name)
+    shown = files.display_path(entry.name)
     parts = PurePosixPath(entry.name).parts
     if not entry.isreg():
-        raise files.FileRefused(path, f"{shown} is a link or a device; only files can be restored")
+        raise files.FileRefused(path, f"{shown} is a link or a device; only regular files can be restored")
     if entry.size > MAX_FILE:
         raise files.FileRefused(path, f"{shown} has more than {MAX_FILE} bytes")
     if entry.name.startswith("/") or ".." in parts or not parts or "\0" in entry.name:
-        raise files.FileRefused(path, f"{shown} would lie outside the configuration")
+        raise files.FileRefused(path, f"{shown} is outside the configuration directory")
     name = PurePosixPath(entry.name).as_posix()
-    if name == PENDING_FILE:  # whoever finds one does what it says, anywhere
-        raise files.FileRefused(path, f"{shown} is nothing that an archive holds")
+    if name == PENDING_FILE:  # the next load would execute it, with any paths
+        raise files.FileRefused(path, f"{shown} is not allowed in an archive")
     if name in known:
-        raise files.FileRefused(path, f"{shown} is in it twice")
+        raise files.FileRefused(path, f"{shown} occurs twice")
     return name
 
 
 def require_sealed(folder: Path) -> None:
-    """An archive that was unpacked into `folder` holds what its own seal says."""
+    """Raise IntegrityBroken unless the files unpacked into `folder` match the seal of the archive."""
     seal = read_seal(folder / SEAL_FILE)
     if seal is None:
         return
@@ -219,7 +219,9 @@ def require_sealed(folder: Path) -> None:
     for path, sealed in seal.hashes.items():
         place = folder / Path(path).relative_to(home) if Path(path).is_relative_to(home) else None
         if place is not None and (not place.is_file() or blake3(place.read_bytes()).hexdigest() != sealed):
-            message = "is not what the seal of the archive says"
+            message = "does not match the seal of the archive"
             complaints.append(Complaint(message, mark=Mark(str(place.relative_to(folder)), 1), category="integrity"))
     if complaints:
-        raise IntegrityBroken(complaints, hint="the archive was changed, or made of an unsealed configuration")
+        raise IntegrityBroken(
+            complaints, hint="The archive was modified, or it was created from an unsealed configuration."
+        )

@@ -1,4 +1,4 @@
-"""From an archive back to a directory: unpacked beside it, tried out there, then put in place and sealed."""
+"""Restore a configuration from an archive: unpack it to a temporary directory, check it, replace the files and seal."""
 
 import os
 import shutil
@@ -11,12 +11,12 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from ductile.config.checks.doctor import examine
-from ductile.config.edit.atomic_write import Replacement, finish, only_editor, replace_and_seal
+from ductile.config.edit.atomic_write import Replacement, finish_pending, lock_config, replace_and_seal
 from ductile.config.edit.staged_edit import Draft
 from ductile.config.load.load import load
 from ductile.config.load.sources import CONFIG_FILE
 from ductile.config.seal import archive
-from ductile.config.seal.approve import seal_alone
+from ductile.config.seal.approve import seal_locked
 from ductile.config.seal.archive import ArchiveMember
 from ductile.config.seal.checksums import SEAL_FILE
 from ductile.core import files
@@ -27,7 +27,7 @@ STAGE_PREFIX = ".ductile-restore-"
 
 @frozen
 class RestoredConfig:
-    """What was put where, and where the configuration that was there before is kept."""
+    """The restored files, and the archive of the previous configuration."""
 
     directory: Path
     files: tuple[str, ...]
@@ -36,25 +36,25 @@ class RestoredConfig:
 
 
 def restore(source: Path, directory: Path, *, now: datetime, dry_run: bool = False) -> RestoredConfig:
-    """`directory` has the files of the archive and is sealed. What was there is archived first; other files stay."""
+    """Replace the files in `directory` with those of the archive and seal them. Archives the previous files first."""
     members = archive.read_archive(source)
     _try_out(source, members, directory)
     if dry_run:
         return RestoredConfig(directory, _changed(members, directory), None, ())
-    files.make_private(directory)
-    with only_editor(directory):
-        finish(directory)
+    files.make_private_folder(directory)
+    with lock_config(directory):
+        finish_pending(directory)
         changed = _changed(members, directory)
         saved = _save(directory, changed, now)
         replacements = [_replacement(directory / name, members[name]) for name in changed]
         for one in replacements:
-            files.make_private(one.path.parent)
+            files.make_private_folder(one.path.parent)
         sealed: list[str] = []
         replace_and_seal(
             directory,
             replacements,
             directory / SEAL_FILE,
-            lambda: sealed.extend(seal_alone(directory / CONFIG_FILE, now=now).changes),
+            lambda: sealed.extend(seal_locked(directory / CONFIG_FILE, now=now).changes),
         )
     return RestoredConfig(directory, changed, saved, tuple(sealed))
 
@@ -64,10 +64,10 @@ def _replacement(path: Path, member: ArchiveMember) -> Replacement:
 
 
 def _try_out(source: Path, members: Mapping[str, ArchiveMember], directory: Path) -> None:
-    """The archive holds a configuration that can be used, and nothing that would take the place of a ledger."""
+    """Check that the archive contains a valid configuration and does not replace a ledger."""
     with _staging(directory) as stage:
         for name, member in members.items():
-            files.make_private((stage / name).parent)
+            files.make_private_folder((stage / name).parent)
             files.write_private(stage / name, member.content, mode=member.mode)
         archive.require_sealed(stage)
         _require_no_ledger(source, members, directory, stage)
@@ -76,24 +76,24 @@ def _try_out(source: Path, members: Mapping[str, ArchiveMember], directory: Path
             if report.errors:
                 raise ConfigInvalid(report.errors)
         except ConfigInvalid as invalid:
-            hint = "the configuration in the archive cannot be used here; nothing was changed"
+            hint = "The configuration in the archive is not valid here. Nothing was changed."
             raise ConfigInvalid(invalid.complaints, hint=hint) from None
 
 
 def _require_no_ledger(source: Path, members: Mapping[str, ArchiveMember], directory: Path, stage: Path) -> None:
-    """Nothing in the archive would lie where the configuration that is there, or the new one, has its ledger."""
+    """Raise FileRefused if a file of the archive would replace a ledger."""
     taken = archive.ledger_files(directory / CONFIG_FILE) | archive.ledger_files(stage / CONFIG_FILE)
     for name in members:
         if not taken.isdisjoint(Path(os.path.realpath(folder / name)) for folder in (directory, stage)):
-            reason = f"{files.shown_path(name)} would take the place of the ledger"
-            raise files.FileRefused(source, reason, hint="`ductile system restore` puts ledgers in place")
+            reason = f"{files.display_path(name)} would replace the ledger"
+            raise files.FileRefused(source, reason, hint="Use `ductile system restore` to restore a ledger.")
 
 
 @contextmanager
 def _staging(directory: Path) -> Iterator[Path]:
-    """A folder beside `directory`, where paths that lead out of it (`../shared.yaml`) lead to the same place.
+    """Create a temporary directory next to `directory`, so that `../shared.yaml` resolves to the same file.
 
-    Inside of it where nothing can be made beside it.
+    If the parent is not writable, create it inside `directory`.
     """
     beside = next((folder for folder in directory.parents if folder.is_dir()), directory)
     inside = [directory] if directory.is_dir() and not os.access(beside, os.W_OK | os.X_OK) else []
@@ -109,13 +109,13 @@ def _staging(directory: Path) -> Iterator[Path]:
 
 
 def _changed(members: Mapping[str, ArchiveMember], directory: Path) -> tuple[str, ...]:
-    """What is not yet as the archive has it."""
+    """Return the files that differ from the archive."""
     return tuple(name for name, member in sorted(members.items()) if _differs(directory / name, member))
 
 
 def _differs(path: Path, member: ArchiveMember) -> bool:
     if path.name == SEAL_FILE:
-        return False  # made anew: paths and plugins are those of this place
+        return False  # recreated with the local paths and plugins
     try:
         return files.read_regular(path, max_bytes=archive.MAX_FILE).content != member.content
     except files.FileMissing:
@@ -123,7 +123,7 @@ def _differs(path: Path, member: ArchiveMember) -> bool:
 
 
 def _save(directory: Path, changed: Iterable[str], now: datetime) -> Path | None:
-    """The configuration, and every file that is about to be replaced, whether it belongs to that or not."""
+    """Archive the configuration and every file that will be replaced."""
     members: dict[str, ArchiveMember] = {}
     if (directory / CONFIG_FILE).is_file():
         members |= archive.collect(Draft.of(directory / CONFIG_FILE, os.environ)).members

@@ -1,6 +1,6 @@
-"""What the operator decided about other instances, ready for use: whom to send to, whom to believe, how patiently.
+"""Lookups of relay settings: the instances to send to, the peers to accept, and the retry policy.
 
-Pure lookups in one configuration. The engine sends by them, the web receives and enqueues by them.
+Pure functions of one configuration. Sending and receiving are implemented in `ductile.relay`.
 """
 
 from datetime import timedelta
@@ -11,64 +11,65 @@ from ductile.core.errors import DuctileError, NotFound, did_you_mean
 from ductile.core.secret import Secret
 
 SEND = "send"
-"""The command of a relay job that no step made."""
-ATTEMPTS, BACKOFF = 30, timedelta(seconds=30)
-"""An event waits about a day for an instance that is down: the delays double up to an hour."""
+"""Command of a relay job that was not created by a pipeline step."""
+MAX_ATTEMPTS, BACKOFF_BASE = 30, timedelta(seconds=30)
+"""Delays double up to one hour, so an event is retried for about a day."""
 BREAKER = CircuitBreaker(threshold=3, reset_after=timedelta(minutes=1), applies_to="all")
-"""Counts attempts, not jobs: an outbox shall pause while nobody answers."""
+"""Applies to attempts, so that the outbox pauses while the instance does not respond."""
 
 
 class InstanceDisabled(DuctileError):
-    """The operator has disabled the instance."""
+    """The instance is disabled."""
 
     code, exit_code, status = "instance_disabled", 1, 409
-    hint = "set its `enabled: true` under `instances`, then `ductile system reload`"
+    hint = "Set `enabled: true` for the instance under `instances`, then run `ductile system reload`."
 
 
 class EventNotAllowed(DuctileError):
-    """The instance must not get events of this type."""
+    """The instance does not allow this event type."""
 
     code, exit_code, status = "event_not_allowed", 1, 422
-    hint = "add the type to `allow` of the instance, then `ductile system reload`"
+    hint = "Add the event type to `allow` of the instance, then run `ductile system reload`."
 
 
-def instance_for(settings: Settings, name: str, event_type: str) -> Instance:
-    """The instance of that name, which may get such events; otherwise an error that says why not."""
+def find_instance(settings: Settings, name: str, event_type: str) -> Instance:
+    """Return the instance `name`. Raises an error if it does not exist, is disabled or does not allow `event_type`."""
     known = {instance.name: instance for instance in settings.instances}
     if name not in known:
-        hint = f"known: {', '.join(sorted(known)) or 'none; name some under `instances`'}"
+        hint = f"known: {', '.join(sorted(known)) or 'none; add one under `instances`'}"
         raise NotFound(f"there is no instance {name[:80]!r}{did_you_mean(name, known)}", hint=hint)
     instance = known[name]
     if not instance.enabled:
         raise InstanceDisabled(f"instance {name} is disabled (enabled: false)")
     if instance.allow and event_type not in instance.allow:
         allowed = ", ".join(instance.allow)
-        raise EventNotAllowed(f"instance {name} does not allow {event_type[:80]!r}", hint=f"it allows {allowed}")
+        raise EventNotAllowed(f"instance {name} does not allow {event_type[:80]!r}", hint=f"It allows {allowed}.")
     return instance
 
 
-def peer_named(settings: Settings, name: str) -> Peer | None:
-    """The peer of that name, if it may send."""
+def find_peer(settings: Settings, name: str) -> Peer | None:
+    """Return the peer `name`; None if it does not exist or is disabled."""
     peers = settings.remote_ingress.peers if settings.remote_ingress else ()
     return next((peer for peer in peers if peer.name == name and peer.enabled), None)
 
 
-def secret_named(settings: Settings, name: str) -> Secret | None:
+def find_secret(settings: Settings, name: str) -> Secret | None:
+    """Return the key of the token `name`; None if it does not exist."""
     return next((token.key for token in settings.tokens if token.name == name), None)
 
 
-def address_of(instance: Instance) -> str:
-    """The URL that its events are sent to."""
+def ingress_url(instance: Instance) -> str:
+    """Return the URL that receives the events of the instance."""
     return instance.base_url.rstrip("/") + instance.ingress_path
 
 
-def path_of(address: str) -> str:
-    """The path of a URL as its receiver reads it."""
+def url_path(address: str) -> str:
+    """Return the decoded path of a URL."""
     return unquote(urlsplit(address).path)
 
 
-def is_address(text: str) -> bool:
-    """Whether a request can be sent there."""
+def is_valid_url(text: str) -> bool:
+    """True if a request can be sent to this URL."""
     try:
         parts = urlsplit(text)
         return text.isascii() and bool(parts.hostname) and (parts.port is None or parts.port > 0)

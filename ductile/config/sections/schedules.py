@@ -1,7 +1,6 @@
-"""From what the operator wrote to what the calendar reckons with: definitions of schedules, and their hashes.
+"""Conversion of configured schedules to calendar definitions, and the hash of a definition.
 
-The only room that knows both. The scheduler and the commands about schedules call it; when something is due is the
-calendar's matter.
+The only module that knows both forms. `ductile.calendar` computes when a schedule is due.
 """
 
 import time
@@ -22,7 +21,7 @@ from ductile.core.units import format_duration
 
 
 class HostZone(tzinfo):
-    """The time zone of this host as its C library knows it, whatever notation TZ has; the default of every schedule."""
+    """The time zone of the host, as its C library reports it for any TZ notation. The default for schedules."""
 
     def utcoffset(self, dt: datetime | None) -> timedelta | None:
         return dt.replace(tzinfo=None).astimezone().utcoffset() if dt else None
@@ -42,8 +41,8 @@ class HostZone(tzinfo):
 HOST_ZONE = HostZone()
 
 
-def definition_of(plugin: str, schedule: Schedule) -> Definition:
-    """The schedule as the calendar wants it; `schedule` is one that `consistency` has nothing to say about."""
+def build_definition(plugin: str, schedule: Schedule) -> Definition:
+    """Convert a schedule that passed `checks.rules` to a calendar definition."""
     return Definition(
         plugin=plugin,
         schedule_id=schedule.id,
@@ -57,9 +56,9 @@ def definition_of(plugin: str, schedule: Schedule) -> Definition:
 
 
 def definition_hash(schedule: Schedule) -> str:
-    """The same as long as the schedule has the same slots for the same command; notation does not matter.
+    """Return a hash of the command and the slots of a schedule. It does not depend on the notation.
 
-    Jitter, hours and policies are left out: a schedule that gets another window does not start anew.
+    Jitter, windows and policies are excluded: changing them does not reset the schedule.
     """
     match _when(schedule):
         case Every(interval):
@@ -84,12 +83,12 @@ def _when(schedule: Schedule) -> Every | CronLine | At | After:
         return parse_line(schedule.cron)
     if schedule.at is not None:
         return At(schedule.at)
-    assert schedule.after is not None, "exactly one of every, cron, at, after is checked at load"
+    assert schedule.after is not None, "loading requires exactly one of every, cron, at, after"
     return After(schedule.after)
 
 
 def _windows(schedule: Schedule) -> tuple[Window, ...]:
-    """Both notations; where both are given, both must be open."""
+    """Return the windows of both keys. If both are set, both must be open."""
     bounds = [schedule.only_between.split("-")] if schedule.only_between else []
     if window := schedule.preferred_window:
         bounds.append([window.start, window.end])

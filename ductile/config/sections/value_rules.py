@@ -1,6 +1,6 @@
-"""What the values of a configuration must be, where the shared vocabulary does not say it: addresses, headers, names.
+"""Rules for configuration values that `core.formats.yaml_fields` does not define: addresses, headers, names.
 
-Each rule is an annotation that `sections` puts on its keys.
+Each rule is an annotation for the keys in `settings`.
 """
 
 import os
@@ -18,7 +18,7 @@ def _is_listen_address(text: str) -> bool:
 
 
 def _is_network(text: str) -> bool:
-    from ipaddress import ip_network  # only a configuration with proxies pays for it
+    from ipaddress import ip_network  # not needed without trusted proxies
 
     try:
         ip_network(text, strict=False)
@@ -29,16 +29,16 @@ def _is_network(text: str) -> bool:
 
 NO_NUL = ValueRule(lambda text: "\0" not in text, "text without NUL")
 BYTES = ValueRule(lambda size: size >= 1, "1 byte or more", {"minimum": 1})
-URL_PATH = pattern("/[^\\s?#\\x00-\\x1f\\x7f]*", "a path that begins with '/' and has no spaces, '?' or '#'")
+URL_PATH = pattern("/[^\\s?#\\x00-\\x1f\\x7f]*", "a path that starts with '/' and contains no spaces, '?' or '#'")
 BASE_URL = pattern(
     "https?://[^\\s/?#@\\x00-\\x1f\\x7f]+[^\\s?#@\\x00-\\x1f\\x7f]*",
-    "an absolute http:// or https:// address without a user name",
+    "an absolute http:// or https:// URL without a user name",
 )
 HEADER = pattern("[!#$%&'*+.^_`|~0-9A-Za-z-]+", "an HTTP header name")
-ENV_NAME = pattern("[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
-ENV_NAME_OR_ALL = pattern("[A-Za-z_][A-Za-z0-9_]*|\\*", "an environment variable's name, or '*' for all")
+ENV_NAME = pattern("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+ENV_NAME_OR_ALL = pattern("[A-Za-z_][A-Za-z0-9_]*|\\*", "the name of an environment variable, or '*' for all")
 ONE_OR_TWO = ValueRule(
-    lambda names: 1 <= len(names) <= 2, "one name, or two while one is being replaced", {"minItems": 1, "maxItems": 2}
+    lambda names: 1 <= len(names) <= 2, "one name, or two names during rotation", {"minItems": 1, "maxItems": 2}
 )
 CLOCK_TIME = pattern("(?:[01]?[0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 08:30")
 LISTEN = ValueRule(
@@ -50,5 +50,5 @@ Header = Annotated[str, HEADER]
 
 
 def default_workers() -> int:
-    """One core is left to the core itself."""
+    """Return the number of CPU cores, minus one for the service itself."""
     return max(1, (os.cpu_count() or 2) - 1)

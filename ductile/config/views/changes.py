@@ -1,7 +1,6 @@
-"""What differs between two configurations, in the words an operator thinks in. Pure; shows no secret.
+"""Differences between two configurations, by section and name. Pure; contains no secrets.
 
-Values are compared as the hash sees them, with fingerprints in place of secrets, so that a new secret is a change too.
-The runtime asks before it swaps one for the other, and `reload --dry-run` shows the answer.
+Compares the data that `show.digest` hashes, with fingerprints in place of secrets, so that a new secret is a change.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -13,15 +12,15 @@ from attrs import field, frozen
 from ductile.config.checks.doctor import Report
 from ductile.config.load.load import Config
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import plain
-from ductile.config.views.token_label import unnamed
+from ductile.config.views.show import to_plain_data
+from ductile.config.views.token_label import derived_label
 from ductile.core.clock import to_text
 from ductile.core.secret import Secret
 
 
 @frozen
 class NamedChanges:
-    """The members of one section that came, went or changed, by name; a changed one with the keys that differ."""
+    """The added, removed and changed members of one section; for changed members, the keys that differ."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -33,16 +32,16 @@ class NamedChanges:
 
 @frozen(kw_only=True)
 class ConfigChanges:
-    """Everything that is different in the second of two configurations."""
+    """The differences between two configurations."""
 
     sections: Mapping[str, NamedChanges]
-    """plugins, schedules, pipelines, routes, tokens, webhooks, instances: only those with a difference."""
+    """plugins, schedules, pipelines, routes, tokens, webhooks, instances; only sections that differ."""
     settings: tuple[str, ...] = ()
-    """Dotted paths of everything else that differs."""
+    """Dotted paths of all other settings that differ."""
     unavailable: Mapping[str, str] = field(factory=dict)
-    """Plugins that could run and cannot any more, with the reason."""
+    """Plugins that are no longer available, with the reason."""
     unsealed: tuple[str, ...] = ()
-    """Plugins that came and that the seal does not have."""
+    """Added plugins that are not in the seal."""
 
     def __bool__(self) -> bool:
         return bool(self.sections or self.settings or self.unavailable)
@@ -61,7 +60,7 @@ class ConfigChanges:
 
 @frozen(kw_only=True)
 class NextRun:
-    """When a schedule runs next, before and after a change; None: not at all."""
+    """The next run of a schedule before and after a change; None if it does not run."""
 
     before: datetime | None
     after: datetime | None
@@ -74,17 +73,17 @@ class NextRun:
 
 
 @frozen(kw_only=True)
-class Reloaded:
-    """What a reload changed, or would."""
+class ReloadResult:
+    """The changes that a reload made or would make."""
 
     at: datetime
     changes: ConfigChanges
     ended_jobs: Mapping[str, int] = field(factory=dict)
-    """Waiting jobs that ended because their plugin is gone, by plugin."""
+    """Number of queued jobs that failed because their plugin was removed, by plugin."""
     next_runs: Mapping[str, NextRun] = field(factory=dict)
-    """Of the schedules that came, went or changed, as `plugin/schedule`."""
+    """Added, removed and changed schedules, by `plugin/schedule`."""
     report: Report = field(factory=lambda: Report((), ()))
-    """What the doctor found in the new configuration."""
+    """The doctor's report about the new configuration."""
     dry_run: bool = False
 
     def as_data(self) -> dict[str, Any]:
@@ -100,24 +99,24 @@ class Reloaded:
         }
 
 
-def _message(reloaded: Reloaded) -> str:
+def _message(reloaded: ReloadResult) -> str:
     if not reloaded.changes:
-        return "nothing has changed"
-    return "this would change" if reloaded.dry_run else "the new configuration is in use"
+        return "no changes"
+    return "the reload would make these changes" if reloaded.dry_run else "the new configuration is in use"
 
 
 SECTIONS = ("plugins", "schedules", "pipelines", "routes", "tokens", "webhooks", "instances")
 
 
-def changes_between(old: Snapshot, new: Snapshot) -> ConfigChanges:
-    """What a reload from `old` to `new` would change."""
-    before, after = _sorted(old.config), _sorted(new.config)
+def compare_snapshots(old: Snapshot, new: Snapshot) -> ConfigChanges:
+    """Return the changes of a reload from `old` to `new`."""
+    before, after = _sections_of(old.config), _sections_of(new.config)
     sections = {name: named for name in SECTIONS if (named := _named(before[name], after[name]))}
-    if plugins := with_files(
-        sections.get("plugins", NamedChanges()), _found(old), _found(new), entries=after["plugins"]
+    if plugins := add_file_changes(
+        sections.get("plugins", NamedChanges()), _fingerprints(old), _fingerprints(new), entries=after["plugins"]
     ):
         sections["plugins"] = plugins
-    gone = {name: reason for name in old.lanes if (reason := new.why_unavailable(name)) is not None}
+    gone = {name: reason for name in old.plugins if (reason := new.why_unavailable(name)) is not None}
     return ConfigChanges(
         sections=sections,
         settings=tuple(_paths(before["settings"], after["settings"])),
@@ -127,44 +126,48 @@ def changes_between(old: Snapshot, new: Snapshot) -> ConfigChanges:
 
 
 def unsealed(plugins: NamedChanges, config: Config) -> tuple[str, ...]:
-    """Those of the plugins that came which a seal, if there is one, does not have."""
+    """Return the added plugins that are not in the seal; none if there is no seal."""
     return tuple(name for name in plugins.added if config.seal is not None and name not in config.seal.plugins)
 
 
-def with_files(
-    told: NamedChanges, before: Mapping[str, Any], after: Mapping[str, Any], *, entries: Container[str]
+def add_file_changes(
+    entry_changes: NamedChanges, before: Mapping[str, Any], after: Mapping[str, Any], *, entries: Container[str]
 ) -> NamedChanges:
-    """What changed in the entries, and what the fingerprints of the plugins that can run say besides.
+    """Add changes of plugin files to the changes of plugin entries.
 
-    A plugin that nobody wrote an entry for comes with its files alone.
+    A usable plugin without an entry is detected by its fingerprint only.
     """
-    came = {name for name in after if name not in before} - {*told.added, *told.removed, *told.changed}
-    changed = {name for name in after if name in before and before[name] != after[name]}
-    other_files = changed | {name for name in came if name in entries}
-    paths = {
-        name: (*told.changed.get(name, ()), *(("files",) if name in other_files else ()))
-        for name in sorted({*told.changed, *other_files})
+    added = {name for name in after if name not in before} - {
+        *entry_changes.added,
+        *entry_changes.removed,
+        *entry_changes.changed,
     }
-    return NamedChanges((*told.added, *sorted(came - other_files)), told.removed, paths)
+    changed = {name for name in after if name in before and before[name] != after[name]}
+    other_files = changed | {name for name in added if name in entries}
+    paths = {
+        name: (*entry_changes.changed.get(name, ()), *(("files",) if name in other_files else ()))
+        for name in sorted({*entry_changes.changed, *other_files})
+    }
+    return NamedChanges((*entry_changes.added, *sorted(added - other_files)), entry_changes.removed, paths)
 
 
-def _found(snapshot: Snapshot) -> dict[str, Any]:
-    return {name: lane.plugin.fingerprint for name, lane in snapshot.lanes.items()}
+def _fingerprints(snapshot: Snapshot) -> dict[str, Any]:
+    return {name: plugin.plugin.fingerprint for name, plugin in snapshot.plugins.items()}
 
 
-def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> ConfigChanges:
-    """The same for two configurations of which only the plain data is left."""
+def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> ConfigChanges:
+    """Compare two configurations that are available only as plain data."""
     old, new = _by_section(dict(before)), _by_section(dict(after))
     sections = {name: named for name in SECTIONS if (named := _named(old[name], new[name]))}
     return ConfigChanges(sections=sections, settings=tuple(_paths(old["settings"], new["settings"])))
 
 
-def _sorted(config: Config) -> dict[str, dict[str, Any]]:
-    return _by_section(plain(config.settings, hide=Secret.fingerprint))
+def _sections_of(config: Config) -> dict[str, dict[str, Any]]:
+    return _by_section(to_plain_data(config.settings, hide=Secret.fingerprint))
 
 
 def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings as sections of named members, and what is left of them. Takes `data` apart."""
+    """Split settings into sections of named members and the remaining settings. Modifies `data`."""
     plugins = data.pop("plugins")
     schedules = {
         f"{plugin}/{schedule.get('id', index)}": schedule
@@ -178,7 +181,9 @@ def _by_section(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "schedules": schedules,
         "pipelines": {pipeline["name"]: pipeline for pipeline in data.pop("pipelines", [])},
         "routes": {f"{each['from']} {each['event_type']} → {each['to']}": {} for each in data.pop("routes", [])},
-        "tokens": {each.get("name") or unnamed(each["token"]): each for each in (*data.pop("tokens", []), *api_tokens)},
+        "tokens": {
+            each.get("name") or derived_label(each["token"]): each for each in (*data.pop("tokens", []), *api_tokens)
+        },
         "webhooks": {endpoint["path"]: endpoint for endpoint in webhooks.pop("endpoints", [])},
         "instances": {instance["name"]: instance for instance in data.pop("instances", [])},
         "settings": data,
@@ -198,7 +203,7 @@ def _named(before: Mapping[str, Any], after: Mapping[str, Any]) -> NamedChanges:
 
 
 def _paths(before: Any, after: Any, at: str = "") -> Iterator[str]:
-    """Where two values differ, as deep as both are objects."""
+    """Yield the paths at which two values differ. Only mappings are descended into."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             inside = f"{at}.{name}" if at else str(name)

@@ -1,6 +1,6 @@
-"""JSON Schema of the whole configuration, generated from the section classes.
+"""JSON Schema of the configuration, generated from the section classes.
 
-For editors and agents. What it allows is what `structure` allows as far as JSON Schema can say it.
+For editors and agents. It accepts what `load.structure` accepts, as far as JSON Schema can express it.
 """
 
 import types
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import attrs
 
 from ductile.config.sections.settings import Settings
-from ductile.core.formats.yaml_fields import DOC, YAML_NAME, Grammar, Lone, TextType, ValueRule
+from ductile.core.formats.yaml_fields import DOC, YAML_NAME, ExternalSchema, SingleOrList, TextType, ValueRule
 from ductile.core.secret import Secret
 from ductile.core.units import format_duration
 
@@ -33,13 +33,13 @@ _SCALARS: dict[Any, dict[str, Any]] = {
 
 
 def schema() -> dict[str, Any]:
-    """The schema of config.yaml and of every file it includes."""
+    """Return the schema of config.yaml and of every included file."""
     definitions: dict[str, Any] = {}
     root = _object(Settings, definitions)
     root["patternProperties"] = {"^x-": {}}
     root["properties"]["database"] = {"$ref": "#/$defs/State"}
     for name in ("log_level", "log_format"):
-        root["properties"][name] = {"type": "string", "deprecated": True, "description": f"write service.{name}"}
+        root["properties"][name] = {"type": "string", "deprecated": True, "description": f"use service.{name}"}
     return {"$schema": DIALECT, "title": "Ductile configuration", **root, "$defs": dict(sorted(definitions.items()))}
 
 
@@ -71,9 +71,9 @@ def _has(name: str) -> dict[str, Any]:
 
 
 _DEPRECATED_IN_PLUGINS = {
-    "timeout": {"deprecated": True, "description": "write timeouts", "type": ["string", "integer"]},
-    "max_attempts": {"deprecated": True, "description": "write retry.max_attempts", "type": "integer"},
-    "description": {"deprecated": True, "description": "belongs in the manifest", "type": "string"},
+    "timeout": {"deprecated": True, "description": "use timeouts", "type": ["string", "integer"]},
+    "max_attempts": {"deprecated": True, "description": "use retry.max_attempts", "type": "integer"},
+    "description": {"deprecated": True, "description": "move it to the manifest", "type": "string"},
 }
 
 
@@ -100,20 +100,20 @@ def _of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _annotated(inner: Any, notes: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
-    for grammar in (note for note in notes if isinstance(note, Grammar)):
+    for grammar in (note for note in notes if isinstance(note, ExternalSchema)):
         definitions[grammar.name] = grammar.schema
         return {"$ref": f"#/$defs/{grammar.name}"}
     readers = [note for note in notes if isinstance(note, TextType)]
     described = dict(readers[0].schema) if readers else _of(inner, definitions)
     for rule in (note for note in notes if isinstance(note, ValueRule)):
         described |= rule.schema
-    if any(isinstance(note, Lone) for note in notes):
+    if any(isinstance(note, SingleOrList) for note in notes):
         return {"anyOf": [described, described["items"]]}
     return {"anyOf": [described, _REFERENCE]} if "pattern" in described else described
 
 
 def _names(kind: Any) -> dict[str, Any]:
-    """Rules for the names of a mapping's members."""
+    """Return the rules for the keys of a mapping."""
     if get_origin(kind) is not Annotated:
         return {}
     rules = [note.schema for note in get_args(kind)[1:] if isinstance(note, ValueRule)]
@@ -121,7 +121,7 @@ def _names(kind: Any) -> dict[str, Any]:
 
 
 def _or_null(described: dict[str, Any]) -> dict[str, Any]:
-    """A key without a value counts as absent."""
+    """Also accept null: a key without a value counts as absent."""
     null = {"type": "null"}
     if isinstance(described.get("type"), list | str):
         types_ = described["type"] if isinstance(described["type"], list) else [described["type"]]

@@ -1,6 +1,6 @@
-"""The word for a token that calls the API, wherever one is named: its own name, or one that comes of the token itself.
+"""The label of an API token in logs and keys: its name, or a label derived from the token.
 
-A position would be another token's after the next edit, and what is kept under the word with it. Knows no scopes.
+The label does not depend on the position of the token, so edits do not assign it to another token. Knows no scopes.
 """
 
 import re
@@ -9,15 +9,16 @@ from blake3 import blake3
 
 from ductile.config.sections.settings import ApiToken
 
-DERIVED = re.compile("token-[0-9a-f]{6}")
-"""What an unnamed token is called, and nobody else may be."""
+DERIVED_LABEL = re.compile("token-[0-9a-f]{6}")
+"""Labels of unnamed tokens. Named tokens must not use this form."""
 _CONTEXT = "ductile: what an API token without a name is called"
 
 
-def caller(token: ApiToken) -> str:
-    return token.name or unnamed(token.token.fingerprint())
+def token_label(token: ApiToken) -> str:
+    """Return the name of the token, or its derived label."""
+    return token.name or derived_label(token.token.fingerprint())
 
 
-def unnamed(fingerprint: str) -> str:
-    """The word for a token of which only the fingerprint is known. Says too little to guess the token by."""
+def derived_label(fingerprint: str) -> str:
+    """Return the label of an unnamed token. It is too short to reveal the token."""
     return f"token-{blake3(fingerprint.encode(), derive_key_context=_CONTEXT).hexdigest()[:6]}"

@@ -1,4 +1,4 @@
-"""JSON that the ledger has kept, for people who look at it: what cannot be read is no reason to show nothing."""
+"""Lenient reading of JSON columns of the ledger, for display: invalid text is shown as it is."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 
 
-def kept_value(text: str | None) -> Any:
-    """The value that was kept; the text itself if it is not JSON."""
+def load_stored(text: str | None) -> Any:
+    """Decode a stored value; return the text itself if it is not JSON."""
     if not text:
         return None
     try:
@@ -16,7 +16,7 @@ def kept_value(text: str | None) -> Any:
         return text
 
 
-def kept_object(text: str | None) -> dict[str, Any]:
-    """The object that was kept; an empty one if it is something else."""
-    value = kept_value(text)
+def load_stored_object(text: str | None) -> dict[str, Any]:
+    """Decode a stored object; return an empty one for anything else."""
+    value = load_stored(text)
     return value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
-"""The one JSON decoder: strict UTF-8, no BOM, no NaN, no duplicate keys, bounded depth, size and digits.
+"""The JSON codec: strict UTF-8, no BOM, no NaN, no duplicate keys, limits on depth, size and digits.
 
-Accepts a text or raises one `Unreadable`. What it returns can always be stored in SQLite and written as JSON again.
-The C scanner of the standard library reads; only a text that breaks a rule is scanned a second time, to say where.
+Decoding returns a value or raises one `Unreadable`. Every decoded value can be stored in SQLite and encoded again.
+The standard library's C scanner decodes; only an invalid text is scanned a second time, to find the position.
 """
 
 import json
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from ductile.core.errors import Mark, Unreadable
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 
 MAX_DEPTH = 64
 MAX_NODES = 1_000_000
-FEW = 200
+MAX_FIND_CALLS = 200
 MAX_DIGITS = 4300
 """Python neither reads nor prints longer integers."""
 REPLACEMENT = "\ufffd"
 
 
 class Parsed(NamedTuple):
-    """A decoded value, how many lone surrogates in it had to be replaced, and the text that it was written as."""
+    """A decoded value, the number of lone surrogates that were replaced in it, and its source text."""
 
     value: Any
     replaced: int
@@ -30,12 +30,12 @@ class Parsed(NamedTuple):
 
 
 def loads(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_DEPTH) -> Any:
-    """The one JSON value in `content`; lone surrogates have become U+FFFD."""
+    """Decode the JSON value in `content`. Lone surrogates become U+FFFD."""
     return parse(content, source=source, max_depth=max_depth).value
 
 
 def parse(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_DEPTH) -> Parsed:
-    """The one JSON value in `content`, and how much of it had to be replaced to be storable."""
+    """Decode the JSON value in `content` and count the replaced surrogates."""
     text = content if isinstance(content, str) else _decoded(content, source)
     opened = _count(text, "[") + _count(text, "{")
     if len(text) >= MAX_NODES and opened + _count(text, ",") >= MAX_NODES and _node_count(text) > MAX_NODES:
@@ -52,19 +52,19 @@ def parse(content: bytes | str, *, source: str = "<json>", max_depth: int = MAX_
 
 
 def dumps(data: Any) -> str:
-    """Compact JSON text that `loads` reads back as the same data; ints exact, non-ASCII kept, no lone surrogates.
+    """Encode as compact JSON that `loads` decodes to the same data: exact integers, raw non-ASCII, no lone surrogates.
 
-    Raises TypeError for a value or a key that JSON does not have, ValueError for what it has no notation for.
+    Raises TypeError for types that JSON does not have, ValueError for numbers and nesting that it cannot represent.
     """
-    # A lone number is shown to people as it is: there the two ways to write its exponent would be seen.
-    text = _dumped_fast(data) if isinstance(data, _COLLECTIONS) else None
+    # Not for a bare number: it is displayed as encoded, and the two encoders format exponents differently.
+    text = _dumps_fast(data) if isinstance(data, _COLLECTIONS) else None
     if text is not None:
         return text
     try:
         _check_keys(data)
         text = _ENCODER.encode(data)
     except RecursionError as error:
-        raise ValueError("what is nested too deeply, or in itself, cannot be written as JSON") from error
+        raise ValueError("data that is nested too deeply or contains itself cannot be written as JSON") from error
     except ValueError as error:
         raise ValueError(f"a number that is infinite, NaN or over {MAX_DIGITS:,} digits is not JSON") from error
     return text if text.isascii() or not re.search(_SURROGATE, text) else _ENCODER.encode(_storable(data)[0])
@@ -94,9 +94,9 @@ def _decoded(content: bytes, source: str) -> str:
 
 
 def _count(text: str, character: str) -> int:
-    """`text.count(character)`, which looks at every character; leaping from one to the next is faster where few are."""
+    """Count like `str.count`, but faster for rare characters: `find` skips ahead, `count` visits every character."""
     at = -1
-    for found in range(FEW):
+    for found in range(MAX_FIND_CALLS):
         at = text.find(character, at + 1)
         if at < 0:
             return found
@@ -104,8 +104,8 @@ def _count(text: str, character: str) -> int:
 
 
 def _node_count(text: str) -> int:
-    """How many values a text of JSON has at most: the first of each collection, and one after each comma."""
-    # A string that is never closed ends with the text: trying again inside it would take time squared.
+    """Return an upper bound of the number of values: the first of each collection, and one after each comma."""
+    # The pattern lets an unclosed string run to the end of the text: rescanning it would take quadratic time.
     bare = re.sub(f"{_STRING}?", "", text, flags=re.DOTALL)
     return 1 + bare.count(",") + bare.count("[") + bare.count("{")
 
@@ -115,7 +115,7 @@ class _TooDeep(ValueError):
 
 
 class _DuplicateKey(ValueError):
-    """Two keys of an object are equal."""
+    """An object has two equal keys."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"duplicate key {json.dumps(key[:60], ensure_ascii=False)}")
@@ -123,10 +123,12 @@ class _DuplicateKey(ValueError):
 
 
 class _NotANumber(ValueError):
-    """JSON, or a float, has no such number."""
+    """A number that JSON or a float cannot represent."""
 
     def __init__(self, token: str) -> None:
-        super().__init__(f"{token} is not JSON" if token in _CONSTANTS else f"{shown(token)} is too large for a number")
+        super().__init__(
+            f"{token} is not JSON" if token in _CONSTANTS else f"{quote_text(token)} is too large for a number"
+        )
         self.token = token
 
 
@@ -163,7 +165,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, pars
 
 
 def _value_of(text: str) -> Any:
-    """What `decode` returns or raises, without its search for blanks around a value that has none."""
+    """Decode like `JSONDecoder.decode`, without its regular expressions for surrounding whitespace."""
     if not text.startswith(_OPENINGS):
         return _DECODER.decode(text)
     value, end = _DECODER.raw_decode(text)
@@ -173,9 +175,9 @@ def _value_of(text: str) -> Any:
     return value
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def _is_deeper(value: Any, max_depth: int) -> bool:
     level = [value]
-    for _ in range(most):
+    for _ in range(max_depth):
         level = [
             member
             for each in level
@@ -193,23 +195,23 @@ def _may_hold_surrogates(text: str) -> bool:
 
 
 def _storable(value: Any) -> tuple[Any, int]:
-    """The value with U+FFFD for each lone surrogate, and their number; ValueError when that makes two keys equal."""
+    """Replace lone surrogates by U+FFFD and count them. Raises ValueError if that makes two keys equal."""
     replaced = 0
 
-    def fixed(node: Any) -> Any:
+    def replace(node: Any) -> Any:
         nonlocal replaced
         if isinstance(node, str):
             text, count = re.subn(_SURROGATE, REPLACEMENT, node)
             replaced += count
             return text
         if isinstance(node, dict):
-            return _object([(fixed(key), fixed(member)) for key, member in node.items()])
-        return [fixed(member) for member in node] if isinstance(node, list | tuple) else node
+            return _object([(replace(key), replace(member)) for key, member in node.items()])
+        return [replace(member) for member in node] if isinstance(node, list | tuple) else node
 
-    return fixed(value), replaced
+    return replace(value), replaced
 
 
-# --- saying what is wrong ---------------------------------------------------------------------------------------------
+# --- error messages ---------------------------------------------------------------------------------------------------
 
 _BRACKET = rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[\]{{}}])'
 _KEY_OR_BRACKET = rf'(?:[^"\[\]{{}}]++|{_STRING}(?!\s*+:))*+([\[\]{{}}]|{_STRING})'
@@ -232,7 +234,7 @@ def _mark(text: str, index: int, source: str) -> Mark:
 
 def _syntax_reason(error: json.JSONDecodeError) -> str:
     rest = error.doc[error.pos :].strip(" \t\n\r")
-    found = shown(rest.split("\n", 1)[0], 20)
+    found = quote_text(rest.split("\n", 1)[0], 20)
     if not error.doc.strip(" \t\n\r"):
         return "empty, expected one JSON value"
     if error.msg == "Extra data":
@@ -246,37 +248,37 @@ def _syntax_reason(error: json.JSONDecodeError) -> str:
 
 def _extra_reason(last: str, rest: str) -> str:
     if last.isdigit() and rest[0] in ".eExX_0123456789":
-        return "this is not how JSON writes a number"
+        return "not a valid JSON number"
     if rest[0] in '{["' or rest[0].isdigit():
         return "two JSON values, only one is allowed"
-    return f"expected nothing after the JSON value, found {shown(rest.splitlines()[0], 20)}"
+    return f"expected nothing after the JSON value, found {quote_text(rest.splitlines()[0], 20)}"
 
 
 def _broken_rule(error: Exception, text: str, max_depth: int, source: str) -> Unreadable:
-    """What `error` means, at the first place in `text` where that is so."""
+    """Translate `error`, with the position of its first cause in `text`."""
     match error:
         case _DuplicateKey(key=key):
             reason, index = str(error), _repetition_of(key, text)
         case _NotANumber(token=token):
-            reason, index = str(error), _place_of(re.escape(token), text)
+            reason, index = str(error), _find_token(re.escape(token), text)
         case _TooDeep() | RecursionError():
             index = _opening_below(max_depth, text)
-            reason = f"nested deeper than {max_depth}" if index else "nested too deeply for the stack that is left"
+            reason = f"nested deeper than {max_depth}" if index else "nested too deeply for the remaining stack"
         case _:
             reason = f"a number of more than {MAX_DIGITS:,} digits"
-            index = _place_of(f"[-+.eE0-9]{{{MAX_DIGITS + 1},}}", text)
+            index = _find_token(f"[-+.eE0-9]{{{MAX_DIGITS + 1},}}", text)
     return Unreadable(reason, _mark(text, index, source))
 
 
-def _place_of(pattern: str, text: str) -> int:
-    """Where the first word or number outside of strings begins that is all `pattern`."""
+def _find_token(pattern: str, text: str) -> int:
+    """Return the index of the first word or number outside of strings that matches `pattern` entirely."""
     before = rf'(?:{_STRING}|[^"\w.+-]++|(?!(?:{pattern})(?![\w.+-]))[\w.+-]++)*+'
     found = re.match(before, text, re.DOTALL)
     return found.end() if found else 0
 
 
 def _opening_below(depth: int, text: str) -> int:
-    """Where the first bracket opens that is nested deeper than `depth`."""
+    """Return the index of the first opening bracket that is nested deeper than `depth`."""
     open_brackets = 0
     for found in _each(_BRACKET, text):
         open_brackets += 1 if found[1] in "[{" else -1
@@ -286,7 +288,7 @@ def _opening_below(depth: int, text: str) -> int:
 
 
 def _repetition_of(key: str, text: str) -> int:
-    """Where an object first has `key` for the second time."""
+    """Return the index at which an object first repeats `key`."""
     has_key = [False]
     for found in _each(_KEY_OR_BRACKET, text):
         token = found[1]
@@ -302,7 +304,7 @@ def _repetition_of(key: str, text: str) -> int:
 
 
 def _each(pattern: str, text: str) -> Iterator[re.Match[str]]:
-    """Matches without a gap: after the first failure, trying every other place would take time squared."""
+    """Yield adjacent matches. Stops at the first failure: searching from every later index would be quadratic."""
     compiled = re.compile(pattern, re.DOTALL)
     found = compiled.match(text)
     while found:
@@ -321,20 +323,20 @@ def _name(string: str) -> str:
 _COLLECTIONS = (dict, list, tuple)
 
 
-def _dumped_fast(data: Any) -> str | None:
-    """What orjson makes of it in a tenth of the time; None where it refuses, or would be more generous than we are."""
-    import orjson  # whoever only reads JSON does not load it
+def _dumps_fast(data: Any) -> str | None:
+    """Encode with orjson, ten times faster; None if it refuses, or accepts what the strict encoder would not."""
+    import orjson  # not needed for reading
 
     try:
         written = orjson.dumps(data, option=orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS)
     except TypeError:  # also for a lone surrogate and for an integer of more than 64 bits
         return None
-    # NaN and the infinities become null as well.
+    # orjson also encodes NaN and the infinities as null.
     return None if b"null" in written else written.decode()
 
 
 def _check_keys(value: Any) -> None:
-    """The encoder would turn other keys into text, and so make them equal to keys that are."""
+    """Raise TypeError for a key that is not a string: the encoder would convert it, possibly into a duplicate."""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):

@@ -1,7 +1,7 @@
-"""The one YAML loader: YAML 1.2 scalars, marks on every value, and hard limits on depth, size, aliases and nodes.
+"""The YAML codec: YAML 1.2 scalars, a position for every value, limits on depth, size, aliases and nodes.
 
-Accepts a text or raises one `Unreadable` with file, line, column and reason. Knows nothing of configuration. It reads
-the parser's event stream with a stack of its own: PyYAML's loaders recurse, and a deep text kills the process.
+Loading returns a document or raises one `Unreadable` with file, line, column and reason. Knows nothing of
+configuration. It consumes parser events with an explicit stack: PyYAML's loaders recurse, and deep input would crash.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ductile.core.errors import Mark, Unreadable
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -24,16 +24,15 @@ MAX_DIGITS = 4300
 
 Scalar = None | bool | int | float | str
 
-# libyaml is fast enough for any text of MAX_BYTES; the scanner in Python reads the same texts about ten times slower.
+# The fallback in Python accepts the same texts and is about ten times slower.
 _PARSER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 class YamlNode(NamedTuple):
-    """One value of a document and where it stands.
+    """A value of a document and its position.
 
-    `mark` of a mapping's member is the place of its key, of a list item its own. `text` is a scalar as written
-    (quotes removed): a field that wants a string takes it, whatever YAML made of it. `plain` is true for an
-    unquoted scalar.
+    `mark` is the position of the key for a member of a mapping, and of the item for a member of a list. `text` is a
+    scalar as written, without quotes; string fields use it instead of the parsed value. `plain` means unquoted.
     """
 
     value: "Scalar | tuple[YamlNode, ...] | dict[str, YamlNode]"
@@ -42,7 +41,7 @@ class YamlNode(NamedTuple):
     plain: bool = False
 
     def data(self) -> Any:
-        """Plain Python data: None, bool, int, float, str, list, dict."""
+        """Convert to plain Python data: None, bool, int, float, str, list, dict."""
         if isinstance(self.value, dict):
             return {key: member.data() for key, member in self.value.items()}
         if isinstance(self.value, tuple):
@@ -50,12 +49,12 @@ class YamlNode(NamedTuple):
         return self.value
 
     def walk(self) -> "Iterator[tuple[str, YamlNode]]":
-        """Every value with its path (`api.auth.tokens[0].token`), this one first, in the order of the text."""
-        waiting = [("", self)]
-        while waiting:
-            path, node = waiting.pop()
+        """Yield this value and all values below it with their paths (`api.auth.tokens[0].token`), in text order."""
+        stack = [("", self)]
+        while stack:
+            path, node = stack.pop()
             yield path, node
-            waiting.extend(reversed(list(node._members(path))))
+            stack.extend(reversed(list(node._members(path))))
 
     def _members(self, path: str) -> "Iterator[tuple[str, YamlNode]]":
         if isinstance(self.value, dict):
@@ -67,14 +66,14 @@ class YamlNode(NamedTuple):
 
 
 def load(content: bytes, *, source: str) -> YamlNode:
-    """The single document in `content`; an empty document is a Node holding None."""
+    """Load the single document in `content`. An empty document is a node with the value None."""
     text = _readable_text(content, source)
     try:
         return _Composer(source).read(_PARSER(content))
     except yaml.MarkedYAMLError as error:
-        from ductile.core.formats.yaml_errors import explained
+        from ductile.core.formats.yaml_errors import explain_error
 
-        raise explained(error, text, source) from error
+        raise explain_error(error, text, source) from error
     except yaml.YAMLError as error:
         raise Unreadable(f"not YAML: {error}", Mark(source, 1)) from error
 
@@ -87,16 +86,16 @@ _BYTE_ORDER_MARKS = {
     b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"\x00\x00\xfe\xff": "is UTF-32; save it as UTF-8",
 }
-# What YAML does not print, and the three that its parsers take for line breaks and editors do not.
+# Characters that YAML does not allow, and the three that parsers treat as line breaks and editors do not.
 _CONTROLS, _SIGNS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f", "\u2028\u2029\ufffe\uffff"
 _CONTROL = re.compile(f"[{_CONTROLS}]")
 _FORBIDDEN = f"[{_CONTROLS}{_SIGNS}\ud800-\udfff]"
-# libyaml compares every %TAG with all before it, and is through with them before it reports anything.
+# Rejected before parsing: libyaml compares every %TAG with all previous ones before it reports anything.
 _DIRECTIVE = "^%(?:YAML|TAG)[ \t]"
 
 
 def _readable_text(content: bytes, source: str) -> str:
-    """`content` as text that is safe to hand to the parser."""
+    """Decode `content` and reject what is not safe to pass to the parser."""
     if len(content) > MAX_BYTES:
         raise Unreadable(f"is larger than {MAX_BYTES:,} bytes; split it", Mark(source, 1))
     for prefix, reason in _BYTE_ORDER_MARKS.items():
@@ -119,7 +118,7 @@ def _readable_text(content: bytes, source: str) -> str:
 
 
 def _forbidden_in(text: str) -> re.Match[str] | None:
-    # What was bytes has no surrogates. Nearly no text has any of the others, and to compile all of them takes its time.
+    # The full pattern is slow to compile and rarely matches. Decoded UTF-8 has no surrogates.
     is_clean = not _CONTROL.search(text) and not any(sign in text for sign in _SIGNS)
     return None if is_clean else re.search(_FORBIDDEN, text)
 
@@ -133,29 +132,29 @@ def _mark_after(before: str, source: str) -> Mark:
 
 
 class _OpenList:
-    """A list whose end has not been read."""
+    """A list whose end event has not been read."""
 
     def __init__(self, mark: Mark, anchor: str | None, counted_before: int) -> None:
         self.mark, self.anchor, self.counted_before = mark, anchor, counted_before
         self.height = 1
         self.items: list[YamlNode] = []
 
-    def wants_key(self) -> bool:
+    def expects_key(self) -> bool:
         return False
 
-    def place_of(self, own: Mark) -> Mark:
+    def member_mark(self, own: Mark) -> Mark:
         return own
 
-    def take(self, node: YamlNode, height: int) -> None:
+    def add(self, node: YamlNode, height: int) -> None:
         self.items.append(node)
         self.height = max(self.height, height + 1)
 
-    def closed(self) -> YamlNode:
+    def build(self) -> YamlNode:
         return YamlNode(tuple(self.items), self.mark)
 
 
 class _OpenMapping:
-    """A mapping whose end has not been read: it takes a key, then its value, then a key …"""
+    """A mapping whose end event has not been read. Receives keys and values alternately."""
 
     def __init__(self, mark: Mark, anchor: str | None, counted_before: int) -> None:
         self.mark, self.anchor, self.counted_before = mark, anchor, counted_before
@@ -165,13 +164,13 @@ class _OpenMapping:
         self.merged_at: Mark | None = None
         self.key: YamlNode | None = None
 
-    def wants_key(self) -> bool:
+    def expects_key(self) -> bool:
         return self.key is None
 
-    def place_of(self, own: Mark) -> Mark:
+    def member_mark(self, own: Mark) -> Mark:
         return self.key.mark if self.key else own
 
-    def take(self, node: YamlNode, height: int) -> None:
+    def add(self, node: YamlNode, height: int) -> None:
         if self.key is None:
             self.key = self._new_key(node)
             return
@@ -186,7 +185,7 @@ class _OpenMapping:
     def _new_key(self, key: YamlNode) -> YamlNode:
         if isinstance(key.value, tuple | dict):
             raise Unreadable("a key must be text, not a list or a mapping", key.mark)
-        if key.value is None or (key.plain and _WORDS.get(key.text, key.text) is None):
+        if key.value is None or (key.plain and _KEYWORDS.get(key.text, key.text) is None):
             raise Unreadable("a key must be text; put quotes around a key that is empty, ~ or null", key.mark)
         if _is_merge(key):
             if self.merged_at:
@@ -195,7 +194,7 @@ class _OpenMapping:
             self.merged_at = key.mark
         elif key.text in self.members:
             first = self.members[key.text].mark.line
-            raise Unreadable(f"duplicate key {shown(key.text)}, first on line {first}", key.mark)
+            raise Unreadable(f"duplicate key {quote_text(key.text)}, first on line {first}", key.mark)
         return key
 
     def _inherit(self, node: YamlNode) -> None:
@@ -207,7 +206,7 @@ class _OpenMapping:
             for key, member in origin.value.items():
                 self.inherited.setdefault(key, member)
 
-    def closed(self) -> YamlNode:
+    def build(self) -> YamlNode:
         return YamlNode(self.inherited | self.members, self.mark)
 
 
@@ -222,7 +221,7 @@ class _Anchored(NamedTuple):
 
 
 class _Composer:
-    """Turns events into the one Node of a document; stops at the first limit."""
+    """The builder of the document node from parser events. Stops at the first exceeded limit."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -255,11 +254,11 @@ class _Composer:
         own, text, plain = self._mark(event), event.value, event.implicit[0] and event.tag is None
         self._count(1, own)
         inside = self._open[-1] if self._open else None
-        if inside and plain and event.anchor is None and inside.wants_key():
-            inside.take(YamlNode(text, own, text, plain), 0)
+        if inside and plain and event.anchor is None and inside.expects_key():
+            inside.add(YamlNode(text, own, text, plain), 0)
             return
         value = _resolved(text, own) if plain else _tagged(text, event.tag, own)
-        self._put(YamlNode(value, self._place_of(own), text, plain), event.anchor, size=1, height=0)
+        self._put(YamlNode(value, self._member_mark(own), text, plain), event.anchor, size=1, height=0)
 
     def _begin(self, event: yaml.CollectionStartEvent) -> None:
         own = self._mark(event)
@@ -269,15 +268,15 @@ class _Composer:
         if event.anchor is not None:
             self._anchors[event.anchor] = None
         self._check_depth(1, own)
-        self._open.append(opening(self._place_of(own), event.anchor, self._nodes))
+        self._open.append(opening(self._member_mark(own), event.anchor, self._nodes))
         self._count(1, own)
 
     def _end(self, _: yaml.CollectionEndEvent) -> None:
         done = self._open.pop()
-        self._put(done.closed(), done.anchor, size=self._nodes - done.counted_before, height=done.height)
+        self._put(done.build(), done.anchor, size=self._nodes - done.counted_before, height=done.height)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
-        own, name = self._mark(event), shown(f"*{event.anchor}")
+        own, name = self._mark(event), quote_text(f"*{event.anchor}")
         self._aliases += 1
         if self._aliases > MAX_ALIASES:
             raise Unreadable(f"more than {MAX_ALIASES} aliases", own)
@@ -288,14 +287,14 @@ class _Composer:
             raise Unreadable(f"{name} contains itself", own)
         self._check_depth(target.height, own)
         self._count(target.size, own)
-        self._put(target.node._replace(mark=self._place_of(own)), None, size=target.size, height=target.height)
+        self._put(target.node._replace(mark=self._member_mark(own)), None, size=target.size, height=target.height)
 
     def _mark(self, event: yaml.Event) -> Mark:
         start: Any = event.start_mark
         return Mark(self._source, start.line + 1, start.column + 1)
 
-    def _place_of(self, own: Mark) -> Mark:
-        return self._open[-1].place_of(own) if self._open else own
+    def _member_mark(self, own: Mark) -> Mark:
+        return self._open[-1].member_mark(own) if self._open else own
 
     def _check_depth(self, more: int, mark: Mark) -> None:
         if len(self._open) + more > MAX_DEPTH:
@@ -304,20 +303,20 @@ class _Composer:
     def _count(self, nodes: int, mark: Mark) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise Unreadable(f"more than {MAX_NODES:,} keys and values, counting an alias as what it stands for", mark)
+            raise Unreadable(f"more than {MAX_NODES:,} keys and values, counting aliases with their content", mark)
 
     def _put(self, node: YamlNode, anchor: str | None, *, size: int, height: int) -> None:
         if anchor is not None:
             self._anchors[anchor] = _Anchored(node, size, height)
         if self._open:
-            self._open[-1].take(node, height)
+            self._open[-1].add(node, height)
         else:
             self._root = node
 
 
 # --- scalars ----------------------------------------------------------------------------------------------------------
 
-_WORDS: dict[str, Scalar] = {
+_KEYWORDS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -332,9 +331,9 @@ _TAGGED = {"null": type(None), "bool": bool, "int": int, "float": float, "str": 
 
 
 def _resolved(text: str, mark: Mark) -> Scalar:
-    """What an unquoted scalar means in YAML 1.2."""
-    if text in _WORDS:
-        return _WORDS[text]
+    """Return the value of an unquoted scalar in YAML 1.2."""
+    if text in _KEYWORDS:
+        return _KEYWORDS[text]
     if text[0] not in "-+.0123456789":
         return text
     if _INTEGER.fullmatch(text):
@@ -356,12 +355,12 @@ def _integer(text: str, mark: Mark) -> int:
 def _float(text: str, mark: Mark) -> float:
     number = float(text) if len(text) <= MAX_DIGITS else math.inf
     if math.isinf(number):
-        raise Unreadable(f"{shown(text)} is too large for a number; quote it if it is meant as text", mark)
+        raise Unreadable(f"{quote_text(text)} is too large for a number; quote it if it is meant as text", mark)
     return number
 
 
 def _tagged(text: str, tag: str | None, mark: Mark) -> Scalar:
-    """What a scalar in quotes or with one of the core tags means."""
+    """Return the value of a scalar that is quoted or has a core tag."""
     if tag is None:
         return text
     kind = tag.removeprefix(_CORE_TAG)
@@ -371,26 +370,26 @@ def _tagged(text: str, tag: str | None, mark: Mark) -> Scalar:
     if kind == "float" and type(value) is int:
         return _float(str(value), mark)
     if type(value) is not _TAGGED[kind]:
-        raise Unreadable(f"{shown(text)} is not what its tag !!{kind} says", mark)
+        raise Unreadable(f"{quote_text(text)} does not match its tag !!{kind}", mark)
     return value
 
 
 def _unsupported(tag: str, mark: Mark) -> Unreadable:
     written = f"!!{tag.removeprefix(_CORE_TAG)}" if tag.startswith(_CORE_TAG) else tag
-    return Unreadable(f"the tag {shown(written)} is not supported here; quote text that begins with '!'", mark)
+    return Unreadable(f"the tag {quote_text(written)} is not supported here; quote text that begins with '!'", mark)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-# Text that no YAML reader, old or new, takes for anything but text.
+# Text that every YAML parser, 1.1 or 1.2, reads as a string.
 _PLAIN = r"(?:[^\W\d]|/)(?:[\w ./@%+,=~()$!*&;<>|-]|:(?=[\w/]))*(?<! )|(?:[0-9]+(?:ms|[smhdw]|[KMG]B))+"
 _OLD_BOOLEANS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 _SURROGATE = "[\ud800-\udfff]"
-_LONGEST_SIMPLE_KEY = 1000
+_MAX_SIMPLE_KEY = 1000
 
 
 def dump(data: Any) -> str:
-    """Block-style YAML that `load` reads back as the same data."""
+    """Encode as block-style YAML that `load` decodes to the same data."""
     return "\n".join(_lines(data, 0)) + "\n"
 
 
@@ -411,8 +410,8 @@ def _is_block(value: Any) -> bool:
 def _member_lines(key: Any, member: Any, depth: int) -> list[str]:
     if not isinstance(key, str):
         raise TypeError(f"a key must be text, not {type(key).__name__}")
-    name = key if re.fullmatch(_PLAIN, key) and key not in _WORDS else _quoted(key)
-    head = f"{name}:" if len(name) < _LONGEST_SIMPLE_KEY else f"? {name}\n:"
+    name = key if re.fullmatch(_PLAIN, key) and key not in _KEYWORDS else _quoted(key)
+    head = f"{name}:" if len(name) < _MAX_SIMPLE_KEY else f"? {name}\n:"
     lines = _lines(member, depth + 1)
     if _is_block(member):
         return [*head.split("\n"), *("  " + line for line in lines)]
@@ -444,7 +443,7 @@ def _scalar_lines(value: Any) -> list[str]:
 
 
 def _text_lines(text: str) -> list[str]:
-    """Text as it is when that is safe, line by line when it has several, otherwise in double quotes."""
+    """Encode text plain if that is safe, as a block if it has several lines, otherwise in double quotes."""
     if re.fullmatch(_PLAIN, text) and text.lower() not in _OLD_BOOLEANS:
         return [text]
     if "\n" not in text or text[0].isspace() or "\r" in text or re.search(_FORBIDDEN, text):

@@ -1,6 +1,6 @@
-"""What the YAML parser complains about, in an operator's words, and at the place that has to be changed.
+"""Translate errors of the YAML parser into messages that say what to change, at the position to change.
 
-Knows the sentences of libyaml; a sentence it does not know is passed on. Called by `strict_yaml` alone.
+Knows the messages of libyaml; unknown ones are passed through. Imported by `strict_yaml` only after an error.
 """
 
 from typing import Any
@@ -59,8 +59,8 @@ _NEVER_CLOSED = {
 }
 
 
-def explained(error: yaml.MarkedYAMLError, text: str, source: str) -> Unreadable:
-    """The parser's complaint about `text` with its place and what to do about it."""
+def explain_error(error: yaml.MarkedYAMLError, text: str, source: str) -> Unreadable:
+    """Translate a parser error about `text` into an `Unreadable`."""
     problem, context = error.problem or "not YAML", error.context or ""
     stopped: Any = error.problem_mark or error.context_mark
     began: Any = error.context_mark or stopped
@@ -83,7 +83,7 @@ def explained(error: yaml.MarkedYAMLError, text: str, source: str) -> Unreadable
 
 
 def _indentation(text: str, index: int) -> str:
-    """The blanks that begin the line of `index`, as far as `index`."""
+    """Return the leading whitespace of the line of `index`, up to `index`."""
     begins = max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
     line = text[begins : index + 1]
     return line[: len(line) - len(line.lstrip(" \t"))]

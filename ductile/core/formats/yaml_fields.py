@@ -1,7 +1,7 @@
-"""How classes for YAML describe themselves: keys with their one-line explanation, value rules as type annotations.
+"""Building blocks for configuration classes: documented keys, and value rules as type annotations.
 
-One annotation serves three readers: the loader enforces it, the JSON Schema publishes it, the reference page prints it.
-Knows no section; rules that only one room needs stand there.
+Each annotation has three uses: the loader enforces it, the JSON Schema and the reference page publish it. Rules that
+only one section needs are defined there.
 """
 
 import re
@@ -19,9 +19,9 @@ YAML_NAME = "yaml"
 def option(
     doc: str, *, default: Any = NOTHING, factory: Any = None, name: str | None = None, private: bool = False
 ) -> Any:
-    """A YAML key: what it does, and its default (none = required). `name` is for keys that are Python keywords.
+    """Define a YAML key with its documentation and default (none: required).
 
-    `private` values may hold the operator's secrets and are left out of the section's repr.
+    `name` is for keys that are Python keywords. `private` values may contain secrets and are omitted from the repr.
     """
     metadata = {DOC: doc} | ({YAML_NAME: name} if name else {})
     if factory is not None:
@@ -31,7 +31,7 @@ def option(
 
 @frozen(eq=False)
 class ValueRule:
-    """A test for one value, the words for what is allowed, and its JSON Schema counterpart."""
+    """A check of one value, the description of allowed values, and the JSON Schema equivalent."""
 
     allows: Callable[[Any], bool] = field(repr=False)
     allowed: str
@@ -40,32 +40,32 @@ class ValueRule:
 
 @frozen(eq=False)
 class TextType:
-    """A type that is written as text with a grammar of its own, such as a byte size."""
+    """A type with its own text format, such as a byte size."""
 
     parse: Callable[[str], Any] = field(repr=False)
     schema: dict[str, Any] = field(factory=dict)
 
 
 @frozen
-class Lone:
-    """A list that may be written as its only member."""
+class SingleOrList:
+    """An annotation for a list that may be written as a single value."""
 
 
 @frozen(eq=False)
-class Grammar:
-    """Plain data that another room reads: its name and its JSON Schema."""
+class ExternalSchema:
+    """An annotation for plain data that another module parses: its name and JSON Schema."""
 
     name: str
     schema: dict[str, Any]
 
 
-def at_least(least: int) -> ValueRule:
-    return ValueRule(lambda number: number >= least, f"{least} or more", {"minimum": least})
+def at_least(minimum: int) -> ValueRule:
+    return ValueRule(lambda number: number >= minimum, f"{minimum} or more", {"minimum": minimum})
 
 
 def pattern(regex: str, allowed: str) -> ValueRule:
     @cache
-    def compiled() -> re.Pattern[str]:  # when it is needed: most texts have few of the keys
+    def compiled() -> re.Pattern[str]:  # lazily: most configurations use few of the keys
         return re.compile(regex, re.ASCII)
 
     return ValueRule(lambda text: compiled().fullmatch(text) is not None, allowed, {"pattern": f"^(?:{regex})$"})

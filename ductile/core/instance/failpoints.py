@@ -1,7 +1,7 @@
-"""Named places where a test can make the core die, to prove that nothing is lost there.
+"""Failpoints: named places in the code where a test can kill the process, to prove that no data is lost there.
 
-Off unless DUCTILE_FAILPOINT is set when the process starts: `NAME` or `NAME:COUNT` kills it when it gets to that place
-for the COUNT-th time. Otherwise every place is a call that does nothing.
+Disabled unless DUCTILE_FAILPOINT is set when the process starts. `NAME` or `NAME:COUNT` sends SIGKILL when the process
+reaches that failpoint for the COUNT-th time.
 """
 
 import os
@@ -47,27 +47,27 @@ NAMES = frozenset(
 
 @define
 class _Armed:
-    """The one place where this process is to die."""
+    """The failpoint at which this process kills itself."""
 
     name: str
-    passes_left: int
+    remaining: int
 
     def __call__(self, name: str) -> None:
         if name == self.name:
-            self.passes_left -= 1
-            if self.passes_left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _pass_by(name: str) -> None:
-    """Nothing happens here in production."""
+def _disabled(name: str) -> None:
+    """Do nothing."""
 
 
-def _armed_by(variable: str) -> _Armed:
+def _arm(variable: str) -> _Armed:
     name, _, count = variable.partition(":")
     if name not in NAMES:
-        raise SystemExit(f"DUCTILE_FAILPOINT: there is no failpoint {name!r}; there are {', '.join(sorted(NAMES))}")
+        raise SystemExit(f"DUCTILE_FAILPOINT: unknown failpoint {name!r}; available: {', '.join(sorted(NAMES))}")
     return _Armed(name, int(count or 1))
 
 
-failpoint = _armed_by(os.environ["DUCTILE_FAILPOINT"]) if "DUCTILE_FAILPOINT" in os.environ else _pass_by
+failpoint = _arm(os.environ["DUCTILE_FAILPOINT"]) if "DUCTILE_FAILPOINT" in os.environ else _disabled

@@ -1,7 +1,7 @@
-"""The single-instance lock: a kernel lock on `<state_dir>/ductile.lock` and on the original's pid file.
+"""The single-instance lock: a kernel lock on `<state_dir>/ductile.lock` and on the pid file of the original Ductile.
 
-The lock is the truth; the pid written into the file is only for people. The kernel releases it with the process, so it
-is never stale, and the files are never removed: a name that comes and goes cannot be locked.
+Only the kernel lock counts; the pid in the file is informational. The kernel releases the lock when the process exits,
+so it is never stale. The files are never removed: a file that is recreated could be locked twice.
 """
 
 import contextlib
@@ -16,43 +16,40 @@ from ductile.core.clock import to_text
 from ductile.core.errors import AlreadyRunning, LedgerError
 
 LOCK_NAME = "ductile.lock"
-PAUSES = (0.01, 0.02, 0.04)
+RETRY_DELAYS = (0.01, 0.02, 0.04)
 
 
 @contextlib.contextmanager
 def instance_lock(state_dir: Path, db_path: Path, *, now: datetime) -> Iterator[None]:
-    """For the length of the block this process is the only Ductile, old or new, on this state.
-
-    Raises AlreadyRunning, naming the holder, if it is not.
-    """
-    with contextlib.ExitStack() as held:
+    """Hold the lock for the duration of the block. Raises AlreadyRunning, naming the holder, if it is taken."""
+    with contextlib.ExitStack() as locks:
         for path in dict.fromkeys(lock_paths(state_dir, db_path)):
-            held.callback(os.close, _locked(path, now=now))
+            locks.callback(os.close, _acquire(path, now=now))
         yield
 
 
-def require_free(state_dir: Path, db_path: Path) -> None:
-    """Raises AlreadyRunning, naming the holder, if a Ductile runs on this state; changes nothing."""
+def require_unlocked(state_dir: Path, db_path: Path) -> None:
+    """Raise AlreadyRunning, naming the holder, if the lock is taken. Changes nothing."""
     for path in lock_paths(state_dir, db_path):
-        if is_held(path):
+        if is_locked(path):
             raise _conflict(path)
 
 
 def lock_paths(state_dir: Path, db_path: Path) -> tuple[Path, Path]:
-    """Our lock, and the one the original takes: the database's name with `.pid`."""
+    """Return the paths of our lock file and of the original's: the database path with the suffix `.pid`."""
     return state_dir / LOCK_NAME, db_path.with_suffix(".pid")
 
 
-def _locked(path: Path, *, now: datetime) -> int:
-    """An open descriptor that holds the lock on `path`; the file says who has it and since when."""
+def _acquire(path: Path, *, now: datetime) -> int:
+    """Lock `path`, write pid and time into it, and return the open descriptor."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise LedgerError(f"{path}: the lock file cannot be opened: {error.strerror}") from error
     try:
-        _take(descriptor)
+        _lock(descriptor)
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            raise BlockingIOError  # a restore has put another directory in the place of the one that was opened
+            raise BlockingIOError  # a restore replaced the directory after the file was opened
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{to_text(now)}\n".encode(), 0)
@@ -61,31 +58,31 @@ def _locked(path: Path, *, now: datetime) -> int:
         raise _conflict(path) from error
     except OSError as error:
         os.close(descriptor)
-        raise LedgerError(f"{path}: the lock cannot be taken: {error.strerror}") from error
+        raise LedgerError(f"{path}: the file cannot be locked: {error.strerror}") from error
     return descriptor
 
 
-def _take(descriptor: int) -> None:
-    """Holds the lock. Tried a few times, because somebody who asks `is_held` has it for a moment."""
-    for pause in PAUSES:
+def _lock(descriptor: int) -> None:
+    """Lock exclusively. Retries a few times, because `is_locked` in another process takes the lock briefly."""
+    for delay in RETRY_DELAYS:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(pause)
+        time.sleep(delay)
     return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _conflict(path: Path) -> AlreadyRunning:
-    pid, since = holder(path)
-    who = f"process {pid}" if pid else "another process"
+    pid, since = read_holder(path)
+    owner = f"process {pid}" if pid else "another process"
     return AlreadyRunning(
-        f"{path}: held by {who}{f' since {since}' if since else ''}",
-        hint="stop it first, or use another state directory",
+        f"{path}: held by {owner}{f' since {since}' if since else ''}",
+        hint="Stop it first, or use another state directory.",
         context={"lock": str(path), "pid": pid},
     )
 
 
-def holder(path: Path) -> tuple[int | None, str | None]:
-    """The pid and start time written into a lock file; only the lock itself says whether they are still true."""
+def read_holder(path: Path) -> tuple[int | None, str | None]:
+    """Return the pid and start time from a lock file. They are current only while `is_locked`."""
     try:
         with path.open("rb") as file:
             lines = file.read(200).decode("ascii", "replace").split()
@@ -95,8 +92,8 @@ def holder(path: Path) -> tuple[int | None, str | None]:
     return pid, lines[1] if pid and len(lines) > 1 else None
 
 
-def is_held(path: Path) -> bool:
-    """True while some process holds the lock on `path`."""
+def is_locked(path: Path) -> bool:
+    """True while a process holds the lock on `path`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

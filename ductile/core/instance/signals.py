@@ -1,7 +1,7 @@
-"""The signals that the service heeds: none is lost before somebody listens, and one that comes too late ends nothing.
+"""Signal handling of the service: no signal is lost before the receiver opens, and a late one does not kill it.
 
-Trio raises again what nobody has taken when its receiver closes. By then the handler is the one from before, and a
-service that is about to say why it ends would end of the signal instead. The runtime listens.
+When its receiver closes, Trio raises unread signals again, with the previous handlers. Without the handlers installed
+here, such a signal would kill the service before it reports why it stops.
 """
 
 import os
@@ -14,21 +14,21 @@ import trio
 
 
 @contextmanager
-def heard(*numbers: signal.Signals) -> Iterator[AsyncIterator[int]]:
-    """The signals as they come. Afterwards the process is on its way out: one more is ignored, another ends it."""
+def receive_signals(*numbers: signal.Signals) -> Iterator[AsyncIterator[int]]:
+    """Receive the signals in order. After the block the first further signal is ignored; the second exits."""
     early: list[int] = []
     late: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
+    def store_early(number: int, _: FrameType | None) -> None:
         early.append(number)
 
-    def be_patient_once(number: int, _: FrameType | None) -> None:
-        if late:  # whatever keeps the process, a person or a supervisor wants it to end
+    def exit_on_second(number: int, _: FrameType | None) -> None:
+        if late:  # a person or a supervisor insists that the process exits
             os._exit(128 + number)
         late.append(number)
 
     for number in numbers:
-        signal.signal(number, note)
+        signal.signal(number, store_early)
     try:
         with trio.open_signal_receiver(*numbers) as signals:
             for missed in early:
@@ -36,4 +36,4 @@ def heard(*numbers: signal.Signals) -> Iterator[AsyncIterator[int]]:
             yield signals
     finally:
         for number in numbers:
-            signal.signal(number, be_patient_once)
+            signal.signal(number, exit_on_second)

@@ -1,4 +1,4 @@
-"""Tells systemd how the service is: ready, stopping, alive. Does nothing without a NOTIFY_SOCKET."""
+"""systemd notifications: ready, stopping, watchdog. Does nothing without NOTIFY_SOCKET."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -7,12 +7,12 @@ from contextlib import suppress
 import trio
 from attrs import frozen
 
-STUCK_SECONDS = 10.0
+MAX_STUCK_SECONDS = 10.0
 
 
 @frozen
 class Notifier:
-    """The socket to tell, and how often it wants a sign of life."""
+    """The notification socket and half of the watchdog interval."""
 
     address: str | None = None
     watchdog_seconds: float | None = None
@@ -28,17 +28,17 @@ class Notifier:
         )
 
     def send(self, state: str) -> None:
-        """Best effort: a service manager that does not listen is not our problem."""
+        """Send a state. Best effort: errors are ignored."""
         if self.address is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as channel:
             channel.sendto(state.encode(), self.address)
 
-    async def keep_alive(self, stuck_seconds: Callable[[], float]) -> None:
-        """A sign of life twice per watchdog interval, as long as the ledger takes what is written."""
+    async def run_watchdog(self, stuck_seconds: Callable[[], float]) -> None:
+        """Notify the watchdog twice per interval, except while ledger writes have been stuck too long."""
         if self.watchdog_seconds is None:
             return
         while True:
-            if stuck_seconds() < STUCK_SECONDS:
+            if stuck_seconds() < MAX_STUCK_SECONDS:
                 self.send("WATCHDOG=1")
             await trio.sleep(self.watchdog_seconds)

@@ -1,4 +1,4 @@
-"""The tree of running Trio tasks, for operators: which tasks exist, and which nursery each belongs to."""
+"""The tree of running Trio tasks, for `ductile system tasks`: which tasks exist, and which nursery owns each."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ MODULES = ("ductile.", "hypercorn.", "quart", "trio.")
 
 @frozen
 class TaskNode:
-    """One task and the tasks in its nurseries, outer nursery first."""
+    """A task and the tasks in its nurseries, outer nursery first."""
 
     name: str
     tasks: tuple["TaskNode", ...] = ()

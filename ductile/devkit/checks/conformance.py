@@ -1,4 +1,4 @@
-"""`plugin check`: does a plugin do what a well-behaved plugin does? One report, rule by rule, level by level."""
+"""`plugin check`: check a plugin against the conformance rules, and report the results by rule and level."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,34 +8,35 @@ from typing import Any
 from attrs import frozen
 
 from ductile.core.errors import DuctileError, PluginRejected
-from ductile.devkit.checks.dynamic import try_out
-from ductile.devkit.checks.rules import LEVELS, RULES, Judgement, Notebook, level_reached
-from ductile.devkit.checks.static import look_at
+from ductile.devkit.checks.dynamic import run_dynamic_checks
+from ductile.devkit.checks.rules import LEVELS, RULES, Findings, RuleResult, level_reached
+from ductile.devkit.checks.static import run_static_checks
 from ductile.devkit.fixtures.fixtures import Fixture, fixture_files, read_fixture
-from ductile.devkit.local.harness import bench_of_folder
+from ductile.devkit.local.harness import harness_for_folder
 from ductile.plugin.registry import Plugin
 
-__all__ = ["LEVELS", "Conformance", "conformance_of"]
+__all__ = ["LEVELS", "Conformance", "check_conformance"]
 
 
 @frozen(kw_only=True)
 class Conformance:
-    """The report. `level` is the highest that holds; None if not even the first does."""
+    """The report of `plugin check`."""
 
     plugin: str
     folder: Path
-    judgements: tuple[Judgement, ...]
+    rule_results: tuple[RuleResult, ...]
 
     @property
     def level(self) -> str | None:
-        return level_reached(self.judgements)
+        """The highest level that passes; None if the first one fails."""
+        return level_reached(self.rule_results)
 
     def holds(self, demanded: str) -> bool:
-        """True if no rule of this level, or of one below it, is broken."""
+        """Return whether the plugin passes this level and all levels below it."""
         return self.level is not None and LEVELS.index(self.level) >= LEVELS.index(demanded)
 
 
-def conformance_of(
+def check_conformance(
     folder: Path,
     config: Mapping[str, Any],
     *,
@@ -43,36 +44,36 @@ def conformance_of(
     run_writes: bool = False,
     deadline: timedelta | None = None,
 ) -> Conformance:
-    """The plugin in `folder` was read and tried out. This process must be hardened; only safe requests were sent.
+    """Check the plugin in `folder`. Sends only safe requests. This process must be hardened.
 
-    `config` is for requests that no fixture makes. Without `runs` the plugin is only read.
+    `config` is for requests without a fixture. Without `runs`, only the static checks are done.
     """
-    book = Notebook()
+    findings = Findings()
     try:
-        plugin = bench_of_folder(folder, {}, folder).plugin
+        plugin = harness_for_folder(folder, {}, folder).plugin
     except PluginRejected as rejected:
-        book.note("manifest.accepted", str(rejected))
-        return Conformance(plugin=folder.name, folder=folder, judgements=tuple(book.judgements()))
-    book.note("manifest.accepted", None)
-    fixtures = _fixtures(plugin, book)
-    look_at(plugin, fixtures, book)
+        findings.add("manifest.accepted", str(rejected))
+        return Conformance(plugin=folder.name, folder=folder, rule_results=tuple(findings.results()))
+    findings.add("manifest.accepted", None)
+    fixtures = _fixtures(plugin, findings)
+    run_static_checks(plugin, fixtures, findings)
     if runs:
-        try_out(plugin, fixtures, config, book, run_writes=run_writes, deadline=deadline)
-    return Conformance(plugin=plugin.name, folder=plugin.folder, judgements=tuple(book.judgements()))
+        run_dynamic_checks(plugin, fixtures, config, findings, run_writes=run_writes, deadline=deadline)
+    return Conformance(plugin=plugin.name, folder=plugin.folder, rule_results=tuple(findings.results()))
 
 
-def _fixtures(plugin: Plugin, book: Notebook) -> list[Fixture]:
+def _fixtures(plugin: Plugin, findings: Findings) -> list[Fixture]:
     fixtures = []
     for path in fixture_files(plugin):
         try:
             fixtures.append(read_fixture(path))
         except DuctileError as error:
-            book.note("robust.fixtures", str(error))
+            findings.add("robust.fixtures", str(error))
     return fixtures
 
 
-def told(report: Conformance, demanded: str) -> dict[str, Any]:
-    """The report as plain data."""
+def conformance_data(report: Conformance, demanded: str) -> dict[str, Any]:
+    """Return the report as plain data."""
     return {
         "plugin": report.plugin,
         "path": str(report.folder),
@@ -81,12 +82,12 @@ def told(report: Conformance, demanded: str) -> dict[str, Any]:
         "holds": report.holds(demanded),
         "rules": [
             {
-                "rule": one.rule,
-                "level": one.level,
-                "result": one.result,
-                "reason": one.reason,
-                "todo": RULES[one.rule].todo if one.result == "fail" else None,
+                "rule": rule.rule,
+                "level": rule.level,
+                "result": rule.result,
+                "reason": rule.reason,
+                "todo": RULES[rule.rule].todo if rule.result == "fail" else None,
             }
-            for one in report.judgements
+            for rule in report.rule_results
         ],
     }

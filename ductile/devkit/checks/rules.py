@@ -1,6 +1,6 @@
-"""The rules of `plugin check`: their names, their levels, what each asks and what to do about it.
+"""The rules of `plugin check`: names, levels, requirements and advice.
 
-Names are stable: scripts and people refer to them. How a rule is found kept or broken is not known here.
+Rule names are stable, because scripts refer to them. The static and dynamic checks decide the results.
 """
 
 from collections.abc import Sequence
@@ -8,90 +8,95 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 LEVELS = ("manifest", "protocol", "robust", "exemplary")
-"""Each includes those before it; the first part of a rule's name is its level."""
+"""In ascending order. The level of a rule is the first part of its name."""
 
 
 @frozen
 class PluginRule:
-    """What a plugin must do, and how to get there."""
+    """A requirement and the advice for a plugin that fails it."""
 
-    asks: str
+    requirement: str
     todo: str
 
 
 RULES = {
-    "manifest.accepted": PluginRule(
-        "the manifest is valid and the files are trusted", "put right what the reason says"
-    ),
-    "manifest.known_keys": PluginRule("the manifest has only known keys", "remove the key, or begin it with `x-`"),
-    "manifest.version": PluginRule("the manifest has a version", "write for example `version: 0.1.0`"),
+    "manifest.accepted": PluginRule("the manifest is valid and the files are trusted", "fix the reported error"),
+    "manifest.known_keys": PluginRule("the manifest has only known keys", "remove the key, or prefix it with `x-`"),
+    "manifest.version": PluginRule("the manifest has a version", "add a version, such as `version: 0.1.0`"),
     "manifest.types": PluginRule(
-        "every command says whether it reads or writes", "write `type: read` or `type: write`"
+        "every command declares whether it reads or writes", "add `type: read` or `type: write`"
     ),
     "protocol.runs": PluginRule(
-        "there is something to run safely, and it starts",
-        "write a fixture for each command, or allow writing commands with --run-writes",
+        "at least one command can be run safely, and it starts",
+        "add a fixture for each command, or allow writing commands with --run-writes",
     ),
-    "protocol.deadline": PluginRule("it answers before its deadline", "bound every wait by `deadline_at`"),
+    "protocol.deadline": PluginRule("it responds before its deadline", "limit every wait by `deadline_at`"),
     "protocol.framing": PluginRule(
-        "stdout is one JSON object and nothing else", "print everything but the answer to stderr; answer in UTF-8"
+        "stdout is one JSON object and nothing else",
+        "write everything but the response to stderr; encode the response as UTF-8",
     ),
     "protocol.fields": PluginRule(
-        "the answer has the fields and types of the protocol", "see docs/plugins.md, The answer"
+        "the response has the fields and types of the protocol", "see docs/plugins.md, The answer"
     ),
-    "protocol.limits": PluginRule("the answer keeps the limits", "return less: fewer events, a smaller state"),
+    "protocol.limits": PluginRule("the response is within the limits", "return fewer events or a smaller state"),
     "protocol.exit_code": PluginRule(
-        "an ok answer exits with 0, nothing dies by a signal", "exit 0 with an answer; 78 for wrong configuration"
+        "an ok response exits with 0, and no signal ends the process",
+        "exit with 0 after a response, and with 78 for invalid configuration",
     ),
     "protocol.unknown_fields": PluginRule(
-        "fields it does not know change nothing", "ignore unknown fields of the request"
+        "unknown fields do not change the result", "ignore unknown fields of the request"
     ),
     "protocol.missing_fields": PluginRule(
-        "it answers when payload, event and context are absent", "treat an absent field as empty"
+        "it responds if payload, event and context are absent", "treat an absent field as empty"
     ),
-    "protocol.unicode": PluginRule("it answers whatever characters a payload has", "read and write UTF-8; escape JSON"),
+    "protocol.unicode": PluginRule("it responds to any characters in the payload", "read and write UTF-8; escape JSON"),
     "robust.large_input": PluginRule(
-        "it answers a request of 2 MiB", "read all of stdin, without arguments or line limits"
+        "it responds to a request of 2 MiB", "read all of stdin, without limits on arguments or lines"
     ),
-    "robust.sigterm": PluginRule("it ends soon after SIGTERM", "do not ignore SIGTERM; end children too"),
+    "robust.sigterm": PluginRule("it exits soon after SIGTERM", "do not ignore SIGTERM; stop child processes too"),
     "robust.secrets": PluginRule(
-        "secrets of its configuration do not come back", "never put configuration values into answers, logs or stderr"
+        "it does not output secrets of its configuration",
+        "never write configuration values to responses, logs or stderr",
     ),
     "robust.leftovers": PluginRule("no process outlives it", "wait for every child before exiting"),
     "robust.files": PluginRule(
-        "it leaves no files in its working or own directory", "write where the configuration says"
+        "it leaves no files in its working directory or its own directory", "write only to configured paths"
     ),
-    "robust.stderr": PluginRule("stderr keeps below what is kept of it", "say less on stderr"),
+    "robust.stderr": PluginRule("stderr is within the limit", "write less to stderr"),
     "robust.configuration": PluginRule(
-        "without its required configuration it fails for good", "exit with 78, or answer with `retry: false`"
+        "without its required configuration it fails without retry", "exit with 78, or respond with `retry: false`"
     ),
-    "robust.other_protocol": PluginRule("it refuses a protocol it does not speak", "say so on stderr and exit with 78"),
-    "robust.fixtures": PluginRule("its fixtures hold", "run `ductile plugin test` to see the differences"),
-    "exemplary.described": PluginRule("the plugin and each command have a description", "write one line each"),
+    "robust.other_protocol": PluginRule(
+        "it rejects an unsupported protocol version", "write a message to stderr and exit with 78"
+    ),
+    "robust.fixtures": PluginRule("its fixtures pass", "run `ductile plugin test` to see the differences"),
+    "exemplary.described": PluginRule(
+        "the plugin and each command have a description", "add a one-line description to each"
+    ),
     "exemplary.readme": PluginRule(
-        "README.md names every command and every configuration key", "describe what is missing in README.md"
+        "README.md names every command and every configuration key", "document the missing names in README.md"
     ),
     "exemplary.health": PluginRule(
-        "it has a command `health`", "declare `health`, type read: can it work as configured?"
+        "it has a `health` command", "add a `health` command of type read that checks the configuration"
     ),
     "exemplary.contract": PluginRule(
-        "each command says what it emits or returns", "declare `values.emit` or `output_schema`"
+        "each command declares what it emits or returns", "declare `values.emit` or `output_schema`"
     ),
-    "exemplary.declared_events": PluginRule("it emits only events that it declares", "list the event in `values.emit`"),
+    "exemplary.declared_events": PluginRule("it emits only declared events", "add the event to `values.emit`"),
     "exemplary.output_schema": PluginRule(
-        "what it emits fits its output_schema", "correct the schema or the payload of the event"
+        "its events match its output_schema", "fix the schema or the payload of the event"
     ),
-    "exemplary.fixtures": PluginRule("each command has a fixture", "write fixtures/<command>.json"),
+    "exemplary.fixtures": PluginRule("each command has a fixture", "add fixtures/<command>.json"),
     "exemplary.idempotent": PluginRule(
-        "asked twice with one job_id, a command that says it is idempotent answers alike",
+        "an idempotent command returns the same response for the same job_id",
         "derive events and dedupe keys from the request, or declare `idempotent: false`",
     ),
 }
 
 
 @frozen(kw_only=True)
-class Judgement:
-    """What was found about one rule."""
+class RuleResult:
+    """The result of one rule."""
 
     rule: str
     result: str
@@ -104,35 +109,35 @@ class Judgement:
 
 
 @define
-class Notebook:
-    """What was seen so far: for each rule that was looked at, every complaint."""
+class Findings:
+    """The findings so far, by rule."""
 
-    _seen: dict[str, list[str]] = field(factory=dict)
+    _by_rule: dict[str, list[str]] = field(factory=dict)
 
-    def note(self, rule: str, complaint: str | None) -> None:
-        """The rule was looked at, and was kept if there is nothing to complain about."""
-        complaints = self._seen.setdefault(rule, [])
-        if complaint is not None and complaint not in complaints:
-            complaints.append(complaint)
+    def add(self, rule: str, problem: str | None) -> None:
+        """Record that the rule was checked, with the problem found or None."""
+        problems = self._by_rule.setdefault(rule, [])
+        if problem is not None and problem not in problems:
+            problems.append(problem)
 
-    def judgements(self) -> list[Judgement]:
-        """One for each rule, in order."""
-        return [self._judgement(rule) for rule in RULES]
+    def results(self) -> list[RuleResult]:
+        """Return one result per rule, in the order of RULES."""
+        return [self._result(rule) for rule in RULES]
 
-    def _judgement(self, rule: str) -> Judgement:
-        if rule not in self._seen:
-            return Judgement(rule=rule, result="skip", reason="nothing to look at")
-        complaints = self._seen[rule]
-        if complaints:
-            return Judgement(rule=rule, result="fail", reason="; ".join(complaints))
-        return Judgement(rule=rule, result="pass", reason=RULES[rule].asks)
+    def _result(self, rule: str) -> RuleResult:
+        if rule not in self._by_rule:
+            return RuleResult(rule=rule, result="skip", reason="not checked")
+        problems = self._by_rule[rule]
+        if problems:
+            return RuleResult(rule=rule, result="fail", reason="; ".join(problems))
+        return RuleResult(rule=rule, result="pass", reason=RULES[rule].requirement)
 
 
-def level_reached(judgements: Sequence[Judgement]) -> str | None:
-    """The highest level that was looked at and of which no rule, and none below it, is broken."""
+def level_reached(rule_results: Sequence[RuleResult]) -> str | None:
+    """Return the highest level that was checked and passed, together with all levels below it."""
     reached = None
     for level in LEVELS:
-        results = {judgement.result for judgement in judgements if judgement.level == level}
+        results = {rule.result for rule in rule_results if rule.level == level}
         if "fail" in results or "pass" not in results:
             break
         reached = level

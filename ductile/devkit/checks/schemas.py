@@ -1,6 +1,6 @@
-"""Does a value fit what a manifest says about it? The part of JSON Schema that manifests use, and the compact form.
+"""Validate values against the schemas of a manifest, in JSON Schema or in the compact form.
 
-Knows `type`, `properties`, `required`, `items` and `enum`; other keywords are taken on trust.
+Supports `type`, `properties`, `required`, `items` and `enum`, and ignores other keywords.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,15 +18,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def full_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`{city: string}` in full; what has a `type` of its own is JSON Schema already."""
+    """Expand the compact form, such as `{city: string}`, to JSON Schema."""
     if isinstance(schema.get("type"), str | list) and ("properties" in schema or schema["type"] == "object"):
         return schema
     members = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in schema.items()}
     return {"type": "object", "properties": members}
 
 
-def misfits(schema: Any, value: Any, at: str = "payload") -> Iterator[str]:
-    """Every place where `value` is not as `schema` says."""
+def schema_violations(schema: Any, value: Any, at: str = "payload") -> Iterator[str]:
+    """Yield every violation of `schema` in `value`."""
     if not isinstance(schema, Mapping):
         return
     wanted: Any = schema.get("type")
@@ -35,15 +35,15 @@ def misfits(schema: Any, value: Any, at: str = "payload") -> Iterator[str]:
         yield f"{at} is not {' or '.join(kinds)}"
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield f"{at} is none of the values of its enum"
+        yield f"{at} is not one of the values of its enum"
     if isinstance(value, dict):
         yield from (f"{at}.{name} is missing" for name in schema.get("required") or () if name not in value)
         for name, inner in (schema.get("properties") or {}).items():
             if name in value:
-                yield from misfits(inner, value[name], f"{at}.{name}")
+                yield from schema_violations(inner, value[name], f"{at}.{name}")
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
-            yield from misfits(schema["items"], item, f"{at}[{index}]")
+            yield from schema_violations(schema["items"], item, f"{at}[{index}]")
 
 
 def _is(kind: str, value: Any) -> bool:

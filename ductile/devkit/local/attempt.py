@@ -1,6 +1,6 @@
-"""One attempt without a service and without a ledger, but for the run itself: what is sent, and what came of it.
+"""Prepare and conclude a local attempt, with the decisions of the service but without service or ledger.
 
-Uses the service's own decisions. `local` runs the plugin in between.
+`local` runs the plugin in between.
 """
 
 import errno
@@ -16,34 +16,34 @@ from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
 from ductile.core.model import Completion, Job
 from ductile.devkit.local import fault_injector
-from ductile.engine.completion import ending_of
+from ductile.engine.completion import complete
 from ductile.engine.judge import Verdict, judge
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.process.run import Finished
 from ductile.engine.process.start import SpawnFailed
 
-Alter = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes another request of the one that the service would send."""
+Mutation = Callable[[dict[str, Any]], dict[str, Any]]
+"""Changes the request that the service would send."""
 
 
 @frozen(kw_only=True)
 class LocalRun:
-    """What was sent, what came back, and what a service would have made of it.
+    """A local attempt: the request, the process result and the verdict of a service.
 
-    `run` is None where the job could never be run; `ending` is what would be recorded: jobs, facts, state.
+    `run` is None if the job cannot run at all. `completion` is what a service would record: jobs, facts, state.
     """
 
     job: Job
     request: bytes = field(repr=False)
     run: Finished | SpawnFailed | None
     verdict: Verdict
-    ending: Completion | None = None
+    completion: Completion | None = None
     ready: Ready | None = field(default=None, repr=False)
 
 
 @frozen
-class Prepared:
-    """An attempt whose plugin can be run now."""
+class PreparedAttempt:
+    """An attempt that is ready to run its plugin."""
 
     job: Job
     ready: Ready
@@ -59,9 +59,9 @@ def prepare(
     deadline: timedelta | None = None,
     grace: timedelta | None = None,
     fault: str | None = None,
-    alter: Alter | None = None,
-) -> Prepared | LocalRun:
-    """Everything the process is given; or how the attempt has ended already, because there will be no process."""
+    mutate: Mutation | None = None,
+) -> PreparedAttempt | LocalRun:
+    """Prepare an attempt; if no process can start, return the finished attempt instead."""
     now = datetime.now(UTC)
     ready = preflight(snapshot, job, state_json=state_json, instance=instance, now=now)
     match ready:
@@ -69,49 +69,49 @@ def prepare(
             return LocalRun(job=job, request=b"", run=None, verdict=Verdict(outcome))
         case Postpone(error, policy):
             refused = SpawnFailed(error, errno.EACCES)
-            verdict = judge(job, refused, policy, started_at=now, chance=0.0)
+            verdict = judge(job, refused, policy, started_at=now, jitter=0.0)
             return LocalRun(job=job, request=b"", run=refused, verdict=verdict)
-    return Prepared(job, _adjusted(ready, deadline, grace, fault, alter, now), now)
+    return PreparedAttempt(job, _apply_options(ready, deadline, grace, fault, mutate, now), now)
 
 
-def conclude(snapshot: Snapshot, attempt: Prepared, run: Finished | SpawnFailed) -> LocalRun:
-    """The run, and what a service would have made of it."""
+def conclude(snapshot: Snapshot, attempt: PreparedAttempt, run: Finished | SpawnFailed) -> LocalRun:
+    """Judge the run as a service would."""
     job, ready = attempt.job, attempt.ready
-    verdict = judge(job, run, ready.policy, started_at=attempt.at, chance=0.0)
-    ending = ending_of(job, ready, verdict, snapshot, now=attempt.at)
+    verdict = judge(job, run, ready.policy, started_at=attempt.at, jitter=0.0)
+    completion = complete(job, ready, verdict, snapshot, now=attempt.at)
     return LocalRun(
         job=job,
         request=ready.request,
         run=run,
-        verdict=evolve(verdict, outcome=ending.outcome),
-        ending=ending,
+        verdict=evolve(verdict, outcome=completion.outcome),
+        completion=completion,
         ready=ready,
     )
 
 
-def _adjusted(
+def _apply_options(
     ready: Ready,
     deadline: timedelta | None,
     grace: timedelta | None,
     fault: str | None,
-    alter: Alter | None,
+    mutate: Mutation | None,
     now: datetime,
 ) -> Ready:
     if deadline is not None:
         ready = evolve(ready, policy=evolve(ready.policy, timeout=deadline))
-        ready = evolve(ready, request=_altered(ready.request, lambda request: _due(request, now + deadline)))
+        ready = evolve(ready, request=_mutate(ready.request, lambda request: _with_deadline(request, now + deadline)))
     if grace is not None:
         ready = evolve(ready, grace=grace)
-    if alter is not None:
-        ready = evolve(ready, request=_altered(ready.request, alter))
+    if mutate is not None:
+        ready = evolve(ready, request=_mutate(ready.request, mutate))
     if fault is not None:
         ready = evolve(ready, argv=(sys.executable, "-I", fault_injector.__file__, fault, *ready.argv))
     return ready
 
 
-def _due(request: dict[str, Any], moment: datetime) -> dict[str, Any]:
-    return {**request, "deadline_at": to_text(moment)}
+def _with_deadline(request: dict[str, Any], deadline_at: datetime) -> dict[str, Any]:
+    return {**request, "deadline_at": to_text(deadline_at)}
 
 
-def _altered(request: bytes, alter: Alter) -> bytes:
-    return strict_json.dumps(alter(strict_json.loads(request))).encode() + b"\n"
+def _mutate(request: bytes, mutate: Mutation) -> bytes:
+    return strict_json.dumps(mutate(strict_json.loads(request))).encode() + b"\n"

@@ -1,7 +1,7 @@
-"""A process between the core and a plugin: it runs the plugin as it is, and spoils what comes back.
+"""A wrapper process that runs a plugin and injects a fault into its output.
 
-Started by path with the standard library alone, in the plugin's environment: `disturb.py FAULT ENTRYPOINT`. It knows
-nothing of the protocol, only bytes and exits.
+Started by path in the plugin's environment, with only the standard library: `fault_injector.py FAULT ENTRYPOINT`. Does
+not know the protocol.
 """
 
 import os
@@ -15,42 +15,42 @@ SLOW_SECONDS = 1.0
 PIECES = 20
 
 
-def hold_back(answer: bytes) -> None:
-    """The answer never comes; SIGTERM ends the wait."""
+def hang(response: bytes) -> None:
+    """Never respond. SIGTERM ends the process."""
     while True:
         signal.pause()
 
 
-def crash(answer: bytes) -> None:
-    """Everything was done, nothing was said."""
+def crash(response: bytes) -> None:
+    """Crash after the plugin has finished, without output."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def talk_nonsense(answer: bytes) -> None:
-    """Something that is not JSON, not even UTF-8."""
+def write_garbage(response: bytes) -> None:
+    """Write bytes that are neither JSON nor UTF-8."""
     sys.stdout.buffer.write(b"\x00\xff\xfe this is not an answer \xf0\x28\x8c\n")
 
 
-def be_slow(answer: bytes) -> None:
-    """The whole answer, in pieces, over a second."""
-    size = max(1, -(-len(answer) // PIECES))
-    for start in range(0, len(answer), size):
+def write_slowly(response: bytes) -> None:
+    """Write the whole response in pieces, over one second."""
+    size = max(1, -(-len(response) // PIECES))
+    for start in range(0, len(response), size):
         time.sleep(SLOW_SECONDS / PIECES)
-        sys.stdout.buffer.write(answer[start : start + size])
+        sys.stdout.buffer.write(response[start : start + size])
         sys.stdout.buffer.flush()
 
 
-def break_off(answer: bytes) -> None:
-    """The first half of the answer."""
-    sys.stdout.buffer.write(answer[: len(answer) // 2])
+def write_partially(response: bytes) -> None:
+    """Write the first half of the response."""
+    sys.stdout.buffer.write(response[: len(response) // 2])
 
 
 FAULTS: dict[str, Callable[[bytes], None]] = {
-    "timeout": hold_back,
+    "timeout": hang,
     "crash": crash,
-    "garbage": talk_nonsense,
-    "slow": be_slow,
-    "partial": break_off,
+    "garbage": write_garbage,
+    "slow": write_slowly,
+    "partial": write_partially,
 }
 
 

@@ -1,7 +1,7 @@
-"""One attempt of one plugin without a service and without a ledger, run and judged by the service's own code.
+"""Run one attempt of a plugin without service and ledger, with the code of the service.
 
-Whoever wants to see what a plugin does calls `run_locally` under `trio.run`, from a process fitted by `harden_self`
-whose working directory is the one the plugin is to have. Knows nothing of fixtures, rules or the command line.
+Call `run_locally` under `trio.run`, in a process prepared with `harden_self`, in the working directory for the plugin.
+Does not know fixtures, rules or the CLI.
 """
 
 import uuid
@@ -14,19 +14,19 @@ from attrs import field, frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.formats import strict_json
 from ductile.core.model import Job, JobStatus
-from ductile.devkit.local.attempt import Alter, LocalRun, conclude, prepare
+from ductile.devkit.local.attempt import LocalRun, Mutation, conclude, prepare
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.process.run import ProcessControl, StopRequest, run_process
 from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.run.events import Event
 
 INSTANCE = "local"
-"""The mark on the processes of a local run: no service takes them for its own."""
+"""The instance id of local runs, so that no service adopts their processes."""
 
 
 @frozen(kw_only=True)
 class LocalRequest:
-    """What a plugin is asked to do. For `handle`, `payload` is what its event carries, and `event` all that it says."""
+    """A request to a plugin. For `handle`, `payload` is the payload of the event, and `event` overrides its fields."""
 
     command: str
     payload: Mapping[str, Any] | None = None
@@ -36,10 +36,10 @@ class LocalRequest:
     job_id: str = field(factory=lambda: str(uuid.uuid4()))
 
 
-async def run_locally(snapshot: Snapshot, plugin: str, asked: LocalRequest, **how: Any) -> LocalRun:
-    """The plugin has run as a service would run it. `how` is as for `attempt_locally`."""
-    job = _job(snapshot, plugin, asked, datetime.now(UTC))
-    return await attempt_locally(snapshot, job, state_json=strict_json.dumps(dict(asked.state)), **how)
+async def run_locally(snapshot: Snapshot, plugin: str, request: LocalRequest, **how: Any) -> LocalRun:
+    """Run the plugin as a service would. `how` is passed to `attempt_locally`."""
+    job = _job(snapshot, plugin, request, datetime.now(UTC))
+    return await attempt_locally(snapshot, job, state_json=strict_json.dumps(dict(request.state)), **how)
 
 
 async def attempt_locally(
@@ -51,15 +51,14 @@ async def attempt_locally(
     deadline: timedelta | None = None,
     grace: timedelta | None = None,
     fault: str | None = None,
-    alter: Alter | None = None,
+    mutate: Mutation | None = None,
     stop: StopRequest | None = None,
     processes: ProcessTable | None = None,
 ) -> LocalRun:
-    """One attempt of the job was made as a service makes it, with its environment, deadline, caps and judgement.
+    """Run one attempt of the job as a service would: environment, deadline, limits and verdict. Records nothing.
 
-    `deadline` and `grace` stand for the configured ones; a `fault` of `disturb.FAULTS` comes between the plugin and
-    the core. Nothing is recorded anywhere. Refused plugins and commands are verdicts too, not errors. Attempts that run
-    at the same time share their `processes`.
+    `deadline` and `grace` override the configured values. `fault` is a name in `fault_injector.FAULTS`. A plugin or
+    command that cannot run is a verdict, not an error. Concurrent attempts must share `processes`.
     """
     attempt = prepare(
         snapshot,
@@ -69,7 +68,7 @@ async def attempt_locally(
         deadline=deadline,
         grace=grace,
         fault=fault,
-        alter=alter,
+        mutate=mutate,
     )
     if isinstance(attempt, LocalRun):
         return attempt
@@ -77,26 +76,26 @@ async def attempt_locally(
     return conclude(snapshot, attempt, await run_process(attempt.ready.spec, control, processes or ProcessTable()))
 
 
-def _job(snapshot: Snapshot, plugin: str, asked: LocalRequest, now: datetime) -> Job:
-    lane = snapshot.lanes.get(plugin)
-    most = lane.entry.retry.max_attempts if lane else asked.attempt
+def _job(snapshot: Snapshot, plugin: str, request: LocalRequest, now: datetime) -> Job:
+    configured = snapshot.plugins.get(plugin)
+    max_attempts = configured.entry.retry.max_attempts if configured else request.attempt
     return Job(
-        id=asked.job_id,
-        root_job_id=asked.job_id,
+        id=request.job_id,
+        root_job_id=request.job_id,
         plugin=plugin,
-        command=asked.command,
+        command=request.command,
         status=JobStatus.RUNNING,
-        attempt=asked.attempt,
-        max_attempts=max(most, asked.attempt),
+        attempt=request.attempt,
+        max_attempts=max(max_attempts, request.attempt),
         submitted_by=INSTANCE,
         created_at=now,
-        payload=_payload_text(asked, now),
+        payload=_payload_text(request, now),
     )
 
 
-def _payload_text(asked: LocalRequest, now: datetime) -> str | None:
-    if asked.command != HANDLE:
-        return strict_json.dumps(dict(asked.payload)) if asked.payload is not None else None
-    # Id, source and time are the core's, unless somebody brings an event as the core once had it.
-    bare = Event(str(uuid.uuid4()), "api.trigger", dict(asked.payload or {}), INSTANCE, now)
-    return strict_json.dumps({**strict_json.loads(bare.envelope()), **(asked.event or {})})
+def _payload_text(request: LocalRequest, now: datetime) -> str | None:
+    if request.command != HANDLE:
+        return strict_json.dumps(dict(request.payload)) if request.payload is not None else None
+    # Defaults for id, source and time; an exported event has its own.
+    default = Event(str(uuid.uuid4()), "api.trigger", dict(request.payload or {}), INSTANCE, now)
+    return strict_json.dumps({**strict_json.loads(default.envelope()), **(request.event or {})})

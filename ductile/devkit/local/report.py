@@ -1,12 +1,12 @@
-"""A local run as plain data: the exact request and answer, how the process ended, and what a service would do next.
+"""The report of a local run as plain data: request, response, process result, verdict and consequences.
 
-Secrets are masked here, once, for everything that is shown. Decides nothing.
+Masks all secrets. Makes no decisions.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from ductile.config.views.show import without_secrets
+from ductile.config.views.show import redact
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.model import Completion, Dead, Failed, Retried, Skipped, Succeeded
@@ -16,11 +16,11 @@ from ductile.engine.judge import backoff
 from ductile.engine.process.run import Finished
 from ductile.engine.process.start import SpawnFailed
 
-MOST_DELAYS = 20
+MAX_BACKOFF_DELAYS = 20
 
 
-def told(local: LocalRun, mask: Mask) -> dict[str, Any]:
-    """Everything there is to know about the run."""
+def run_report(local: LocalRun, mask: Mask) -> dict[str, Any]:
+    """Return the full report of the run."""
     shown: dict[str, Any] = {
         "plugin": local.job.plugin,
         "command": local.job.command,
@@ -31,13 +31,13 @@ def told(local: LocalRun, mask: Mask) -> dict[str, Any]:
         "error": getattr(local.verdict.outcome, "error", None),
         "retry": _retry(local),
         "warnings": [*(local.ready.warnings if local.ready else ()), *_notes(local)],
-        "would": _consequences(local.ending, mask),
+        "would": _consequences(local.completion, mask),
     }
     return shown
 
 
 def verdict_of(local: LocalRun) -> str:
-    """In one word how a service would judge the attempt."""
+    """Return the verdict as one word."""
     match local.verdict.outcome:
         case Succeeded():
             return "succeeded"
@@ -52,8 +52,8 @@ def verdict_of(local: LocalRun) -> str:
     return "interrupted"
 
 
-def answer_of(stdout: bytes) -> Any:
-    """What the plugin answered, as data where it is JSON; None if it said nothing."""
+def response_of(stdout: bytes) -> Any:
+    """Return the response as data if it is JSON, otherwise as text; None if it is empty."""
     if not stdout.strip():
         return None
     try:
@@ -66,8 +66,8 @@ def _request(request: bytes, mask: Mask) -> dict[str, Any] | None:
     if not request:
         return None
     content: dict[str, Any] = strict_json.loads(request)
-    shown = mask.everywhere(content)
-    return {**shown, "config": without_secrets(content["config"], mask)} if "config" in content else shown
+    shown = mask.mask_data(content)
+    return {**shown, "config": redact(content["config"], mask)} if "config" in content else shown
 
 
 def _process(run: Finished | SpawnFailed | None, mask: Mask) -> dict[str, Any]:
@@ -75,23 +75,23 @@ def _process(run: Finished | SpawnFailed | None, mask: Mask) -> dict[str, Any]:
         return {"started": False, "response": None, "stderr": "", "exit_code": None, "signal": None}
     return {
         "started": True,
-        "response": mask.everywhere(answer_of(run.stdout)),
-        "stderr": run.words(mask),
+        "response": mask.mask_data(response_of(run.stdout)),
+        "stderr": run.stderr_text(mask),
         "exit_code": run.exit_code,
         "signal": run.signal,
         "ending": str(run.cause),
         "duration_ms": round(run.duration * 1000, 1),
-        "left_processes": run.swept + (run.pipe_held and not run.swept),
+        "left_processes": run.swept + (run.pipe_left_open and not run.swept),
     }
 
 
 def _retry(local: LocalRun) -> dict[str, Any] | None:
-    """When a service would try again, and how often at most."""
+    """Return the delay and the limits of the next retry."""
     outcome, job = local.verdict.outcome, local.job
     if not isinstance(outcome, Retried) or local.ready is None:
         return None
     base = local.ready.policy.backoff_base
-    tries = range(1, min(job.max_attempts, MOST_DELAYS + 1))
+    tries = range(1, min(job.max_attempts, MAX_BACKOFF_DELAYS + 1))
     return {
         "in_seconds": outcome.delay.total_seconds(),
         "attempt": job.attempt,
@@ -104,20 +104,20 @@ def _notes(local: LocalRun) -> tuple[str, ...]:
     return local.verdict.response.notes if local.verdict.response else ()
 
 
-def _consequences(ending: Completion | None, mask: Mask) -> Mapping[str, Any]:
-    """What would be recorded and enqueued; nothing for an attempt that is not the last word."""
-    if ending is None:
+def _consequences(completion: Completion | None, mask: Mask) -> Mapping[str, Any]:
+    """Return what a service would record and enqueue; empty for an attempt that is not final."""
+    if completion is None:
         return {"jobs": [], "facts": [], "state_updates": None, "notes": []}
     return {
         "jobs": [
             {"plugin": new.plugin, "command": new.command, "pipeline": new.pipeline, "step_id": new.step_id}
-            for new in ending.children
+            for new in completion.children
         ],
-        "facts": [{"fact_type": fact.fact_type, "fact": _json(fact.fact_json, mask)} for fact in ending.facts],
-        "state_updates": _json(ending.state_updates, mask) if ending.state_updates else None,
-        "notes": [{"kind": note.kind, "data": mask.everywhere(dict(note.data))} for note in ending.notes],
+        "facts": [{"fact_type": fact.fact_type, "fact": _json(fact.fact_json, mask)} for fact in completion.facts],
+        "state_updates": _json(completion.state_updates, mask) if completion.state_updates else None,
+        "notes": [{"kind": note.kind, "data": mask.mask_data(dict(note.data))} for note in completion.notes],
     }
 
 
 def _json(text: str, mask: Mask) -> Any:
-    return mask.everywhere(strict_json.loads(text))
+    return mask.mask_data(strict_json.loads(text))

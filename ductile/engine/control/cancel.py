@@ -1,4 +1,4 @@
-"""Jobs that somebody does not want any more: dead at once while they wait, told to end while they run."""
+"""Cancel jobs: a queued job ends immediately, the process of a running job is terminated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,16 +8,15 @@ from attrs import frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
-from ductile.engine.follow_up_rules import rule_of
-from ductile.ledger.admin.operate import CancelRequested, cancel
-from ductile.ledger.admin.purge import purge
+from ductile.engine.follow_up_rules import follow_up_rule_of
+from ductile.ledger.admin.job_actions import CancelRequested, cancel, purge
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.storage.writer import Ledger
 
 
 @frozen(eq=False)
-class Cancelling:
-    """Whoever can end jobs of this process."""
+class JobCanceller:
+    """Cancels jobs of this service on behalf of API callers."""
 
     ledger: Ledger
     hub: Hub
@@ -26,20 +25,23 @@ class Cancelling:
     stop_job: Callable[[str, str], None]
 
     async def cancel(self, job_id: str, reason: str) -> bool:
-        """True: the job is dead, and what follows from that has begun. False: it runs, and its process is ending."""
+        """Cancel a job. Returns True if it has ended, False if its process is being terminated.
+
+        Raises DuctileError if the job does not exist or has already ended.
+        """
         snapshot = self.snapshot()
         work = partial(
             cancel,
             job_id=job_id,
             reason=reason,
             now=self.clock.now(),
-            rule=rule_of(snapshot),
+            rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
         result = await self.ledger.transact(work, wait=False)
         if isinstance(result, CancelRequested):
-            self.stop_job(job_id, reason)  # at the commit: a slow disk does not keep the process alive
+            self.stop_job(job_id, reason)  # before the commit is durable: a slow disk must not delay the stop
         await self.ledger.until_durable()
         if isinstance(result, CancelRequested):
             return False
@@ -48,21 +50,21 @@ class Cancelling:
         return True
 
     async def purge(self, plugin: str | None, up_to: int, reason: str) -> int:
-        """A portion of the plugin's waiting jobs, of everybody's without one, is dead; how many that were."""
+        """Cancel a batch of queued jobs of one plugin, or of all plugins. Returns the number of cancelled jobs."""
         snapshot = self.snapshot()
-        end_portion = partial(
+        purge_batch = partial(
             purge,
             plugin=plugin,
             up_to=up_to,
             reason=reason,
             now=self.clock.now(),
-            rule=rule_of(snapshot),
+            rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
-        ended = await self.ledger.transact(end_portion, in_thread=True)
-        for one in ended:
-            self._announce(one)
+        ended = await self.ledger.transact(purge_batch, in_thread=True)
+        for job in ended:
+            self._announce(job)
         self.hub.announce_work()
         return len(ended)
 

@@ -1,6 +1,6 @@
-"""Plugins that the operator has paused, as the dispatcher asks for them: without a look into the ledger every time.
+"""Pause and resume plugins. Keeps the paused plugins in memory, so that a claim need not read them.
 
-The ledger has the truth; it is read at start and changed together with what is known here.
+The ledger stores them. They are read at start, and both copies change together.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ductile.ledger.storage.writer import Ledger
 
 @define(eq=False)
 class PausedPlugins:
-    """Who is paused."""
+    """The paused plugins; `*` stands for all of them."""
 
     ledger: Ledger
     hub: Hub
@@ -27,11 +27,11 @@ class PausedPlugins:
 
     @classmethod
     async def load(cls, ledger: Ledger, hub: Hub, clock: Clock) -> "PausedPlugins":
-        """Read who is paused."""
+        """Read the paused plugins from the ledger."""
         return cls(ledger, hub, clock, await ledger.read(_by_plugin))
 
     async def pause(self, plugin: str, reason: str) -> bool:
-        """Stop starting jobs of the plugin; running ones continue. False if it was paused already."""
+        """Stop starting jobs of the plugin. Running jobs continue. False if it was already paused."""
         return await self._change(partial(pauses.pause, plugin=plugin, reason=reason, now=self.clock.now()))
 
     async def resume(self, plugin: str) -> bool:
@@ -41,11 +41,11 @@ class PausedPlugins:
         return changed
 
     async def _change(self, change: Callable[[Db], bool]) -> bool:
-        # No checkpoint between the commit and the assignment: what is known here follows the order of the commits.
+        # No checkpoint between the commit and the assignment, so assignments happen in the order of the commits.
         changed, self.paused = await self.ledger.transact(lambda db: (change(db), _by_plugin(db)), wait=False)
         await self.ledger.until_durable()
         return changed
 
 
 def _by_plugin(db: Db) -> dict[str, Pause]:
-    return {one.plugin: one for one in pauses.all_pauses(db)}
+    return {pause.plugin: pause for pause in pauses.all_pauses(db)}

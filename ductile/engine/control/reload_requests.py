@@ -1,41 +1,42 @@
-"""Wishes to reload the configuration: made by signals and by the web, granted one after the other by the runtime.
-
-Neither side knows the other. Whoever waits for an answer may leave; the wish is granted all the same.
-"""
+"""The queue of reload requests: submitted by SIGHUP and by the API, handled one at a time by the runtime."""
 
 import math
 
 import trio
 from attrs import define, field
 
-from ductile.config.views.changes import Reloaded
+from ductile.config.views.changes import ReloadResult
 from ductile.core.errors import DuctileError
 
 
 @define(eq=False)
 class ReloadRequest:
-    """One reload that somebody wants, and its outcome once it is `done`."""
+    """A request to reload the configuration. `result` is set before `done`."""
 
     dry_run: bool = False
     done: trio.Event = field(factory=trio.Event)
-    answer: Reloaded | DuctileError | None = None
+    result: ReloadResult | DuctileError | None = None
 
 
 class ReloadQueue:
-    """The queue of wishes."""
+    """The reload requests that are not handled yet, oldest first."""
 
     def __init__(self) -> None:
-        self._made, self.taken = trio.open_memory_channel[ReloadRequest](math.inf)
+        self._submitted, self.requests = trio.open_memory_channel[ReloadRequest](math.inf)
 
-    def make(self, wish: ReloadRequest) -> None:
-        self._made.send_nowait(wish)
+    def submit(self, request: ReloadRequest) -> None:
+        """Queue a request without waiting for its result."""
+        self._submitted.send_nowait(request)
 
-    async def ask(self, *, dry_run: bool = False) -> Reloaded:
-        """The outcome of a reload; raises what speaks against the new configuration."""
-        wish = ReloadRequest(dry_run)
-        self.make(wish)
-        await wish.done.wait()
-        assert wish.answer is not None, "a wish that is done has an answer"
-        if isinstance(wish.answer, DuctileError):
-            raise wish.answer
-        return wish.answer
+    async def reload(self, *, dry_run: bool = False) -> ReloadResult:
+        """Reload and return the result. Raises DuctileError if the new configuration cannot be used.
+
+        A cancelled caller does not cancel the reload.
+        """
+        request = ReloadRequest(dry_run)
+        self.submit(request)
+        await request.done.wait()
+        assert request.result is not None, "a request that is done has a result"
+        if isinstance(request.result, DuctileError):
+            raise request.result
+        return request.result

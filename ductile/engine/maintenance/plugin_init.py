@@ -1,7 +1,7 @@
-"""`init`: a plugin that declares it is prepared once for each manifest and configuration, before its jobs start.
+"""Run the `init` command of plugins: once per manifest and configuration, before their jobs start.
 
-While it runs, the plugin's jobs wait; if it fails, the plugin is unhealthy until a start or a reload tries again. It
-is no job: nobody asked for it, nothing follows from it, and the journal tells of it.
+The plugin's jobs wait while `init` runs. If it fails, the plugin is unhealthy until a start or a reload runs it again.
+An `init` is not a job of the queue and has no follow-up jobs; the journal records it.
 """
 
 import uuid
@@ -27,61 +27,64 @@ from ductile.engine.running_jobs import Attempt
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import facts
-from ductile.ledger.tables.plugin_inits import Init, all_inits, forget, put
+from ductile.ledger.tables.plugin_inits import PluginInit, all_inits, delete_inits, put
 
 INIT = "init"
-LEDGER_RETRY_SECONDS = 1.0
+LEDGER_RETRY_INTERVAL = 1.0
 
 
 @define(eq=False)
 class PluginHealth:
-    """Which plugins must not start now, and why. The dispatcher holds their jobs, the web refuses new ones."""
+    """The plugins whose jobs must not start because of `init`."""
 
     unhealthy: dict[str, str] = field(factory=dict)
+    """Plugin → why its `init` failed."""
     initialising: dict[str, str] = field(factory=dict)
-    """Plugin → the fingerprint that it has to be prepared for."""
-    at_work: set[tuple[str, str]] = field(factory=set)
+    """Plugin → the fingerprint that `init` has to run for."""
+    running: set[tuple[str, str]] = field(factory=set)
+    """The plugin and fingerprint of each `init` that runs now."""
 
-    def held(self) -> frozenset[str]:
+    def blocked(self) -> frozenset[str]:
+        """Return the plugins whose jobs must not start."""
         return frozenset((*self.unhealthy, *self.initialising))
 
 
 async def mark_pending(ledger: Ledger, snapshot: Snapshot, health: PluginHealth) -> None:
-    """From now on the plugins wait that `initialise` will prepare; those that need it no longer do not."""
-    known, wanted = await ledger.read(all_inits), {}
-    for name, lane in snapshot.lanes.items():
-        if not _declares(lane):
+    """Block the plugins that need `init` under this configuration and unblock all others."""
+    known, pending = await ledger.read(all_inits), {}
+    for name, configured in snapshot.plugins.items():
+        if not _has_init(configured):
             continue
-        fingerprint, last = fingerprint_of(lane), known.get(name)
+        fingerprint, last = fingerprint_of(configured), known.get(name)
         if last is None or last.error is not None or last.fingerprint != fingerprint:
-            wanted[name] = fingerprint
-    health.unhealthy = {name: why for name, why in health.unhealthy.items() if name in wanted}
-    health.initialising = wanted
+            pending[name] = fingerprint
+    health.unhealthy = {name: error for name, error in health.unhealthy.items() if name in pending}
+    health.initialising = pending
 
 
-async def initialise(snapshot: Snapshot, health: PluginHealth, ctx: JobContext, stopping: trio.Event) -> None:
-    """Run `init` for every pending plugin. Each of them is prepared or unhealthy afterwards."""
+async def initialise_plugins(snapshot: Snapshot, health: PluginHealth, ctx: JobContext, stopping: trio.Event) -> None:
+    """Run `init` for every pending plugin. Afterwards each of them is initialised or unhealthy."""
     known = await ctx.ledger.read(all_inits)
-    held = health.held()  # asked after the read: an `init` that failed meanwhile stays on record
-    outdated = [name for name, last in known.items() if last.error is not None and name not in held]
+    blocked = health.blocked()  # after the read, so that the record of an `init` that failed meanwhile is not deleted
+    outdated = [name for name, last in known.items() if last.error is not None and name not in blocked]
     async with trio.open_nursery() as nursery:
         for name, fingerprint in health.initialising.items():
-            if (name, fingerprint) not in health.at_work:
-                nursery.start_soon(_prepare, snapshot, health, ctx, name, fingerprint, stopping, name=f"init {name}")
+            if (name, fingerprint) not in health.running:
+                nursery.start_soon(_initialise, snapshot, health, ctx, name, fingerprint, stopping, name=f"init {name}")
         if outdated:
-            nursery.start_soon(_write_patiently, ctx, partial(forget, plugins=outdated))
+            nursery.start_soon(_write_with_retry, ctx, partial(delete_inits, plugins=outdated))
 
 
-def _declares(lane: ConfiguredPlugin) -> bool:
-    return INIT in lane.plugin.manifest.commands
+def _has_init(configured: ConfiguredPlugin) -> bool:
+    return INIT in configured.plugin.manifest.commands
 
 
-def fingerprint_of(lane: ConfiguredPlugin) -> str:
-    """Changes with the manifest or the configuration of the plugin."""
-    return blake3(f"{lane.plugin.fingerprint.manifest_hash}\0{lane.config_json}".encode()).hexdigest()
+def fingerprint_of(configured: ConfiguredPlugin) -> str:
+    """Return a hash of the manifest and the configuration of the plugin."""
+    return blake3(f"{configured.plugin.fingerprint.manifest_hash}\0{configured.config_json}".encode()).hexdigest()
 
 
-async def _prepare(
+async def _initialise(
     snapshot: Snapshot,
     health: PluginHealth,
     ctx: JobContext,
@@ -89,27 +92,27 @@ async def _prepare(
     fingerprint: str,
     stopping: trio.Event,
 ) -> None:
-    job = _as_job(name, snapshot, now=ctx.clock.now())
+    job = _init_job(name, snapshot, now=ctx.clock.now())
     ctx.log.info("init", "initialising", plugin=name)
-    health.at_work.add((name, fingerprint))
+    health.running.add((name, fingerprint))
     try:
         error: str | None = None
         last = (await ctx.ledger.read(all_inits)).get(name)
-        # A run that ended after `mark_pending` had read the ledger may have prepared it already.
-        is_prepared = last is not None and last.error is None and last.fingerprint == fingerprint
-        if last is not None and not is_prepared:
-            await _write_patiently(ctx, partial(forget, plugins=(name,)))
-        if not is_prepared:
+        # Another `init` can have succeeded after `mark_pending` read the ledger.
+        is_initialised = last is not None and last.error is None and last.fingerprint == fingerprint
+        if last is not None and not is_initialised:
+            await _write_with_retry(ctx, partial(delete_inits, plugins=(name,)))
+        if not is_initialised:
             error, new_facts, state = await _run(job, snapshot, ctx, stopping)
         if stopping.is_set() and error is not None:
-            return  # cut short: the next start tries again
-        if not is_prepared and health.initialising.get(name) == fingerprint:
-            done = Init(plugin=name, fingerprint=fingerprint, error=error)
-            known: dict[str, Any] = {"job_id": job.id, "new_facts": new_facts, "state_updates": state}
-            await _write_patiently(ctx, lambda db: put(db, done, now=ctx.clock.now(), **known))
+            return  # stopped: the next start tries again
+        if not is_initialised and health.initialising.get(name) == fingerprint:
+            done = PluginInit(plugin=name, fingerprint=fingerprint, error=error)
+            fields: dict[str, Any] = {"job_id": job.id, "new_facts": new_facts, "state_updates": state}
+            await _write_with_retry(ctx, lambda db: put(db, done, now=ctx.clock.now(), **fields))
     finally:
-        health.at_work.discard((name, fingerprint))
-    # Asked when all is written: a reload may want another one meanwhile, or none.
+        health.running.discard((name, fingerprint))
+    # Checked after the write: a reload can require another `init` meanwhile, or none.
     if health.initialising.get(name) != fingerprint:
         return
     del health.initialising[name]
@@ -126,7 +129,7 @@ async def _prepare(
 async def _run(
     job: Job, snapshot: Snapshot, ctx: JobContext, stopping: trio.Event
 ) -> tuple[str | None, tuple[NewFact, ...], str | None]:
-    """Run `init`. Return the error or None, and the facts and the state to store. An internal error is an error too."""
+    """Run `init`. Return its error or None, and the facts and the state to store. Never raises an internal error."""
     try:
         result = await _run_plugin(job, snapshot, ctx, stopping)
     except* Exception as errors:
@@ -137,22 +140,22 @@ async def _run(
 async def _run_plugin(
     job: Job, snapshot: Snapshot, ctx: JobContext, stopping: trio.Event
 ) -> tuple[str | None, tuple[NewFact, ...], str | None]:
-    attempt, began = Attempt(job, snapshot), ctx.clock.now()
+    attempt, started_at = Attempt(job, snapshot), ctx.clock.now()
     ready = preflight(
         snapshot,
         job,
         state_json=await ctx.ledger.read(facts.state, job.plugin),
         instance=ctx.instance,
-        now=began,
-        memory=ctx.preflight_cache,
+        now=started_at,
+        cache=ctx.preflight_cache,
     )
     if not isinstance(ready, Ready):
         return ready.error, (), None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_with, attempt, stopping, name="stop")
+        nursery.start_soon(_stop_when_draining, attempt, stopping, name="stop")
         run = await run_process(ready.spec, attempt.control, ctx.processes)
         nursery.cancel_scope.cancel()
-    verdict = await judge_run(job, run, ready.policy, began)
+    verdict = await judge_run(job, run, ready.policy, started_at)
     match verdict.outcome:
         case Succeeded():
             new_facts, state = facts_of(job, ready, verdict.response) if verdict.response else ((), None)
@@ -163,30 +166,30 @@ async def _run_plugin(
             return other.reason, (), None
 
 
-async def _write_patiently(ctx: JobContext, function: Callable[[Db], None]) -> None:
-    """Write in one transaction, and wait for the disk however long that takes."""
+async def _write_with_retry(ctx: JobContext, function: Callable[[Db], None]) -> None:
+    """Write in one transaction and wait until it is durable. Retries while the disk is full or the ledger is busy."""
     while True:
         try:
             await ctx.ledger.transact(function, wait=False)
             return await ctx.ledger.until_durable()
         except (LedgerFull, LedgerBusy) as error:
             ctx.log.error("init", f"{error}; trying again")
-            await trio.sleep(LEDGER_RETRY_SECONDS)
+            await trio.sleep(LEDGER_RETRY_INTERVAL)
 
 
-async def _stop_with(attempt: Attempt, stopping: trio.Event) -> None:
+async def _stop_when_draining(attempt: Attempt, stopping: trio.Event) -> None:
     await stopping.wait()
     attempt.control.stop.request("the service stops")
 
 
-def _as_job(plugin: str, snapshot: Snapshot, *, now: datetime) -> Job:
+def _init_job(plugin: str, snapshot: Snapshot, *, now: datetime) -> Job:
     return Job(
         id=str(uuid.uuid4()),
         plugin=plugin,
         command=INIT,
         status=JobStatus.RUNNING,
         attempt=1,
-        max_attempts=2,  # the next start or reload is another one
+        max_attempts=2,  # not the last attempt: the next start or reload tries again
         submitted_by="core",
         created_at=now,
         enqueued_snapshot_id=snapshot.id,

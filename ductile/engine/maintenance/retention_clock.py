@@ -1,7 +1,7 @@
-"""How much of the past may be forgotten, whatever the clock says.
+"""The clock of retention: decides which rows have expired even if the wall clock was wrong.
 
-A clock that jumps ahead must not empty the ledger, and what was written while it stood far back must not look old when
-it is right again. Both are held against the clock that only goes forward. `housekeeping` asks before it forgets.
+A wall clock that jumps ahead must not empty the ledger, and rows written while it was far behind must not expire when
+it is corrected. Both are checked against the monotonic clock.
 """
 
 from collections import deque
@@ -10,74 +10,76 @@ from datetime import datetime, timedelta
 from attrs import define, field
 
 from ductile.core.clock import Clock
-from ductile.ledger.admin.retention import Reach, RetentionPolicy, positions
+from ductile.ledger.admin.retention import RetentionPolicy, Watermarks, positions
 from ductile.ledger.storage.writer import Ledger
-from ductile.ledger.tables.journal import newest_moment
+from ductile.ledger.tables.journal import newest_time
 
-CATCHES_UP = 24
-"""How much faster than time itself the past is believed to go by, where the clock says that much of it has."""
-ONE_DAY = timedelta(days=1)
-MARKS = 100
-"""In how many steps a table's past is remembered for as long as its rows are kept."""
+CATCH_UP_FACTOR = 24
+"""How much faster than real time the retention clock follows a wall clock that is ahead."""
+MAX_TRUSTED_GAP = timedelta(days=1)
+"""A start trusts the wall clock up to this long after the newest journal row."""
+MAX_MARKS = 100
+"""Positions stored per table over its retention time."""
 
 
 @define(eq=False)
-class Watermark:
-    """How far one table had come, at moments of the clock that only goes forward."""
+class PositionHistory:
+    """The newest row of a table at points of the monotonic clock."""
 
     marks: deque[tuple[float, int]]
 
-    def note(self, moment: float, position: int, keep: timedelta | None) -> None:
-        """The table has come to `position`. Of the marks older than `keep` only the latest is of use."""
+    def add(self, moment: float, position: int, keep: timedelta | None) -> None:
+        """Add the newest position. Of the marks older than `keep` only the latest is needed."""
         seconds = keep.total_seconds() if keep is not None else 0.0
-        if moment - self.marks[-1][0] >= seconds / MARKS:
+        if moment - self.marks[-1][0] >= seconds / MAX_MARKS:
             self.marks.append((moment, position))
         while len(self.marks) > 1 and self.marks[1][0] <= moment - seconds:
             self.marks.popleft()
 
     @property
-    def reach(self) -> int:
-        """Rows up to here are older than they are kept, or than this process: their own moments decide."""
+    def watermark(self) -> int:
+        """Rows up to here exceed the retention time or are older than this process; their timestamps decide."""
         return self.marks[0][1]
 
 
 @define(eq=False)
 class RetentionClock:
-    """What this process knows of the time before now.
+    """A wall clock that is checked against the monotonic clock."""
 
-    `believed_at` is the moment of the start that nothing speaks against: the clock's, but at most a day after the
-    newest row of the journal.
-    """
-
-    believed_at: datetime
+    trusted_start_at: datetime
+    """The start time by the wall clock, at most MAX_TRUSTED_GAP after the newest journal row."""
     started: float
-    trails: dict[str, Watermark] = field(factory=dict)
+    histories: dict[str, PositionHistory] = field(factory=dict)
 
     @classmethod
-    async def of(cls, ledger: Ledger, clock: Clock) -> "RetentionClock":
-        newest, now, steady = await ledger.read(newest_moment), clock.now(), clock.monotonic()
+    async def load(cls, ledger: Ledger, clock: Clock) -> "RetentionClock":
+        """Start the clock at the current positions of the ledger."""
+        newest, now, monotonic = await ledger.read(newest_time), clock.now(), clock.monotonic()
         start = await ledger.read(positions)
-        trails = {kind: Watermark(deque([(steady, start.get(table, 0))])) for kind, (table, _) in FOLLOWED.items()}
-        return cls(min(now, newest + ONE_DAY) if newest else now, steady, trails)
+        histories = {
+            kind: PositionHistory(deque([(monotonic, start.get(table, 0))]))
+            for kind, (table, _) in PRUNED_TABLES.items()
+        }
+        return cls(min(now, newest + MAX_TRUSTED_GAP) if newest else now, monotonic, histories)
 
     def now(self, clock: Clock) -> datetime:
-        """The clock's time, or the latest that can be believed: a long stop is caught up with, a day in each hour."""
+        """Return the wall clock time, or the latest trusted time. After a long stop it catches up a day per hour."""
         uptime = timedelta(seconds=clock.monotonic() - self.started)
-        return min(clock.now(), self.believed_at + uptime * CATCHES_UP)
+        return min(clock.now(), self.trusted_start_at + uptime * CATCH_UP_FACTOR)
 
-    async def reach(self, ledger: Ledger, policy: RetentionPolicy, clock: Clock) -> Reach:
-        """What is not younger than it is kept by the clock that only goes forward."""
-        here, steady = await ledger.read(positions), clock.monotonic()
-        for kind, (table, kept_as) in FOLLOWED.items():
-            self.trails[kind].note(steady, here.get(table, 0), getattr(policy, kept_as))
-        return Reach(**{kind: trail.reach for kind, trail in self.trails.items()})
+    async def update_watermarks(self, ledger: Ledger, policy: RetentionPolicy, clock: Clock) -> Watermarks:
+        """Add the current positions and return up to which rows may be pruned by their timestamps."""
+        newest, monotonic = await ledger.read(positions), clock.monotonic()
+        for kind, (table, setting) in PRUNED_TABLES.items():
+            self.histories[kind].add(monotonic, newest.get(table, 0), getattr(policy, setting))
+        return Watermarks(**{kind: history.watermark for kind, history in self.histories.items()})
 
 
-# A tree is as young as the last attempt in it; its jobs may have waited for long.
-FOLLOWED = {
+# The age of a tree is that of its last attempt, because its jobs may have waited for long.
+PRUNED_TABLES = {
     "trees": ("job_log", "job_queue"),
     "attempts": ("job_log", "job_log"),
     "journal": ("journal", "journal"),
     "facts": ("plugin_facts", "facts"),
 }
-"""What is forgotten → the table that numbers it, and what the policy calls it."""
+"""Kind of row → the table whose positions count, and the field of the retention policy."""

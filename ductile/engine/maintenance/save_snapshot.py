@@ -1,6 +1,6 @@
-"""The configuration a service runs under, kept beside the jobs that ran under it: sanitised, with fingerprints.
+"""Store the configuration in the ledger: sanitised, with fingerprints of plugins and secrets.
 
-Written at start and after every reload, before the first job is claimed under it.
+Done at start and at every reload, before a job is claimed under that configuration.
 """
 
 import sys
@@ -12,7 +12,7 @@ import attrs
 
 from ductile import __version__
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import plain, redacted
+from ductile.config.views.show import redact_settings, to_plain_data
 from ductile.core.formats import strict_json
 from ductile.core.secret import FINGERPRINT, Secret
 from ductile.ledger.tables import snapshots
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ductile.ledger.storage.writer import Ledger
 
 
-async def remember(ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime) -> None:
-    """The ledger knows this configuration by the id that jobs carry."""
-    await ledger.write(snapshots.put, described(snapshot, reason=reason, now=now))
+async def save_snapshot(ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime) -> None:
+    """Store the configuration under the snapshot id that its jobs refer to."""
+    await ledger.write(snapshots.put, snapshot_row(snapshot, reason=reason, now=now))
 
 
-def described(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots.StoredSnapshot:
-    """The row of one configuration."""
+def snapshot_row(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots.StoredSnapshot:
+    """Return the row to store for a configuration."""
     config = snapshot.config
-    fingerprints = {name: attrs.asdict(lane.plugin.fingerprint) for name, lane in snapshot.lanes.items()}
-    secrets = dict(_secrets(plain(config.settings, hide=Secret.fingerprint)))
+    fingerprints = {name: attrs.asdict(configured.plugin.fingerprint) for name, configured in snapshot.plugins.items()}
+    secrets = dict(_secrets(to_plain_data(config.settings, hide=Secret.fingerprint)))
     return snapshots.StoredSnapshot(
         id=snapshot.id,
         config_hash=config.digest,
@@ -42,14 +42,14 @@ def described(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots.St
         ductile_version=__version__,
         binary_path=sys.executable,
         semantics=strict_json.dumps({name: plan.fingerprint for name, plan in snapshot.plans.by_name.items()}),
-        plugin_fingerprints=strict_json.dumps(plain(fingerprints, hide=Secret.fingerprint)),
-        sanitized_config=strict_json.dumps(redacted(config.settings, config.mask)),
+        plugin_fingerprints=strict_json.dumps(to_plain_data(fingerprints, hide=Secret.fingerprint)),
+        sanitized_config=strict_json.dumps(redact_settings(config.settings, config.mask)),
         secret_fingerprints=strict_json.dumps(secrets),
     )
 
 
 def _secrets(data: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """Where secrets are, each with its fingerprint."""
+    """Yield the path and the fingerprint of every secret."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield from _secrets(value, f"{at}.{name}" if at else str(name))

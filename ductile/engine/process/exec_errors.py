@@ -1,18 +1,18 @@
-"""Will the kernel run this file, and if not, why: words for what `exec` only gives a number for.
+"""Explain why the kernel cannot execute a file: error messages for the errno of `exec`.
 
-Looks at a file without running or blocking on it. `start` asks when a spawn was refused, and beforehand where
-limits put a shell in between, which would answer with its own exit code.
+Inspects the file without running or blocking on it. `start` uses it after a failed spawn, and before a spawn through
+the shell that sets limits, because the shell would report the error as its own exit code.
 """
 
 import errno
 import os
 import stat
 
-_HEAD = 256
+_HEAD_BYTES = 256
 
 
-def explain_refusal(path: str, code: int) -> str:
-    """One sentence for the operator: what is wrong with this entrypoint (or this host) and what to do."""
+def explain_exec_error(path: str, code: int) -> str:
+    """Return one sentence for the operator: what is wrong with the entrypoint or the host, and what to do."""
     match code:
         case errno.ENOENT if os.path.lexists(path):
             return f"{path}: {_interpreter_missing(path)}"
@@ -29,12 +29,12 @@ def explain_refusal(path: str, code: int) -> str:
         case errno.EMFILE | errno.ENFILE:
             return f"{path}: no file descriptor is free; raise the open files limit of the service"
         case errno.EAGAIN | errno.ENOMEM:
-            return f"{path}: the host has no room for another process ({os.strerror(code)})"
+            return f"{path}: the host cannot start another process ({os.strerror(code)})"
     return f"{path}: {os.strerror(code)}"
 
 
-def predict_refusal(path: str) -> int | None:
-    """The errno with which the kernel would refuse to run this file, or None if nothing speaks against it."""
+def predict_exec_error(path: str) -> int | None:
+    """Return the errno that `exec` would fail with, or None if no error is expected."""
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)
     except OSError as error:
@@ -53,7 +53,7 @@ def predict_refusal(path: str) -> int | None:
 def _interpreter_missing(path: str) -> str:
     interpreter = _interpreter(_head(path))
     if interpreter.endswith("\r"):
-        return "its #! line ends with a carriage return; save the file with Unix line ends"
+        return "its #! line ends with a carriage return; save the file with Unix line endings"
     if interpreter:
         return f"its interpreter {interpreter} does not exist; install it or correct the #! line"
     return "a file it needs to start (such as its dynamic loader) does not exist"
@@ -70,11 +70,11 @@ def _not_permitted(path: str) -> str:
         return "is not a regular file"
     if not os.access(path, os.X_OK):
         return "is not executable; run chmod +x on it"
-    return "may not be run: look at its interpreter, and at noexec on its file system"
+    return "cannot be executed; check its interpreter and whether its file system is mounted with noexec"
 
 
 def _interpreter(head: bytes) -> str:
-    """The path a #! line names; a carriage return at its end is part of the name, as it is for the kernel."""
+    """Return the path in the #! line. A trailing carriage return is part of it, as it is for the kernel."""
     if not head.startswith(b"#!"):
         return ""
     line = head[2:].split(b"\n", 1)[0].strip(b" \t")
@@ -87,7 +87,7 @@ def _head(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, _HEAD)
+        return os.read(descriptor, _HEAD_BYTES)
     except OSError:
         return b""
     finally:

@@ -1,7 +1,7 @@
-"""Resource limits for one plugin, set by a shell that then becomes the plugin.
+"""Resource limits of one plugin, set by a shell that then executes the plugin.
 
-Only plugins whose configuration asks for limits pay for that shell; all others are spawned directly. The service
-never changes its own limits around a spawn: its other threads would feel them.
+Plugins without configured limits are spawned directly. The service does not change its own limits around a spawn,
+because that would affect its other threads.
 """
 
 import resource
@@ -21,7 +21,7 @@ def _limit() -> int | None:
 
 @frozen
 class ResourceLimits:
-    """`plugins.<name>.limits`: what one run may use at most. Sizes in bytes; None leaves the limit of the service."""
+    """`plugins.<name>.limits`: the resources that one run may use. Sizes in bytes; None inherits the limit."""
 
     address_space: int | None = _limit()
     open_files: int | None = _limit()
@@ -30,8 +30,8 @@ class ResourceLimits:
     file_size: int | None = _limit()
 
 
-def limited(argv: Sequence[str], limits: ResourceLimits | None) -> list[str]:
-    """The command that runs `argv` under these limits; unchanged where there are none."""
+def with_limits(argv: Sequence[str], limits: ResourceLimits | None) -> list[str]:
+    """Return the command that runs `argv` under these limits, or `argv` if there are none."""
     steps = [] if limits is None else _ulimits(limits)
     return [_SHELL, "-c", " && ".join([*steps, 'exec "$@"']), argv[0], *argv] if steps else list(argv)
 
@@ -44,7 +44,7 @@ def _ulimits(limits: ResourceLimits) -> list[str]:
         steps.append(f"ulimit -n {_allowed(limits.open_files, resource.RLIMIT_NOFILE)}")
     if limits.processes is not None:
         count = _allowed(limits.processes, resource.RLIMIT_NPROC)
-        steps.append(f"{{ ulimit -u {count} 2>/dev/null || ulimit -p {count}; }}")  # bash says -u, dash says -p
+        steps.append(f"{{ ulimit -u {count} 2>/dev/null || ulimit -p {count}; }}")  # -u in bash, -p in dash
     if limits.cpu_seconds is not None:
         steps.append(f"ulimit -t {_allowed(limits.cpu_seconds, resource.RLIMIT_CPU)}")
     if limits.file_size is not None:
@@ -53,7 +53,7 @@ def _ulimits(limits: ResourceLimits) -> list[str]:
     return steps
 
 
-def _allowed(asked: int, kind: int) -> int:
-    """No more than the hard limit of the service, which an ordinary user could not raise."""
+def _allowed(limit: int, kind: int) -> int:
+    """Return the limit, capped at the service's hard limit, which only root can raise."""
     hard = resource.getrlimit(kind)[1]
-    return asked if hard == resource.RLIM_INFINITY else min(asked, hard)
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)

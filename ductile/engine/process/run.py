@@ -1,7 +1,7 @@
 """Run one plugin process to its end: pipes, deadline, SIGTERM, grace, SIGKILL, sweep.
 
-What a plugin does is a value (`Finished`, `SpawnFailed`), never an exception; `judge` decides what it means. Knows
-nothing of jobs, retries or JSON.
+Misbehaviour of a plugin is a value (`Finished`, `SpawnFailed`), never an exception. Does not know jobs, retries or
+JSON.
 """
 
 import os
@@ -15,17 +15,17 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.core.secret import Mask
-from ductile.engine.process.descendants import KILL_TIMEOUT_SECONDS, ProcessTable, Swept
+from ductile.engine.process.descendants import KILL_TIMEOUT_SECONDS, ProcessTable, SweepResult
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed, start_process
 from ductile.engine.process.streams import HeadBuffer, TailBuffer
 
 PIPE_DRAIN_SECONDS = 1.0
-"""How long a process that survived the sweep can keep the pipes of its attempt open."""
+"""Time to read the pipes to their end after the sweep. A process that survived it can keep them open."""
 MAX_PIPE_BYTES = 1 << 20
-"""No pipe holds more, unless a plugin with privileges has enlarged it."""
+"""The largest pipe buffer that a plugin can set without privileges."""
 LONG_RUN_SECONDS = 0.5
 BUSY_FILE_TRIES, BUSY_FILE_SECONDS = 5, 0.02
-"""A file that was written a moment ago can still be open in the process that wrote it."""
+"""A file that was just written can still be open for writing."""
 
 
 class Cause(StrEnum):
@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 @frozen(kw_only=True)
 class Finished:
-    """What a process did, from its start until the last of its descendants was gone."""
+    """The result of a process run, after its descendants were swept."""
 
     exit_code: int | None
     signal: int | None
@@ -50,10 +50,10 @@ class Finished:
     stdout_over_cap: bool
     stderr: bytes = field(repr=False)
     stderr_total: int
-    pipe_held: bool
-    """A process that outlived the sweep kept a pipe open."""
+    pipe_left_open: bool
+    """A process that survived the sweep holds a pipe open."""
     swept: int
-    """How many descendants had to be killed."""
+    """The number of descendants that were killed."""
     lost: bool
     """A process of this run may still be alive."""
     duration: float
@@ -63,28 +63,24 @@ class Finished:
         return self.cause is Cause.TIMED_OUT
 
     @property
-    def interrupted(self) -> bool:
-        return self.cause is Cause.STOPPED
-
-    @property
     def stderr_truncated(self) -> bool:
         return self.stderr_total > len(self.stderr)
 
-    def words(self, mask: Mask) -> str:
-        """Return what is kept of stderr, with known secrets masked."""
+    def stderr_text(self, mask: Mask) -> str:
+        """Return the stored part of stderr, with known secrets masked."""
         text = self.stderr.decode("utf-8", "backslashreplace")
-        return mask.of_tail(text) if self.stderr_truncated else mask(text)
+        return mask.mask_tail(text) if self.stderr_truncated else mask(text)
 
 
 @define(eq=False)
 class StopRequest:
-    """A request to end one attempt early. The first reason counts."""
+    """A request to stop one attempt. The first reason counts."""
 
     reason: str | None = None
     _scope: trio.CancelScope | None = None
 
     def request(self, reason: str) -> None:
-        """Cancel the scope of the attempt: its process gets SIGTERM, the grace period, then SIGKILL."""
+        """Cancel the scope of the attempt: SIGTERM, grace period, SIGKILL. A later request has no effect."""
         if self.reason is None:
             self.reason = reason
             if self._scope is not None:
@@ -92,7 +88,7 @@ class StopRequest:
 
     @contextmanager
     def cancels(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Within the block a request cancels `scope`; an earlier request does so at once."""
+        """Make a request cancel `scope` within the block. An earlier request cancels it immediately."""
         self._scope = scope
         if self.reason is not None:
             scope.cancel()
@@ -103,20 +99,20 @@ class StopRequest:
 
 
 async def _ignore(_: Process) -> None:
-    """Do nothing for a long run."""
+    """Do nothing."""
 
 
 @define(eq=False)
 class ProcessControl:
-    """A running process as the rest of the service sees it: how to stop it, and its stderr so far."""
+    """The handle of a running process: how to stop it, its stderr so far, and callbacks."""
 
     stop: StopRequest = field(factory=StopRequest)
     stderr: TailBuffer = field(factory=TailBuffer)
     deadline: trio.CancelScope | None = None
-    """The scope that drives the escalation; set while the process is alive or unreaped."""
+    """The scope that drives the escalation. Set until the process is reaped."""
     on_start: Callable[[Process], None] = lambda _: None
     on_long_run: Callable[[Process], Awaitable[None]] = _ignore
-    """Called once, after LONG_RUN_SECONDS; cancelled when the process exits."""
+    """Called once after LONG_RUN_SECONDS. Cancelled when the process exits."""
 
     @contextmanager
     def running(self, deadline: trio.CancelScope) -> Iterator[None]:
@@ -129,15 +125,15 @@ class ProcessControl:
 
 
 async def run_process(spec: ProcessSpec, control: ProcessControl, table: ProcessTable) -> Finished | SpawnFailed:
-    """Run one process to its end and leave nothing behind: no process, no zombie, no descriptor.
+    """Run one process to its end. Leaves no process, zombie or descriptor behind.
 
-    The deadline, a stop request and too much output cancel the same scope, so there is one escalation. A cancelled
-    caller ends the process in the same way.
+    The deadline, a stop request and too much output cancel the same scope, so there is one escalation. Cancelling
+    the caller terminates the process in the same way.
     """
     process = await _start_when_ready(spec, table)
     if isinstance(process, SpawnFailed):
         return process
-    # No checkpoint from here to the `try`: a process always has an owner.
+    # No checkpoint from here to the `try`, so the process always has an owner.
     stdout, control.stderr.cap = HeadBuffer(spec.caps.stdout), spec.caps.stderr
     deadline = trio.CancelScope(deadline=trio.current_time() + spec.timeout_seconds)
     try:
@@ -161,7 +157,7 @@ async def run_process(spec: ProcessSpec, control: ProcessControl, table: Process
         read_rest(process.stderr, control.stderr)
     finally:
         process.close()
-    if stdout.is_over_cap:  # known only when the pipe is read to its end
+    if stdout.is_over_cap:  # known only after the pipe is read to its end
         cause = Cause.OUTPUT_LIMIT
     return Finished(
         exit_code=process.exit_code,
@@ -173,17 +169,17 @@ async def run_process(spec: ProcessSpec, control: ProcessControl, table: Process
         stdout_over_cap=stdout.is_over_cap,
         stderr=control.stderr.read(),
         stderr_total=control.stderr.total,
-        pipe_held=not (stdout.is_complete and control.stderr.is_complete),
+        pipe_left_open=not (stdout.is_complete and control.stderr.is_complete),
         swept=swept.killed,
         lost=swept.incomplete,
         duration=time.monotonic() - process.started,
     )
 
 
-async def terminate(process: Process, table: ProcessTable, grace_seconds: float) -> Swept:
-    """End the process group and the descendants that left it, and reap the leader. Bounded and shielded.
+async def terminate(process: Process, table: ProcessTable, grace_seconds: float) -> SweepResult:
+    """Terminate the process group, reap the leader and sweep its descendants. Bounded and shielded.
 
-    Sends SIGKILL only, and does not wait, if the leader has exited.
+    If the leader has exited, the rest of the group gets SIGKILL without a grace period.
     """
     with trio.CancelScope(shield=True):
         if not process.has_exited() and grace_seconds:
@@ -197,18 +193,18 @@ async def terminate(process: Process, table: ProcessTable, grace_seconds: float)
         is_reaped = process.reap()
         del table.leaders[process.pid]
         swept = await table.sweep(process.tag)
-    return swept if is_reaped else Swept(swept.killed, incomplete=True)
+    return swept if is_reaped else SweepResult(swept.killed, incomplete=True)
 
 
 async def feed_stdin(process: Process) -> None:
-    """Write the rest of the request and close stdin. A plugin need not read it."""
+    """Write the rest of the request and close stdin. A plugin may close it unread."""
     async with process.stdin:
         with suppress(trio.BrokenResourceError):
             await process.stdin.send_all(process.unsent)
 
 
 async def read_stdout(stream: trio.lowlevel.FdStream, buffer: HeadBuffer, deadline: trio.CancelScope) -> None:
-    """Read stdout to its end. More than the cap ends the run."""
+    """Read stdout to its end. Cancels `deadline` if it exceeds the cap."""
     async for chunk in stream:
         buffer.write(chunk)
         if buffer.is_over_cap:
@@ -224,8 +220,8 @@ async def read_stderr(stream: trio.lowlevel.FdStream, buffer: TailBuffer) -> Non
 
 
 def read_rest(stream: trio.lowlevel.FdStream, buffer: HeadBuffer | TailBuffer) -> None:
-    """Read what the pipe still holds, without waiting: a stalled event loop can miss the deadline of the readers."""
-    reads = 0 if buffer.is_complete else 2  # one for the content, one for the end; a survivor may write for ever
+    """Read what is left in the pipe without waiting. A stalled event loop can end the readers too early."""
+    reads = 0 if buffer.is_complete else 2  # content, then end of file; bounded, as a survivor may write forever
     with suppress(BlockingIOError):
         for _ in range(reads):
             chunk = os.read(stream.fileno(), MAX_PIPE_BYTES)
@@ -234,7 +230,7 @@ def read_rest(stream: trio.lowlevel.FdStream, buffer: HeadBuffer | TailBuffer) -
 
 
 async def _start_when_ready(spec: ProcessSpec, table: ProcessTable) -> Process | SpawnFailed:
-    """Start the process. Wait a moment for a file that is still open for writing."""
+    """Start the process. Retries a few times if the file is still open for writing."""
     await trio.lowlevel.checkpoint_if_cancelled()
     for _ in range(BUSY_FILE_TRIES):
         process = start_process(spec, table.new_tag())
@@ -248,7 +244,7 @@ async def _start_when_ready(spec: ProcessSpec, table: ProcessTable) -> Process |
 
 
 async def _wait(process: Process, control: ProcessControl) -> None:
-    """Wait for the process to exit, and report it once if it takes long."""
+    """Wait for the process to exit. Calls `on_long_run` once if that takes long."""
     with trio.move_on_after(LONG_RUN_SECONDS):
         await process.wait()
     if not process.has_exited():
@@ -259,6 +255,6 @@ async def _wait(process: Process, control: ProcessControl) -> None:
 
 
 def _cause(process: Process, stop: StopRequest) -> Cause:
-    if process.has_exited():  # also at the moment of the deadline: a finished run counts
+    if process.has_exited():  # even if the deadline has expired meanwhile
         return Cause.EXITED
     return Cause.TIMED_OUT if stop.reason is None else Cause.STOPPED

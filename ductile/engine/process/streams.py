@@ -5,7 +5,7 @@ from attrs import define, field, frozen
 
 @frozen
 class Caps:
-    """How many bytes of each stream are kept: more on stdout ends the run, more on stderr drops the oldest."""
+    """The bytes stored of each stream. More on stdout ends the run, more on stderr drops the oldest."""
 
     stdout: int = 10 << 20
     stderr: int = 64 << 10
@@ -19,19 +19,19 @@ class HeadBuffer:
     total: int = 0
     is_complete: bool = False
     """The stream has reached its end."""
-    _kept: bytearray = field(factory=bytearray)
+    _data: bytearray = field(factory=bytearray)
 
     @property
     def is_over_cap(self) -> bool:
         return self.total > self.cap
 
     def write(self, chunk: bytes | bytearray) -> None:
-        self._kept += chunk[: max(0, self.cap - self.total)]
+        self._data += chunk[: max(0, self.cap - self.total)]
         self.total += len(chunk)
 
     def read(self) -> bytes:
-        """Return what is kept."""
-        return bytes(self._kept)
+        """Return the first `cap` bytes."""
+        return bytes(self._data)
 
 
 @define(eq=False)
@@ -42,20 +42,20 @@ class TailBuffer:
     total: int = 0
     is_complete: bool = False
     """The stream has reached its end."""
-    _kept: bytearray = field(factory=bytearray)
+    _data: bytearray = field(factory=bytearray)
 
     def write(self, chunk: bytes | bytearray) -> None:
-        self._kept += chunk
+        self._data += chunk
         self.total += len(chunk)
-        if len(self._kept) > 2 * self.cap:
-            del self._kept[: -self.cap]
+        if len(self._data) > 2 * self.cap:
+            del self._data[: -self.cap]
 
     def read(self) -> bytes:
-        """Return everything, or the last `cap` bytes from the first whole UTF-8 character on."""
-        kept = bytes(self._kept[-self.cap :])
-        return kept[_continuation_bytes(kept) :] if self.total > len(kept) else kept
+        """Return the last `cap` bytes, from the first whole UTF-8 character on."""
+        tail = bytes(self._data[-self.cap :])
+        return tail[_continuation_bytes(tail) :] if self.total > len(tail) else tail
 
 
-def _continuation_bytes(cut: bytes) -> int:
-    """Count the leading bytes that belong to a character which began before the cut."""
-    return next((at for at, byte in enumerate(cut[:4]) if byte & 0xC0 != 0x80), 0)
+def _continuation_bytes(tail: bytes) -> int:
+    """Count the leading bytes of a character whose beginning is cut off."""
+    return next((at for at, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)

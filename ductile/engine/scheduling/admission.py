@@ -1,7 +1,7 @@
-"""From what the calendar says to what the ledger gets: the gates that only the ledger can open, and the firing itself.
+"""Apply schedule evaluations to the ledger: create the job of a due slot, or hold or skip the slot.
 
-Runs inside the writer's transaction, so that job, slot and next run are one. Knows pauses, health, breakers and earlier
-jobs; not when to look. The scheduler decides that and calls `apply_all`.
+Runs inside one transaction, so that job, slot and next run change together. Knows pauses, health, breakers and open
+jobs; does not know when to evaluate.
 """
 
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from itertools import groupby
 from attrs import evolve, frozen
 
 from ductile.calendar.definition import After, At, CatchUp, Definition
-from ductile.calendar.due import Look
+from ductile.calendar.due import Evaluation
 from ductile.calendar.firing import Slot
 from ductile.calendar.reasons import SkipReason
 from ductile.calendar.slots import TICK
@@ -22,189 +22,198 @@ from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Held, NewJob
 from ductile.engine import breaker
-from ductile.engine.follow_up_rules import rule_of
-from ductile.engine.scheduling.sla import expect
-from ductile.ledger.admin.operate import CancelRequested, cancel
+from ductile.engine.follow_up_rules import follow_up_rule_of
+from ductile.engine.scheduling.sla import add_expectations
+from ductile.ledger.admin.job_actions import CancelRequested, cancel
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.queue.rows import get_job
-from ductile.ledger.storage.db import Db, RowFault, written_or_fault
+from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import breakers, journal, schedules
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 
-RECHECK_AFTER_CANCEL = timedelta(seconds=1)
-RECHECK_HEALTH = timedelta(minutes=1)
-HOLDING = frozenset({SkipReason.PLUGIN_UNHEALTHY, SkipReason.CIRCUIT_OPEN, SkipReason.ALREADY_RUNNING})
-"""What holds a slot here. One that was held runs when the gate opens, however late: nobody missed it."""
-EXCUSES = HOLDING | {SkipReason.SCHEDULE_FAULT}
-"""What keeps slots from being decided in time while the service is up."""
-CANCELLED = "another run of its schedule is due"
-WITHOUT_ENTRY = "every schedule that is looked at has its entry"
+CANCEL_RECHECK_INTERVAL = timedelta(seconds=1)
+HEALTH_RECHECK_INTERVAL = timedelta(minutes=1)
+HOLD_REASONS = frozenset({SkipReason.PLUGIN_UNHEALTHY, SkipReason.CIRCUIT_OPEN, SkipReason.ALREADY_RUNNING})
+"""Why a due slot is held. It fires when the reason is gone, however late; it does not count as missed."""
+DELAY_REASONS = HOLD_REASONS | {SkipReason.SCHEDULE_FAULT}
+"""Why slots are decided late although the service is up."""
+CANCEL_REASON = "another run of its schedule is due"
+NO_ENTRY = "every evaluated schedule has an entry"
 
-Key = tuple[str, str]
+ScheduleKey = tuple[str, str]
 Hold = tuple[SkipReason, datetime]
-"""Why a slot waits, and which."""
+"""Why a slot is held, and the time of the slot."""
 
 
 @frozen(eq=False)
-class Planned:
+class PlannedSchedule:
     """One schedule under one configuration."""
 
-    lane: ConfiguredPlugin
+    configured: ConfiguredPlugin
     schedule: Schedule
     definition: Definition
     hash: str
 
     @property
-    def key(self) -> Key:
-        return self.lane.name, self.schedule.id
+    def key(self) -> ScheduleKey:
+        return self.configured.name, self.schedule.id
 
     @property
     def is_once(self) -> bool:
         return isinstance(self.definition.when, At | After)
 
     def definition_after(self, held_reason: str | None) -> Definition:
-        """The definition to look with: a slot that a gate held runs when that opens, not only if it is on time."""
-        if held_reason in HOLDING and self.definition.catch_up is CatchUp.SKIP:
+        """Return the definition to evaluate. A slot that was held fires even if it is late by then."""
+        if held_reason in HOLD_REASONS and self.definition.catch_up is CatchUp.SKIP:
             return evolve(self.definition, catch_up=CatchUp.RUN_ONCE)
         return self.definition
 
 
 @frozen(eq=False)
 class SlotDecision:
-    """What one look said about a schedule as its entry was then; `hold` is what the look before it found waiting, if
-    this process saw it. `fault`: why there was nothing to see; the look only says when to look again."""
+    """An evaluation of a schedule that has to be applied.
 
-    planned: Planned
+    `hold`: the slot that the evaluation before found held, if this process made it. `fault`: the internal error that
+    prevented the evaluation, which then only has the time of the next try.
+    """
+
+    planned: PlannedSchedule
     entry: ScheduleEntry
-    look: Look
+    evaluation: Evaluation
     hold: Hold | None = None
     fault: str | None = None
 
 
 @frozen(kw_only=True, eq=False)
 class Applied:
-    """What became of a decision: the entry as it is now, the next look, and the jobs that were made or are to end."""
+    """The result of a decision: the new entry, the time of the next evaluation, and the affected jobs."""
 
     entry: ScheduleEntry
     next_at: datetime | None
     hold: Hold | None = None
     fired: tuple[str, ...] = ()
     ended: tuple[Recorded, ...] = ()
-    """Waiting jobs that made room."""
+    """Queued jobs that were cancelled for this slot."""
     to_stop: tuple[str, ...] = ()
-    """Running jobs whose process is to end first."""
+    """Running jobs whose process must exit before the slot can fire."""
 
 
 @frozen(kw_only=True, eq=False)
-class Now:
-    """What all decisions of one transaction have in common."""
+class TickContext:
+    """The values that all decisions of one transaction share."""
 
     at: datetime
     snapshot: Snapshot
     unhealthy: frozenset[str]
 
 
-def apply_all(db: Db, decisions: list[SlotDecision], now: Now) -> list[Applied | RowFault]:
-    """Every decision is in the ledger, as far as the gates let it; one that cannot be written does not touch others."""
+def apply_all(db: Db, decisions: list[SlotDecision], now: TickContext) -> list[Applied | RowFault]:
+    """Apply every decision. One that cannot be written results in a RowFault and does not affect the others."""
     applied: list[Applied | RowFault] = []
-    for only_looks_ahead, group in groupby(decisions, key=_only_looks_ahead):
-        alike = list(group)
-        # Thousands of new schedules are told nothing but their next run, and one savepoint does for many of them.
-        together = written_or_fault(db, partial(_look_ahead, db, alike, now)) if only_looks_ahead else None
-        if together is None or isinstance(together, RowFault):
-            applied += [written_or_fault(db, partial(_applied, db, decision, now)) for decision in alike]
+    for only_sets_next_run, group in groupby(decisions, key=_only_sets_next_run):
+        batch = list(group)
+        # Thousands of new schedules need only their next run, which one savepoint can write for many of them.
+        results = try_in_savepoint(db, partial(_set_next_runs, db, batch, now)) if only_sets_next_run else None
+        if results is None or isinstance(results, RowFault):
+            applied += [try_in_savepoint(db, partial(_apply, db, decision, now)) for decision in batch]
         else:
-            applied += together
+            applied += results
     return applied
 
 
-def _only_looks_ahead(decision: SlotDecision) -> bool:
-    """Whether all there is to write is the next run, paused or not; a schedule with one slot waits for its pause."""
-    found = decision.look
-    is_held = found.held or decision.fault or decision.entry.held_reason == SkipReason.SCHEDULE_FAULT
-    return not (found.due or is_held or found.decided_to or found.clock_set_back or decision.planned.is_once)
+def _only_sets_next_run(decision: SlotDecision) -> bool:
+    """True if only the next run changes, whether the schedule is paused or not."""
+    evaluation = decision.evaluation
+    is_held = evaluation.held or decision.fault or decision.entry.held_reason == SkipReason.SCHEDULE_FAULT
+    return not (
+        evaluation.due or is_held or evaluation.decided_to or evaluation.clock_set_back or decision.planned.is_once
+    )
 
 
-def _look_ahead(db: Db, decisions: list[SlotDecision], now: Now) -> list[Applied]:
-    """What `_applied` does for these, without asking first what is not to be decided."""
-    next_runs = [(*decision.planned.key, decision.look.next_at) for decision in decisions]
-    written = schedules.set_all_next(db, next_runs, now=now.at)
-    assert written == len(decisions), WITHOUT_ENTRY
-    # Not read again: whatever else is in an entry was no part of the look, and who changes it by hand announces that.
+def _set_next_runs(db: Db, decisions: list[SlotDecision], now: TickContext) -> list[Applied]:
+    """Do what `_apply` does for decisions that only set the next run, in one statement."""
+    next_runs = [(*decision.planned.key, decision.evaluation.next_at) for decision in decisions]
+    written = schedules.set_next_runs(db, next_runs, now=now.at)
+    assert written == len(decisions), NO_ENTRY
+    # The entries are not read again: a change by an operator is announced and causes another evaluation.
     return [
-        Applied(entry=evolve(decision.entry, next_run_at=decision.look.next_at), next_at=decision.look.next_at)
+        Applied(
+            entry=evolve(decision.entry, next_run_at=decision.evaluation.next_at), next_at=decision.evaluation.next_at
+        )
         for decision in decisions
     ]
 
 
-def _applied(db: Db, decision: SlotDecision, now: Now) -> Applied:
-    planned, found = decision.planned, decision.look
-    if _fresh(db, planned).status is EntryStatus.PAUSED_MANUAL:
-        return _paused(db, decision, now)
+def _apply(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
+    planned, evaluation = decision.planned, decision.evaluation
+    if _read_entry(db, planned).status is EntryStatus.PAUSED_MANUAL:
+        return _apply_paused(db, decision, now)
     if decision.fault is not None:
-        return _faulty(db, decision, now)
-    if found.held is not None:
-        return _held(db, decision, found.held.reason, found.held.slot_at, found.next_at, now)
-    if found.due:
-        return _fired(db, decision, now)
-    if found.clock_set_back:
-        _tell_set_back(db, decision, now)
-    if found.decided_to is not None:
-        if found.skipped and not found.clock_set_back:
-            missed = Slot(at=found.decided_to, fire_at=found.decided_to)
-            expect(db, planned.key, planned.schedule.expect, (missed,))
-        _pass_over(db, decision, _skip_reason(decision), found.skipped, now)
+        return _hold_faulty(db, decision, now)
+    if evaluation.held is not None:
+        return _hold(db, decision, evaluation.held.reason, evaluation.held.slot_at, evaluation.next_at, now)
+    if evaluation.due:
+        return _apply_due(db, decision, now)
+    if evaluation.clock_set_back:
+        _journal_clock_set_back(db, decision, now)
+    if evaluation.decided_to is not None:
+        if evaluation.skipped and not evaluation.clock_set_back:
+            missed = Slot(at=evaluation.decided_to, fire_at=evaluation.decided_to)
+            add_expectations(db, planned.key, planned.schedule.expect, (missed,))
+        _skip_slots(db, decision, _skip_reason(decision), evaluation.skipped, now)
     else:
-        schedules.release(db, *planned.key, found.next_at, now=now.at)
-    return Applied(entry=_fresh(db, planned), next_at=found.next_at)
+        schedules.release_slot(db, *planned.key, evaluation.next_at, now=now.at)
+    return Applied(entry=_read_entry(db, planned), next_at=evaluation.next_at)
 
 
-def _paused(db: Db, decision: SlotDecision, now: Now) -> Applied:
-    """Slots go by unused, as the journal's pause says; the only slot of a schedule waits for the end of the pause."""
-    planned, found = decision.planned, decision.look
+def _apply_paused(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
+    """Skip the slots of a paused schedule. The only slot of an `at` or `after` schedule waits until it is resumed."""
+    planned, evaluation = decision.planned, decision.evaluation
     if planned.is_once:
-        return Applied(entry=_fresh(db, planned), next_at=None)
-    if found.decided_to is not None:
-        _pass_over(db, decision, SkipReason.SCHEDULE_PAUSED_MANUAL, 0, now)
+        return Applied(entry=_read_entry(db, planned), next_at=None)
+    if evaluation.decided_to is not None:
+        _skip_slots(db, decision, SkipReason.SCHEDULE_PAUSED_MANUAL, 0, now)
     else:
-        schedules.set_next(db, *planned.key, found.next_at, now=now.at)
-    return Applied(entry=_fresh(db, planned), next_at=found.next_at)
+        schedules.set_next_run(db, *planned.key, evaluation.next_at, now=now.at)
+    return Applied(entry=_read_entry(db, planned), next_at=evaluation.next_at)
 
 
-def _fired(db: Db, decision: SlotDecision, now: Now) -> Applied:
-    """The due slots are jobs, or one of the gates holds or drops them."""
-    planned, found = decision.planned, decision.look
-    if planned.lane.name in now.unhealthy:
-        return _stopped(db, decision, SkipReason.PLUGIN_UNHEALTHY, now.at + RECHECK_HEALTH, now)
-    state = breakers.get(db, planned.lane.name, planned.schedule.command)
+def _apply_due(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
+    """Create jobs for the due slots, unless health, the breaker or open jobs hold or skip them."""
+    planned, evaluation = decision.planned, decision.evaluation
+    if planned.configured.name in now.unhealthy:
+        return _hold_due(db, decision, SkipReason.PLUGIN_UNHEALTHY, now.at + HEALTH_RECHECK_INTERVAL, now)
+    state = breakers.get(db, planned.configured.name, planned.schedule.command)
     probe = get_job(db, state.probe_job_id) if state.probe_job_id else None
-    rules, status = planned.lane.entry.circuit_breaker, probe.status if probe else None
-    gate = breaker.may_start(state, rules, now.at, probe_status=status)
+    rules, status = planned.configured.entry.circuit_breaker, probe.status if probe else None
+    gate = breaker.check_start(state, rules, now.at, probe_status=status)
     if isinstance(gate, Held):
-        return _stopped(db, decision, SkipReason.CIRCUIT_OPEN, gate.until or now.at + breaker.RECHECK_PROBE, now)
+        return _hold_due(
+            db, decision, SkipReason.CIRCUIT_OPEN, gate.until or now.at + breaker.PROBE_RECHECK_INTERVAL, now
+        )
     is_probe = isinstance(gate, breaker.Probe)
-    room = _make_room(db, decision, found.due[-1:] if is_probe else found.due, now)
-    if room.to_stop:
-        held = _stopped(db, decision, SkipReason.ALREADY_RUNNING, now.at + RECHECK_AFTER_CANCEL, now)
-        return evolve(held, ended=room.ended, to_stop=room.to_stop)
-    fired = tuple(_fire(db, planned, slot, found, now) for slot in room.slots)
-    # Of slots that are made up for together the latest stands for all.
-    expect(db, planned.key, planned.schedule.expect, room.slots[-1:])
+    overlap = _resolve_overlap(db, decision, evaluation.due[-1:] if is_probe else evaluation.due, now)
+    if overlap.to_stop:
+        held = _hold_due(db, decision, SkipReason.ALREADY_RUNNING, now.at + CANCEL_RECHECK_INTERVAL, now)
+        return evolve(held, ended=overlap.ended, to_stop=overlap.to_stop)
+    fired = tuple(_fire(db, planned, slot, evaluation, now) for slot in overlap.slots)
+    # Slots that are caught up together have one expectation: that of the latest.
+    add_expectations(db, planned.key, planned.schedule.expect, overlap.slots[-1:])
     if is_probe and fired:
-        breakers.put(db, breaker.probing(state, fired[0]), now=now.at, job_id=fired[0])
+        breakers.put(db, breaker.start_probe(state, fired[0]), now=now.at, job_id=fired[0])
     for reason, count in (
-        (_skip_reason(decision), found.skipped),
-        (SkipReason.CIRCUIT_OPEN, len(found.due) - 1 if is_probe else 0),
-        (room.reason, room.dropped),
+        (_skip_reason(decision), evaluation.skipped),
+        (SkipReason.CIRCUIT_OPEN, len(evaluation.due) - 1 if is_probe else 0),
+        (overlap.reason, overlap.dropped),
     ):
         if reason and count:
-            _pass_over(db, decision, reason, count, now)
-    return Applied(entry=_fresh(db, planned), next_at=found.next_at, fired=fired, ended=room.ended)
+            _skip_slots(db, decision, reason, count, now)
+    return Applied(entry=_read_entry(db, planned), next_at=evaluation.next_at, fired=fired, ended=overlap.ended)
 
 
 @frozen(kw_only=True)
 class Overlap:
-    """Which slots may fire beside the schedule's earlier jobs, why others may not, and who has to go first."""
+    """The slots that may fire despite open jobs of the schedule, why others are skipped, and the cancelled jobs."""
 
     slots: tuple[Slot, ...]
     dropped: int = 0
@@ -213,10 +222,10 @@ class Overlap:
     to_stop: tuple[str, ...] = ()
 
 
-def _make_room(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now: Now) -> Overlap:
-    """`if_running` is asked for slots that are on time or were held; missed ones queue behind each other."""
+def _resolve_overlap(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now: TickContext) -> Overlap:
+    """Apply `if_running` to slots that are on time or were held. Missed slots are queued regardless of open jobs."""
     planned, hold = decision.planned, decision.hold
-    outstanding = schedules.outstanding(db, *planned.key)
+    outstanding = schedules.open_job_ids(db, *planned.key)
     missed = tuple(slot for slot in due if slot.is_catch_up and not (hold and slot.at >= hold[1]))
     on_time = len(due) - len(missed)
     if not outstanding or not on_time:
@@ -224,102 +233,110 @@ def _make_room(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now: Now) 
     match planned.schedule.if_running:
         case "skip":
             return Overlap(slots=missed, dropped=on_time, reason=SkipReason.ALREADY_RUNNING)
-        case "queue" if len(outstanding) > planned.lane.entry.max_outstanding_polls:
+        case "queue" if len(outstanding) > planned.configured.entry.max_outstanding_polls:
             return Overlap(slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT)
         case "cancel":
-            return _cancel_all(db, outstanding, due, now)
+            return _cancel_outstanding(db, outstanding, due, now)
         case _:
             return Overlap(slots=due)
 
 
-def _cancel_all(db: Db, outstanding: list[str], due: tuple[Slot, ...], now: Now) -> Overlap:
-    """Waiting jobs are over; while a process runs the slots wait until it is really gone."""
+def _cancel_outstanding(db: Db, outstanding: list[str], due: tuple[Slot, ...], now: TickContext) -> Overlap:
+    """Cancel the open jobs. While a process of one still runs, the slots wait for its exit."""
     ttl = now.snapshot.config.settings.service.dedupe_ttl
-    rule, budget = rule_of(now.snapshot), now.snapshot.budget
+    rule, budget = follow_up_rule_of(now.snapshot), now.snapshot.budget
     results = [
-        cancel(db, job_id, CANCELLED, now=now.at, rule=rule, default_ttl=ttl, budget=budget) for job_id in outstanding
+        cancel(db, job_id, CANCEL_REASON, now=now.at, rule=rule, default_ttl=ttl, budget=budget)
+        for job_id in outstanding
     ]
     return Overlap(
         slots=due,
-        ended=tuple(one for one in results if isinstance(one, Recorded)),
-        to_stop=tuple(one.job_id for one in results if isinstance(one, CancelRequested)),
+        ended=tuple(result for result in results if isinstance(result, Recorded)),
+        to_stop=tuple(result.job_id for result in results if isinstance(result, CancelRequested)),
     )
 
 
-def _fire(db: Db, planned: Planned, slot: Slot, found: Look, now: Now) -> str:
-    """The slot is a job, and the entry points at the next run; the id of the job."""
-    schedule, lane = planned.schedule, planned.lane
+def _fire(db: Db, planned: PlannedSchedule, slot: Slot, evaluation: Evaluation, now: TickContext) -> str:
+    """Create the job of a slot and set the next run. Returns the job id."""
+    schedule, configured = planned.schedule, planned.configured
     new = NewJob(
-        plugin=lane.name,
+        plugin=configured.name,
         command=schedule.command,
         payload=strict_json.dumps(dict(schedule.payload)) if schedule.payload else None,
         submitted_by="scheduler",
-        max_attempts=lane.entry.retry.max_attempts,
+        max_attempts=configured.entry.retry.max_attempts,
         schedule_id=schedule.id,
         slot_at=slot.at,
-        notify=lane.entry.notify_on_complete,
+        notify=configured.entry.notify_on_complete,
         snapshot_id=now.snapshot.id,
     )
     is_over = isinstance(planned.definition.when, At)
-    made = schedules.fire(db, new, now=now.at, next_run_at=found.next_at, exhausted=is_over)
+    made = schedules.fire(db, new, now=now.at, next_run_at=evaluation.next_at, exhausted=is_over)
     while made.existed and not planned.is_once:
-        # Only a clock that was set back comes to a slot twice. The second time is another run, with a slot of its own.
+        # After a clock was set back, a slot can come twice. The second run gets a slot time of its own.
         assert new.slot_at is not None
         new = evolve(new, slot_at=new.slot_at + TICK)
-        made = schedules.fire(db, new, now=now.at, next_run_at=found.next_at)
+        made = schedules.fire(db, new, now=now.at, next_run_at=evaluation.next_at)
     failpoint("schedule.after_insert")
     return made.job_id
 
 
-def _stopped(db: Db, decision: SlotDecision, reason: SkipReason, until: datetime, now: Now) -> Applied:
-    """A gate that only the ledger can open holds the latest slot; its run is expected all the same."""
-    latest = decision.look.due[-1]
-    expect(db, decision.planned.key, decision.planned.schedule.expect, (latest,))
-    return _held(db, decision, reason, latest.at, until, now)
+def _hold_due(db: Db, decision: SlotDecision, reason: SkipReason, until: datetime, now: TickContext) -> Applied:
+    """Hold the latest due slot. Its run is still expected in time."""
+    latest = decision.evaluation.due[-1]
+    add_expectations(db, decision.planned.key, decision.planned.schedule.expect, (latest,))
+    return _hold(db, decision, reason, latest.at, until, now)
 
 
-def _faulty(db: Db, decision: SlotDecision, now: Now) -> Applied:
-    """Nobody knows its slots; what stands for them in the journal is when this began."""
+def _hold_faulty(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
+    """Hold a schedule that cannot be evaluated. Its slots are unknown; the journal has the time of the first fault."""
     known = decision.hold if decision.hold and decision.hold[0] is SkipReason.SCHEDULE_FAULT else None
-    return _held(db, decision, SkipReason.SCHEDULE_FAULT, known[1] if known else now.at, decision.look.next_at, now)
+    return _hold(
+        db, decision, SkipReason.SCHEDULE_FAULT, known[1] if known else now.at, decision.evaluation.next_at, now
+    )
 
 
-def _held(
-    db: Db, decision: SlotDecision, reason: SkipReason, slot_at: datetime, until: datetime | None, now: Now
+def _hold(
+    db: Db, decision: SlotDecision, reason: SkipReason, slot_at: datetime, until: datetime | None, now: TickContext
 ) -> Applied:
-    """The slot waits. The journal is told once for each slot and reason, not with every look."""
+    """Hold the slot. The journal gets one row per slot and reason, not one per evaluation."""
     planned, hold = decision.planned, (reason, slot_at)
     if decision.hold == hold:
-        schedules.set_next(db, *planned.key, until, now=now.at)
+        schedules.set_next_run(db, *planned.key, until, now=now.at)
     else:
-        why = (reason, decision.fault)
-        schedules.hold(db, *planned.key, *why, now=now.at, slot_at=slot_at, next_run_at=until)
-    return Applied(entry=_fresh(db, planned), next_at=until, hold=hold)
+        schedules.hold_slot(db, *planned.key, reason, decision.fault, now=now.at, slot_at=slot_at, next_run_at=until)
+    return Applied(entry=_read_entry(db, planned), next_at=until, hold=hold)
 
 
-def _pass_over(db: Db, decision: SlotDecision, reason: SkipReason, count: int, now: Now) -> None:
-    """Everything up to the look is decided; `count` slots will never run, and the journal says why."""
-    found = decision.look
-    assert found.decided_to is not None, "a look that passes over something says how far"
-    schedules.pass_over(
-        db, *decision.planned.key, found.decided_to, reason, now=now.at, next_run_at=found.next_at, count=count
+def _skip_slots(db: Db, decision: SlotDecision, reason: SkipReason, count: int, now: TickContext) -> None:
+    """Mark all slots up to the evaluation as decided. The journal records `count` skipped slots and the reason."""
+    evaluation = decision.evaluation
+    assert evaluation.decided_to is not None, "an evaluation that skips slots has decided_to"
+    schedules.skip_slots(
+        db,
+        *decision.planned.key,
+        evaluation.decided_to,
+        reason,
+        now=now.at,
+        next_run_at=evaluation.next_at,
+        count=count,
     )
 
 
 def _skip_reason(decision: SlotDecision) -> SkipReason:
-    """Why the look passes over slots; those that came and went while the schedule was held were not missed."""
-    found = decision.look
-    if found.capped:
+    """Return why the evaluation skips slots. Slots that passed while the schedule was held were not missed."""
+    evaluation = decision.evaluation
+    if evaluation.capped:
         return SkipReason.CATCH_UP_CAPPED
-    if decision.hold is not None and decision.hold[0] in EXCUSES and found.skip_reason is SkipReason.MISSED:
+    if decision.hold is not None and decision.hold[0] in DELAY_REASONS and evaluation.skip_reason is SkipReason.MISSED:
         return decision.hold[0]
-    return found.skip_reason or SkipReason.MISSED
+    return evaluation.skip_reason or SkipReason.MISSED
 
 
-def _tell_set_back(db: Db, decision: SlotDecision, now: Now) -> None:
-    """No slot is passed over by this, but whoever asks why the schedule went on earlier finds the reason."""
+def _journal_clock_set_back(db: Db, decision: SlotDecision, now: TickContext) -> None:
+    """Record in the journal that the clock was set back, which changes the next run but skips no slot."""
     plugin, schedule_id = decision.planned.key
-    next_at = decision.look.next_at
+    next_at = decision.evaluation.next_at
     data = {
         "schedule_id": schedule_id,
         "command": decision.planned.schedule.command,
@@ -331,7 +348,7 @@ def _tell_set_back(db: Db, decision: SlotDecision, now: Now) -> None:
     journal.append(db, "scheduler.skipped", now=now.at, plugin=plugin, data=data)
 
 
-def _fresh(db: Db, planned: Planned) -> ScheduleEntry:
+def _read_entry(db: Db, planned: PlannedSchedule) -> ScheduleEntry:
     entry = schedules.get(db, *planned.key)
-    assert entry is not None, WITHOUT_ENTRY
+    assert entry is not None, NO_ENTRY
     return entry

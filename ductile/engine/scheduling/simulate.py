@@ -1,7 +1,7 @@
-"""What a schedule would do: the service's planner and a ledger for the moment, on a clock that jumps from look to look.
+"""Simulate a schedule: run the planner of the service with a temporary ledger and a virtual clock.
 
-Everything that decides is the service's own code; only time and plugins are played. Jobs succeed after a given time,
-other schedules do not exist. Called by `ductile schedule simulate`.
+Only time and plugins are simulated. Jobs succeed after a given time, and there are no other schedules. Used by
+`ductile schedule simulate`.
 """
 
 import tempfile
@@ -14,10 +14,10 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from ductile.calendar.definition import Definition, History
-from ductile.calendar.firing import timetable
+from ductile.calendar.firing import build_timetable
 from ductile.calendar.slots import TICK
-from ductile.calendar.zones import stretches
-from ductile.config.sections.schedules import definition_hash, definition_of
+from ductile.calendar.zones import offset_periods
+from ductile.config.sections.schedules import build_definition, definition_hash
 from ductile.config.sections.settings import Schedule
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.core.clock import Clock, from_text
@@ -31,14 +31,14 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.sync_ledger import SyncLedger, open_sync_ledger, run_sync
 from ductile.ledger.tables import journal, schedules
 
-MOST_EVENTS = 200
-INSTANTLY = timedelta()
-Span = tuple[datetime, datetime]
+MAX_EVENTS = 200
+NO_TIME = timedelta()
+Period = tuple[datetime, datetime]
 
 
 @define
 class VirtualClock(Clock):
-    """A clock that stands still until it is moved; the monotonic one goes along unless told otherwise."""
+    """A clock that tests and simulations move: `advance_to` moves both times, `jump` only the wall clock."""
 
     moment: datetime
     steady: timedelta = timedelta()
@@ -49,21 +49,21 @@ class VirtualClock(Clock):
     def monotonic(self) -> float:
         return self.steady.total_seconds()
 
-    def pass_to(self, moment: datetime) -> None:
-        """Time has passed."""
+    def advance_to(self, moment: datetime) -> None:
+        """Let time pass until `moment`."""
         self.steady += moment - self.moment
         self.moment = moment
 
     def jump(self, span: timedelta) -> None:
-        """Somebody has set the clock, or the host has slept."""
+        """Set the wall clock, as an operator does or a host that was suspended."""
         self.moment += span
 
 
 @frozen(kw_only=True)
-class Happening:
-    """One line of the story: a slot that fired, was skipped or waits; the service going down or up; clocks changing.
+class SimulatedEvent:
+    """An event of a simulation: a slot fired, was skipped or held; the service went down or up; the UTC offset changed.
 
-    `until` is when a waiting slot is looked at again. `offsets` are those before and after a change of the clocks.
+    `until` is when a held slot is evaluated again. `offsets` are the UTC offsets before and after a change.
     """
 
     at: datetime
@@ -75,25 +75,25 @@ class Happening:
     offsets: tuple[timedelta, timedelta] | None = None
 
     @property
-    def late(self) -> timedelta:
-        """How long after its slot it fired."""
+    def delay(self) -> timedelta:
+        """The time between the slot and its firing."""
         return max(self.at - self.slot_at, timedelta()) if self.kind == "fired" and self.slot_at else timedelta()
 
 
 @frozen(kw_only=True)
 class Simulation:
-    """The story; `is_complete` unless it was cut after as many slots as were asked for."""
+    """The events of a simulation; not `is_complete` if it stopped after `max_events` slots."""
 
-    happenings: tuple[Happening, ...]
+    events: tuple[SimulatedEvent, ...]
     is_complete: bool
 
 
 @frozen(kw_only=True)
-class Question:
-    """Which schedule, from when to when, and under which circumstances.
+class SimulationRequest:
+    """The schedule to simulate, the period, and the conditions.
 
-    `down` are the spans in which the service does not run, in order. `anchored_at` is when a service first saw the
-    schedule, where the grid of `every` begins; None if that is the start of the simulation.
+    `down`: the periods in which the service does not run, in order. `anchored_at`: when a service first loaded the
+    schedule, where the intervals of `every` begin; None for the start of the simulation.
     """
 
     snapshot: Snapshot
@@ -101,23 +101,23 @@ class Question:
     schedule: Schedule
     start: datetime
     end: datetime
-    down: tuple[Span, ...] = ()
-    takes: timedelta = INSTANTLY
-    most: int = MOST_EVENTS
+    down: tuple[Period, ...] = ()
+    job_duration: timedelta = NO_TIME
+    max_events: int = MAX_EVENTS
     anchored_at: datetime | None = None
 
     @property
-    def lane(self) -> ConfiguredPlugin:
-        """The plugin's lane with this schedule alone."""
-        lane = self.snapshot.lane(self.plugin)
-        return evolve(lane, entry=evolve(lane.entry, schedules=(self.schedule,)))
+    def configured(self) -> ConfiguredPlugin:
+        """The plugin with this schedule only."""
+        configured = self.snapshot.plugin(self.plugin)
+        return evolve(configured, entry=evolve(configured.entry, schedules=(self.schedule,)))
 
     @property
     def definition(self) -> Definition:
-        return definition_of(self.plugin, self.schedule)
+        return build_definition(self.plugin, self.schedule)
 
-    def up(self) -> Iterator[Span]:
-        """The spans in which the service runs."""
+    def up(self) -> Iterator[Period]:
+        """Yield the periods in which the service runs."""
         at = self.start
         for begin, end in (*self.down, (self.end, self.end)):
             until = min(begin, self.end)
@@ -126,28 +126,28 @@ class Question:
             at = max(at, end)
 
 
-def simulate(question: Question) -> Simulation:
-    """What would happen, told in order; every slot of the time before counts as decided."""
+def simulate(request: SimulationRequest) -> Simulation:
+    """Return the events in order. Slots before the start count as decided."""
     with tempfile.TemporaryDirectory(prefix="ductile-simulation-") as folder:
-        return run_sync(_simulate(question, Path(folder) / "ledger.db"))
+        return run_sync(_simulate(request, Path(folder) / "ledger.db"))
 
 
-async def _simulate(question: Question, path: Path) -> Simulation:
+async def _simulate(request: SimulationRequest, path: Path) -> Simulation:
     log = Log(level="error", descriptor=2)
     try:
         with open_sync_ledger(path, synchronous="off") as ledger:
-            play = _Play(question, ledger, log, VirtualClock(question.start))
-            await play.begin()
-            is_complete = await play.play()
+            service = _SimulatedService(request, ledger, log, VirtualClock(request.start))
+            await service.prepare()
+            is_complete = await service.run()
     finally:
         log.close()
-    last = question.end if is_complete else play.told[-1].at
-    story = [*play.told, *_changes_of_clocks(question, last)]
-    return Simulation(happenings=tuple(sorted(story, key=lambda one: one.at)), is_complete=is_complete)
+    last = request.end if is_complete else service.events[-1].at
+    events = [*service.events, *_offset_changes(request, last)]
+    return Simulation(events=tuple(sorted(events, key=lambda event: event.at)), is_complete=is_complete)
 
 
-class _Nobody:
-    """Who waits for announcements while a schedule is played."""
+class _NoListeners:
+    """An announcer without listeners."""
 
     def announce_work(self) -> None:
         pass
@@ -157,111 +157,110 @@ class _Nobody:
 
 
 @define(eq=False)
-class _Play:
-    """The service as the simulation plays it."""
+class _SimulatedService:
+    """A service with simulated time and jobs."""
 
-    question: Question
+    request: SimulationRequest
     ledger: SyncLedger
     log: Log
     clock: VirtualClock
-    told: list[Happening] = field(factory=list)
+    events: list[SimulatedEvent] = field(factory=list)
     running: dict[str, tuple[Job, datetime]] = field(factory=dict)
-    """Job id → the job and when it will be done."""
-    _read: int = 0
+    """Job id → the job and when it will end."""
+    _last_seq: int = 0
 
-    async def begin(self) -> None:
-        """The ledger knows the schedule as a service would that has been up until the first moment."""
-        question = self.question
-        key, anchored_at = (question.plugin, question.schedule.id), question.anchored_at or question.start
-        what = (question.schedule.command, definition_hash(question.schedule))
-        await self.ledger.write(schedules.define, *key, *what, now=anchored_at)
-        table = timetable(question.definition, History(anchored_at=anchored_at, started_at=question.start))
-        decided = table.latest(question.start - TICK)
+    async def prepare(self) -> None:
+        """Prepare the ledger as if the service had run until the start."""
+        request = self.request
+        key, anchored_at = (request.plugin, request.schedule.id), request.anchored_at or request.start
+        definition = (request.schedule.command, definition_hash(request.schedule))
+        await self.ledger.write(schedules.define, *key, *definition, now=anchored_at)
+        table = build_timetable(request.definition, History(anchored_at=anchored_at, started_at=request.start))
+        decided = table.latest(request.start - TICK)
         if decided is not None:
             await self.ledger.write(
-                schedules.pass_over, *key, decided, "", now=question.start, next_run_at=None, count=0
+                schedules.skip_slots, *key, decided, "", now=request.start, next_run_at=None, count=0
             )
 
-    async def play(self) -> bool:
-        """Up and down until the end; False if there was more to tell than was asked for."""
-        for start, end in self.question.up():
-            if start > self.question.start:
-                self._tell(Happening(at=start, kind="up"))
-            self.clock.pass_to(start)
-            if not await self._stay_up(end):
+    async def run(self) -> bool:
+        """Simulate the whole period. False if it stopped after `max_events` slots."""
+        for start, end in self.request.up():
+            if start > self.request.start:
+                self.events.append(SimulatedEvent(at=start, kind="up"))
+            self.clock.advance_to(start)
+            if not await self._run_until(end):
                 return False
-            if end < self.question.end:
-                self._tell(Happening(at=end, kind="down"))
-                await self._end_all(tuple(self.running), Interrupted("the service stops"))
+            if end < self.request.end:
+                self.events.append(SimulatedEvent(at=end, kind="down"))
+                await self._complete_all(tuple(self.running), Interrupted("the service stops"))
         return True
 
-    async def _stay_up(self, end: datetime) -> bool:
-        snapshot = evolve(self.question.snapshot, lanes={self.question.plugin: self.question.lane})
+    async def _run_until(self, end: datetime) -> bool:
+        snapshot = evolve(self.request.snapshot, plugins={self.request.plugin: self.request.configured})
         to_stop: list[str] = []
         planner = Planner(
             self.ledger,
-            _Nobody(),
+            _NoListeners(),
             self.clock,
             self.log,
             lambda: snapshot,
             stop_job=lambda job_id, _: to_stop.append(job_id),
         )
         while self.clock.now() < end:
-            until = await planner.turn()
-            await self._end_all(tuple(to_stop), Dead("cancelled"))
+            until = await planner.tick()
+            await self._complete_all(tuple(to_stop), Dead("cancelled"))
             to_stop.clear()
             await self._run_jobs()
-            if not await self._listen():
+            if not await self._collect_events():
                 return False
-            coming = [moment for moment in (until, *(done_at for _, done_at in self.running.values())) if moment]
-            self.clock.pass_to(max(self.clock.now(), min([*coming, end])))
+            upcoming = [moment for moment in (until, *(done_at for _, done_at in self.running.values())) if moment]
+            self.clock.advance_to(max(self.clock.now(), min([*upcoming, end])))
         return True
 
     async def _run_jobs(self) -> None:
-        """Whatever may run runs, and what is done by now is over."""
+        """Start the jobs that can start, and complete those that end by now."""
         while True:
             now = self.clock.now()
             done = [job_id for job_id, (_, done_at) in self.running.items() if done_at <= now]
-            await self._end_all(tuple(done), Succeeded(Evidence(started_at=now, duration=self.question.takes)))
-            name = self.question.plugin
-            free = {name: self.question.lane.slots - len(self.running)}
+            await self._complete_all(
+                tuple(done), Succeeded(Evidence(started_at=now, duration=self.request.job_duration))
+            )
+            name = self.request.plugin
+            free = {name: self.request.configured.slots - len(self.running)}
             claimed = await self.ledger.write(claim, now=now, run_id="simulation", free=free, limit=free[name])
-            self.running |= {job.id: (job, now + self.question.takes) for job in claimed.jobs}
+            self.running |= {job.id: (job, now + self.request.job_duration) for job in claimed.jobs}
             if not claimed.jobs:
                 return
 
-    async def _end_all(self, job_ids: tuple[str, ...], outcome: Outcome) -> None:
+    async def _complete_all(self, job_ids: tuple[str, ...], outcome: Outcome) -> None:
         now = self.clock.now()
         for job_id in job_ids:
             job, _ = self.running.pop(job_id)
-            ending = Completion(job_id=job_id, attempt=job.attempt, outcome=outcome)
-            await self.ledger.write(record, ending, now=now)
+            completion = Completion(job_id=job_id, attempt=job.attempt, outcome=outcome)
+            await self.ledger.write(record, completion, now=now)
 
-    async def _listen(self) -> bool:
-        """What the journal says about slots since the last time is told; False if that would be too much."""
-        for entry, job in await self.ledger.read(_news, self._read):
-            self._read = entry.seq
+    async def _collect_events(self) -> bool:
+        """Add the new journal rows about slots as events. False if there would be more than `max_events`."""
+        for entry, job in await self.ledger.read(_new_entries, self._last_seq):
+            self._last_seq = entry.seq
             if job is None and entry.kind != "scheduler.skipped":
                 continue
-            if sum(one.slot_at is not None for one in self.told) == self.question.most:
+            if sum(event.slot_at is not None for event in self.events) == self.request.max_events:
                 return False
-            fired = job and Happening(at=entry.at, kind="fired", slot_at=job.slot_at)
-            self._tell(fired or _skipped(entry.at, entry.data))
+            fired = job and SimulatedEvent(at=entry.at, kind="fired", slot_at=job.slot_at)
+            self.events.append(fired or _skip_event(entry.at, entry.data))
         return True
 
-    def _tell(self, happening: Happening) -> None:
-        self.told.append(happening)
 
-
-def _news(db: Db, seq: int) -> list[tuple[journal.JournalEntry, Job | None]]:
-    """New rows of the journal; those that say that a slot became a job come with the job."""
+def _new_entries(db: Db, seq: int) -> list[tuple[journal.JournalEntry, Job | None]]:
+    """Return the new journal rows, each with its job if it records that a slot became a job."""
     entries = journal.read_since(db, seq, limit=10_000)
-    return [(one, get_job(db, one.job_id or "") if one.kind == "job.enqueued" else None) for one in entries]
+    return [(entry, get_job(db, entry.job_id or "") if entry.kind == "job.enqueued" else None) for entry in entries]
 
 
-def _skipped(at: datetime, data: dict[str, Any]) -> Happening:
+def _skip_event(at: datetime, data: dict[str, Any]) -> SimulatedEvent:
     until = data["next_run_at"]
-    return Happening(
+    return SimulatedEvent(
         at=at,
         kind="skipped" if "count" in data else "held",
         slot_at=from_text(data["slot_at"]),
@@ -271,6 +270,6 @@ def _skipped(at: datetime, data: dict[str, Any]) -> Happening:
     )
 
 
-def _changes_of_clocks(question: Question, last: datetime) -> Iterator[Happening]:
-    for before, after in pairwise(stretches(question.definition.zone, question.start, last)):
-        yield Happening(at=after.start, kind="clocks", offsets=(before.offset, after.offset))
+def _offset_changes(request: SimulationRequest, last: datetime) -> Iterator[SimulatedEvent]:
+    for before, after in pairwise(offset_periods(request.definition.zone, request.start, last)):
+        yield SimulatedEvent(at=after.start, kind="clocks", offsets=(before.offset, after.offset))

@@ -1,7 +1,7 @@
-"""Silence alarms: a schedule whose job does not start in time, a job of a schedule that does not end in time.
+"""Alarms of schedules: a job that does not start in time, or does not finish in time.
 
-What a slot is expected to do is written down when the slot is decided; when the moment has come, one transaction looks
-whether it was done and starts what waits for the alarm. The scheduler knows when to look.
+Expectations are stored when a slot is decided. When one is due, a single transaction checks it and starts the
+pipelines that react to the alarm. The scheduler decides when to check.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from ductile.core.model import Job, JobStatus
 from ductile.core.units import format_duration
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.queue.rows import get_job
-from ductile.ledger.storage.db import Db, RowFault, written_or_fault
+from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import journal, schedules, sla
 from ductile.ledger.tables.schedules import EntryStatus
 from ductile.ledger.tables.sla import Expectation
 from ductile.pipeline.run.events import Event, derived_id
-from ductile.pipeline.run.ingress import sound
+from ductile.pipeline.run.ingress import route_alert
 
 LATE, OVERDUE = "schedule.late", "job.overdue"
 
@@ -40,73 +40,78 @@ class Alarm:
     data: dict[str, Any]
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         return str(self.data["message"])
 
 
-def expect(db: Db, key: tuple[str, str], wanted: Expect | None, slots: Sequence[Slot]) -> None:
-    """What the operator expects of these slots is written down."""
-    if wanted is None:
+def add_expectations(db: Db, key: tuple[str, str], expect: Expect | None, slots: Sequence[Slot]) -> None:
+    """Store when the jobs of these slots have to start and to finish."""
+    if expect is None:
         return
-    for kind, patience in ((LATE, wanted.start_within), (OVERDUE, wanted.finish_within)):
-        if patience is not None:
+    for kind, allowed in ((LATE, expect.start_within), (OVERDUE, expect.finish_within)):
+        if allowed is not None:
             for slot in slots:
-                due_at = slot.fire_at + patience
-                one = Expectation(plugin=key[0], schedule_id=key[1], slot_at=slot.at, kind=kind, due_at=due_at)
-                sla.put(db, one)
+                due_at = slot.fire_at + allowed
+                expectation = Expectation(plugin=key[0], schedule_id=key[1], slot_at=slot.at, kind=kind, due_at=due_at)
+                sla.put(db, expectation)
 
 
 def raise_alarms(db: Db, snapshot: Snapshot, *, now: datetime) -> list[Alarm | RowFault]:
-    """Every expectation whose moment has come was looked at; what waits for those that were not met has begun.
+    """Check every expectation that is due. Publish and return an alarm for each one that is not met.
 
-    One that cannot be looked at is told and does not touch the others.
+    One that cannot be checked results in a RowFault and does not affect the others.
     """
-    taken = sla.take_due(db, now=now)
-    looked = [written_or_fault(db, partial(_raised, db, one, snapshot, now=now)) for one in taken]
-    return [one for one in looked if one is not None]
+    results = [
+        try_in_savepoint(db, partial(_check_expectation, db, expectation, snapshot, now=now))
+        for expectation in sla.pop_due(db, now=now)
+    ]
+    return [result for result in results if result is not None]
 
 
-def _raised(db: Db, one: Expectation, snapshot: Snapshot, *, now: datetime) -> Alarm | None:
-    alarm = _judged(db, one, snapshot)
+def _check_expectation(db: Db, expectation: Expectation, snapshot: Snapshot, *, now: datetime) -> Alarm | None:
+    alarm = _find_alarm(db, expectation, snapshot)
     if alarm is not None:
-        _sound(db, one, alarm, snapshot, now=now)
+        _publish(db, expectation, alarm, snapshot, now=now)
     return alarm
 
 
-def _judged(db: Db, one: Expectation, snapshot: Snapshot) -> Alarm | None:
-    """The alarm; None if the expectation was met, or nobody holds it any more."""
-    entry = schedules.get(db, one.plugin, one.schedule_id)
-    patience = _patience(snapshot, one)
-    if entry is None or patience is None:
+def _find_alarm(db: Db, expectation: Expectation, snapshot: Snapshot) -> Alarm | None:
+    """Return the alarm; None if the expectation is met or no longer configured."""
+    entry = schedules.get(db, expectation.plugin, expectation.schedule_id)
+    allowed = _allowed_time(snapshot, expectation)
+    if entry is None or allowed is None:
         return None
-    job_id = schedules.job_of_slot(db, one.plugin, one.schedule_id, one.slot_at)
+    job_id = schedules.find_slot_job(db, expectation.plugin, expectation.schedule_id, expectation.slot_at)
     job = get_job(db, job_id) if job_id else None
-    if job_id is not None and (job is None or _is_met(one.kind, job)):
+    if job_id is not None and (job is None or _is_met(expectation.kind, job)):
         return None
     if job is None and entry.status is EntryStatus.PAUSED_MANUAL:
         return None
     data = {
-        "plugin": one.plugin,
+        "plugin": expectation.plugin,
         "command": entry.command,
-        "schedule_id": one.schedule_id,
-        "slot_at": to_text(one.slot_at),
-        "due_at": to_text(one.due_at),
-        "within": format_duration(patience),
+        "schedule_id": expectation.schedule_id,
+        "slot_at": to_text(expectation.slot_at),
+        "due_at": to_text(expectation.due_at),
+        "within": format_duration(allowed),
         "job_id": job.id if job else None,
         "status": job.status if job else None,
         "reason": _reason(entry.held_reason, job),
     }
-    did_not = "has not started" if one.kind == LATE else "is not over"
-    message = f"Schedule {one.plugin}/{one.schedule_id}: the run of {data['slot_at']} {did_not}: {data['reason']}"
-    return Alarm(kind=one.kind, plugin=one.plugin, job=job, data={**data, "message": message, "text": message})
+    name = f"{expectation.plugin}/{expectation.schedule_id}"
+    problem = "has not started" if expectation.kind == LATE else "has not finished"
+    message = f"Schedule {name}: the run of {data['slot_at']} {problem}: {data['reason']}"
+    return Alarm(
+        kind=expectation.kind, plugin=expectation.plugin, job=job, data={**data, "message": message, "text": message}
+    )
 
 
-def _patience(snapshot: Snapshot, one: Expectation) -> timedelta | None:
-    """How long the configuration of the moment waits for the schedule; None if it does not say."""
-    lane = snapshot.lanes.get(one.plugin)
-    for schedule in lane.entry.schedules if lane is not None else ():
-        if schedule.id == one.schedule_id and schedule.expect is not None:
-            return schedule.expect.start_within if one.kind == LATE else schedule.expect.finish_within
+def _allowed_time(snapshot: Snapshot, expectation: Expectation) -> timedelta | None:
+    """Return the allowed time in the current configuration; None if it has none."""
+    configured = snapshot.plugins.get(expectation.plugin)
+    for schedule in configured.entry.schedules if configured is not None else ():
+        if schedule.id == expectation.schedule_id and schedule.expect is not None:
+            return schedule.expect.start_within if expectation.kind == LATE else schedule.expect.finish_within
     return None
 
 
@@ -118,16 +123,19 @@ def _reason(held: str | None, job: Job | None) -> str:
     if job is not None:
         return f"job {job.id} is {job.status}"
     if held in {reason.value for reason in SkipReason}:
-        return SkipReason(held).words
-    return "no job was made for it: the service was down, or the slot was passed over"
+        return SkipReason(held).message
+    return "no job was created: the service was down, or the slot was skipped"
 
 
-def _sound(db: Db, one: Expectation, alarm: Alarm, snapshot: Snapshot, *, now: datetime) -> None:
+def _publish(db: Db, expectation: Expectation, alarm: Alarm, snapshot: Snapshot, *, now: datetime) -> None:
+    """Write the alarm to the journal and start the runs that react to it."""
     job = alarm.job
-    about = {"job_id": job.id if job else None, "root_job_id": job.root_job_id if job else None}
-    journal.append(db, alarm.kind, now=now, plugin=alarm.plugin, data=alarm.data, **about)
-    event_id = derived_id("alarm", alarm.kind, one.plugin, one.schedule_id, to_text(one.slot_at))
-    event = Event(event_id, alarm.kind, alarm.data, one.plugin, now)
+    references = {"job_id": job.id if job else None, "root_job_id": job.root_job_id if job else None}
+    journal.append(db, alarm.kind, now=now, plugin=alarm.plugin, data=alarm.data, **references)
+    event_id = derived_id(
+        "alarm", alarm.kind, expectation.plugin, expectation.schedule_id, to_text(expectation.slot_at)
+    )
+    event = Event(event_id, alarm.kind, alarm.data, expectation.plugin, now)
     ttl, budget = snapshot.config.settings.service.dedupe_ttl, snapshot.budget
-    for following in sound(event, snapshot.world, one.plugin, submitted_by="scheduler"):
-        start_run(db, following, now=now, default_ttl=ttl, budget=budget)
+    for run in route_alert(event, snapshot.routing, expectation.plugin, submitted_by="scheduler"):
+        start_run(db, run, now=now, default_ttl=ttl, budget=budget)

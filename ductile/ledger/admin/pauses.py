@@ -1,6 +1,6 @@
-"""What the operator has paused: single plugins, or the whole queue. It stays paused over restarts.
+"""pauses: plugins that an operator has paused, or the whole queue. A pause survives restarts.
 
-Jobs are still taken; nothing starts. Not starting is the dispatcher's doing.
+Jobs are still enqueued. The dispatcher does not start them.
 """
 
 from datetime import datetime
@@ -11,13 +11,13 @@ from ductile.core.clock import from_text, to_text
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
 
-EVERYTHING = "*"
-"""The name under which the whole queue is paused."""
+ALL_PLUGINS = "*"
+"""The plugin name of a pause of the whole queue."""
 
 
 @frozen(kw_only=True)
 class Pause:
-    """`plugin` starts nothing since `paused_at`."""
+    """A pause of one plugin, or of all."""
 
     plugin: str
     reason: str
@@ -38,7 +38,7 @@ PUT = "INSERT INTO pauses (plugin, reason, paused_at) VALUES (?, ?, ?) ON CONFLI
 
 
 def pause(db: Db, plugin: str, reason: str, *, now: datetime) -> bool:
-    """The plugin starts nothing; False if it was paused already."""
+    """Stop starting jobs of the plugin; False if it is already paused."""
     changed = db.execute(PUT, (plugin, reason, to_text(now))).rowcount == 1
     if changed:
         journal.append(db, "queue.paused", now=now, plugin=plugin, data={"reason": reason})
@@ -49,7 +49,7 @@ DELETE = "DELETE FROM pauses WHERE plugin = ?"
 
 
 def resume(db: Db, plugin: str, *, now: datetime) -> bool:
-    """The plugin's jobs start again; False if it was not paused."""
+    """Start jobs of the plugin again; False if it is not paused."""
     changed = db.execute(DELETE, (plugin,)).rowcount == 1
     if changed:
         journal.append(db, "queue.resumed", now=now, plugin=plugin)

@@ -1,7 +1,6 @@
-"""A job that cannot be recorded, recovered or decided is set apart: dead, with the reason, waited for by nobody.
+"""Quarantine a job that cannot be recorded, recovered or resolved: end it dead with the reason.
 
-Its statements bend to whatever the row holds, so that the fault that led here does not stop them too. Called by
-`endings`, `recover` and `settle`.
+The statements accept any values in the row, so that the fault that led here does not stop them too.
 """
 
 from datetime import datetime
@@ -11,11 +10,11 @@ from ductile.core.model import JobStatus
 from ductile.ledger.completion import attempts
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.queue import dedupe
-from ductile.ledger.storage.db import Db, RowFault, written_or_fault
+from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.storage.dialect import greatest
 from ductile.ledger.tables import journal
 
-SET_APART = """
+QUARANTINE = """
     UPDATE job_queue
        SET status = 'dead', completed_at = :now, last_error = :reason, claimed_by = NULL, lease_until = NULL,
            lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL, started_at = NULL,
@@ -23,15 +22,15 @@ SET_APART = """
      WHERE id = :id AND status = :was AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
     RETURNING plugin, command, root_job_id, dedupe_key, join_id
 """
-# A tree that counted too few open jobs is done, not in debt.
-CLOSE_AT_LEAST = f"""
+# A counter that was too low stops at zero: the tree is done.
+CLOSE_JOB = f"""
     UPDATE job_queue
        SET open_jobs = {greatest("open_jobs - 1", "0")}, tree_completed_at = CASE WHEN open_jobs <= 1 THEN :now END
      WHERE id = :root
     RETURNING open_jobs
 """
-# So is a join.
-COUNT_OUT_AT_LEAST = f"""
+# The same for the counter of a join.
+REMOVE_MEMBER = f"""
     UPDATE job_queue
        SET waits_for = {greatest("waits_for - 1", "0")}, lane = CASE WHEN waits_for <= 1 THEN plugin END
      WHERE id = ? AND status = 'queued' AND is_join = 1
@@ -48,11 +47,11 @@ def quarantine(
     was: JobStatus = JobStatus.RUNNING,
     run_id: str | None = None,
 ) -> Recorded | None:
-    """End the job dead, with its tree, its join, its key and the log; None if its row cannot be changed.
+    """End the job dead and update its tree, join, dedupe key and log; None if its row cannot be changed.
 
-    Either way the journal has the reason. A running attempt is changed only if the run `run_id` owns it.
+    The reason is journalled in both cases. With a `run_id`, only a job that this run owns is changed.
     """
-    ended = written_or_fault(db, lambda: _set_apart(db, job_id, attempt, reason, was, run_id, now=now))
+    ended = try_in_savepoint(db, lambda: _end_dead(db, job_id, attempt, reason, was, run_id, now=now))
     if isinstance(ended, Recorded):
         return ended
     left = f"as it is: {ended.reason}" if isinstance(ended, RowFault) else "as it is: the attempt is over"
@@ -62,22 +61,22 @@ def quarantine(
     return None
 
 
-def _set_apart(
+def _end_dead(
     db: Db, job_id: str, attempt: int, reason: str, was: JobStatus, run_id: str | None, *, now: datetime
 ) -> Recorded | None:
     values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was, "run_id": run_id}
-    rows = db.execute(SET_APART, values).fetchall()
+    rows = db.execute(QUARANTINE, values).fetchall()
     if not rows:
         return None
     plugin, command, root_id, key, join_id = rows[0]
-    attempts.log_last(db, job_id, attempt, now=now, error=reason)
+    attempts.log_quarantined(db, job_id, attempt, now=now, error=reason)
     data = {"from": was, "to": JobStatus.DEAD, "attempt": attempt, "command": command, "reason": reason}
     journal.append(db, "job.quarantined", now=now, plugin=plugin, job_id=job_id, root_job_id=root_id, data=data)
     if key is not None:
         dedupe.release_next(db, (plugin, command, key))
     if join_id is not None:
-        db.execute(COUNT_OUT_AT_LEAST, (join_id,))
-    roots = db.execute(CLOSE_AT_LEAST, {"root": root_id, "now": to_text(now)}).fetchall()
+        db.execute(REMOVE_MEMBER, (join_id,))
+    roots = db.execute(CLOSE_JOB, {"root": root_id, "now": to_text(now)}).fetchall()
     return Recorded(
         job_id=job_id,
         root_job_id=root_id,

@@ -1,7 +1,7 @@
-"""What is forgotten, when, and in which portions.
+"""Retention: delete expired rows in batches.
 
-Jobs leave the queue as whole finished trees; their attempts stay in the log for longer. Nothing a tree, a dedupe
-window or a log row still needs is touched. One call is one short transaction; the caller repeats it in quiet moments.
+Jobs leave the queue as whole finished trees; their attempts stay in the log for longer. Rows that a tree, a dedupe
+window or a log row still needs are kept. One call is one short transaction; the caller repeats it.
 """
 
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from ductile.ledger.storage.db import Db
 
 @frozen(kw_only=True)
 class RetentionPolicy:
-    """How long each kind of row is kept; None keeps it for good."""
+    """How long each kind of row is kept; None keeps it forever."""
 
     job_queue: timedelta | None = timedelta(hours=24)
     job_log: timedelta | None = timedelta(days=30)
@@ -26,7 +26,7 @@ class RetentionPolicy:
 
 @frozen(kw_only=True)
 class Pruned:
-    """How many rows are gone."""
+    """The number of deleted rows by kind."""
 
     jobs: int = 0
     arrivals: int = 0
@@ -43,21 +43,23 @@ class Pruned:
         return sum(asdict(self).values())
 
 
-ALL_OF_IT = 1 << 62
+NO_LIMIT = 1 << 62
 
 
 @frozen(kw_only=True)
-class Reach:
-    """The last row of each kind that may be old: of the attempts of trees, of attempts, of the journal, of facts. Later
-    ones are young, whatever moment a wrong clock gave them."""
+class Watermarks:
+    """The last row of each kind that may be expired. Later rows are recent, whatever time a wrong clock gave them.
 
-    trees: int = ALL_OF_IT
-    attempts: int = ALL_OF_IT
-    journal: int = ALL_OF_IT
-    facts: int = ALL_OF_IT
+    `trees` is a position in the log of attempts, like `attempts`.
+    """
+
+    trees: int = NO_LIMIT
+    attempts: int = NO_LIMIT
+    journal: int = NO_LIMIT
+    facts: int = NO_LIMIT
 
 
-EVERYTHING = Reach()
+NO_WATERMARKS = Watermarks()
 POSITIONS = """
     SELECT 'job_log', COALESCE(MAX(seq), 0) FROM job_log
     UNION ALL SELECT 'journal', COALESCE(MAX(seq), 0) FROM journal
@@ -70,8 +72,8 @@ def positions(db: Db) -> dict[str, int]:
     return dict(db.execute(POSITIONS).fetchall())
 
 
-# A snapshot was in use until its successor was loaded; it goes when every job and attempt is younger than that. None is
-# old if the oldest is not.
+# A snapshot was in use until the next one was loaded. It expires when every job and attempt is newer than that. If the
+# oldest has not expired, none has.
 _OLDEST_JOB = """
     MIN(COALESCE((SELECT created_at FROM job_queue ORDER BY seq LIMIT 1), :now),
         COALESCE((SELECT created_at FROM job_log ORDER BY seq LIMIT 1), :now))
@@ -80,8 +82,8 @@ _OLDEST_SNAPSHOT_IS_OLD = f"""
     (SELECT MIN(loaded_at) FROM config_snapshots WHERE loaded_at > (SELECT MIN(loaded_at) FROM config_snapshots))
     < {_OLDEST_JOB}
 """
-# What else may keep a row is left for `prune` to find out, so that this costs the same however many rows there are.
-ANYTHING_OLD = f"""
+# Other references to a row are left to `prune`, so that the cost does not depend on the number of rows.
+HAS_EXPIRED_ROWS = f"""
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE tree_completed_at < :job_queue)
         OR EXISTS (SELECT 1 FROM job_log WHERE completed_at < :job_log)
         OR EXISTS (SELECT 1 FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit)
@@ -96,48 +98,50 @@ ANYTHING_OLD = f"""
 """
 
 
-def anything_old(db: Db, policy: RetentionPolicy, *, now: datetime, limit: int = 500) -> bool:
-    """Whether `prune` might find something; if not, there is no need to write."""
-    moments = {
-        "job_queue": _before(now, policy.job_queue),
-        "job_log": _before(now, policy.job_log),
-        "journal": _before(now, policy.journal),
-        "contexts": _before(now, _longer(policy.job_queue, policy.job_log)),
-        "facts": _before(now, policy.facts),
-        "breaker_transitions": _before(now, policy.breaker_transitions),
+def has_expired_rows(db: Db, policy: RetentionPolicy, *, now: datetime, limit: int = 500) -> bool:
+    """True if `prune` may find rows to delete. If not, no transaction is needed."""
+    cutoffs = {
+        "job_queue": _cutoff(now, policy.job_queue),
+        "job_log": _cutoff(now, policy.job_log),
+        "journal": _cutoff(now, policy.journal),
+        "contexts": _cutoff(now, _longer(policy.job_queue, policy.job_log)),
+        "facts": _cutoff(now, policy.facts),
+        "breaker_transitions": _cutoff(now, policy.breaker_transitions),
         "now": to_text(now),
     }
-    return bool(db.execute(ANYTHING_OLD, {**moments, "limit": limit}).fetchone()[0])
+    return bool(db.execute(HAS_EXPIRED_ROWS, {**cutoffs, "limit": limit}).fetchone()[0])
 
 
-def prune(db: Db, policy: RetentionPolicy, *, now: datetime, limit: int = 500, reach: Reach = EVERYTHING) -> Pruned:
-    """Up to about `limit` rows of each kind that nobody needs are gone; call again while anything is."""
-    jobs, arrivals = _prune_trees(db, _before(now, policy.job_queue), limit, reach.trees)
+def prune(
+    db: Db, policy: RetentionPolicy, *, now: datetime, limit: int = 500, watermarks: Watermarks = NO_WATERMARKS
+) -> Pruned:
+    """Delete up to about `limit` expired rows of each kind. Call again while any were deleted."""
+    jobs, arrivals = _prune_trees(db, _cutoff(now, policy.job_queue), limit, watermarks.trees)
     pruned = Pruned(
         jobs=jobs,
         arrivals=arrivals,
-        attempts=_run(db, PRUNE_ATTEMPTS, _before(now, policy.job_log), limit, reach.attempts),
-        journal=_run(db, PRUNE_JOURNAL, _before(now, policy.journal), limit, reach.journal),
-        contexts=_run(db, PRUNE_CONTEXTS, _before(now, _longer(policy.job_queue, policy.job_log)), limit),
-        facts=_run(db, PRUNE_FACTS, _before(now, policy.facts), limit, reach.facts),
+        attempts=_run(db, PRUNE_ATTEMPTS, _cutoff(now, policy.job_log), limit, watermarks.attempts),
+        journal=_run(db, PRUNE_JOURNAL, _cutoff(now, policy.journal), limit, watermarks.journal),
+        contexts=_run(db, PRUNE_CONTEXTS, _cutoff(now, _longer(policy.job_queue, policy.job_log)), limit),
+        facts=_run(db, PRUNE_FACTS, _cutoff(now, policy.facts), limit, watermarks.facts),
         snapshots=db.execute(PRUNE_SNAPSHOTS, {"now": to_text(now), "limit": limit}).rowcount,
         receipts=_run(db, PRUNE_RECEIPTS, to_text(now), limit) + _run(db, PRUNE_WINDOWS, to_text(now), limit),
-        breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _before(now, policy.breaker_transitions), limit),
+        breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _cutoff(now, policy.breaker_transitions), limit),
     )
     if pruned.total:
         db.execute(f"PRAGMA incremental_vacuum({limit})").fetchall()
     return pruned
 
 
-def _before(now: datetime, keep: timedelta | None) -> str | None:
-    return None if keep is None else to_text(now - keep)
+def _cutoff(now: datetime, retention: timedelta | None) -> str | None:
+    return None if retention is None else to_text(now - retention)
 
 
 def _longer(one: timedelta | None, other: timedelta | None) -> timedelta | None:
     return None if one is None or other is None else max(one, other)
 
 
-def _run(db: Db, statement: str, before: str | None, limit: int, last: int = ALL_OF_IT) -> int:
+def _run(db: Db, statement: str, before: str | None, limit: int, last: int = NO_LIMIT) -> int:
     return 0 if before is None else db.execute(statement, {"before": before, "limit": limit, "last": last}).rowcount
 
 
@@ -159,22 +163,24 @@ DELETE_ROOT = "DELETE FROM job_queue WHERE id = ? AND open_jobs = 0"
 
 
 def _prune_trees(db: Db, before: str | None, limit: int, last: int) -> tuple[int, int]:
-    """Whole trees with what arrived at their joins, oldest first, until `limit` jobs are gone; one tree may be larger
-    than that. How many jobs and arrivals that were."""
-    gone = arrivals = 0
-    asked = {"before": before, "last": last, "limit": limit}
-    for root_id, tree_jobs, is_join in db.execute(FINISHED_TREES, asked).fetchall() if before else ():
-        if gone and gone + tree_jobs > limit:
+    """Delete whole trees with the arrivals at their joins, oldest first, up to `limit` jobs or one larger tree.
+
+    Return the number of deleted jobs and arrivals.
+    """
+    deleted = arrivals = 0
+    values = {"before": before, "last": last, "limit": limit}
+    for root_id, tree_jobs, is_join in db.execute(FINISHED_TREES, values).fetchall() if before else ():
+        if deleted and deleted + tree_jobs > limit:
             break
         if tree_jobs > 1 or is_join:
             arrivals += db.execute(DELETE_ARRIVALS, {"root": root_id}).rowcount
-        gone += db.execute(DELETE_TREE, (root_id,)).rowcount
+        deleted += db.execute(DELETE_TREE, (root_id,)).rowcount
         failpoint("prune.half_way")
-        gone += db.execute(DELETE_ROOT, (root_id,)).rowcount
-    return gone, arrivals
+        deleted += db.execute(DELETE_ROOT, (root_id,)).rowcount
+    return deleted, arrivals
 
 
-# A job still in the queue keeps its attempts, however old: they tell how it came to where it is.
+# The attempts of a job that is still in the queue are kept, however old: they are its history.
 PRUNE_ATTEMPTS = """
     DELETE FROM job_log WHERE seq IN (
         SELECT seq FROM job_log AS log
@@ -182,14 +188,14 @@ PRUNE_ATTEMPTS = """
            AND NOT EXISTS (SELECT 1 FROM job_queue WHERE job_queue.id = log.job_id)
          ORDER BY completed_at LIMIT :limit)
 """
-# Only the oldest rows are looked at, so a call that finds nothing to do costs as little as one that does.
-# The newest row stays: it has the position of the journal.
+# Only the oldest rows are read, so that a call that deletes nothing is as cheap.
+# The newest row stays: it holds the position of the journal.
 PRUNE_JOURNAL = """
     DELETE FROM journal WHERE seq IN (
         SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before AND seq <= :last)
        AND seq < (SELECT MAX(seq) FROM journal)
 """
-# Asked only of contexts older than any job or log row is kept, so nearly every one looked at can go.
+# Only contexts older than any job or log row are checked, so nearly all of them can be deleted.
 PRUNE_CONTEXTS = """
     DELETE FROM event_context WHERE id IN (
         SELECT id FROM event_context AS context

@@ -1,7 +1,6 @@
-"""The guarded step of one job into a final state, with its log and journal rows; and what it then gives back.
+"""Move one job into its final state, with its log and journal rows, and release what it held.
 
-Between the two steps others write what follows from the ending: jobs that come are counted before the one that goes.
-Called by `record` only.
+The caller writes the follow-up jobs between the two steps, so that the tree counts them before it loses this job.
 """
 
 from collections.abc import Mapping
@@ -9,9 +8,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ductile.core.clock import to_text
-from ductile.core.model import NOTHING_TOLD, Outcome, Skipped
+from ductile.core.model import NO_JOURNAL_DATA, Outcome, Skipped
 from ductile.ledger.completion import attempts
-from ductile.ledger.completion.outcomes import attempt_status, error_of, evidence_of, job_status
+from ductile.ledger.completion.outcomes import attempt_status, code_of, data_of, error_of, evidence_of, job_status
 from ductile.ledger.queue import dedupe, joins, tree_counters
 from ductile.ledger.queue.enqueue import Enqueued
 from ductile.ledger.storage.db import Db
@@ -21,7 +20,7 @@ ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedul
 
 
 class FinishedRow(NamedTuple):
-    """What is to be known of a job that has ended or is queued again: the columns of ROW."""
+    """The columns of ROW, for a job that has ended or is queued again."""
 
     id: str
     plugin: str
@@ -33,17 +32,17 @@ class FinishedRow(NamedTuple):
     join_id: str | None
     submitted_by: str
     open_jobs: int | None = None
-    """Of a root that has just ended: the jobs of its tree that are still open."""
+    """For a root that has just ended: how many jobs of its tree are still open."""
 
     @property
     def scope(self) -> tuple[str, str, str] | None:
         return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
 
 
-# Read first: an update that returns what it changed makes a table for that, which costs more than the look.
+# Read first: an UPDATE with RETURNING builds a temporary table, which costs more than this SELECT.
 FIND = f"SELECT {ROW}, open_jobs - 1, seq, started_at FROM job_queue WHERE id = ? AND status = ? AND attempt = ?"
 FIND_CLAIMED = f"{FIND} AND claimed_by = ?"
-# A root counts itself out in the same step: it is the only job of most trees.
+# A root closes itself in its tree in the same statement: most trees have one job.
 END = """
     UPDATE job_queue
        SET status = ?, completed_at = ?, last_error = ?, next_retry_at = NULL, lane = NULL,
@@ -54,7 +53,7 @@ END = """
 """
 
 
-def end(
+def finish_job(
     db: Db,
     job_id: str,
     attempt: int,
@@ -62,14 +61,15 @@ def end(
     outcome: Outcome,
     *,
     now: datetime,
-    told: Mapping[str, Any] = NOTHING_TOLD,
+    journal_data: Mapping[str, Any] = NO_JOURNAL_DATA,
     run_id: str | None = None,
 ) -> FinishedRow | None:
-    """The job is final, in the log and in the journal; None if it is not `was` in this attempt any more.
+    """End the job, in the log and in the journal. Return None if it is not `was` in this attempt any more.
 
-    With a `run_id` also None if that run does not own the attempt.
+    With a `run_id`, also return None if that run does not own the attempt.
     """
     status, error, evidence = job_status(outcome), error_of(outcome), evidence_of(outcome)
+    code, outcome_data = code_of(outcome), data_of(outcome)
     token = (job_id, was, attempt)
     found = db.execute(FIND_CLAIMED, (*token, run_id)) if run_id else db.execute(FIND, token)
     found = found.fetchone()
@@ -88,26 +88,29 @@ def end(
         error=error,
         evidence=evidence,
         started_at=started_at if was == "running" and not isinstance(outcome, Skipped) else None,
+        code=code,
+        data=outcome_data,
     )
     data: dict[str, Any] = {"from": was, "to": status, "status": status, "attempt": attempt, "command": row.command}
-    data.update(told)
+    data.update(journal_data)
     if row.schedule_id is not None:
         data["schedule_id"], data["submitted_by"] = row.schedule_id, row.submitted_by
     if error is not None:
         data["reason"] = data["error"] = error
+        data["outcome_code"], data["outcome_data"] = code, dict(outcome_data)
     if evidence:
         data["duration_ms"] = evidence.duration // attempts.MILLISECOND
-    kind = attempts.kind_of(status, timed_out=evidence is not None and evidence.timed_out)
+    kind = attempts.journal_kind(status, timed_out=evidence is not None and evidence.timed_out)
     journal.append(db, kind, now=moment, plugin=row.plugin, job_id=job_id, root_job_id=row.root_job_id, data=data)
     return row
 
 
-def give_back(db: Db, row: FinishedRow, children: tuple[Enqueued, ...], *, now: datetime) -> bool:
-    """The ended job holds no key and no place in its join and its tree any more; True if the tree is done."""
+def release_resources(db: Db, row: FinishedRow, children: tuple[Enqueued, ...], *, now: datetime) -> bool:
+    """Release the key of the ended job and its place in join and tree. Return True if the tree is done."""
     if row.scope:
         dedupe.release_next(db, row.scope)
     if row.join_id:
-        joins.count_out(db, row.join_id)
+        joins.remove_member(db, row.join_id)
     if row.open_jobs is None:
-        return tree_counters.close_one(db, row.root_job_id, now=to_text(now))
+        return tree_counters.close_job(db, row.root_job_id, now=to_text(now))
     return row.open_jobs == 0 and not any(child.is_open_in(row.root_job_id) for child in children)

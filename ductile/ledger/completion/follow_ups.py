@@ -1,7 +1,7 @@
-"""What follows from an ending becomes rows: contexts, jobs, arrivals at joins, notes. All in the caller's transaction.
+"""Write follow-ups: contexts, jobs, arrivals at joins, journal notes. All in the caller's transaction.
 
-What it is was decided by a pure rule. Most endings bring it along; one that the ledger made itself asks the rule here.
-Called by `record`, `settle` and the web, which starts runs.
+A pure rule decides them. Most completions carry its result; for an outcome that the ledger itself decides, the rule is
+asked here.
 """
 
 from datetime import datetime, timedelta
@@ -14,46 +14,46 @@ from ductile.ledger.queue import joins
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
 from ductile.ledger.queue.enqueue import Enqueued, enqueue, enqueue_all
 from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import ORDINARY
+from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import contexts, journal
 
-NOTHING = FollowUps()
+NO_FOLLOW_UPS = FollowUps()
 
 
 def start_run(
     db: Db,
-    following: FollowUps,
+    follow_ups: FollowUps,
     *,
     now: datetime,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
 ) -> list[Enqueued]:
-    """The run is in the ledger: its first job is the root, and the parent of those that name no other.
+    """Write a run. Its first job is the root, and the parent of the jobs that name no other.
 
-    A run whose first job is a duplicate, or exists already, is not started: the answer is that job alone. A run
-    without jobs leaves its notes and gives an empty answer.
+    A run whose first job is a duplicate, or exists already, is not started: the result is that job alone. For a run
+    without jobs only the notes are written.
     """
-    if not following.children:
-        note_all(db, following.notes, None, None, None, now=now)
+    if not follow_ups.children:
+        append_notes(db, follow_ups.notes, None, None, None, now=now)
         return []
-    first, *others = following.children
+    first, *others = follow_ups.children
     root = enqueue(db, first, now=now, default_ttl=default_ttl, budget=budget)
     if not root.is_new:
         return [root]
     failpoint("start_run.after_root")
-    if not (others or following.contexts or following.arrivals or following.notes):
+    if not (others or follow_ups.contexts or follow_ups.arrivals or follow_ups.notes):
         return [root]
-    rest = evolve(following, children=tuple(others))
-    children = write_following(
+    rest = evolve(follow_ups, children=tuple(others))
+    children = write_follow_ups(
         db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
     )
     return [root, *children]
 
 
-def write_following(
+def write_follow_ups(
     db: Db,
-    following: FollowUps | Completion,
+    follow_ups: FollowUps | Completion,
     job_id: str,
     plugin: str,
     root_job_id: str,
@@ -62,23 +62,23 @@ def write_following(
     default_ttl: timedelta,
     budget: Budget,
 ) -> tuple[Enqueued, ...]:
-    """Everything that follows from the job is in the ledger; the answers to its children, in order."""
-    if following.contexts:
-        contexts.put_all(db, following.contexts, now=now)
-    children = [_child_of(job_id, new) for new in following.children]
-    made = enqueue_all(db, children, now=now, default_ttl=default_ttl, budget=budget) if children else ()
-    if following.arrivals:
-        joins.put_arrivals(db, following.arrivals, job_id)
+    """Write everything that follows from the job. Return its enqueued children in order."""
+    if follow_ups.contexts:
+        contexts.put_all(db, follow_ups.contexts, now=now)
+    children = [_child_of(job_id, new) for new in follow_ups.children]
+    enqueued = enqueue_all(db, children, now=now, default_ttl=default_ttl, budget=budget) if children else ()
+    if follow_ups.arrivals:
+        joins.put_arrivals(db, follow_ups.arrivals, job_id)
         failpoint("record.after_arrivals")
-    note_all(db, following.notes, job_id, plugin, root_job_id, now=now)
-    return tuple(made)
+    append_notes(db, follow_ups.notes, job_id, plugin, root_job_id, now=now)
+    return tuple(enqueued)
 
 
 def _child_of(job_id: str, new: NewJob) -> NewJob:
     return new if new.parent_job_id else evolve(new, parent_job_id=job_id)
 
 
-def note_all(
+def append_notes(
     db: Db,
     notes: tuple[Note, ...],
     job_id: str | None,
@@ -99,31 +99,31 @@ def note_all(
         )
 
 
-def ask(db: Db, rule: FollowRule | None, job_id: str, outcome: Outcome, *, now: datetime) -> FollowUps:
-    """What the rule says about this ending of a job that is still open.
+def ask_follow_rule(db: Db, rule: FollowRule | None, job_id: str, outcome: Outcome, *, now: datetime) -> FollowUps:
+    """Return what the rule decides for this outcome of an open job.
 
-    Nothing follows from a job that was decided not to run, nor from a join that its members did not bring to its end.
+    Nothing follows from a skipped job, nor from a join that ends before its members.
     """
     if rule is None or isinstance(outcome, Skipped):
-        return NOTHING
+        return NO_FOLLOW_UPS
     job = get_job(db, job_id)
-    return NOTHING if job is None or job.is_join else rule(job, outcome, now)
+    return NO_FOLLOW_UPS if job is None or job.is_join else rule(job, outcome, now)
 
 
-def ending_instead(
-    db: Db, ending: Completion, outcome: Outcome, *, now: datetime, notes: tuple[Note, ...] = ()
+def replace_outcome(
+    db: Db, completion: Completion, outcome: Outcome, *, now: datetime, notes: tuple[Note, ...] = ()
 ) -> Completion:
-    """Another final ending of the attempt: nothing that was brought is kept, its rule says what follows."""
-    following = ask(db, ending.rule, ending.job_id, outcome, now=now)
+    """Return a completion with another final outcome. The rule decides its follow-ups anew."""
+    follow_ups = ask_follow_rule(db, completion.rule, completion.job_id, outcome, now=now)
     return Completion(
-        job_id=ending.job_id,
-        attempt=ending.attempt,
+        job_id=completion.job_id,
+        attempt=completion.attempt,
         outcome=outcome,
-        contexts=following.contexts,
-        children=following.children,
-        arrivals=following.arrivals,
-        notes=notes + following.notes,
-        breaker=ending.breaker,
-        told=ending.told,
-        tolerated=following.tolerated,
+        contexts=follow_ups.contexts,
+        children=follow_ups.children,
+        arrivals=follow_ups.arrivals,
+        notes=notes + follow_ups.notes,
+        breaker=completion.breaker,
+        journal_data=completion.journal_data,
+        tolerated=follow_ups.tolerated,
     )

@@ -1,6 +1,10 @@
-"""What an outcome means for a job and for its attempt: statuses, error text, evidence. Pure."""
+"""What an outcome means for a job and for its attempt: statuses, code, error text, evidence. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from ductile.core.model import (
+    NO_DATA,
     AttemptStatus,
     Dead,
     Evidence,
@@ -8,6 +12,7 @@ from ductile.core.model import (
     Interrupted,
     JobStatus,
     Outcome,
+    OutcomeCode,
     Retried,
     Skipped,
     Succeeded,
@@ -56,3 +61,13 @@ def error_of(outcome: Outcome) -> str | None:
 
 def evidence_of(outcome: Outcome) -> Evidence | None:
     return None if isinstance(outcome, Skipped) else outcome.evidence
+
+
+def code_of(outcome: Outcome) -> OutcomeCode | None:
+    """Return why the job ended; None for an outcome after which it is queued again."""
+    return None if isinstance(outcome, Retried | Interrupted) else outcome.code
+
+
+def data_of(outcome: Outcome) -> Mapping[str, Any]:
+    """Return the values that belong to the code of the outcome."""
+    return NO_DATA if isinstance(outcome, Retried | Interrupted) else outcome.data

@@ -1,8 +1,8 @@
-"""Adopts a database of the original: its rows move into our tables, its history into the journal.
+"""Adopt a database of the original: move its rows into our tables and its history into the journal.
 
-Moments get the fixed width, bytes that are no UTF-8 become U+FFFD, fact ids become integers, a queue status `timed_out`
-becomes `failed` (its attempt stays `timed_out`), a state that is no object becomes an empty one, and every job learns
-its root. Columns or tables an older original lacks become NULL or stay empty.
+Timestamps get the fixed width, invalid UTF-8 becomes U+FFFD, fact ids become integers, a queue status `timed_out`
+becomes `failed` (its attempt stays `timed_out`), a state that is not an object becomes an empty one, and every job gets
+its root. Columns and tables that an older original lacks become NULL or stay empty. Outcomes have no code.
 """
 
 import sqlite3
@@ -215,7 +215,7 @@ _WINDOWS = """
 
 
 def upgrade(db: sqlite3.Connection, schema: str) -> Iterator[str]:
-    """`db`, a database of the original, has the newest schema and every row it had."""
+    """Convert `db`, a database of the original, to the newest schema with every row it had."""
     db.create_function("text", 1, _text, deterministic=True)
     db.create_function("moment", 1, _moment, deterministic=True)
     db.create_function("moment_or_null", 1, _moment_or_null, deterministic=True)
@@ -261,7 +261,7 @@ def upgrade(db: sqlite3.Connection, schema: str) -> Iterator[str]:
 
 
 def _set_aside(db: sqlite3.Connection) -> dict[str, set[str]]:
-    """The original's tables are called `original_*` and have no indexes of their own; returns their columns."""
+    """Rename the tables of the original to `original_*`, drop their indexes, and return their columns."""
     found = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     named = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
     for (index,) in db.execute(named).fetchall():
@@ -288,7 +288,7 @@ def _move(db: sqlite3.Connection, table: str, columns: Mapping[str, str], order:
 
 
 def _has_source(expression: str, present: set[str]) -> bool:
-    """False when an older original lacks the column that `expression` reads."""
+    """True unless an older original lacks the column that `expression` reads."""
     names = [
         part.split("old.", 1)[1] for part in expression.replace("(", " ").replace(",", " ").split() if "old." in part
     ]
@@ -296,12 +296,12 @@ def _has_source(expression: str, present: set[str]) -> bool:
 
 
 def _text(stored: bytes | None) -> str | None:
-    """What the original read: it kept bytes as they came and replaced what is no UTF-8 only when it decoded them."""
+    """Decode as the original did: it stored raw bytes and replaced invalid UTF-8 when it read them."""
     return None if stored is None else stored.decode("utf-8", "replace")
 
 
 def _moment(text: object) -> str:
-    """The moment with fixed width; the epoch where there is none to read."""
+    """Return the timestamp with fixed width; the epoch if it cannot be parsed."""
     return _moment_or_null(text) or _EPOCH
 
 
@@ -315,7 +315,7 @@ def _moment_or_null(text: object) -> str | None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of an SQL script, one by one, so that they run inside a transaction that is already open."""
+    """Yield the statements of an SQL script, so that they can run in an open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,7 +1,7 @@
-"""From queued to running: the oldest claimable jobs of every lane that has a free slot.
+"""Claim the oldest ready jobs (queued → running), up to each plugin's free slots.
 
-A lane is one plugin's ready jobs in order of arrival. A full lane, a delayed job or a held key is never looked at, so
-the cost of a claim depends neither on history nor on the backlog behind them. Called by the dispatcher.
+A ready job has its plugin's name in the `lane` column. Delayed jobs, jobs that wait for a dedupe key and jobs of a full
+plugin are never read, so the cost of a claim depends neither on history nor on the backlog.
 """
 
 import heapq
@@ -15,36 +15,36 @@ from typing import Any, NamedTuple
 from attrs import evolve, frozen
 
 from ductile.core.clock import to_text
-from ductile.core.model import Budget, GateRule, Held, Job, JobStatus, JoinRule, Skipped
+from ductile.core.model import Budget, GateRule, Held, Job, JobStatus, JoinRule, OutcomeCode, Skipped
 from ductile.ledger.admin.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, end_queued
-from ductile.ledger.queue import breaker_holds, dedupe, joins
+from ductile.ledger.queue import blocked_jobs, dedupe, joins
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.lanes import lanes_with_work
-from ductile.ledger.queue.resolve_joins import MOST_AT_ONCE, settle_joins
-from ductile.ledger.queue.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row, moment
-from ductile.ledger.queue.tree_counters import ORDINARY
+from ductile.ledger.queue.resolve_joins import MAX_JOINS_AT_ONCE, resolve_ready_joins
+from ductile.ledger.queue.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, from_text_or_none, job_from_row
+from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.sqlite_errors import is_of_one_row, told
+from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
 from ductile.ledger.tables import breakers, facts, journal
 
 CLOCK_SLACK = timedelta(seconds=60)
-"""A retry whose failure lies further in the future than this was written before the clock was set back: it is due."""
-FEW_LANES = 4
-BEFORE_ALL = -1 << 62
-"""Before the first place in the queue: an adopted ledger has negative ones."""
+"""A retry whose failure lies further in the future was written before the clock was set back. It is due."""
+MAX_DIRECT_LOOKUPS = 4
+"""With more free plugins than this, the plugins that have ready jobs are listed first."""
+BEFORE_FIRST = -1 << 62
+"""Before the first `seq`, which is negative in an adopted ledger."""
 NO_STATES: Mapping[str, str] = MappingProxyType({})
 NO_GATES: Mapping[str, GateRule] = MappingProxyType({})
-MOST_NOT_STARTED = 40
-"""How many jobs one claim skips or lets wait for their key at most, so that its transaction stays short."""
+MAX_NOT_STARTED = 40
+"""Jobs that one claim may skip or make wait for their key, so that its transaction stays short."""
 
 
 @frozen(kw_only=True)
 class Claimed:
-    """The jobs that now run, and those found unnecessary on the way. `more` asks for another turn at once.
+    """The result of a claim: jobs to run, and jobs that were skipped as duplicates or quarantined.
 
-    `states` has the state of each of their plugins, as JSON text. `next_due` is when the next delayed job becomes
-    claimable; only told when there was room for more jobs.
+    `states` has the state of each plugin as JSON text. `more` asks for another claim at once. `next_due` is when the
+    next delayed job becomes ready; it is set only if fewer than `limit` jobs were claimed.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -66,54 +66,56 @@ def claim(
     gates: Mapping[str, GateRule] | None = None,
     may_wake: bool = True,
 ) -> Claimed:
-    """Start up to `limit` jobs under `run_id`, oldest first, no plugin with more than its `free` slots.
+    """Start up to `limit` jobs under `run_id`, oldest first, at most `free[plugin]` of each plugin.
 
-    A plugin that `free` does not name gets nothing: paused, blocked and unknown plugins are left out. A job of a plugin
-    that `gates` names starts only if the breaker of its command allows it. `may_wake=False` says that no job is
-    delayed. A row that cannot be read is quarantined.
+    Jobs of plugins that are not in `free` stay queued: paused, blocked and unknown plugins are left out. A job of a
+    plugin in `gates` starts only if the breaker of its command allows it. Pass `may_wake=False` if no job is delayed.
+    A row that cannot be read is quarantined.
     """
     if may_wake:
         wake_due(db, now=now)
-    slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.LANE} if limit > 0 else {}
-    heads = [head for lane in _lanes(db, slots) if (head := _head(db, lane))]
+    if limit <= 0:
+        free = {}
+    slots = {plugin: count for plugin, count in free.items() if count > 0 and plugin != joins.JOIN_PLUGIN}
+    heads = [head for plugin in _candidates(db, slots) if (head := _head(db, plugin))]
     heapq.heapify(heads)
     start = Start(now, snapshot_id)
     jobs: list[Job] = []
     to_start: list[Job] = []
     skipped: list[Recorded] = []
-    not_started, held_any = 0, False
+    not_started, any_blocked = 0, False
     gates = gates or NO_GATES
-    while heads and len(jobs) < limit and not_started < MOST_NOT_STARTED:
+    while heads and len(jobs) < limit and not_started < MAX_NOT_STARTED:
         head = heapq.heappop(heads)
-        taken = _take(db, head, start, now=now, ttl=default_ttl, gates=gates)
-        if taken is None:
-            # The rest of this lane has its turn with the next claim, so that this one stays short.
-            held_any |= head.lane in gates
+        decision = _decide(db, head, start, now=now, ttl=default_ttl, gates=gates)
+        if decision is None:
+            # The next claim continues with this plugin, so that this transaction stays short.
+            any_blocked |= head.plugin in gates
             continue
-        if isinstance(taken, Job):
-            jobs.append(taken)
-            to_start.append(taken)
-            slots[head.lane] -= 1
-            if head.is_keyed or head.lane in gates:  # what is decided next depends on it
+        if isinstance(decision, Job):
+            jobs.append(decision)
+            to_start.append(decision)
+            slots[head.plugin] -= 1
+            if head.is_keyed or head.plugin in gates:  # the next decision depends on the stored status
                 _start_all(db, to_start, start, run_id=run_id)
                 to_start = []
         else:
-            skipped.extend(taken)
+            skipped.extend(decision)
             not_started += 1
-        if slots[head.lane] > 0 and len(jobs) < limit and (following := _head(db, head.lane, after=head.seq)):
-            heapq.heappush(heads, following)
+        if slots[head.plugin] > 0 and len(jobs) < limit and (next_head := _head(db, head.plugin, after=head.seq)):
+            heapq.heappush(heads, next_head)
     _start_all(db, to_start, start, run_id=run_id)
-    has_room = len(jobs) < limit
+    has_capacity = len(jobs) < limit
     return Claimed(
         jobs=tuple(jobs),
         states={plugin: facts.state(db, plugin) for plugin in {job.plugin for job in jobs}},
         skipped=tuple(skipped),
-        more=(bool(heads) or held_any) and has_room,
-        next_due=_next_due_or_now(db, now=now) if has_room and (may_wake or held_any) else None,
+        more=(bool(heads) or any_blocked) and has_capacity,
+        next_due=_next_due_or_now(db, now=now) if has_capacity and (may_wake or any_blocked) else None,
     )
 
 
-# One statement for three questions whose answer is nearly always no.
+# One statement for three checks that nearly always find nothing.
 WAITING = """
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE lane = 'core.join' AND is_join = 1),
            EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL),
@@ -130,19 +132,19 @@ def claim_next(
     limit: int,
     relays: Mapping[str, int] | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
 ) -> tuple[list[Recorded], Claimed]:
-    """End the joins that are ready, then claim. Relays need no worker: their slots are their only limit.
+    """Resolve the ready joins, then claim. Return the resolved joins and the claim.
 
-    Returns the joins that ended, and the claim.
+    Relay jobs need no worker, so `relays` is their only limit.
     """
     join_is_ready, any_delayed, any_relay = db.execute(WAITING).fetchone()
     settled: list[Recorded] = []
     if join_rule and join_is_ready:
-        settled = settle_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
+        settled = resolve_ready_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
     start = partial(claim, db, now=now, run_id=run_id, default_ttl=default_ttl, snapshot_id=snapshot_id)
     claimed = start(free=free, limit=limit, gates=gates, may_wake=bool(any_delayed or settled))
     if relays and (any_relay or any_delayed or settled):
@@ -155,65 +157,84 @@ def claim_next(
             more=claimed.more or more.more,
             next_due=claimed.next_due or more.next_due,
         )
-    # A skipped job can be the last that a join waited for.
-    if join_rule and (claimed.skipped or len(settled) == MOST_AT_ONCE) and joins.any_ready(db):
+    # A skipped job can be the last open member of a join.
+    if join_rule and (claimed.skipped or len(settled) == MAX_JOINS_AT_ONCE) and joins.has_ready(db):
         claimed = evolve(claimed, more=True)
     return settled, claimed
 
 
-# Asked first, because nearly always nobody is due and an update that finds nothing costs three times as much.
-ANYONE_DUE = """
+# Checked first: nearly always no job is due, and an update that finds nothing costs three times as much.
+ANY_DUE = """
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at <= ?)
         OR EXISTS (SELECT 1 FROM job_queue WHERE next_retry_at IS NOT NULL AND failed_at > ?)
 """
 WAKE_DUE = "UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at <= ?"
-WAKE_STRANDED = """
+WAKE_AFTER_CLOCK_JUMP = """
     UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at IS NOT NULL AND failed_at > ?
 """
 
 
 def wake_due(db: Db, *, now: datetime) -> None:
-    """Jobs whose delay is over are in their lanes; so are those a clock that was set back would strand for years."""
+    """Make delayed jobs ready that are due, or whose delay was computed before the clock was set back."""
     due, stranded = to_text(now), to_text(now + CLOCK_SLACK)
-    if db.execute(ANYONE_DUE, (due, stranded)).fetchone()[0]:
+    if db.execute(ANY_DUE, (due, stranded)).fetchone()[0]:
         db.execute(WAKE_DUE, (due,))
-        db.execute(WAKE_STRANDED, (stranded,))
+        db.execute(WAKE_AFTER_CLOCK_JUMP, (stranded,))
 
 
 NEXT_DUE = "SELECT MIN(next_retry_at) FROM job_queue WHERE next_retry_at IS NOT NULL"
 
 
 def next_due(db: Db) -> datetime | None:
-    """When the next delayed job becomes claimable, if one is delayed."""
-    return moment(db.execute(NEXT_DUE).fetchone()[0])
+    """Return when the next delayed job becomes ready; None if no job is delayed."""
+    return from_text_or_none(db.execute(NEXT_DUE).fetchone()[0])
 
 
 WAKE_UNREADABLE = f"UPDATE job_queue SET next_retry_at = NULL, lane = plugin WHERE next_retry_at = ({NEXT_DUE})"
 
 
 def _next_due_or_now(db: Db, *, now: datetime) -> datetime | None:
-    """`next_due`; but a delay that cannot be read is over."""
+    """Return `next_due`. A job with an unreadable time is made ready now."""
     try:
         return next_due(db)
     except (ValueError, sqlite3.Error) as error:
-        if not is_of_one_row(error):
+        if not is_row_fault(error):
             raise
         db.execute(WAKE_UNREADABLE)
         return now
 
 
-def _lanes(db: Db, slots: Mapping[str, int]) -> list[str]:
-    return list(slots) if len(slots) <= FEW_LANES else [lane for lane in lanes_with_work(db) if lane in slots]
+def _candidates(db: Db, slots: Mapping[str, int]) -> list[str]:
+    if len(slots) <= MAX_DIRECT_LOOKUPS:
+        return list(slots)
+    return [plugin for plugin in plugins_with_ready_jobs(db) if plugin in slots]
+
+
+# One index step per plugin, however many jobs it has.
+PLUGINS_WITH_READY_JOBS = """
+    WITH RECURSIVE lane (plugin) AS (
+        SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane IS NOT NULL
+        UNION ALL
+        SELECT (SELECT MIN(job.lane) FROM job_queue AS job WHERE job.lane > lane.plugin)
+          FROM lane WHERE lane.plugin IS NOT NULL
+    )
+    SELECT plugin FROM lane WHERE plugin IS NOT NULL
+"""
+
+
+def plugins_with_ready_jobs(db: Db) -> list[str]:
+    """List the plugins that have a ready job, also those that may not start jobs."""
+    return [plugin for (plugin,) in db.execute(PLUGINS_WITH_READY_JOBS) if plugin != joins.JOIN_PLUGIN]
 
 
 class Head(NamedTuple):
-    """The oldest job of a lane: its place in the queue and its row, which ends with the moment it was asked for.
+    """The oldest ready job of a plugin. `row` has JOB_COLUMNS and `asked_at`.
 
-    With a `fault`, which says why SQLite does not give the row, that has only the job's id, attempt and place.
+    If SQLite cannot decode the row, `fault` is the error and `row` has only id, attempt and seq.
     """
 
     seq: int
-    lane: str
+    plugin: str
     row: tuple[Any, ...]
     fault: str | None = None
 
@@ -231,70 +252,70 @@ class Head(NamedTuple):
         return self.row[DEDUPE_KEY] is not None
 
 
-LANE_HEAD = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
+OLDEST_READY = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
+OLDEST_READY_KEYS = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
 
 
-HEAD_ALONE = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
-
-
-def _head(db: Db, lane: str, *, after: int = BEFORE_ALL) -> Head | None:
-    """Return the oldest job of the lane behind the position `after`. A row that SQLite cannot decode has a fault."""
+def _head(db: Db, plugin: str, *, after: int = BEFORE_FIRST) -> Head | None:
+    """Return the oldest ready job of the plugin with `seq > after`."""
     try:
-        row = db.execute(LANE_HEAD, (lane, after)).fetchone()
+        row = db.execute(OLDEST_READY, (plugin, after)).fetchone()
     except sqlite3.Error as error:
-        if not is_of_one_row(error):
+        if not is_row_fault(error):
             raise
         columns: list[Any] = [None] * (max(ID, ATTEMPT, DEDUPE_KEY, SEQ) + 1)
-        columns[ID], columns[ATTEMPT], columns[SEQ] = db.execute(HEAD_ALONE, (lane, after)).fetchone()
-        return Head(columns[SEQ], lane, tuple(columns), told(error))
-    return None if row is None else Head(row[SEQ], lane, row)
+        columns[ID], columns[ATTEMPT], columns[SEQ] = db.execute(OLDEST_READY_KEYS, (plugin, after)).fetchone()
+        return Head(columns[SEQ], plugin, tuple(columns), error_text(error))
+    return None if row is None else Head(row[SEQ], plugin, row)
 
 
-def _take(
+def _decide(
     db: Db, head: Head, start: Start, *, now: datetime, ttl: timedelta, gates: Mapping[str, GateRule]
 ) -> Job | tuple[Recorded, ...] | None:
-    """Return the job if it is to start; what was skipped or quarantined if not; None if it stays in its lane."""
-    if fault := _unreadable(head):
+    """Return the job if it may start, the skipped or quarantined job if it ended, or None if it stays queued."""
+    if fault := _find_fault(head):
         reason = f"cannot be started: {fault}"
         ended = quarantine(db, head.row[ID], head.row[ATTEMPT], reason, now=now, was=JobStatus.QUEUED)
         return (ended,) if ended else None
-    if head.is_keyed and (not_started := _not_started(db, head, now=now, ttl=ttl)) is not None:
+    if head.is_keyed and (not_started := _check_key(db, head, now=now, ttl=ttl)) is not None:
         return not_started
-    if head.lane in gates and not _passes(db, head.job, gates[head.lane], now=now):
+    if head.plugin in gates and not _passes_breaker(db, head.job, gates[head.plugin], now=now):
         return None
     return job_from_row(head.row, start)
 
 
-def _unreadable(head: Head) -> str | None:
-    """What is wrong with the values in the row; None if a job can be made of them."""
+def _find_fault(head: Head) -> str | None:
+    """Return why the row cannot be read as a job; None if it can."""
     if head.fault is not None:
         return head.fault
     try:
         job_from_row(head.row)
     except (ValueError, TypeError, ArithmeticError) as error:
-        return told(error)
+        return error_text(error)
     return None
 
 
-def _not_started(db: Db, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
-    """A keyed job that must not start waits for its key, or is skipped and returned; None if it may start."""
+def _check_key(db: Db, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
+    """Return None if a job with a dedupe key may start. Otherwise make it wait for the key, or skip and return it."""
     job = head.job
     assert job.dedupe_key is not None
     scope = (job.plugin, job.command, job.dedupe_key)
-    if dedupe.is_held(db, scope):
+    if dedupe.is_key_running(db, scope):
         dedupe.wait_for_key(db, job.id)
         return ()
-    if winner := dedupe.winner_meanwhile(db, job, asked_at=head.asked_at, now=now, ttl=ttl):
-        ended = end_queued(db, job.id, job.attempt, Skipped(f"deduplicated: {winner} succeeded meanwhile"), now=now)
+    if winner := dedupe.find_winner_since(db, job, asked_at=head.asked_at, now=now, ttl=ttl):
+        data = {"winner": winner, "dedupe_key": job.dedupe_key}
+        outcome = Skipped(f"deduplicated: {winner} succeeded meanwhile", OutcomeCode.DEDUPLICATED, data)
+        ended = end_queued(db, job.id, job.attempt, outcome, now=now)
         return (ended,) if ended else ()
     return None
 
 
-def _passes(db: Db, job: Job, rule: GateRule, *, now: datetime) -> bool:
-    """True, and the breaker knows its probe; False, and the job waits with all of its kind."""
-    verdict = breaker_holds.judged(db, rule, breakers.get(db, job.plugin, job.command), job, now=now)
+def _passes_breaker(db: Db, job: Job, rule: GateRule, *, now: datetime) -> bool:
+    """True if the breaker lets the job start; it may become the probe. Otherwise block the jobs of its command."""
+    verdict = blocked_jobs.check_breaker(db, rule, breakers.get(db, job.plugin, job.command), job, now=now)
     if isinstance(verdict, Held):
-        breaker_holds.hold(db, job, verdict, now=now)
+        blocked_jobs.block_command(db, job, verdict, now=now)
         return False
     if verdict is not None:
         breakers.put(db, verdict, now=now, job_id=job.id)
@@ -310,17 +331,17 @@ START = """
 
 
 def _start_all(db: Db, jobs: Sequence[Job], start: Start, *, run_id: str) -> None:
-    """The jobs run, and the journal tells of each."""
+    """Set the jobs to running and journal each start."""
     if not jobs:
         return
     claimed = (to_text(start.at), run_id, start.snapshot_id)
     changed = db.executemany(START, [(*claimed, job.seq, job.attempt) for job in jobs]).rowcount
-    assert changed == len(jobs), "heads that were just read are queued: this transaction is the only writer"
-    told = ((job.plugin, job.id, job.root_job_id or job.id, _started(job)) for job in jobs)
-    journal.append_all(db, "job.started", told, now=start.at)
+    assert changed == len(jobs), "jobs that were just read are queued: this transaction is the only writer"
+    entries = ((job.plugin, job.id, job.root_job_id or job.id, _started_data(job)) for job in jobs)
+    journal.append_all(db, "job.started", entries, now=start.at)
 
 
-def _started(job: Job) -> dict[str, Any]:
+def _started_data(job: Job) -> dict[str, Any]:
     data: dict[str, Any] = {
         "from": "queued",
         "to": "running",
@@ -343,7 +364,7 @@ NOTE_PROCESS = """
 
 
 class ProcessNote(NamedTuple):
-    """The process that an attempt runs as, for all time."""
+    """The process of an attempt. Pid, start ticks and boot id identify it even after a reboot."""
 
     job_id: str
     attempt: int

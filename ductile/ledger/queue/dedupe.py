@@ -1,7 +1,7 @@
-"""Dedupe windows: which earlier job makes a new one unnecessary. Scope is (plugin, command, key).
+"""Dedupe windows: which earlier job makes a new one a duplicate. The scope of a key is (plugin, command).
 
-A success within the window wins; a twin still in flight wins only against a producer that set its own window. Receipts
-live apart from the jobs, so pruning a job cannot reopen its window. Called by `jobs`, `claim` and `record`.
+A success within the window wins. A queued or running job wins only against a producer that set its own window.
+Receipts are separate rows, so pruning a job does not reopen its window.
 """
 
 from datetime import datetime, timedelta
@@ -17,12 +17,14 @@ DEFAULT_TTL = timedelta(hours=24)
 
 @frozen
 class Winner:
+    """The job that makes another one a duplicate."""
+
     job_id: str
     reason: str
 
 
-def winner_over(db: Db, new: NewJob, *, now: datetime, default_ttl: timedelta) -> Winner | None:
-    """The job that makes `new` a duplicate at this moment, or None."""
+def find_winner(db: Db, new: NewJob, *, now: datetime, default_ttl: timedelta) -> Winner | None:
+    """Return the job that makes `new` a duplicate now, or None."""
     if new.dedupe_key is None:
         return None
     scope = (new.plugin, new.command, new.dedupe_key)
@@ -33,8 +35,8 @@ def winner_over(db: Db, new: NewJob, *, now: datetime, default_ttl: timedelta) -
     return Winner(recent, "recent_success") if recent else None
 
 
-def winner_meanwhile(db: Db, job: Job, *, asked_at: str, now: datetime, ttl: timedelta) -> str | None:
-    """The twin that succeeded since `job` was asked for, if its window is still open."""
+def find_winner_since(db: Db, job: Job, *, asked_at: str, now: datetime, ttl: timedelta) -> str | None:
+    """Return the job with the same key that succeeded since `job` was enqueued, if its window is still open."""
     assert job.dedupe_key is not None
     since = max(asked_at, to_text(now - (ttl if job.dedupe_ttl is None else job.dedupe_ttl)))
     row = db.execute(SUCCESS_SINCE, (job.plugin, job.command, job.dedupe_key, since, job.id)).fetchone()
@@ -63,7 +65,7 @@ SUCCESS_SINCE = """
 
 
 def _success_between(db: Db, scope: tuple[str, str, str], since: datetime, until: datetime) -> str | None:
-    # A success "from the future" counts only within one window: after a clock was set back, keys come free again.
+    # A success in the future counts only within one window, so that a clock that was set back does not block the key.
     row = db.execute(SUCCESS_BETWEEN, (*scope, to_text(since), to_text(until))).fetchone()
     return row[0] if row else None
 
@@ -77,27 +79,27 @@ PUT_RECEIPT = """
 
 
 def put_receipt(db: Db, scope: tuple[str, str, str], job_id: str, *, now: datetime, ttl: timedelta) -> None:
-    """The success of `job_id` closes the window of its key until now + ttl."""
+    """Record the success of `job_id`: until now + ttl, jobs with this key are duplicates."""
     db.execute(PUT_RECEIPT, (*scope, job_id, to_text(now), to_text(now + ttl)))
 
 
-HELD = """
+IS_KEY_RUNNING = """
     SELECT 1 FROM job_queue
      WHERE status IN ('queued', 'running') AND plugin = ? AND command = ? AND dedupe_key = ? AND status = 'running'
      LIMIT 1
 """
 
 
-def is_held(db: Db, scope: tuple[str, str, str]) -> bool:
-    """True while a job with this key runs: two of a key never run side by side."""
-    return db.execute(HELD, scope).fetchone() is not None
+def is_key_running(db: Db, scope: tuple[str, str, str]) -> bool:
+    """True while a job with this key runs. Two jobs with one key never run at the same time."""
+    return db.execute(IS_KEY_RUNNING, scope).fetchone() is not None
 
 
 WAIT_FOR_KEY = "UPDATE job_queue SET waits_for_key = 1, lane = NULL WHERE id = ? AND status = 'queued'"
 
 
 def wait_for_key(db: Db, job_id: str) -> None:
-    """The job left its lane until its key comes free, so that it is not looked at again with every claim."""
+    """Take the job out of the ready jobs until its key is free, so that no claim reads it meanwhile."""
     db.execute(WAIT_FOR_KEY, (job_id,))
 
 
@@ -110,7 +112,7 @@ RELEASE_NEXT = """
 
 
 def release_next(db: Db, scope: tuple[str, str, str]) -> None:
-    """The oldest job waiting for this key is back in its lane. Due whenever a job with a key stops running or ends."""
+    """Make the oldest job that waits for this key ready. Call it whenever a job with a key stops running or ends."""
     db.execute(RELEASE_NEXT, scope)
 
 
@@ -118,5 +120,5 @@ RELEASE_ALL = "UPDATE job_queue SET waits_for_key = 0, lane = plugin WHERE waits
 
 
 def release_all(db: Db) -> None:
-    """No job waits for a key; the next claim decides anew."""
+    """Make all jobs that wait for a key ready; the next claim checks their keys again."""
     db.execute(RELEASE_ALL)

@@ -1,7 +1,7 @@
-"""The door into the queue: every producer's `NewJob` becomes a row here, or is recognised as one that exists.
+"""Enqueue jobs: every producer's `NewJob` becomes a row here, or is matched with a job that exists.
 
-Dedupe check, budgets, tree counter, row and journal are one transaction, the caller's. What happens to the row later
-is in `claim` (queued → running) and `record` (running → everything else).
+Dedupe check, budgets, tree counters, row and journal entry are part of the caller's transaction. Later changes of the
+row are in `claim` (queued → running) and `record` (running → any other status).
 """
 
 import os
@@ -15,19 +15,19 @@ from attrs import evolve, frozen
 
 from ductile.core.clock import to_text
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, JobStatus, NewJob, Prefinished
+from ductile.core.model import Budget, JobStatus, NewJob, OutcomeCode, Prefinished
 from ductile.ledger.completion import attempts
 from ductile.ledger.queue import dedupe, joins, tree_counters
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.tree_counters import ORDINARY
-from ductile.ledger.storage.bulk_insert import in_portions, insert_all
+from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.storage.bulk_insert import batch_statements, insert_rows
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
 
 
 @frozen(kw_only=True)
 class Enqueued:
-    """The answer to a producer: the job that will do, or has done, what it asked for."""
+    """The result of an enqueue: the new job, or the existing one that replaces it."""
 
     job_id: str
     root_job_id: str
@@ -40,7 +40,7 @@ class Enqueued:
         return not (self.deduplicated or self.existed)
 
     def is_open_in(self, root_job_id: str) -> bool:
-        """True if this made the tree of that root wait for one more job."""
+        """True if this added an open job to the tree of that root."""
         return self.is_new and not self.status.is_final and self.root_job_id == root_job_id
 
 
@@ -59,33 +59,33 @@ def enqueue(
     *,
     now: datetime,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
 ) -> Enqueued:
-    """A job that does what `new` asks for is in the ledger: a new one, its dedupe winner, or the same child or slot."""
-    root = tree_counters.root_of(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
+    """Insert the job, or return its dedupe winner or the existing job with the same id, child key or slot."""
+    root = tree_counters.find_root(db, new.parent_job_id) if new.parent_job_id and not new.own_tree else None
     if root and root.is_replay:
-        # Whoever replays a job wants to see all of it happen again.
+        # A replay runs its whole tree again, so dedupe does not apply.
         new = evolve(new, dedupe_key=None)
-    if winner := dedupe.winner_over(db, new, now=now, default_ttl=default_ttl):
-        return _dropped(db, new, winner, now=now)
-    settled = new.settled
-    if settled is None and (settled := _over_budget(new, root, budget)):
-        # Nobody asked to tolerate this, and nothing follows from it.
+    if winner := dedupe.find_winner(db, new, now=now, default_ttl=default_ttl):
+        return _deduplicate(db, new, winner, now=now)
+    prefinished = new.prefinished
+    if prefinished is None and (prefinished := _check_budget(new, root, budget)):
+        # The budget error has no follow-up jobs, so it fails the tree even if failures of this step are tolerated.
         new = evolve(new, tolerated=False)
     job_id = new.id or new_id(now)
     root_id = root.id if root else job_id
-    moment = to_text(now)
-    if not _insert(db, new, job_id, root_id, settled, moment):
-        return _existing(db, new, job_id)
+    now_text = to_text(now)
+    if not _insert(db, new, job_id, root_id, prefinished, now_text):
+        return _find_existing(db, new, job_id)
     failpoint("enqueue.after_insert")
     if root:
-        tree_counters.grow(db, root.id, opened=int(settled is None))
-    if new.join_id and settled is None:
-        joins.count_in(db, new.join_id)
-    status = settled.status if settled else JobStatus.QUEUED
-    if settled:
-        attempts.log_settled(db, job_id, settled, now=now)
-    _announce(db, new, job_id, root_id, status, settled, moment)
+        tree_counters.add_jobs(db, root.id, opened=int(prefinished is None))
+    if new.join_id and prefinished is None:
+        joins.add_members(db, new.join_id)
+    status = prefinished.status if prefinished else JobStatus.QUEUED
+    if prefinished:
+        attempts.log_prefinished(db, job_id, prefinished, now=now)
+    _journal_new_job(db, new, job_id, root_id, status, prefinished, now_text)
     return Enqueued(job_id=job_id, root_job_id=root_id, status=status)
 
 
@@ -95,147 +95,154 @@ def enqueue_all(
     *,
     now: datetime,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
 ) -> list[Enqueued]:
-    """`enqueue` for each, in order; all of them or, in the caller's transaction, none."""
-    made: list[Enqueued] = []
-    for parent_id, group in groupby(news, key=_parent_of_plain):
+    """Enqueue each job, in order. On an error the caller rolls back its transaction, so all are written or none."""
+    enqueued: list[Enqueued] = []
+    for parent_id, group in groupby(news, key=_batch_parent):
         siblings = list(group)
-        root = tree_counters.root_of(db, parent_id) if parent_id and len(siblings) > 1 else None
-        if root and _have_room(siblings, root, budget):
-            made += _enqueue_siblings(db, siblings, root, now=now)
+        root = tree_counters.find_root(db, parent_id) if parent_id and len(siblings) > 1 else None
+        if root and _fit_budget(siblings, root, budget):
+            enqueued += _enqueue_siblings(db, siblings, root, now=now)
         else:
-            made += [enqueue(db, new, now=now, default_ttl=default_ttl, budget=budget) for new in siblings]
-    return made
+            enqueued += [enqueue(db, new, now=now, default_ttl=default_ttl, budget=budget) for new in siblings]
+    return enqueued
 
 
-def _parent_of_plain(new: NewJob) -> str | None:
-    """The parent of a job that can be written together with its siblings; None if there is something to ask first."""
-    is_plain = new.id is None and new.dedupe_key is None and new.settled is None
+def _batch_parent(new: NewJob) -> str | None:
+    """Return the parent of a job that can be inserted in a batch with its siblings; None if it needs checks first."""
+    is_plain = new.id is None and new.dedupe_key is None and new.prefinished is None
     return new.parent_job_id if is_plain and not (new.is_join or new.own_tree) else None
 
 
-def _have_room(siblings: list[NewJob], root: tree_counters.Root, budget: Budget) -> bool:
+def _fit_budget(siblings: list[NewJob], root: tree_counters.Root, budget: Budget) -> bool:
     return root.tree_jobs + len(siblings) <= budget.tree_jobs and max(new.hops for new in siblings) <= budget.hops
 
 
 def _enqueue_siblings(db: Db, siblings: list[NewJob], root: tree_counters.Root, *, now: datetime) -> list[Enqueued]:
-    """What `enqueue` does for each of these, done once for all of them where it is the same."""
+    """Do the same as `enqueue` for each job, with shared statements."""
     ids = new_ids(now, len(siblings))
     are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
     new_ones = [(new, job_id) for new, job_id, is_new in zip(siblings, ids, are_new, strict=True) if is_new]
-    for _ in new_ones:  # each counts, so that a test can name the same one whether or not it came with others
+    for _ in new_ones:  # once per job, so that a test hits the same job with and without batching
         failpoint("enqueue.after_insert")
     if new_ones:
-        tree_counters.grow(db, root.id, jobs=len(new_ones), opened=len(new_ones))
+        tree_counters.add_jobs(db, root.id, jobs=len(new_ones), opened=len(new_ones))
     for join_id, count in Counter(new.join_id for new, _ in new_ones if new.join_id).items():
-        joins.count_in(db, join_id, count)
+        joins.add_members(db, join_id, count)
     journal.append_all(
         db,
         "job.enqueued",
-        ((new.plugin, job_id, root.id, _told(new, JobStatus.QUEUED, None)) for new, job_id in new_ones),
+        ((new.plugin, job_id, root.id, _journal_data(new, JobStatus.QUEUED, None)) for new, job_id in new_ones),
         now=now,
     )
     return [
-        Enqueued(job_id=job_id, root_job_id=root.id, status=JobStatus.QUEUED) if is_new else _existing(db, new, job_id)
+        Enqueued(job_id=job_id, root_job_id=root.id, status=JobStatus.QUEUED)
+        if is_new
+        else _find_existing(db, new, job_id)
         for new, job_id, is_new in zip(siblings, ids, are_new, strict=True)
     ]
 
 
 def new_id(now: datetime) -> str:
-    """A UUID (version 7) that sorts by time, so that the rows of jobs that run together lie together on the disk."""
-    return _by_chance(_by_time(now), os.urandom(8))
+    """Return a UUID version 7. It sorts by time, so that rows of jobs that run together are close on disk."""
+    return _with_random_half(_time_half(now), os.urandom(8))
 
 
 def new_ids(now: datetime, count: int) -> list[str]:
-    """As many of these for the same moment."""
-    time, chance = _by_time(now), os.urandom(8 * count)
-    return [_by_chance(time, chance[at : at + 8]) for at in range(0, len(chance), 8)]
+    """Return `count` ids with the same time."""
+    time, random_bytes = _time_half(now), os.urandom(8 * count)
+    return [_with_random_half(time, random_bytes[at : at + 8]) for at in range(0, len(random_bytes), 8)]
 
 
-def _by_time(now: datetime) -> str:
-    """The first half of an id: 48 bits of milliseconds, the version, twelve bits of what is left of the time."""
+def _time_half(now: datetime) -> str:
+    """Return the first half of an id: 48 bits of milliseconds, the version, 12 bits of the fraction."""
     millis, fraction = divmod((now - _EPOCH) // _MICROSECOND, 1000)
     text = f"{millis & (1 << 48) - 1:012x}"
     return f"{text[:8]}-{text[8:]}-7{fraction * 4096 // 1000:03x}"
 
 
-def _by_chance(first_half: str, chance: bytes) -> str:
-    """With the second half: the variant, 62 random bits."""
-    text = f"{2 << 62 | int.from_bytes(chance) >> 2:016x}"
+def _with_random_half(first_half: str, random_bytes: bytes) -> str:
+    """Append the second half of an id: the variant and 62 random bits."""
+    text = f"{2 << 62 | int.from_bytes(random_bytes) >> 2:016x}"
     return f"{first_half}-{text[:4]}-{text[4:]}"
 
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
-def _over_budget(new: NewJob, root: tree_counters.Root | None, budget: Budget) -> Prefinished | None:
-    """A job beyond the budget is written down as dead: it is never started and never silently missing."""
+def _check_budget(new: NewJob, root: tree_counters.Root | None, budget: Budget) -> Prefinished | None:
+    """Return the dead outcome of a job beyond the budget; None within it. Such a job gets a row but never starts."""
     if new.hops > budget.hops:
-        return Prefinished(status=JobStatus.DEAD, error=f"chain of more than {budget.hops} hops")
+        return _beyond("hops", budget.hops, f"chain of more than {budget.hops} hops")
     if root and root.tree_jobs >= budget.tree_jobs:
-        return Prefinished(status=JobStatus.DEAD, error=f"tree of more than {budget.tree_jobs} jobs")
+        return _beyond("tree_jobs", budget.tree_jobs, f"tree of more than {budget.tree_jobs} jobs")
     return None
 
 
-_USUAL = """
+def _beyond(limit: str, most: int, error: str) -> Prefinished:
+    data = {"limit": limit, "max": most}
+    return Prefinished(status=JobStatus.DEAD, error=error, code=OutcomeCode.OVER_BUDGET, data=data)
+
+
+COMMON_COLUMNS = """
         id, plugin, command, payload, status, max_attempts, submitted_by, created_at, enqueued_config_snapshot_id,
         root_job_id, open_jobs, tree_jobs, asked_at, lane"""
-_RARE = """
+RARE_COLUMNS = """
         dedupe_key, completed_at, last_error, parent_job_id, source_event_id, event_context_id, tree_completed_at,
         child_key, pipeline, step_id, schedule_id, slot_at, dedupe_ttl_seconds, replay_of, join_id,
         hops, notify, is_join, waits_for, tolerated"""
-_NOTHING_RARE = (None,) * 15 + (0,) * 5
-"""What the rare columns have of themselves."""
+RARE_DEFAULTS = (None,) * 15 + (0,) * 5
+"""The defaults of the rare columns."""
 
 
-def _inserting(columns: str) -> dict[int, str]:
+def _insert_statements(columns: str) -> dict[int, str]:
     row = f"({', '.join('?' * len(columns.split(',')))})"
-    return in_portions(f"INSERT INTO job_queue ({columns})", row, "ON CONFLICT DO NOTHING")
+    return batch_statements(f"INSERT INTO job_queue ({columns})", row, "ON CONFLICT DO NOTHING")
 
 
-INSERT_JOBS = _inserting(f"{_USUAL}, {_RARE}")
+INSERT_JOBS = _insert_statements(f"{COMMON_COLUMNS}, {RARE_COLUMNS}")
 INSERT_JOB = INSERT_JOBS[1]
-INSERT_PLAIN_JOB = _inserting(_USUAL)[1]
-"""To bind values that a column has anyway takes a quarter of the insert."""
+INSERT_PLAIN_JOB = _insert_statements(COMMON_COLUMNS)[1]
+"""Without the rare columns: binding their defaults would take a quarter of the insert."""
 
 
-def _insert(db: Db, new: NewJob, job_id: str, root_id: str, settled: Prefinished | None, moment: str) -> bool:
-    """True if the row is new; False if the same child, slot or id is there already."""
-    # The members of a join are written before it.
-    waits_for = joins.open_members(db, job_id) if new.is_join and not settled else 0
-    usual, rare = _values(new, job_id, root_id, moment, settled, waits_for)
-    if rare == _NOTHING_RARE:
-        return db.execute(INSERT_PLAIN_JOB, usual).rowcount == 1
-    return db.execute(INSERT_JOB, usual + rare).rowcount == 1
+def _insert(db: Db, new: NewJob, job_id: str, root_id: str, prefinished: Prefinished | None, now_text: str) -> bool:
+    """Insert the row; False if a job with the same id, child key or slot exists."""
+    # The members of a join are inserted before it.
+    waits_for = joins.count_open_members(db, job_id) if new.is_join and not prefinished else 0
+    common, rare = _values(new, job_id, root_id, now_text, prefinished, waits_for)
+    if rare == RARE_DEFAULTS:
+        return db.execute(INSERT_PLAIN_JOB, common).rowcount == 1
+    return db.execute(INSERT_JOB, common + rare).rowcount == 1
 
 
 def _values(
-    new: NewJob, job_id: str, root_id: str, moment: str, settled: Prefinished | None = None, waits_for: int = 0
+    new: NewJob, job_id: str, root_id: str, now_text: str, prefinished: Prefinished | None = None, waits_for: int = 0
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The row of a new job: what most have, and what few have; by place, because names cost a quarter of the insert."""
+    """Return the values of the common and the rare columns. By position: named parameters cost a quarter more."""
     is_root = root_id == job_id
-    completed_at = moment if settled else None
-    usual = (
+    completed_at = now_text if prefinished else None
+    common = (
         job_id,
         new.plugin,
         new.command,
         new.payload,
-        settled.status if settled else "queued",
+        prefinished.status if prefinished else "queued",
         new.max_attempts,
         new.submitted_by,
-        moment,  # created_at
+        now_text,  # created_at
         new.snapshot_id,
         root_id,
-        int(settled is None) if is_root else None,  # open_jobs
+        int(prefinished is None) if is_root else None,  # open_jobs
         1 if is_root else None,  # tree_jobs
-        moment,  # asked_at
-        None if settled or waits_for else new.plugin,  # lane
+        now_text,  # asked_at
+        None if prefinished or waits_for else new.plugin,  # lane
     )
     rare = (
         new.dedupe_key,
         completed_at,
-        settled.error if settled else None,
+        prefinished.error if prefinished else None,
         new.parent_job_id,
         new.source_event_id,
         new.event_context_id,
@@ -254,15 +261,15 @@ def _values(
         waits_for,
         new.tolerated,
     )
-    return usual, rare
+    return common, rare
 
 
 def _insert_siblings(db: Db, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime) -> list[bool]:
-    """For each whether its row is new; False if the same child is there already. The ids are fresh."""
-    moment = to_text(now)
-    valued = [_values(new, job_id, root_id, moment) for new, job_id in zip(siblings, ids, strict=True)]
-    rows = [usual + rare for usual, rare in valued]
-    if insert_all(db, INSERT_JOBS, rows) == len(rows):
+    """Insert the rows; False for each job whose child key exists. The ids are new."""
+    now_text = to_text(now)
+    values = [_values(new, job_id, root_id, now_text) for new, job_id in zip(siblings, ids, strict=True)]
+    rows = [common + rare for common, rare in values]
+    if insert_rows(db, INSERT_JOBS, rows) == len(rows):
         return [True] * len(rows)
     return [db.execute(SAME_ID, (job_id,)).fetchone() is not None for job_id in ids]
 
@@ -272,7 +279,7 @@ SAME_SLOT = "SELECT id, root_job_id, status FROM job_queue WHERE plugin = ? AND 
 SAME_ID = "SELECT id, root_job_id, status FROM job_queue WHERE id = ?"
 
 
-def _existing(db: Db, new: NewJob, job_id: str) -> Enqueued:
+def _find_existing(db: Db, new: NewJob, job_id: str) -> Enqueued:
     row = db.execute(SAME_ID, (job_id,)).fetchone()
     if row is None and new.child_key is not None:
         row = db.execute(SAME_CHILD, (new.parent_job_id, new.child_key)).fetchone()
@@ -281,8 +288,8 @@ def _existing(db: Db, new: NewJob, job_id: str) -> Enqueued:
     return Enqueued(job_id=row[0], root_job_id=row[1], status=JobStatus(row[2]), existed=True)
 
 
-def _dropped(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> Enqueued:
-    row = db.execute(SAME_ID, (winner.job_id,)).fetchone()  # the winner itself may have been pruned
+def _deduplicate(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> Enqueued:
+    row = db.execute(SAME_ID, (winner.job_id,)).fetchone()  # the winner may have been pruned
     root_id, status = (row[1], JobStatus(row[2])) if row else (winner.job_id, JobStatus.SUCCEEDED)
     journal.append(
         db,
@@ -303,21 +310,24 @@ def _dropped(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -> En
     return Enqueued(job_id=winner.job_id, root_job_id=root_id, status=status, deduplicated=True)
 
 
-def _announce(
+def _journal_new_job(
     db: Db,
     new: NewJob,
     job_id: str,
     root_id: str,
     status: JobStatus,
-    settled: Prefinished | None,
-    moment: str,
+    prefinished: Prefinished | None,
+    now_text: str,
 ) -> None:
-    kind, data = attempts.kind_of(status) if settled else "job.enqueued", _told(new, status, settled)
-    journal.append(db, kind, now=moment, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+    kind, data = (
+        attempts.journal_kind(status) if prefinished else "job.enqueued",
+        _journal_data(new, status, prefinished),
+    )
+    journal.append(db, kind, now=now_text, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
 
 
-def _told(new: NewJob, status: JobStatus, settled: Prefinished | None) -> dict[str, Any]:
-    """What the journal tells of a new job."""
+def _journal_data(new: NewJob, status: JobStatus, prefinished: Prefinished | None) -> dict[str, Any]:
+    """Return the journal data of a new job."""
     data: dict[str, Any] = {"from": None, "to": status, "command": new.command, "submitted_by": new.submitted_by}
     for name, value in (
         ("parent_job_id", new.parent_job_id),
@@ -325,7 +335,8 @@ def _told(new: NewJob, status: JobStatus, settled: Prefinished | None) -> dict[s
         ("step_id", new.step_id),
         ("schedule_id", new.schedule_id),
         ("event_context_id", new.event_context_id),
-        ("reason", settled.error if settled else None),
+        ("reason", prefinished.error if prefinished else None),
+        ("outcome_code", prefinished.code if prefinished and prefinished.error else None),
     ):
         if value is not None:
             data[name] = value

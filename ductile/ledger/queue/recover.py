@@ -1,8 +1,7 @@
-"""After a crash: rows that say `running` although nobody runs them.
+"""Recover orphans after a crash: rows that are still `running` but belong to another run.
 
-Only rows of another run are orphans, so this is safe at any time; it is done once, before the first claim, when the
-leftover processes are gone. Every row has its own savepoint: a bad one is set apart, the rest go on. A disk that
-fails is no row's fault: then nothing is recovered and the caller hears of it.
+Called once at start, before the first claim and after leftover processes have ended. Each row has its own savepoint: a
+row that cannot be recovered is quarantined and does not stop the others. A disk error is raised instead.
 """
 
 from datetime import datetime, timedelta
@@ -11,25 +10,25 @@ from functools import partial
 from attrs import frozen
 
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import BreakerRule, Budget, Completion, Dead, FollowRule, Job, Retried
+from ductile.core.model import BreakerRule, Budget, Completion, Dead, FollowRule, Job, OutcomeCode, Retried, cancelled
 from ductile.ledger.admin.quarantine import quarantine
-from ductile.ledger.completion.follow_ups import ending_instead
+from ductile.ledger.completion.follow_ups import replace_outcome
 from ductile.ledger.completion.record import Recorded, Stale, record
 from ductile.ledger.queue import dedupe
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
 from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import ORDINARY
-from ductile.ledger.storage.db import Db, RowFault, written_or_fault
+from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import journal
 
 FIRST_BACKOFF = timedelta(seconds=30)
-LONGEST_BACKOFF = timedelta(hours=1)
+MAX_BACKOFF = timedelta(hours=1)
 REASON = "core restart"
 
 
 @frozen
 class Quarantined:
-    """A row that could not be recovered, with what was wrong with it: dead, unless it takes no change at all."""
+    """A job that could not be recovered, with the reason. It is dead, unless its row cannot be changed at all."""
 
     job_id: str
     reason: str
@@ -43,20 +42,20 @@ def recover_orphans(
     rule: FollowRule | None = None,
     breaker: BreakerRule | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = ORDINARY,
+    budget: Budget = DEFAULT_BUDGET,
 ) -> list[Recorded | Quarantined]:
-    """No row of another run is `running`: each is queued for its next attempt, or dead, or set apart.
+    """Queue every orphan for its next attempt, or end it dead, or quarantine it.
 
-    `rule` says what follows from those that end dead; it is in the same savepoint.
+    `rule` decides the follow-up jobs of those that end dead, in the same savepoint.
     """
     dedupe.release_all(db)
     recovered: list[Recorded | Quarantined] = []
     for job_id, attempt, owner in db.execute(ORPHANS, (run_id,)).fetchall():
-        ended = written_or_fault(
+        ended = try_in_savepoint(
             db, partial(_recover, db, job_id, owner, rule, breaker, now=now, default_ttl=default_ttl, budget=budget)
         )
         recovered.append(
-            _quarantined(db, job_id, attempt, owner, ended, now=now) if isinstance(ended, RowFault) else ended
+            _quarantine(db, job_id, attempt, owner, ended, now=now) if isinstance(ended, RowFault) else ended
         )
         failpoint("recover.after_first")
     return recovered
@@ -78,15 +77,17 @@ def _recover(
     budget: Budget,
 ) -> Recorded:
     job = get_job(db, job_id)
-    assert job is not None, "the row was there a moment ago in this transaction"
-    outcome = outcome_of(job)
-    told = {"recovery": True}
-    ending = Completion(job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule, told=told)
+    assert job is not None, "this transaction has just read the row"
+    outcome = recovery_outcome(job)
+    journal_data = {"recovery": True}
+    ending = Completion(
+        job_id=job.id, attempt=job.attempt, outcome=outcome, breaker=breaker, rule=rule, journal_data=journal_data
+    )
     if isinstance(outcome, Dead):
-        ending = ending_instead(db, ending, outcome, now=now)
+        ending = replace_outcome(db, ending, outcome, now=now)
     db.execute(COUNT_RECOVERY, (job.id, job.attempt))
     ended = record(db, ending, now=now, default_ttl=default_ttl, budget=budget, run_id=owner)
-    assert not isinstance(ended, Stale), "the row was running a moment ago in this transaction"
+    assert not isinstance(ended, Stale), "this transaction has just read the running row"
     data = {"attempt": job.attempt, "status": ended.status, "reason": REASON, "recoveries": job.recoveries + 1}
     journal.append(
         db, "job.recovered", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
@@ -94,35 +95,38 @@ def _recover(
     return ended
 
 
-def _quarantined(db: Db, job_id: str, attempt: int, owner: str, fault: RowFault, *, now: datetime) -> Quarantined:
+def _quarantine(db: Db, job_id: str, attempt: int, owner: str, fault: RowFault, *, now: datetime) -> Quarantined:
     reason = f"cannot be recovered: {fault.reason}"
     quarantine(db, job_id, attempt, reason, now=now, run_id=owner)
     return Quarantined(job_id, reason)
 
 
-NOTED = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"
+RUNNING_PROCESSES = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"
 
 
-def noted_processes(db: Db) -> list[tuple[int, int, str]]:
-    """Pid, start time and boot id of every process that a running attempt has named."""
-    return [(pid, started, boot_id) for pid, started, boot_id in db.execute(NOTED)]
+def running_processes(db: Db) -> list[tuple[int, int, str]]:
+    """Return pid, start ticks and boot id of the process of every running attempt."""
+    return [(pid, started, boot_id) for pid, started, boot_id in db.execute(RUNNING_PROCESSES)]
 
 
-def outcome_of(job: Job) -> Retried | Dead:
-    """What becomes of a job that nobody runs any more.
+def recovery_outcome(job: Job) -> Retried | Dead:
+    """Decide the outcome of an orphaned job.
 
-    A lost attempt counts; a job that takes the core down with it waits longer each time, then is given up.
+    The lost attempt counts. The delay grows with every crash, until the attempts are used up.
     """
     if job.cancel_requested_at:
-        return Dead(f"cancelled: {job.cancel_reason}")
+        return cancelled(job.cancel_reason)
     if job.tries >= job.max_attempts:
-        return Dead(f"{REASON}: the core died {job.recoveries + 1} times while it ran; attempts used up")
+        died = job.recoveries + 1
+        data = {"recoveries": died, "attempts": job.tries, "max_attempts": job.max_attempts}
+        error = f"{REASON}: the core died {died} times while it ran; attempts used up"
+        return Dead(error, code=OutcomeCode.CORE_DIED, data=data)
     return Retried(REASON, _backoff(job.recoveries))
 
 
 def _backoff(recoveries: int) -> timedelta:
-    """None after the first crash, then 30 s, doubled each time, up to an hour."""
+    """Return no delay after the first crash, then 30 s, doubled each time, up to an hour."""
     if recoveries == 0:
         return timedelta()
     doublings = min(recoveries - 1, 10)
-    return min(FIRST_BACKOFF * (1 << doublings), LONGEST_BACKOFF)
+    return min(FIRST_BACKOFF * (1 << doublings), MAX_BACKOFF)

@@ -1,4 +1,4 @@
-"""How a row of `job_queue` becomes a `Job`. Rows stay inside the ledger; values go out."""
+"""Conversion of a `job_queue` row to a `Job`. Rows stay inside the ledger; other packages get values."""
 
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -16,20 +16,20 @@ _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, 
 JOB_COLUMNS = f"""{_COLUMNS},
     (SELECT accumulated_json FROM event_context WHERE event_context.id = job_queue.event_context_id)"""
 ID, ATTEMPT, DEDUPE_KEY, SEQ = 0, 4, 9, 12
-"""Where those stand in JOB_COLUMNS."""
-LISTED_COLUMNS = f"{_COLUMNS}, NULL"
-"""JOB_COLUMNS for lists, which do without the baggage: it may be a mebibyte per job."""
+"""Positions in JOB_COLUMNS."""
+LIST_COLUMNS = f"{_COLUMNS}, NULL"
+"""JOB_COLUMNS without the baggage, for lists: baggage may take 1 MiB per job."""
 
 
 class Start(NamedTuple):
-    """When a job was started, and under which configuration."""
+    """The start time of a job and the configuration it starts under."""
 
     at: datetime
     snapshot_id: str | None
 
 
 def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
-    """The job in a row that begins with JOB_COLUMNS or LISTED_COLUMNS; with a `start`, as it is after that."""
+    """Build the job from a row that begins with JOB_COLUMNS or LIST_COLUMNS. With `start`, as a running job."""
     return Job(
         id=row[0],
         plugin=row[1],
@@ -46,9 +46,9 @@ def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
         seq=row[12],
         interruptions=row[13],
         recoveries=row[14],
-        started_at=moment(row[15]) if start is None else start.at,
-        completed_at=moment(row[16]),
-        next_retry_at=moment(row[17]),
+        started_at=from_text_or_none(row[15]) if start is None else start.at,
+        completed_at=from_text_or_none(row[16]),
+        next_retry_at=from_text_or_none(row[17]),
         last_error=row[18],
         dedupe_ttl=None if row[19] is None else timedelta(seconds=row[19]),
         child_key=row[20],
@@ -57,13 +57,13 @@ def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
         pipeline=row[23],
         step_id=row[24],
         schedule_id=row[25],
-        slot_at=moment(row[26]),
+        slot_at=from_text_or_none(row[26]),
         hops=row[27],
         enqueued_snapshot_id=row[28],
         started_snapshot_id=row[29] if start is None else start.snapshot_id,
         notify=bool(row[30]),
         replay_of=row[31],
-        cancel_requested_at=moment(row[32]),
+        cancel_requested_at=from_text_or_none(row[32]),
         cancel_reason=row[33],
         join_id=row[34],
         is_join=bool(row[35]),
@@ -72,7 +72,7 @@ def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
     )
 
 
-def moment(text: str | None) -> datetime | None:
+def from_text_or_none(text: str | None) -> datetime | None:
     return None if text is None else from_text(text)
 
 
@@ -80,11 +80,11 @@ GET_JOB = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE id = ?"
 
 
 def get_job(db: Db, job_id: str) -> Job | None:
-    """The job as it stands in the queue; None if it never was there or has been pruned."""
+    """Return the job from the queue; None if it is unknown or was pruned."""
     row = db.execute(GET_JOB, (job_id,)).fetchone()
     return job_from_row(row) if row else None
 
 
-def no_such_job(job_id: str) -> NotFound:
-    hint = "`ductile job list` has the newest ones; old ones are forgotten after service.job_log_retention"
-    return NotFound(f"{job_id}: there is no such job", hint=hint)
+def job_not_found(job_id: str) -> NotFound:
+    hint = "Run `ductile job list` for recent jobs. Jobs are deleted after service.job_log_retention."
+    return NotFound(f"{job_id}: no such job", hint=hint)

@@ -1,43 +1,42 @@
-"""Attempts for people: newest first, filtered, page by page. Lists of jobs are in `listed`.
-
-Words are looked for in `search`. Reads only.
-"""
+"""Lists of attempts: newest first, filtered, in pages. Read-only. Full-text search is in `search`."""
 
 from datetime import datetime
 
 from ductile.ledger.reports.job_details import ATTEMPT_COLUMNS, LoggedAttempt, attempt_from_row
 from ductile.ledger.reports.pagination import (
     CLOCK_SLACK,
-    EVERYTHING,
     NEWEST,
+    NO_FILTER,
     ListFilter,
     Listing,
     Page,
     SqlFilter,
-    asking,
-    of_one,
+    complete_filter,
+    find_seq,
+    id_filter,
     page,
-    seq_at,
 )
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import as_bytes
 
-LONGEST_RESULT = 64 << 10
+MAX_RESULT_BYTES = 64 << 10
 
-LOGS = Listing[LoggedAttempt](
+ATTEMPTS = Listing[LoggedAttempt](
     table="job_log",
     columns=ATTEMPT_COLUMNS.replace(" result", " NULL"),
     time_column="completed_at",
     id_column="job_id",
-    searched=("plugin", "command", "last_error", "stderr", "result"),
+    search_columns=("plugin", "command", "last_error", "stderr", "result"),
     read=attempt_from_row,
     seq_of=lambda attempt: attempt.seq,
 )
 
 
-def logs(db: Db, wanted: ListFilter = EVERYTHING, *, before: int = NEWEST, limit: int = 50) -> Page[LoggedAttempt]:
-    """The attempts that fit, without their results."""
-    return page(db, LOGS, of_logs(db, wanted), before=before, limit=limit)
+def list_attempts(
+    db: Db, wanted: ListFilter = NO_FILTER, *, before: int = NEWEST, limit: int = 50
+) -> Page[LoggedAttempt]:
+    """Return a page of the matching attempts, without their results."""
+    return page(db, ATTEMPTS, attempt_filter(db, wanted), before=before, limit=limit)
 
 
 RESULT = f"""
@@ -46,26 +45,28 @@ RESULT = f"""
 """
 
 
-def result_of(db: Db, attempt: LoggedAttempt) -> tuple[str | None, bool]:
-    """What the attempt left, if it is small enough for a list; and whether it left anything."""
-    row = db.execute(RESULT, (LONGEST_RESULT, attempt.seq)).fetchone()
+def read_result(db: Db, attempt: LoggedAttempt) -> tuple[str | None, bool]:
+    """Return the result of the attempt if it is small enough for a list, and whether it has one."""
+    row = db.execute(RESULT, (MAX_RESULT_BYTES, attempt.seq)).fetchone()
     return (row[0], row[1] is not None) if row else (None, False)
 
 
-def of_logs(db: Db, wanted: ListFilter) -> SqlFilter:
-    """`wanted` as a question to the log."""
+def attempt_filter(db: Db, wanted: ListFilter) -> SqlFilter:
+    """Translate `wanted` to SQL for the log of attempts."""
     status, plugin = wanted.status, wanted.plugin
     if wanted.root or wanted.job_id:
-        known = of_one(LOGS, wanted)
+        indexed = id_filter(ATTEMPTS, wanted)
     elif status and status != "succeeded":
-        known = SqlFilter(indexed="status = ? AND status <> 'succeeded'", using="job_log_unusual", values=(status,))
+        indexed = SqlFilter(
+            index_condition="status = ? AND status <> 'succeeded'", index_name="job_log_unusual", values=(status,)
+        )
     elif plugin:
-        known = SqlFilter(indexed="plugin = ?", using="job_log_by_plugin", values=(plugin,))
+        indexed = SqlFilter(index_condition="plugin = ?", index_name="job_log_by_plugin", values=(plugin,))
     else:
-        known = SqlFilter()
-    return asking(db, LOGS, wanted, known)
+        indexed = SqlFilter()
+    return complete_filter(db, ATTEMPTS, wanted, indexed)
 
 
-def first_log_since(db: Db, since: datetime) -> int:
-    """The `seq` before which no attempt ended at that moment or later."""
-    return seq_at(db, LOGS, since, -CLOCK_SLACK)
+def first_seq_since(db: Db, since: datetime) -> int:
+    """Return a `seq` before which no attempt ended at `since` or later."""
+    return find_seq(db, ATTEMPTS, since, -CLOCK_SLACK)

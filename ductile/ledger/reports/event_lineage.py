@@ -1,7 +1,7 @@
-"""What became of one event: the jobs it led to, and the decisions that it should lead to no more.
+"""The lineage of an event: the jobs it created and the decisions about it. Read-only.
 
-There is no table of events. Their ids stand in the jobs and in the journal, and both are looked through backwards, as
-far as one answer may go. Reads only; the CLI calls it.
+There is no table of events. Their ids are in the jobs and in the journal; both are searched backwards, over a bounded
+number of rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,72 +9,72 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from ductile.core.model import Job
-from ductile.ledger.queue.rows import LISTED_COLUMNS, job_from_row
+from ductile.ledger.queue.rows import LIST_COLUMNS, job_from_row
 from ductile.ledger.reports.job_details import logged_job
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import contains, elements, is_json
 from ductile.ledger.tables import journal
 from ductile.ledger.tables.journal import JournalEntry
 
-MOST_LOOKED_AT = 50_000
-"""Rows of the journal, and of each table of jobs, that one answer looks at, the newest first."""
-MOST_OPENED = 5_000
-"""Payloads that one answer looks into."""
-MOST_FOUND = 1_000
+MAX_ROWS_SCANNED = 50_000
+"""Rows of the journal, and of each table of jobs, that one query reads, newest first."""
+MAX_PAYLOADS_READ = 5_000
+"""Payloads that one query parses."""
+MAX_RESULTS = 1_000
 
 KINDS = ("event.unmatched", "event.no_route", "event.baggage_dropped", "pipeline.skipped", "step.bypassed")
 _DECIDED = f"kind IN {(*KINDS, 'job.deduplicated')}"
 DECISIONS = f"""
     SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND {_DECIDED}
        AND ? IN (data ->> 'event_id', data ->> 'source_event_id')
-     ORDER BY seq LIMIT {MOST_FOUND}
+     ORDER BY seq LIMIT {MAX_RESULTS}
 """
 
 
 def decisions(db: Db, event_id: str) -> list[JournalEntry]:
-    """What was decided about the event, first to last."""
+    """Return the decisions about the event, oldest first."""
     return journal.entries(db.execute(DECISIONS, (event_id,)))
 
 
-LED_TO = f"""
-    SELECT {LISTED_COLUMNS} FROM job_queue
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_LOOKED_AT} AND source_event_id = ?
-     ORDER BY seq LIMIT {MOST_FOUND}
+JOBS_OF_EVENT = f"""
+    SELECT {LIST_COLUMNS} FROM job_queue
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MAX_ROWS_SCANNED} AND source_event_id = ?
+     ORDER BY seq LIMIT {MAX_RESULTS}
 """
-LED_TO_LONG_AGO = f"""
+LOGGED_JOBS_OF_EVENT = f"""
     SELECT DISTINCT job_id FROM job_log
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_LOOKED_AT} AND source_event_id = ?
-     ORDER BY seq LIMIT {MOST_FOUND}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MAX_ROWS_SCANNED} AND source_event_id = ?
+     ORDER BY seq LIMIT {MAX_RESULTS}
 """
 
 
-def led_to(db: Db, event_id: str) -> list[Job]:
-    """The jobs that were asked for because of the event, also those of which only the log is left."""
-    jobs = [job_from_row(row) for row in db.execute(LED_TO, (event_id,))]
+def jobs_of_event(db: Db, event_id: str) -> list[Job]:
+    """Return the jobs that the event created, also those that only the log still has."""
+    jobs = [job_from_row(row) for row in db.execute(JOBS_OF_EVENT, (event_id,))]
     known = {job.id for job in jobs}
-    ids = [job_id for (job_id,) in db.execute(LED_TO_LONG_AGO, (event_id,)) if job_id not in known]
+    ids = [job_id for (job_id,) in db.execute(LOGGED_JOBS_OF_EVENT, (event_id,)) if job_id not in known]
     return [*(job for job_id in ids if (job := logged_job(db, job_id))), *jobs]
 
 
 @frozen
-class Arrived:
-    """An event of a job that brought something to a join."""
+class JoinEvent:
+    """An event of a job that arrived at a join."""
 
     join_id: str
     job_id: str
     attempt: int
     index: int
-    """Its place among the events of the attempt."""
+    """Its position among the events of the attempt."""
     type: str
     plugin: str
     at: str
 
 
-# An event that ends at a join leads to no job that could name it.
-BROUGHT = f"""
+# An event that ends at a join creates no job that refers to it.
+RECENT_ARRIVALS = f"""
     SELECT join_id, job_id FROM arrivals
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM arrivals) - {MOST_OPENED} ORDER BY seq DESC
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM arrivals) - {MAX_PAYLOADS_READ} ORDER BY seq DESC
 """
 _RESULT = f"CASE WHEN {is_json('result')} THEN result ELSE '{{}}' END"
 EVENTS_OF_JOB = f"""
@@ -84,59 +84,59 @@ EVENTS_OF_JOB = f"""
 """
 
 
-def arrived(db: Db) -> Iterator[Arrived]:
-    """The events of jobs that brought something to a join, the newest first; all that may have been among it."""
-    for join_id, job_id in dict.fromkeys(db.execute(BROUGHT)):
-        yield from (Arrived(join_id, *row) for row in db.execute(EVENTS_OF_JOB, (job_id,)))
+def join_events(db: Db) -> Iterator[JoinEvent]:
+    """Yield the events of jobs that arrived at a join, newest first. Not every event has arrived itself."""
+    for join_id, job_id in dict.fromkeys(db.execute(RECENT_ARRIVALS)):
+        yield from (JoinEvent(join_id, *row) for row in db.execute(EVENTS_OF_JOB, (job_id,)))
 
 
-# A type is told by the journal for what did not go on, and by the payload of a `handle` job for what did.
+# The journal has the type of events without a job; the payload of a `handle` job has that of the others.
 DECIDED_IDS = f"""
     SELECT at, data ->> 'event_id' FROM journal
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND {_DECIDED}
        AND data ->> 'type' = ? AND data ->> 'event_id' IS NOT NULL
-     ORDER BY seq DESC LIMIT {MOST_FOUND}
+     ORDER BY seq DESC LIMIT {MAX_RESULTS}
 """
 HANDLED_IDS = f"""
     SELECT created_at, source_event_id FROM job_queue
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_OPENED}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MAX_PAYLOADS_READ}
        AND command = 'handle' AND source_event_id IS NOT NULL AND {contains("payload")}
        AND CASE WHEN {is_json("payload")} THEN payload ->> 'type' END = ?
-     ORDER BY seq DESC LIMIT {MOST_FOUND}
+     ORDER BY seq DESC LIMIT {MAX_RESULTS}
 """
 
 
-# What a first step that is no `handle` got tells no type; the attempt that emitted the event does. Its events went
-# somewhere only if no attempt followed it.
-EMITTED = f"""
+# If the first step is not `handle`, only the attempt that emitted the event has the type. Events are routed only from
+# the last attempt of a job.
+ATTEMPTS_EMITTING = f"""
     SELECT completed_at, job_id, attempt, result FROM job_log AS log
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_OPENED} AND {contains("result")}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MAX_PAYLOADS_READ} AND {contains("result")}
        AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = log.job_id AND attempt > log.attempt)
-     ORDER BY seq DESC LIMIT {MOST_FOUND}
+     ORDER BY seq DESC LIMIT {MAX_RESULTS}
 """
 
 
-def emitted(db: Db, event_type: str) -> list[tuple[str, str, int, str]]:
-    """Last attempts whose answer speaks of this type, newest first: when, job, attempt and answer."""
-    return db.execute(EMITTED, (event_type,)).fetchall()
+def attempts_emitting(db: Db, event_type: str) -> list[tuple[str, str, int, str]]:
+    """Return last attempts whose result contains this type, newest first: time, job id, attempt and result."""
+    return db.execute(ATTEMPTS_EMITTING, (event_type,)).fetchall()
 
 
-LEADING = f"""
+EVENT_IDS_WITH_JOBS = f"""
     SELECT source_event_id FROM job_queue
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MOST_LOOKED_AT} AND source_event_id IS NOT NULL
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MAX_ROWS_SCANNED} AND source_event_id IS NOT NULL
     UNION
     SELECT source_event_id FROM job_log
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MOST_LOOKED_AT} AND source_event_id IS NOT NULL
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MAX_ROWS_SCANNED} AND source_event_id IS NOT NULL
 """
 
 
-def leading(db: Db) -> frozenset[str]:
-    """The events that jobs were asked for because of, as far back as `led_to` looks."""
-    return frozenset(event_id for (event_id,) in db.execute(LEADING))
+def event_ids_with_jobs(db: Db) -> frozenset[str]:
+    """Return the ids of events that created jobs, among the rows that `jobs_of_event` reads."""
+    return frozenset(event_id for (event_id,) in db.execute(EVENT_IDS_WITH_JOBS))
 
 
 def ids_of_type(db: Db, event_type: str, *, limit: int, others: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """The newest events of this type; `others` are moments and ids of some that are known from elsewhere."""
+    """Return the newest events of this type. `others` are times and ids of further ones."""
     rows: list[tuple[str, str]] = [
         *db.execute(DECIDED_IDS, (event_type,)),
         *db.execute(HANDLED_IDS, (event_type, event_type)),
@@ -147,24 +147,24 @@ def ids_of_type(db: Db, event_type: str, *, limit: int, others: Iterable[tuple[s
 
 WITHHELD = f"""
     SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND kind = 'event.withheld'
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND kind = 'event.withheld'
        AND EXISTS (SELECT 1 FROM {elements("data", "$.types")} WHERE value = ?)
      ORDER BY seq DESC LIMIT ?
 """
 
 
 def withheld(db: Db, event_type: str, *, limit: int) -> list[JournalEntry]:
-    """Attempts that were tried again, so that their events of this type went nowhere; newest first."""
+    """Return the entries about retried attempts, whose events of this type were dropped; newest first."""
     return journal.entries(db.execute(WITHHELD, (event_type, limit)))
 
 
 TYPES = f"""
     SELECT DISTINCT data ->> 'type' FROM journal
-     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MOST_LOOKED_AT} AND {_DECIDED}
-       AND data ->> 'type' IS NOT NULL LIMIT {MOST_FOUND}
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND {_DECIDED}
+       AND data ->> 'type' IS NOT NULL LIMIT {MAX_RESULTS}
 """
 
 
 def known_types(db: Db) -> list[str]:
-    """Types that events have had lately, for whoever mistypes one."""
+    """List recent event types, to suggest one for a mistyped name."""
     return [name for (name,) in db.execute(TYPES)]

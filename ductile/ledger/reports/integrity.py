@@ -1,6 +1,6 @@
-"""What must be true of every ledger, asked row by row and page by page: the reader of `selfcheck`.
+"""Integrity checks of a ledger, for `selfcheck`. Read-only; the duration grows with the file.
 
-Reads only, and takes as long as the file is large. `examine` asks the quick questions before a start.
+`storage.identify` has the quick checks before a start.
 """
 
 import sqlite3
@@ -10,46 +10,46 @@ from datetime import datetime, timedelta
 from ductile.core.clock import to_text
 from ductile.ledger.storage.open_file import SCHEMA_VERSION, schema
 
-MOST_TOLD = 3
-FRESH = timedelta(days=2)
-MOST_STALE = 5_000
+MAX_REPORTED = 3
+STALE_GRACE = timedelta(days=2)
+MAX_STALE_TREES = 5_000
 
 
-def pages_in_order(db: sqlite3.Connection) -> Iterator[str]:
-    """Every page and every index is whole."""
-    for (verdict,) in db.execute(f"PRAGMA integrity_check({MOST_TOLD})"):
-        if verdict != "ok":
-            yield verdict.splitlines()[-1]
+def check_pages(db: sqlite3.Connection) -> Iterator[str]:
+    """Yield the damage that SQLite finds in pages and indexes."""
+    for (result,) in db.execute(f"PRAGMA integrity_check({MAX_REPORTED})"):
+        if result != "ok":
+            yield result.splitlines()[-1]
 
 
-def references_kept(db: sqlite3.Connection) -> Iterator[str]:
-    """No row names a row that is not there."""
-    for table, row, parent, _ in db.execute("PRAGMA foreign_key_check").fetchmany(MOST_TOLD):
-        yield f"row {row} of {table} names a missing row of {parent}"
+def check_references(db: sqlite3.Connection) -> Iterator[str]:
+    """Yield the rows that violate a foreign key."""
+    for table, row, parent, _ in db.execute("PRAGMA foreign_key_check").fetchmany(MAX_REPORTED):
+        yield f"row {row} of {table} refers to a missing row of {parent}"
 
 
-def schema_as_made(db: sqlite3.Connection) -> Iterator[str]:
-    """Tables, columns, indexes and views are those that a new ledger has."""
+def check_schema(db: sqlite3.Connection) -> Iterator[str]:
+    """Yield the differences of tables, columns, indexes and views from those of a new ledger."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != SCHEMA_VERSION:
         yield f"schema {version} instead of {SCHEMA_VERSION}"
-    fresh = sqlite3.connect(":memory:")
+    new = sqlite3.connect(":memory:")
     try:
-        fresh.executescript(schema())
-        wanted, found = _objects(fresh), _objects(db)
+        new.executescript(schema())
+        expected, found = _objects(new), _objects(db)
     finally:
-        fresh.close()
-    yield from (f"{kind} {name} is missing" for kind, name in sorted(wanted.keys() - found.keys()))
-    for kind, name in sorted(wanted.keys() & found.keys()):
-        if wanted[kind, name] != found[kind, name]:
-            yield f"{kind} {name} is not as it should be"
+        new.close()
+    yield from (f"{kind} {name} is missing" for kind, name in sorted(expected.keys() - found.keys()))
+    for kind, name in sorted(expected.keys() & found.keys()):
+        if expected[kind, name] != found[kind, name]:
+            yield f"{kind} {name} differs from the schema"
 
 
 _OBJECTS = "SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' AND type IN ('table', 'index', 'view')"
 
 
 def _objects(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
-    """What there is: tables and views by their columns, indexes by what they index."""
+    """Return the columns of each table, view and index."""
     return {
         (kind, name): [row[2] for row in db.execute("SELECT * FROM pragma_index_info(?)", (name,))]
         if kind == "index"
@@ -58,14 +58,14 @@ def _objects(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
     }
 
 
-STALE = "SELECT COUNT(*) FROM job_queue WHERE tree_completed_at < ?"
+COUNT_STALE = "SELECT COUNT(*) FROM job_queue WHERE tree_completed_at < ?"
 
 
-def stale_trees(db: sqlite3.Connection, *, keep: timedelta | None, now: datetime) -> int:
-    """Finished runs that should have left the queue two days ago; none where they are kept for good."""
-    if keep is None:
+def count_stale_trees(db: sqlite3.Connection, *, retention: timedelta | None, now: datetime) -> int:
+    """Count the finished trees that retention should have deleted two days ago. `retention=None` means no retention."""
+    if retention is None:
         return 0
-    count: int = db.execute(STALE, (to_text(now - keep - FRESH),)).fetchone()[0]
+    count: int = db.execute(COUNT_STALE, (to_text(now - retention - STALE_GRACE),)).fetchone()[0]
     return count
 
 
@@ -79,36 +79,36 @@ UNFINISHED = """
     SELECT id FROM job_queue WHERE open_jobs IS NOT NULL AND (open_jobs = 0) <> (tree_completed_at IS NOT NULL)
 """
 ROOTLESS = "SELECT id FROM job_queue AS job WHERE NOT EXISTS (SELECT 1 FROM job_queue WHERE id = job.root_job_id)"
-STRAY_CONTEXT = """
+MISSING_CONTEXT = """
     SELECT id FROM job_queue AS job
      WHERE event_context_id IS NOT NULL AND status IN ('queued', 'running')
        AND NOT EXISTS (SELECT 1 FROM event_context WHERE id = job.event_context_id)
 """
-UNTOLD = """
+UNLOGGED = """
     SELECT id FROM job_queue AS job
      WHERE status IN ('failed', 'dead') AND started_at IS NOT NULL
        AND NOT EXISTS (SELECT 1 FROM job_log WHERE job_id = job.id)
 """
 RULES: Mapping[str, tuple[str, str]] = {
-    "trees_counted": (MISCOUNTED, "counts other open jobs than it has"),
-    "trees_closed": (UNFINISHED, "is over and not marked so, or the other way round"),
-    "jobs_rooted": (ROOTLESS, "belongs to a run that is not there"),
-    "contexts_kept": (STRAY_CONTEXT, "waits for its step without a context"),
-    "endings_logged": (UNTOLD, "ended after a run of which nothing is in the log"),
+    "trees_counted": (MISCOUNTED, "has a wrong count of open jobs"),
+    "trees_closed": (UNFINISHED, "has an open job count that does not match its completion time"),
+    "jobs_rooted": (ROOTLESS, "belongs to a run whose root job is missing"),
+    "contexts_kept": (MISSING_CONTEXT, "is open but its context is missing"),
+    "endings_logged": (UNLOGGED, "has started and ended but has no attempt in the log"),
 }
-"""Invariant → jobs that break it, and the words for it."""
+"""Invariant → statement that finds the jobs that violate it, and the message."""
 
 Rule = Callable[[sqlite3.Connection], Iterator[str]]
 
 
 def rules() -> dict[str, Rule]:
-    """The invariants of the queue by name; each gives what breaks it."""
-    return {name: _rule(statement, words) for name, (statement, words) in RULES.items()}
+    """Return the invariants of the queue by name. Each yields its violations."""
+    return {name: _rule(statement, message) for name, (statement, message) in RULES.items()}
 
 
-def _rule(statement: str, words: str) -> Rule:
-    def breaches(db: sqlite3.Connection) -> Iterator[str]:
-        for (job_id,) in db.execute(statement).fetchmany(MOST_TOLD):
-            yield f"job {job_id} {words}"
+def _rule(statement: str, message: str) -> Rule:
+    def violations(db: sqlite3.Connection) -> Iterator[str]:
+        for (job_id,) in db.execute(statement).fetchmany(MAX_REPORTED):
+            yield f"job {job_id} {message}"
 
-    return breaches
+    return violations

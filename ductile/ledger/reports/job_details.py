@@ -1,7 +1,6 @@
-"""Read-only answers for people and for the API about one job and its attempts.
+"""Details of one job and its attempts. Read-only.
 
-Every answer goes through an index; nothing here counts or sorts all of history. A job stays inspectable after it left
-the queue, from its attempts. Its tree is in `tree_reports`, the queue in `queue_reports`, lists are in `history`.
+Every query uses an index. A job that has left the queue is read from its attempts. For its tree see `trees`.
 """
 
 from datetime import datetime, timedelta
@@ -12,14 +11,14 @@ from attrs import frozen
 from ductile.core.clock import from_text
 from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.ledger.queue import tree_counters
-from ductile.ledger.queue.rows import LISTED_COLUMNS, get_job, job_from_row, moment, no_such_job
+from ductile.ledger.queue.rows import LIST_COLUMNS, from_text_or_none, get_job, job_from_row, job_not_found
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import contexts, journal
 
 
 @frozen(kw_only=True)
 class LoggedAttempt:
-    """One attempt as the log keeps it."""
+    """An attempt in the log."""
 
     seq: int
     id: str
@@ -39,11 +38,15 @@ class LoggedAttempt:
     last_error: str | None
     stderr: str | None
     result: str | None
+    outcome_code: str | None = None
+    """Why the job ended with this attempt; None if it was queued again."""
+    outcome_data: str | None = None
+    """The JSON object that belongs to the code."""
 
 
 @frozen(kw_only=True)
 class JobBrief:
-    """One job with the result of its last attempt that is over."""
+    """A job with the result of its last finished attempt."""
 
     job: Job
     result: str | None
@@ -51,10 +54,10 @@ class JobBrief:
 
 @frozen(kw_only=True)
 class JobReport:
-    """Everything about one job. `in_queue` is false once only its attempts are left.
+    """All details of one job. `in_queue` is false if only its attempts are left.
 
-    `blocked_reason` is why its plugin's queued jobs do not start, if something holds them; `waits_for` is how many jobs
-    a join still waits for.
+    `blocked_reason` says why a queued job does not start, if it is blocked. `waits_for` is the number of open members
+    of a join.
     """
 
     job: Job
@@ -69,19 +72,19 @@ class JobReport:
 
     @property
     def result(self) -> str | None:
-        """Of the last attempt that is over; None if that one left none."""
+        """The result of the last finished attempt; None if it has none."""
         return self.attempts[-1].result if self.attempts else None
 
 
 def job(db: Db, job_id: str) -> JobReport:
-    """Raises NotFound for an id that neither the queue nor the log knows."""
-    found = get_or_fail(db, job_id)
-    held = db.execute(HELD, (job_id,)).fetchone()
+    """Return all details of the job. Raises NotFound if neither the queue nor the log has it."""
+    found = require_job(db, job_id)
+    queue_state = db.execute(QUEUE_STATE, (job_id,)).fetchone()
     return JobReport(
         job=found,
-        in_queue=held is not None,
-        blocked_reason=held[0] if held else None,
-        waits_for=held[1] if held else 0,
+        in_queue=queue_state is not None,
+        blocked_reason=queue_state[0] if queue_state else None,
+        waits_for=queue_state[1] if queue_state else 0,
         attempts=attempts(db, job_id),
         children=children(db, job_id),
         journal=journal.of_job(db, job_id),
@@ -90,35 +93,35 @@ def job(db: Db, job_id: str) -> JobReport:
     )
 
 
-HELD = "SELECT blocked_reason, waits_for FROM job_queue WHERE id = ?"
+QUEUE_STATE = "SELECT blocked_reason, waits_for FROM job_queue WHERE id = ?"
 LAST_RESULT = "SELECT result FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1"
 
 
 def brief(db: Db, job_id: str) -> JobBrief:
-    """What a caller who waits for a job wants to know. Raises NotFound like `job`."""
-    found = get_or_fail(db, job_id)
+    """Return the job and its result, for a caller that waits for it. Raises NotFound as `job` does."""
+    found = require_job(db, job_id)
     last = db.execute(LAST_RESULT, (job_id,)).fetchone()
     return JobBrief(job=found, result=last[0] if last else None)
 
 
-def get_or_fail(db: Db, job_id: str) -> Job:
+def require_job(db: Db, job_id: str) -> Job:
     found = get_job(db, job_id) or logged_job(db, job_id)
     if found is None:
-        raise no_such_job(job_id)
+        raise job_not_found(job_id)
     return found
 
 
 ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at,
-    started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result"""
+    started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result, outcome_code, outcome_data"""
 ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE job_id = ? ORDER BY attempt"
 
 
 def attempts(db: Db, job_id: str) -> list[LoggedAttempt]:
-    """The attempts that are over, first to last."""
+    """Return the finished attempts, oldest first."""
     return [attempt_from_row(row) for row in db.execute(ATTEMPTS, (job_id,))]
 
 
-# The names of LISTED_COLUMNS, for a job of which only the log is left.
+# The columns of LIST_COLUMNS, for a job that only the log still has.
 FROM_LOG = """
     SELECT job_id, plugin, command, job_status, attempt, max_attempts, submitted_by, created_at, NULL, NULL,
            parent_job_id, root_job_id, 0, 0, 0, started_at, completed_at, NULL, last_error,
@@ -129,24 +132,24 @@ FROM_LOG = """
 
 
 def logged_job(db: Db, job_id: str) -> Job | None:
-    """The job as its last attempt in the log tells it."""
+    """Build the job from its last attempt in the log; None if there is none."""
     row = db.execute(FROM_LOG, (job_id,)).fetchone()
     return job_from_row(row) if row else None
 
 
-CHILDREN = f"SELECT {LISTED_COLUMNS} FROM job_queue WHERE parent_job_id = ? ORDER BY seq LIMIT ?"
+CHILDREN = f"SELECT {LIST_COLUMNS} FROM job_queue WHERE parent_job_id = ? ORDER BY seq LIMIT ?"
 
 
 def children(db: Db, job_id: str, *, limit: int = 1000) -> list[Job]:
-    """The jobs this one led to directly, in order of arrival."""
+    """Return the direct follow-up jobs, in order of arrival."""
     return [job_from_row(row) for row in db.execute(CHILDREN, (job_id, limit))]
 
 
 OPEN = "SELECT 1 FROM job_queue WHERE id = ? AND status IN ('queued', 'running')"
 
 
-def is_over(db: Db, job_id: str) -> bool:
-    """True unless the job still waits or runs; an unknown job has nothing to wait for."""
+def is_finished(db: Db, job_id: str) -> bool:
+    """True unless the job is queued or running. True for an unknown job."""
     return db.execute(OPEN, (job_id,)).fetchone() is None
 
 
@@ -162,7 +165,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> LoggedAttempt:
         job_status=JobStatus(row[7]),
         submitted_by=row[8],
         created_at=from_text(row[9]),
-        started_at=moment(row[10]),
+        started_at=from_text_or_none(row[10]),
         completed_at=from_text(row[11]),
         duration=None if row[12] is None else timedelta(milliseconds=row[12]),
         exit_code=row[13],
@@ -170,4 +173,6 @@ def attempt_from_row(row: tuple[Any, ...]) -> LoggedAttempt:
         last_error=row[15],
         stderr=row[16],
         result=row[17],
+        outcome_code=row[18],
+        outcome_data=row[19],
     )

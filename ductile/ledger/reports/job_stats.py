@@ -1,11 +1,12 @@
-"""Numbers about what jobs did: how many, how long they wait and how long they take.
+"""Job statistics: counts by status, running and recent jobs, durations by step. Read-only.
 
-Reads only, through an index, and a bounded number of rows where the rows themselves are needed. The API calls it.
+Every query uses an index. Where rows are needed, their number is bounded.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from attrs import frozen
 
@@ -16,22 +17,22 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 
 TREND_SLOTS = 60
-MOST_SAMPLES = 20_000
-MOST_ACTIVE = 200
+MAX_SAMPLES = 20_000
+MAX_ACTIVE = 200
 
 COUNT_SINCE = f"SELECT COUNT(*) FROM job_queue {using('job_queue_by_status')} WHERE status = ? AND seq >= ?"
 
 
-def asked_since(db: Db, since: datetime) -> dict[str, int]:
-    """How many of the jobs that were asked for since then and are in the queue have each status."""
-    first = job_list.first_since(db, since)
+def count_since(db: Db, since: datetime) -> dict[str, int]:
+    """Count the jobs in the queue that were enqueued since then, by status. Statuses without jobs are left out."""
+    first = job_list.first_seq_since(db, since)
     counts = {str(status): db.execute(COUNT_SINCE, (status, first)).fetchone()[0] for status in JobStatus}
     return {status: count for status, count in counts.items() if count}
 
 
 @frozen(kw_only=True)
-class Active:
-    """A job that runs."""
+class ActiveJob:
+    """A running job."""
 
     job_id: str
     plugin: str
@@ -42,16 +43,16 @@ class Active:
 ACTIVE = "SELECT id, plugin, command, started_at FROM job_queue WHERE claimed_by > '' LIMIT ?"
 
 
-def active_jobs(db: Db, *, limit: int = MOST_ACTIVE) -> list[Active]:
-    """What runs now, longest first."""
+def active_jobs(db: Db, *, limit: int = MAX_ACTIVE) -> list[ActiveJob]:
+    """Return the running jobs, longest first."""
     rows = db.execute(ACTIVE, (limit,)).fetchall()
-    active = [Active(job_id=row[0], plugin=row[1], command=row[2], started_at=from_text(row[3])) for row in rows]
+    active = [ActiveJob(job_id=row[0], plugin=row[1], command=row[2], started_at=from_text(row[3])) for row in rows]
     return sorted(active, key=lambda job: job.started_at)
 
 
 @frozen(kw_only=True)
 class Sample:
-    """One attempt that ran: which step it was, when it ended, how long it took."""
+    """The duration of one attempt."""
 
     command: str
     step: str | None
@@ -67,9 +68,9 @@ SAMPLES = f"""
 """
 
 
-def samples(db: Db, plugin: str, since: datetime, *, limit: int = MOST_SAMPLES) -> list[Sample]:
-    """The plugin's newest attempts since then, newest first."""
-    first = attempt_list.first_log_since(db, since)
+def samples(db: Db, plugin: str, since: datetime, *, limit: int = MAX_SAMPLES) -> list[Sample]:
+    """Return the plugin's attempts since then, newest first."""
+    first = attempt_list.first_seq_since(db, since)
     return [
         Sample(
             command=command,
@@ -85,7 +86,7 @@ def samples(db: Db, plugin: str, since: datetime, *, limit: int = MOST_SAMPLES) 
 
 @frozen(kw_only=True)
 class Timing:
-    """How long one step takes. `trend_p95` divides the window into equal parts; None where nothing ran."""
+    """Duration percentiles of one step, in milliseconds. `trend_p95` has one value per part of the window, or None."""
 
     step: str
     count: int
@@ -95,32 +96,67 @@ class Timing:
     trend_p95: tuple[int | None, ...]
 
 
-def timing(step: str, taken: Sequence[Sample], *, since: datetime, window: timedelta) -> Timing:
-    """What the samples of one step come to; there is at least one."""
-    lengths = sorted(sample.milliseconds for sample in taken)
+def timing(step: str, measured: Sequence[Sample], *, since: datetime, window: timedelta) -> Timing:
+    """Compute the percentiles of the samples of one step. There must be at least one sample."""
+    durations = sorted(sample.milliseconds for sample in measured)
     slots: list[list[int]] = [[] for _ in range(TREND_SLOTS)]
-    for sample in taken:
+    for sample in measured:
         slots[min(int((sample.completed_at - since) / window * TREND_SLOTS), TREND_SLOTS - 1)].append(
             sample.milliseconds
         )
     return Timing(
         step=step,
-        count=len(lengths),
-        p50=nearest_rank(lengths, 50),
-        p95=nearest_rank(lengths, 95),
-        p99=nearest_rank(lengths, 99),
+        count=len(durations),
+        p50=nearest_rank(durations, 50),
+        p95=nearest_rank(durations, 95),
+        p99=nearest_rank(durations, 99),
         trend_p95=tuple(nearest_rank(sorted(slot), 95) if slot else None for slot in slots),
     )
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int:
-    """The smallest value that at least so many percent of the values do not exceed."""
+    """Return the percentile by the nearest-rank method, without interpolation."""
     return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
 
 
-def by_step(taken: Iterable[Sample]) -> dict[str, dict[str | None, list[Sample]]]:
-    """The samples of each command, and of each place in a pipeline where it was used."""
-    sorted_out: dict[str, dict[str | None, list[Sample]]] = {}
-    for sample in taken:
-        sorted_out.setdefault(sample.command, {}).setdefault(sample.step, []).append(sample)
-    return sorted_out
+def group_by_step(measured: Iterable[Sample]) -> dict[str, dict[str | None, list[Sample]]]:
+    """Group the samples by command, then by pipeline step."""
+    groups: dict[str, dict[str | None, list[Sample]]] = {}
+    for sample in measured:
+        groups.setdefault(sample.command, {}).setdefault(sample.step, []).append(sample)
+    return groups
+
+
+LAST_FINISHED = """
+    SELECT job_id, plugin, command, job_status, completed_at, duration_ms, last_error FROM job_log
+     WHERE job_status <> 'queued' ORDER BY seq DESC LIMIT ?
+"""
+
+
+def last_finished(db: Db, limit: int) -> list[dict[str, Any]]:
+    """Return the jobs that finished last, newest first. Times are stored text."""
+    names = ("job_id", "plugin", "command", "status", "completed_at", "duration_ms", "last_error")
+    return [dict(zip(names, row, strict=True)) for row in db.execute(LAST_FINISHED, (limit,))]
+
+
+ACTIVE_POLLS = """
+    SELECT id, plugin, command, schedule_id, dedupe_key, status, attempt, created_at, started_at FROM job_queue
+     WHERE status = ? AND schedule_id IS NOT NULL ORDER BY seq LIMIT ?
+"""
+
+
+def active_polls(db: Db, limit: int) -> list[dict[str, Any]]:
+    """Return the open jobs of schedules, running ones first. Times are stored text."""
+    names = (
+        "job_id",
+        "plugin",
+        "command",
+        "schedule_id",
+        "dedupe_key",
+        "status",
+        "attempt",
+        "created_at",
+        "started_at",
+    )
+    rows = [row for status in ("running", "queued") for row in db.execute(ACTIVE_POLLS, (status, limit))]
+    return [dict(zip(names, row, strict=True)) for row in rows[:limit]]

@@ -1,4 +1,4 @@
-"""Read-only answers about the queue at a glance: how many wait, run or are dead, and who has waited longest."""
+"""The status of the queue: counts of queued, running and dead jobs, and the oldest ready job. Read-only."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -6,15 +6,15 @@ from datetime import datetime
 from attrs import frozen
 
 from ductile.core.model import JobStatus
-from ductile.ledger.queue.lanes import lanes_with_work
-from ductile.ledger.queue.rows import moment
+from ductile.ledger.queue.claim import plugins_with_ready_jobs
+from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 
 
 @frozen(kw_only=True)
 class PluginQueue:
-    """One plugin's part of the queue."""
+    """The ready and running jobs of one plugin."""
 
     plugin: str
     ready: int
@@ -23,10 +23,10 @@ class PluginQueue:
 
 
 @frozen(kw_only=True)
-class Queue:
-    """The queue at a glance. `unclaimable` are lanes of plugins that nobody may claim for now.
+class QueueStatus:
+    """The status of the queue. `unclaimable` lists plugins with ready jobs that may not start.
 
-    `waiting_joins` are among the queued; nobody ever claims them.
+    `queued` includes `waiting_joins`, which are never claimed.
     """
 
     queued: int
@@ -35,7 +35,7 @@ class Queue:
     waiting_for_key: int
     waiting_joins: int
     dead: int
-    lanes: list[PluginQueue]
+    plugins: list[PluginQueue]
     unclaimable: list[str]
 
 
@@ -47,24 +47,24 @@ COUNT_JOINS = f"""
 """
 
 
-def queue(db: Db, *, claimable: Collection[str] | None = None) -> Queue:
-    """Counts of what is open and of what is dead; `claimable` names the plugins whose jobs may start."""
-    ready = lanes_with_work(db)
+def queue(db: Db, *, claimable: Collection[str] | None = None) -> QueueStatus:
+    """Read the status of the queue. `claimable` are the plugins whose jobs may start; None means all."""
+    ready = plugins_with_ready_jobs(db)
     running = running_by_plugin(db)
-    return Queue(
+    return QueueStatus(
         queued=count_status(db, JobStatus.QUEUED),
         running=count_status(db, JobStatus.RUNNING),
         delayed=db.execute(COUNT_DELAYED).fetchone()[0],
         waiting_for_key=db.execute(COUNT_WAITING).fetchone()[0],
         waiting_joins=db.execute(COUNT_JOINS).fetchone()[0],
         dead=count_status(db, JobStatus.DEAD),
-        lanes=[_lane(db, plugin, running.get(plugin, 0)) for plugin in sorted({*ready, *running})],
+        plugins=[_plugin_queue(db, plugin, running.get(plugin, 0)) for plugin in sorted({*ready, *running})],
         unclaimable=[] if claimable is None else [plugin for plugin in ready if plugin not in claimable],
     )
 
 
 def count_status(db: Db, status: JobStatus) -> int:
-    """How many jobs in the queue have this status; proportional to that number."""
+    """Count the jobs in the queue with this status. Takes time in proportion to the count."""
     count: int = db.execute(COUNT_STATUS, (status,)).fetchone()[0]
     return count
 
@@ -73,23 +73,23 @@ DEPTH = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE status IN ('queued'
 
 
 def depth(db: Db, *, at_most: int = 10_000) -> int:
-    """How many jobs wait or run, counted up to `at_most`."""
+    """Count the queued and running jobs, up to `at_most`."""
     count: int = db.execute(DEPTH, (at_most,)).fetchone()[0]
     return count
 
 
-COUNT_LANE = "SELECT COUNT(*) FROM job_queue WHERE lane = ?"
-HEAD_OF_LANE = "SELECT created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+COUNT_READY = "SELECT COUNT(*) FROM job_queue WHERE lane = ?"
+OLDEST_READY = "SELECT created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
-def _lane(db: Db, plugin: str, running: int) -> PluginQueue:
-    ready: int = db.execute(COUNT_LANE, (plugin,)).fetchone()[0]
+def _plugin_queue(db: Db, plugin: str, running: int) -> PluginQueue:
+    ready: int = db.execute(COUNT_READY, (plugin,)).fetchone()[0]
     return PluginQueue(plugin=plugin, ready=ready, running=running, oldest_ready_at=_oldest_ready_at(db, plugin))
 
 
 def _oldest_ready_at(db: Db, plugin: str) -> datetime | None:
-    head = db.execute(HEAD_OF_LANE, (plugin,)).fetchone()
-    return moment(head[0]) if head else None
+    head = db.execute(OLDEST_READY, (plugin,)).fetchone()
+    return from_text_or_none(head[0]) if head else None
 
 
 RUNNING_BY_PLUGIN = "SELECT plugin, COUNT(*) FROM job_queue WHERE claimed_by > '' GROUP BY +plugin"
@@ -100,6 +100,6 @@ def running_by_plugin(db: Db) -> dict[str, int]:
 
 
 def oldest_claimable(db: Db, claimable: Collection[str]) -> datetime | None:
-    """When the job was asked for that has waited longest although its plugin may run; one step per lane."""
-    heads = [_oldest_ready_at(db, plugin) for plugin in lanes_with_work(db) if plugin in claimable]
+    """Return when the oldest ready job of these plugins was created. Costs one index lookup per plugin."""
+    heads = [_oldest_ready_at(db, plugin) for plugin in plugins_with_ready_jobs(db) if plugin in claimable]
     return min((head for head in heads if head is not None), default=None)

@@ -1,6 +1,6 @@
-"""A tree as those see it who wait for its end: one or two short statements, for the event loop.
+"""The progress of a tree, for callers that wait for its end: one or two short statements, on the event loop.
 
-`tree_reports` shows trees of any size to those who only look.
+For trees of any size see `trees`.
 """
 
 from attrs import frozen
@@ -10,42 +10,42 @@ from ductile.ledger.storage.db import Db
 
 
 @frozen
-class Standing:
-    """How many jobs of a tree still wait or run, and how many there ever were."""
+class TreeProgress:
+    """The number of open jobs of a tree, and of all its jobs."""
 
     open_jobs: int
     tree_jobs: int
     nodes: tuple[TreeNode, ...] = ()
-    """All of them, if they were asked for and can be told."""
+    """All jobs, if requested and if the tree is done and small enough."""
 
     @property
     def is_over(self) -> bool:
-        """True if there is nothing to wait for."""
+        """True if no job is open."""
         return not self.open_jobs
 
 
-STANDING = "SELECT open_jobs, tree_jobs FROM job_queue WHERE id = ? AND open_jobs IS NOT NULL"
+TREE_PROGRESS = "SELECT open_jobs, tree_jobs FROM job_queue WHERE id = ? AND open_jobs IS NOT NULL"
 
 
-def standing(db: Db, root_job_id: str) -> Standing | None:
-    """How the tree of this root stands; None if the queue has no such root (any more)."""
-    row = db.execute(STANDING, (root_job_id,)).fetchone()
-    return Standing(*row) if row else None
+def tree_progress(db: Db, root_job_id: str) -> TreeProgress | None:
+    """Return the progress of the tree; None if the queue does not have this root."""
+    row = db.execute(TREE_PROGRESS, (root_job_id,)).fetchone()
+    return TreeProgress(*row) if row else None
 
 
-# Nothing is read of a tree that goes on, or is large: results can be long.
-_IS_TOLD = "open_jobs = 0 AND tree_jobs <= :most"
-ENDED = f"""
-    SELECT {TREE_ROW} FROM job_queue WHERE id = :root AND {_IS_TOLD}
+# The jobs of an open or large tree are not read, because results can be long.
+_IS_INCLUDED = "open_jobs = 0 AND tree_jobs <= :max_jobs"
+FINISHED_TREE = f"""
+    SELECT {TREE_ROW} FROM job_queue WHERE id = :root AND {_IS_INCLUDED}
     UNION ALL
     SELECT {TREE_ROW} FROM job_queue
      WHERE root_job_id = :root AND root_job_id <> id
-       AND EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_IS_TOLD})
+       AND EXISTS (SELECT 1 FROM job_queue WHERE id = :root AND {_IS_INCLUDED})
      ORDER BY 1
 """
 
 
-def ended(db: Db, root_job_id: str, *, most: int) -> Standing | None:
-    """`standing` of a tree that is probably over: with its jobs, if it is and there are at most so many."""
-    nodes = tuple(map(node_from_row, db.execute(ENDED, {"root": root_job_id, "most": most})))
-    return Standing(0, len(nodes), nodes) if nodes else standing(db, root_job_id)
+def finished_tree(db: Db, root_job_id: str, *, max_jobs: int) -> TreeProgress | None:
+    """Return the progress of a tree, with its jobs if it is done and has at most `max_jobs`."""
+    nodes = tuple(map(node_from_row, db.execute(FINISHED_TREE, {"root": root_job_id, "max_jobs": max_jobs})))
+    return TreeProgress(0, len(nodes), nodes) if nodes else tree_progress(db, root_job_id)

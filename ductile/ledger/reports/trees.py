@@ -1,4 +1,4 @@
-"""Read-only answers about whole trees, of any size: their jobs, what they came to. Who waits for one asks `runs`."""
+"""Whole trees of any size: their jobs and outcome. Read-only. Callers that wait for a tree use `run_status`."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -9,7 +9,7 @@ from attrs import frozen
 from ductile.core.clock import from_text
 from ductile.core.model import Job, JobStatus
 from ductile.ledger.queue import joins
-from ductile.ledger.queue.rows import moment
+from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
@@ -17,7 +17,7 @@ from ductile.ledger.storage.dialect import using
 
 @frozen(kw_only=True)
 class TreeNode:
-    """One job of a tree with the result of its last attempt. Of a job in the queue it has what a tree tells."""
+    """A job of a tree with the result of its last attempt. A job from the queue has only the columns of TREE_ROW."""
 
     job: Job
     result: str | None
@@ -40,18 +40,18 @@ ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
 
 
 def tree(db: Db, job_id: str, *, limit: int = 10_001) -> list[TreeNode]:
-    """All jobs of the tree `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
+    """Return all jobs of the tree that `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
     root = db.execute(ROOT_ID, (job_id,)).fetchone()
     return tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
 
 
 def tree_under(db: Db, root_job_id: str, *, limit: int = 10_001) -> list[TreeNode]:
-    """All jobs under this root, itself first, of one moment; none if they have left the queue, as they do together."""
+    """Return all jobs of the tree with this root, the root first; none if the tree has left the queue."""
     return [node_from_row(row) for row in db.execute(TREE, {"root": root_job_id, "limit": limit})]
 
 
 def node_from_row(row: tuple[Any, ...]) -> TreeNode:
-    """The node in a row of TREE_ROW."""
+    """Build the node from a row with the columns of TREE_ROW."""
     job = Job(
         seq=row[0],
         id=row[1],
@@ -67,26 +67,26 @@ def node_from_row(row: tuple[Any, ...]) -> TreeNode:
         step_id=row[11],
         tolerated=bool(row[12]),
         created_at=from_text(row[13]),
-        started_at=moment(row[14]),
-        completed_at=moment(row[15]),
+        started_at=from_text_or_none(row[14]),
+        completed_at=from_text_or_none(row[15]),
         last_error=row[16],
     )
     return TreeNode(job=job, result=row[17])
 
 
 def _logged_tree(db: Db, job_id: str, limit: int) -> list[TreeNode]:
-    member = job_details.get_or_fail(db, job_id)
-    members = [member.root_job_id, *(row[0] for row in db.execute(TREE_IN_LOG, (member.root_job_id, limit)))]
+    root_id = job_details.require_job(db, job_id).root_job_id
+    members = [root_id, *(row[0] for row in db.execute(TREE_IN_LOG, (root_id, limit)))]
     nodes = []
     for member in dict.fromkeys(members):
         if logged := job_details.logged_job(db, member):
-            tries = job_details.attempts(db, member)
-            nodes.append(TreeNode(job=logged, result=tries[-1].result))
+            attempts = job_details.attempts(db, member)
+            nodes.append(TreeNode(job=logged, result=attempts[-1].result))
     return nodes
 
 
 class TreeStatus(StrEnum):
-    """Where a whole tree is."""
+    """The status of a tree."""
 
     OPEN = "open"
     SUCCEEDED = "succeeded"
@@ -95,7 +95,7 @@ class TreeStatus(StrEnum):
 
 @frozen(kw_only=True)
 class TreeOutcome:
-    """What a tree has come to. It is failed if a job in it ended failed or dead and nobody tolerates that."""
+    """The outcome of a tree. It is failed if a job in it ended failed or dead and that is not tolerated."""
 
     status: TreeStatus
     created_at: datetime
@@ -103,7 +103,7 @@ class TreeOutcome:
 
     @property
     def duration(self) -> timedelta | None:
-        """From asked for to the end of its last job; None while it is open."""
+        """The time from the enqueue of the root to the end of the last job; None while the tree is open."""
         return None if self.completed_at is None else self.completed_at - self.created_at
 
 
@@ -121,7 +121,7 @@ HAS_FAILED = f"""
 
 
 def tree_outcome(db: Db, job_id: str) -> TreeOutcome:
-    """How the tree `job_id` is in stands or ended. Raises NotFound for an unknown id."""
+    """Return the outcome of the tree that `job_id` is in. Raises NotFound for an unknown id."""
     root = db.execute(ROOT, (job_id,)).fetchone()
     if root is None:
         return _logged_outcome(db, job_id)
@@ -131,7 +131,7 @@ def tree_outcome(db: Db, job_id: str) -> TreeOutcome:
     else:
         failed = db.execute(HAS_FAILED, {"root": root_id}).fetchone()[0]
         status = TreeStatus.FAILED if failed else TreeStatus.SUCCEEDED
-    return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=moment(completed_at))
+    return TreeOutcome(status=status, created_at=from_text(created_at), completed_at=from_text_or_none(completed_at))
 
 
 def _logged_outcome(db: Db, job_id: str) -> TreeOutcome:
@@ -148,8 +148,8 @@ def _fails_tree(job: Job) -> bool:
 
 
 @frozen(kw_only=True)
-class Run:
-    """What follows from a root: how it stands or ended, and the jobs that failed it, causes first."""
+class RunSummary:
+    """The status of a run, and the jobs that made it fail, causes first."""
 
     status: TreeStatus
     jobs: int
@@ -160,8 +160,8 @@ class Run:
 JOBS_OF_TREE = TREE.replace(_RESULT, "NULL")
 
 
-def run_of(db: Db, root: Job, *, limit: int = 10_001) -> Run | None:
-    """The run that began with this job; None if it is not the root of a tree, or all of its tree."""
+def summarize_run(db: Db, root: Job, *, limit: int = 10_001) -> RunSummary | None:
+    """Summarize the run of this root; None if the job is not a root or has no follow-up jobs."""
     if not root.is_root:
         return None
     rows = db.execute(JOBS_OF_TREE, {"root": root.id, "limit": limit}).fetchall()
@@ -171,25 +171,27 @@ def run_of(db: Db, root: Job, *, limit: int = 10_001) -> Run | None:
     jobs = [node.job for node in nodes]
     failures, open_jobs = [job for job in jobs if _fails_tree(job)], sum(not job.status.is_final for job in jobs)
     ended = TreeStatus.FAILED if failures else TreeStatus.SUCCEEDED
-    return Run(
+    return RunSummary(
         status=TreeStatus.OPEN if open_jobs else ended,
         jobs=len(jobs),
         open_jobs=open_jobs,
-        # A join fails because of others, at the moment at which the last of them ends.
-        failures=sorted(failures, key=lambda job: (job.plugin == joins.LANE, job.completed_at or job.created_at)),
+        # A join fails because of its members, at the time when the last of them ends.
+        failures=sorted(
+            failures, key=lambda job: (job.plugin == joins.JOIN_PLUGIN, job.completed_at or job.created_at)
+        ),
     )
 
 
-FOLLOWED = "SELECT tree_jobs > 1 FROM job_queue WHERE id = ?"
+HAS_FOLLOW_UPS = "SELECT tree_jobs > 1 FROM job_queue WHERE id = ?"
 
 
 def status_below(db: Db, root: Job) -> TreeStatus | None:
-    """Where the tree of this root is; None if it is no root in the queue that others follow from."""
-    followed = db.execute(FOLLOWED, (root.id,)).fetchone() if root.is_root else None
-    return tree_outcome(db, root.id).status if followed and followed[0] else None
+    """Return the status of the tree; None if the job is not a root in the queue or has no follow-up jobs."""
+    has_follow_ups = db.execute(HAS_FOLLOW_UPS, (root.id,)).fetchone() if root.is_root else None
+    return tree_outcome(db, root.id).status if has_follow_ups and has_follow_ups[0] else None
 
 
 def brief(db: Db, job_id: str) -> tuple[job_details.JobBrief, TreeStatus | None]:
-    """What a caller who waits for a job wants to know, of it and of what follows. Raises NotFound like `tree`."""
+    """Return the job with its result, and the status of its tree if the job has ended. Raises NotFound like `tree`."""
     report = job_details.brief(db, job_id)
     return report, status_below(db, report.job) if report.job.status.is_final else None

@@ -1,6 +1,6 @@
-"""Why a job is where it is: what keeps a waiting one, and what is known of others like one that ended.
+"""Facts about why a job waits, and about similar jobs of a finished one. Read-only.
 
-Reads only, offline too. Every answer looks at a bounded number of rows. Words are made by whoever asks: the CLI.
+Every query reads a bounded number of rows. The sentences are made in `explain`.
 """
 
 from collections.abc import Iterable
@@ -11,47 +11,49 @@ from attrs import frozen
 
 from ductile.core.clock import from_text, to_text
 from ductile.core.model import Job
-from ductile.ledger.queue.rows import LISTED_COLUMNS, job_from_row, moment
+from ductile.ledger.queue.rows import LIST_COLUMNS, from_text_or_none, job_from_row
 from ductile.ledger.reports.job_details import ATTEMPT_COLUMNS, LoggedAttempt, attempt_from_row
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 
-MOST_COUNTED = 10_000
-"""Jobs ahead of another that one answer counts."""
-MOST_LOOKED_AT = 5_000
-"""Attempts of a plugin that one answer looks at."""
+MAX_COUNTED = 10_000
+"""Jobs ahead of another that one query counts."""
+MAX_SCANNED = 5_000
+"""Attempts of a plugin that one query reads."""
 
 
 @frozen(kw_only=True)
 class WaitingJob:
-    """A queued job and all that the queue knows about why it is not running."""
+    """A queued job and the stored reasons why it is not running."""
 
     job: Job
     is_ready: bool
-    """It stands in its lane; only slots and pauses can keep it."""
+    """True if it can be claimed: only slots and pauses can delay it."""
     waits_for_key: bool
     waits_for: int
     blocked_reason: str | None
 
 
-_WAITING = f"{LISTED_COLUMNS}, lane IS NOT NULL, waits_for_key, waits_for, blocked_reason"
-ONE = f"SELECT {_WAITING} FROM job_queue WHERE id = ? AND status = 'queued'"
-ALL = f"SELECT {_WAITING} FROM job_queue {using('job_queue_by_status')} WHERE status = 'queued' ORDER BY seq LIMIT ?"
-OF_PLUGIN = f"""
+_WAITING = f"{LIST_COLUMNS}, lane IS NOT NULL, waits_for_key, waits_for, blocked_reason"
+WAITING_JOB = f"SELECT {_WAITING} FROM job_queue WHERE id = ? AND status = 'queued'"
+WAITING_JOBS = (
+    f"SELECT {_WAITING} FROM job_queue {using('job_queue_by_status')} WHERE status = 'queued' ORDER BY seq LIMIT ?"
+)
+WAITING_JOBS_OF_PLUGIN = f"""
     SELECT {_WAITING} FROM job_queue {using("job_queue_by_status")}
      WHERE status = 'queued' AND plugin = ? ORDER BY seq LIMIT ?
 """
 
 
 def waiting(db: Db, job_id: str) -> WaitingJob | None:
-    """The job, if it waits."""
-    row = db.execute(ONE, (job_id,)).fetchone()
+    """Return the job, if it is queued."""
+    row = db.execute(WAITING_JOB, (job_id,)).fetchone()
     return _waiting(row) if row else None
 
 
 def all_waiting(db: Db, plugin: str | None = None, *, limit: int) -> list[WaitingJob]:
-    """The oldest jobs that wait, in the order in which they were asked for."""
-    rows = db.execute(OF_PLUGIN, (plugin, limit)) if plugin else db.execute(ALL, (limit,))
+    """Return the oldest queued jobs, in order of arrival."""
+    rows = db.execute(WAITING_JOBS_OF_PLUGIN, (plugin, limit)) if plugin else db.execute(WAITING_JOBS, (limit,))
     return [_waiting(row) for row in rows]
 
 
@@ -66,45 +68,45 @@ def _waiting(row: tuple[Any, ...]) -> WaitingJob:
     )
 
 
-AHEAD = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE lane = ? AND seq < ? LIMIT ?)"
+COUNT_AHEAD = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE lane = ? AND seq < ? LIMIT ?)"
 
 
-def ahead_of(db: Db, job: Job) -> int:
-    """How many ready jobs of its plugin start before it, counted up to `MOST_COUNTED`."""
-    count: int = db.execute(AHEAD, (job.plugin, job.seq, MOST_COUNTED)).fetchone()[0]
+def count_ahead(db: Db, job: Job) -> int:
+    """Count the ready jobs of its plugin that start before it, up to `MAX_COUNTED`."""
+    count: int = db.execute(COUNT_AHEAD, (job.plugin, job.seq, MAX_COUNTED)).fetchone()[0]
     return count
 
 
-HOLDER = """
+KEY_HOLDER = """
     SELECT id FROM job_queue
      WHERE status IN ('queued', 'running') AND plugin = ? AND command = ? AND dedupe_key = ? AND status = 'running'
      LIMIT 1
 """
 
 
-def holder_of_key(db: Db, job: Job) -> str | None:
-    """The running job that has the dedupe key of this one."""
-    row = db.execute(HOLDER, (job.plugin, job.command, job.dedupe_key)).fetchone()
+def find_key_holder(db: Db, job: Job) -> str | None:
+    """Return the running job with the same dedupe key."""
+    row = db.execute(KEY_HOLDER, (job.plugin, job.command, job.dedupe_key)).fetchone()
     return row[0] if row else None
 
 
 OPEN_MEMBERS = f"""
-    SELECT {LISTED_COLUMNS} FROM job_queue {using("job_queue_by_join")}
+    SELECT {LIST_COLUMNS} FROM job_queue {using("job_queue_by_join")}
      WHERE join_id = ? AND status IN ('queued', 'running') ORDER BY seq LIMIT ?
 """
 
 
 def open_members(db: Db, join_id: str, *, limit: int = 5) -> list[Job]:
-    """Some of the jobs that a join waits for."""
+    """Return some of the open members of a join."""
     return [job_from_row(row) for row in db.execute(OPEN_MEMBERS, (join_id, limit))]
 
 
-LANE_HEAD = "SELECT seq, id, plugin, created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
+OLDEST_READY = "SELECT seq, id, plugin, created_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT 1"
 
 
 def oldest_ready(db: Db, plugins: Iterable[str]) -> tuple[str, str, datetime] | None:
-    """Id, plugin and moment of the ready job of these plugins that has waited longest."""
-    heads = [row for name in plugins if (row := db.execute(LANE_HEAD, (name,)).fetchone())]
+    """Return id, plugin and creation time of the oldest ready job of these plugins."""
+    heads = [row for name in plugins if (row := db.execute(OLDEST_READY, (name,)).fetchone())]
     if not heads:
         return None
     _, job_id, plugin, created_at = min(heads)
@@ -117,7 +119,7 @@ COUNT_BLOCKED = f"""
 
 
 def count_blocked(db: Db) -> int:
-    """How many waiting jobs something holds: a breaker, or a plugin that cannot run."""
+    """Count the queued jobs that are blocked by a breaker or by a plugin that cannot run."""
     count: int = db.execute(COUNT_BLOCKED).fetchone()[0]
     return count
 
@@ -126,14 +128,14 @@ STATE_CHANGED = "SELECT updated_at FROM plugin_state WHERE plugin_name = ?"
 
 
 def state_changed_at(db: Db, plugin: str) -> datetime | None:
-    """When the plugin's state last became another one."""
+    """Return when the plugin's state last changed."""
     row = db.execute(STATE_CHANGED, (plugin,)).fetchone()
-    return moment(row[0]) if row else None
+    return from_text_or_none(row[0]) if row else None
 
 
 @frozen(kw_only=True)
 class Success:
-    """The newest attempt of a command that succeeded, and the configuration it started under."""
+    """The newest successful attempt of a command, and the configuration it started under."""
 
     job_id: str
     completed_at: datetime
@@ -148,8 +150,8 @@ LAST_SUCCESS = f"""
 
 
 def last_success(db: Db, job: Job, *, until: datetime) -> Success | None:
-    """Of another job of the same command; None also if it lies further back than one answer looks."""
-    row = db.execute(LAST_SUCCESS, (job.plugin, MOST_LOOKED_AT, job.command, job.id, to_text(until))).fetchone()
+    """Return the last success of another job of the same command, among the newest MAX_SCANNED attempts."""
+    row = db.execute(LAST_SUCCESS, (job.plugin, MAX_SCANNED, job.command, job.id, to_text(until))).fetchone()
     return Success(job_id=row[0], completed_at=from_text(row[1]), snapshot_id=row[2]) if row else None
 
 
@@ -161,6 +163,6 @@ FAILURES = f"""
 
 
 def failures_like(db: Db, job: Job) -> list[LoggedAttempt]:
-    """Attempts of the same command by other jobs that did not succeed, newest first, without their output."""
-    rows = db.execute(FAILURES, (job.plugin, MOST_LOOKED_AT, job.command, job.id))
+    """Return failed attempts of the same command by other jobs, newest first, without their output."""
+    rows = db.execute(FAILURES, (job.plugin, MAX_SCANNED, job.command, job.id))
     return [attempt_from_row(row) for row in rows]

@@ -1,7 +1,7 @@
-"""Connections to a ledger file and what holds on them: pragmas, transactions, snapshots.
+"""Connections to a ledger file: pragmas, transactions, snapshots, checkpoints.
 
-One connection writes and checkpoints; every other one is read-only and never checkpoints, because a second writer or
-checkpointer can damage a write-ahead log. Knows nothing of tables.
+One connection writes and checkpoints. All others are read-only, because a second writer or checkpointer can damage the
+write-ahead log. Knows nothing of tables.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ from ductile.ledger.storage.sqlite_errors import translating
 
 Synchronous = Literal["full", "normal", "off"]
 BUSY_SECONDS = 5.0
-WAL_LIMIT_BYTES = 32 << 20
-"""A longer log is emptied as soon as it is seen to be; a commit or two may come before that."""
-# Small on purpose: pages the kernel has cached cost microseconds, and memory must not grow with history. No memory map
-# either: with one, a disk error is not an exception but the end of the process.
+MAX_WAL_BYTES = 32 << 20
+"""A checkpoint is due when the log is longer. It may grow by one or two more commits before that."""
+# Small: reading a page from the kernel's cache costs microseconds, and memory must not grow with history. No memory
+# map: with one, a disk error kills the process instead of raising an exception.
 WRITER_CACHE_KILOBYTES = 2000
 READER_CACHE_KILOBYTES = 500
-# What one transaction may change before it is written in pieces: a page that leaves the cache early costs more than one
-# that goes with its commit, and the memory is free again when that is done. Enough for two answers.
-UNWRITTEN_KILOBYTES = 24_000
-# IMMEDIATE: a transaction that reads first and writes later fails if another process wrote between.
+# How much one transaction may change before SQLite writes pages ahead of the commit, which costs more. The commit frees
+# the memory. Enough for two plugin responses.
+CACHE_SPILL_KILOBYTES = 24_000
+# IMMEDIATE: a deferred transaction that reads first fails to write if another process wrote in between.
 BEGIN = "BEGIN IMMEDIATE"
 _SYNCHRONOUS = {"off": 0, "normal": 1, "full": 2}
 
 
-def _as_it_is(value: None) -> None:
+def _identity(value: None) -> None:
     return value
 
 
-# Values of any other class than int, float and str are first asked whether they can adapt themselves. None of these
-# can, and to find that out takes longer than to bind them.
-sqlite3.register_adapter(NoneType, _as_it_is)
+# For any class but int, float and str, `sqlite3` first looks for an adapter. Without one registered, the failed lookup
+# takes longer than binding the value.
+sqlite3.register_adapter(NoneType, _identity)
 sqlite3.register_adapter(bool, int)
 for _status in (JobStatus, AttemptStatus):
     sqlite3.register_adapter(_status, str.__str__)
@@ -50,7 +50,7 @@ def connect_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
         db = sqlite3.connect(
             f"file:{quote(str(path))}?mode=rw",
             uri=True,
-            isolation_level=None,  # otherwise the module opens transactions behind our back
+            isolation_level=None,  # otherwise `sqlite3` opens transactions implicitly
             timeout=BUSY_SECONDS,
             cached_statements=256,
             check_same_thread=False,
@@ -64,29 +64,29 @@ def connect_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
 
 
 def configure(db: sqlite3.Connection, where: object, synchronous: Synchronous) -> None:
-    """The writer's pragmas hold; those that durability stands on are read back."""
+    """Set the writer's pragmas and verify those that durability depends on. Raises LedgerError."""
     db.execute("PRAGMA foreign_keys = ON")
     db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KILOBYTES}")
-    db.execute(f"PRAGMA cache_spill = -{UNWRITTEN_KILOBYTES}")
+    db.execute(f"PRAGMA cache_spill = -{CACHE_SPILL_KILOBYTES}")
     db.execute("PRAGMA temp_store = MEMORY")
-    db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
-    db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints by itself, after it has answered
+    db.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
+    db.execute("PRAGMA wal_autocheckpoint = 0")  # the writer checkpoints explicitly, after it has answered
     db.execute(f"PRAGMA synchronous = {synchronous}")
-    write_ahead(db, where)
+    enable_wal(db, where)
     if db.execute("PRAGMA synchronous").fetchone()[0] != _SYNCHRONOUS[synchronous]:
-        raise LedgerError(f"{where}: SQLite does not give the durability asked for")
+        raise LedgerError(f"{where}: SQLite does not provide the configured durability")
 
 
-def write_ahead(db: sqlite3.Connection, where: object) -> None:
-    """Changes go to a write-ahead log. SQLite keeps to its old ways without a word when that fails, so it is asked."""
+def enable_wal(db: sqlite3.Connection, where: object) -> None:
+    """Switch to a write-ahead log. Raises LedgerError: SQLite itself reports no error if it cannot."""
     journal_mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if journal_mode not in ("wal", "memory"):
-        raise LedgerError(f"{where}: SQLite cannot write ahead here (journal mode {journal_mode})")
+        raise LedgerError(f"{where}: SQLite cannot use a write-ahead log here (journal mode {journal_mode})")
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Inside, `db` writes in one transaction: committed at the end, rolled back if anything is raised."""
+    """Run the block in one transaction: commit at its end, roll back if it raises."""
     with translating("ledger"):
         db.execute(BEGIN)
         try:
@@ -99,16 +99,16 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that can neither write nor checkpoint. It sees every commit, whether or not a service runs.
+    """Open a connection that can neither write nor checkpoint. It sees every commit, whether or not a service runs.
 
-    While no service runs SQLite may leave an empty `-wal` and `-shm` beside the file; in a directory that cannot be
-    written the file is read as it is, which is exact as long as there is no log.
+    While no service runs, SQLite may leave an empty `-wal` and `-shm` file. In a read-only directory without a log the
+    file is opened as immutable.
     """
     with translating(path):
         wal = path.with_name(path.name + "-wal")
-        frozen_file = not wal.exists() and not os.access(path.parent, os.W_OK)
+        is_immutable = not wal.exists() and not os.access(path.parent, os.W_OK)
         db = sqlite3.connect(
-            f"file:{quote(str(path))}?mode=ro{'&immutable=1' if frozen_file else ''}",
+            f"file:{quote(str(path))}?mode=ro{'&immutable=1' if is_immutable else ''}",
             uri=True,
             isolation_level=None,
             timeout=BUSY_SECONDS,
@@ -124,8 +124,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         return db
 
 
-class snapshot:  # noqa: N801 (read as what holds inside: `with snapshot(db):`)
-    """Inside, all reads of `db` see the same moment."""
+class snapshot:  # noqa: N801 (used like a function: `with snapshot(db):`)
+    """Context manager in which all reads of `db` see the same commit."""
 
     __slots__ = ("_db",)
 
@@ -140,18 +140,18 @@ class snapshot:  # noqa: N801 (read as what holds inside: `with snapshot(db):`)
             self._db.execute("COMMIT")
 
 
-def wait_when_busy(db: sqlite3.Connection, seconds: float) -> None:
-    """Set how long a statement waits for another process."""
+def set_busy_timeout(db: sqlite3.Connection, seconds: float) -> None:
+    """Set how long a statement waits for another process that writes."""
     db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
 
 def checkpoint(db: sqlite3.Connection) -> None:
-    """Move the log into the file, as far as no reader needs it. Raises sqlite3.Error."""
+    """Copy the log into the file, except for pages that a reader still needs. Raises sqlite3.Error."""
     ((_, in_log, moved),) = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     if in_log != moved:
         return
-    # The first commit into an emptied log syncs it, whatever `synchronous` says. Make it here, with no change in it, so
-    # that the event loop never does.
+    # The first commit into an empty log always syncs, whatever `synchronous` is. Make that commit here, without a
+    # change, so that it never happens on the event loop.
     ((version,),) = db.execute("PRAGMA user_version").fetchall()
     db.execute(BEGIN)
     try:
@@ -163,6 +163,6 @@ def checkpoint(db: sqlite3.Connection) -> None:
         raise
 
 
-def fold_log(db: sqlite3.Connection) -> None:
-    """Move the whole log into the file and empty it."""
+def checkpoint_and_truncate(db: sqlite3.Connection) -> None:
+    """Copy the whole log into the file and truncate it."""
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

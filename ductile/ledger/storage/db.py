@@ -1,12 +1,12 @@
 """The part of a database connection that ledger functions use, and savepoints on it.
 
-`sqlite3.Connection` satisfies `Db`. Transactions are begun and ended by the caller.
+`sqlite3.Connection` satisfies `Db`. The caller begins and ends transactions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ductile.ledger.storage.sqlite_errors import is_of_one_row, told
+from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
 
 T = TypeVar("T")
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
@@ -39,24 +39,25 @@ class Db(Protocol):
 
 
 class RowFault(NamedTuple):
-    """Why something could not be written because of the row it was about."""
+    """The reason why one row could not be written."""
 
     reason: str
 
 
-def written_or_fault(db: Db, work: Callable[[], T]) -> T | RowFault:
+def try_in_savepoint(db: Db, work: Callable[[], T]) -> T | RowFault:
     """Run `work()` in a savepoint and return its result.
 
-    An error that one row explains undoes the savepoint only and is returned as a RowFault. Every other error is raised.
+    An error that the data of one row caused rolls back the savepoint and is returned as a RowFault. Other errors are
+    raised.
     """
     db.execute("SAVEPOINT attempted")
     try:
         result = work()
     except Exception as error:
-        if not is_of_one_row(error):
+        if not is_row_fault(error):
             raise
         db.execute("ROLLBACK TO attempted")
         db.execute("RELEASE attempted")
-        return RowFault(told(error))
+        return RowFault(error_text(error))
     db.execute("RELEASE attempted")
     return result

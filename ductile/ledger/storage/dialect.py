@@ -1,7 +1,7 @@
-"""The words of SQL that SQLite has and PostgreSQL has not, as text for statements.
+"""SQL expressions that SQLite has and PostgreSQL does not, as text for statements.
 
-Everything else in `ledger` that reads or writes jobs is written in the subset that both understand. Modules about the
-file itself (`store`, `examine`, `migrate`, `copying`, `sizes`, `soundness`) and full-text search are SQLite's own.
+Other statements that read or write jobs use the subset that both share. The modules about the database file (`storage`,
+`reports.disk_usage`, `reports.integrity`) and full-text search are written for SQLite only.
 """
 
 
@@ -11,12 +11,12 @@ def using(index: str) -> str:
 
 
 def elements(document: str, path: str) -> str:
-    """Return a table of the members of the list at `path` of a JSON document, with the columns key, value and type."""
+    """Return a table of the elements of the JSON array at `path`, with the columns key, value and type."""
     return f"json_each({document}, '{path}')"
 
 
 def members(parameter: str) -> str:
-    """Return the values of a JSON list that is a parameter, as a subquery."""
+    """Return a subquery of the values of a parameter that is a JSON array."""
     return f"(SELECT value FROM json_each({parameter}))"
 
 
@@ -25,7 +25,7 @@ def is_json(column: str) -> str:
 
 
 def contains(column: str) -> str:
-    """Return the condition that a text contains a parameter."""
+    """Return the condition that the column contains a parameter."""
     return f"instr({column}, ?) > 0"
 
 
@@ -34,5 +34,5 @@ def greatest(first: str, second: str) -> str:
 
 
 def as_bytes(column: str) -> str:
-    """Return a text as its bytes: text that is not valid UTF-8 can be read only in this way."""
+    """Return the bytes of a text. Text that is not valid UTF-8 cannot be read otherwise."""
     return f"CAST({column} AS BLOB)"

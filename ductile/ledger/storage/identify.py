@@ -1,7 +1,7 @@
-"""Whether a file is a ledger, decided before anything opens it for writing.
+"""Identify a database file before it is opened for writing: new, a ledger, or a database of the original Ductile.
 
-The raw bytes are looked at first, because SQLite itself would replay a strange write-ahead log or roll back a journal
-while "only reading". Then a read-only connection compares the tables. Refusing leaves database and log as they were.
+The raw bytes come first, because SQLite applies a foreign write-ahead log or rolls back a journal even when it opens a
+file for reading. Then a read-only connection compares the tables. A rejected file and its log stay unchanged.
 """
 
 import contextlib
@@ -22,18 +22,20 @@ ORIGINAL_TABLES = frozenset({"job_queue", "job_log", "plugin_state"})
 ORIGINAL_COLUMNS = frozenset({"id", "plugin", "command", "payload", "status", "attempt", "submitted_by", "created_at"})
 _MAGIC = b"SQLite format 3\x00"
 _WAL_MAGICS = (0x377F0682, 0x377F0683)
-CHECKED_WHOLE = 8 << 20
-CHECKED_WHOLE_AFTER_A_CRASH = 64 << 20
+MAX_CHECKED_BYTES = 8 << 20
+MAX_CHECKED_BYTES_AFTER_CRASH = 64 << 20
 
 
 class DatabaseKind(Enum):
+    """What a database file is."""
+
     NEW = "new"
     OURS = "ours"
     ORIGINAL = "original"
 
 
-class Condition(NamedTuple):
-    """What stands at a path: nothing yet, a ledger of some version, or a database of the original."""
+class DatabaseInfo(NamedTuple):
+    """The kind of a database file and the schema version of a ledger."""
 
     kind: DatabaseKind
     version: int = 0
@@ -46,28 +48,28 @@ class _Header(NamedTuple):
     application_id: int
 
 
-def examine(path: Path, *, newest: int, tables: frozenset[str], thorough: bool = True) -> Condition:
-    """What is at `path`; raises LedgerError, with everything left as it was, if it cannot be used as a ledger.
+def identify(path: Path, *, newest: int, tables: frozenset[str], thorough: bool = True) -> DatabaseInfo:
+    """Return what is at `path`. Raises LedgerError, with nothing changed, if it cannot be used as a ledger.
 
-    A `thorough` look, before the file is written, also checks its pages and whose log that is; a reader beside a
-    running service has no need and no time for it.
+    `thorough` also checks the pages and that the log belongs to the file. A writer needs that; a reader next to a
+    running service does not.
     """
     wal = path.with_name(path.name + "-wal")
     wal_bytes = wal.stat().st_size if wal.exists() else 0
     if not path.exists() or path.stat().st_size == 0:
         require_no_log(path)
-        return Condition(DatabaseKind.NEW)
+        return DatabaseInfo(DatabaseKind.NEW)
     header = _read_header(path)
     _check_identity(path, header.application_id, header.version, newest)
     if wal_bytes:
         _check_wal(wal, header)
     elif header.pages * header.page_size > path.stat().st_size:
-        raise LedgerError(f"{path}: cut short, it should have {header.pages} pages", hint="restore a backup")
-    with _leaving_no_trace(path), translating(path), contextlib.closing(connect_reader(path)) as db:
+        raise LedgerError(f"{path}: truncated, expected {header.pages} pages", hint="Restore a backup.")
+    with _removing_new_files_on_error(path), translating(path), contextlib.closing(connect_reader(path)) as db:
         if thorough:
-            _check_identity_of_log(db, path)
-            _check_whole(db, path, crashed=wal_bytes > 0)
-        return _look_inside(db, path, newest, tables)
+            _check_log_identity(db, path)
+            _check_pages(db, path, crashed=wal_bytes > 0)
+        return _read_info(db, path, newest, tables)
 
 
 def _read_header(path: Path) -> _Header:
@@ -77,7 +79,7 @@ def _read_header(path: Path) -> _Header:
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
     if raw[:16] != _MAGIC or len(raw) < 100:
-        raise LedgerError(f"{path}: not a SQLite database", hint="move it away, or set another state.path")
+        raise LedgerError(f"{path}: not a SQLite database", hint="Move the file away, or set another state.path.")
     word = int.from_bytes(raw[16:18], "big")
     return _Header(
         page_size=65536 if word == 1 else word,
@@ -91,12 +93,12 @@ def _check_identity(path: Path, application_id: int, version: int, newest: int) 
     if application_id not in (0, APPLICATION_ID):
         raise LedgerError(
             f"{path}: belongs to another program (application id {application_id:#010x})",
-            hint="set another state.path",
+            hint="Set another state.path.",
         )
     if application_id == APPLICATION_ID and version > newest:
         raise LedgerError(
-            f"{path}: written by a newer Ductile (schema {version}, this one knows {newest})",
-            hint="install that version, or restore a backup from before the upgrade",
+            f"{path}: written by a newer Ductile (schema {version}, supported: {newest})",
+            hint="Install that version, or restore a backup from before the upgrade.",
         )
 
 
@@ -108,74 +110,75 @@ def _check_wal(wal: Path, header: _Header) -> None:
         raise LedgerError(f"{wal}: cannot be read: {error.strerror}") from error
     magic, page_size = int.from_bytes(raw[:4], "big"), int.from_bytes(raw[8:12], "big")
     if len(raw) == 32 and (magic not in _WAL_MAGICS or page_size != header.page_size):
-        raise LedgerError(f"{wal}: not the log of this database", hint="put the right log back, or move this one away")
+        raise LedgerError(f"{wal}: not the log of this database", hint="Restore the right log, or move this one away.")
 
 
 @contextlib.contextmanager
-def _leaving_no_trace(path: Path) -> Iterator[None]:
-    """Removes the shared-memory file that a refused look has made."""
+def _removing_new_files_on_error(path: Path) -> Iterator[None]:
+    """Remove the files that SQLite created in the block if the block raises LedgerError."""
     shm, wal = (path.with_name(path.name + suffix) for suffix in ("-shm", "-wal"))
-    made = [file for file in (shm, wal) if not file.exists()]
+    absent = [file for file in (shm, wal) if not file.exists()]
     try:
         yield
     except LedgerError:
-        for file in made:
+        for file in absent:
             with contextlib.suppress(OSError):
                 file.unlink()
         raise
 
 
-def _look_inside(db: sqlite3.Connection, path: Path, newest: int, tables: frozenset[str]) -> Condition:
+def _read_info(db: sqlite3.Connection, path: Path, newest: int, tables: frozenset[str]) -> DatabaseInfo:
     application_id, version = _pragma(db, "application_id"), _pragma(db, "user_version")
     _check_identity(path, application_id & 0xFFFFFFFF, version, newest)
     found = frozenset(name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'"))
     if application_id == APPLICATION_ID:
-        return _ours(path, version, newest, missing=tables - found)
-    return _strange(db, path, found)
+        return _own_info(path, version, newest, missing=tables - found)
+    return _unmarked_info(db, path, found)
 
 
 _IDENTITY = "SELECT seq FROM sqlite_sequence WHERE name = 'ledger'"
 
 
-def _check_identity_of_log(db: sqlite3.Connection, path: Path) -> None:
-    """The ledger read with its write-ahead log is the ledger in the file alone."""
+def _check_log_identity(db: sqlite3.Connection, path: Path) -> None:
+    """Raise LedgerError if the log belongs to another ledger: the identity with it differs from that in the file."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as alone:
-            identity = alone.execute(_IDENTITY).fetchone()
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as file_only:
+            identity = file_only.execute(_IDENTITY).fetchone()
     except sqlite3.Error:
-        return  # a file that needs its log to be whole, such as one whose creation is still in the log
+        return  # the file is incomplete without its log, for instance if its creation is still in the log
     if identity is not None and identity != db.execute(_IDENTITY).fetchone():
         raise LedgerError(
-            f"{path}-wal: the log of another ledger", hint="put the right log back, or move this one away"
+            f"{path}-wal: the log of another ledger", hint="Restore the right log, or move this one away."
         )
 
 
-def _ours(path: Path, version: int, newest: int, *, missing: frozenset[str]) -> Condition:
+def _own_info(path: Path, version: int, newest: int, *, missing: frozenset[str]) -> DatabaseInfo:
     if version == newest and missing:
-        raise LedgerError(f"{path}: damaged, tables are missing: {', '.join(sorted(missing))}", hint="restore a backup")
-    return Condition(DatabaseKind.OURS, version)
+        raise LedgerError(f"{path}: damaged, missing tables: {', '.join(sorted(missing))}", hint="Restore a backup.")
+    return DatabaseInfo(DatabaseKind.OURS, version)
 
 
-def _strange(db: sqlite3.Connection, path: Path, found: frozenset[str]) -> Condition:
-    """A file without our mark: nothing in it yet, a database of the original, or somebody else's."""
+def _unmarked_info(db: sqlite3.Connection, path: Path, found: frozenset[str]) -> DatabaseInfo:
+    """Identify a file without our application id: empty or of the original. Raises LedgerError for any other."""
     if not found:
-        return Condition(DatabaseKind.NEW)
+        return DatabaseInfo(DatabaseKind.NEW)
     columns = {row[1] for row in db.execute("PRAGMA table_info(job_queue)")}
     if found >= ORIGINAL_TABLES and columns >= ORIGINAL_COLUMNS:
-        return Condition(DatabaseKind.ORIGINAL)
+        return DatabaseInfo(DatabaseKind.ORIGINAL)
     raise LedgerError(
-        f"{path}: a database of another program (tables: {', '.join(sorted(found)[:5])})", hint="set another state.path"
+        f"{path}: a database of another program (tables: {', '.join(sorted(found)[:5])})",
+        hint="Set another state.path.",
     )
 
 
-def _check_whole(db: sqlite3.Connection, path: Path, *, crashed: bool) -> None:
-    """A small file is checked page by page; a large one only after a crash, so that a start stays quick."""
+def _check_pages(db: sqlite3.Connection, path: Path, *, crashed: bool) -> None:
+    """Check all pages of a small file, and of a larger one after a crash. A start must stay quick."""
     size = _pragma(db, "page_count") * _pragma(db, "page_size")
-    if size > (CHECKED_WHOLE_AFTER_A_CRASH if crashed else CHECKED_WHOLE):
+    if size > (MAX_CHECKED_BYTES_AFTER_CRASH if crashed else MAX_CHECKED_BYTES):
         return
-    verdict: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if verdict != "ok":
-        raise LedgerError(f"{path}: damaged ({verdict.splitlines()[-1]})", hint="restore a backup")
+    result: str = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if result != "ok":
+        raise LedgerError(f"{path}: damaged ({result.splitlines()[-1]})", hint="Restore a backup.")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -1,6 +1,6 @@
-"""Brings an older database to the newest schema: backup first, then every step in one transaction.
+"""Migrate an older database to the newest schema: a backup first, then all migrations in one transaction.
 
-Killed at any moment it leaves the old schema or the new one, never something between. Called by `store.open_writer`.
+A process killed at any point leaves the old schema or the new one, nothing in between.
 """
 
 import contextlib
@@ -14,38 +14,38 @@ from pathlib import Path
 from ductile.core.errors import LedgerError
 from ductile.ledger import migrations
 from ductile.ledger.storage.connections import transaction
-from ductile.ledger.storage.identify import APPLICATION_ID, Condition, DatabaseKind
-from ductile.ledger.storage.sqlite_errors import breaks_the_ledger, translating
+from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseInfo, DatabaseKind
+from ductile.ledger.storage.sqlite_errors import breaks_ledger, translating
 
-ADOPTION = 1
-Upgrade = Callable[[sqlite3.Connection, str], Iterator[str]]
+ADOPT_ORIGINAL = 1
+Migration = Callable[[sqlite3.Connection, str], Iterator[str]]
 
 
-def bring_up_to_date(
+def migrate(
     db: sqlite3.Connection,
     path: Path,
-    condition: Condition,
+    info: DatabaseInfo,
     *,
     newest: int,
     schema: str,
     now: datetime,
-    about_to: Callable[[str], None] = lambda part: None,
+    on_step: Callable[[str], None] = lambda part: None,
 ) -> None:
-    """`db` has the newest schema; if it had an older one, a backup of that stands beside it.
+    """Migrate `db` to the newest schema, if it has an older one, after a backup next to the file.
 
-    `about_to` hears the name of each part before it is done.
+    Calls `on_step` with the name of each step before the step.
     """
-    steps = _steps(condition, newest)
+    steps = _pending_migrations(info, newest)
     if not steps:
         return
-    about_to("backup")
-    backup = backup_path(path, condition.version, now)
+    on_step("backup")
+    backup = backup_path(path, info.version, now)
     back_up(db, backup)
     try:
-        _upgrade(db, path, condition, steps, newest=newest, schema=schema, about_to=about_to)
+        _upgrade(db, path, info, steps, newest=newest, schema=schema, on_step=on_step)
     except LedgerError as error:
-        # The ledger is as it was, unless the disk fails. Whoever starts it again and again would fill that with copies.
-        if not breaks_the_ledger(error.__cause__ or error):
+        # Nothing has changed, unless the disk failed. Repeated starts would fill the disk with identical backups.
+        if not breaks_ledger(error.__cause__ or error):
             with contextlib.suppress(OSError):
                 backup.unlink()
         raise
@@ -54,44 +54,44 @@ def bring_up_to_date(
 def _upgrade(
     db: sqlite3.Connection,
     path: Path,
-    condition: Condition,
+    info: DatabaseInfo,
     steps: list[int],
     *,
     newest: int,
     schema: str,
-    about_to: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> None:
-    if condition.kind is DatabaseKind.ORIGINAL:
-        about_to("auto_vacuum")
+    if info.kind is DatabaseKind.ORIGINAL:
+        on_step("auto_vacuum")
         _enable_incremental_vacuum(db, path)
-    # Moving tables aside would otherwise drag along or trip over references of the old schema.
+    # Otherwise renaming tables would rewrite or violate the foreign keys of the old schema.
     db.execute("PRAGMA foreign_keys = OFF")
     with transaction(db):
         for number in steps:
-            for part in load(number)(db, schema):
-                about_to(part)
-        about_to("version")
+            for part in load_migration(number)(db, schema):
+                on_step(part)
+        on_step("version")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {newest}")
-        about_to("commit")
+        on_step("commit")
     db.execute("PRAGMA foreign_keys = ON")
 
 
-def _steps(condition: Condition, newest: int) -> list[int]:
-    if condition.kind is DatabaseKind.NEW:
+def _pending_migrations(info: DatabaseInfo, newest: int) -> list[int]:
+    if info.kind is DatabaseKind.NEW:
         return []
-    if condition.kind is DatabaseKind.ORIGINAL:
-        return [ADOPTION]
-    return list(range(condition.version + 1, newest + 1))
+    if info.kind is DatabaseKind.ORIGINAL:
+        return [ADOPT_ORIGINAL]
+    return list(range(info.version + 1, newest + 1))
 
 
-def load(number: int) -> Upgrade:
-    """The upgrade function of one numbered step."""
+def load_migration(number: int) -> Migration:
+    """Return the function of the migration to schema `number`. Raises LedgerError if there is none."""
     import pkgutil
 
     for module in pkgutil.iter_modules(migrations.__path__):
         if module.name.startswith(f"v{number:03d}_"):
-            upgrade: Upgrade = importlib.import_module(f"{migrations.__name__}.{module.name}").upgrade
+            upgrade: Migration = importlib.import_module(f"{migrations.__name__}.{module.name}").upgrade
             return upgrade
     raise LedgerError(f"there is no migration to schema {number}")
 
@@ -101,15 +101,15 @@ def backup_path(path: Path, version: int, now: datetime) -> Path:
 
 
 def back_up(db: sqlite3.Connection, target: Path) -> None:
-    """A complete copy of `db`, write-ahead log included, is on disk at `target` with mode 0600."""
+    """Copy `db` with its write-ahead log to `target`, mode 0600, synced to disk."""
     partial = target.with_name(target.name + ".partial")
-    with _nothing_left_of(partial):
+    with _removing_on_error(partial):
         _copy(db, partial, target)
 
 
 @contextlib.contextmanager
-def _nothing_left_of(partial: Path) -> Iterator[None]:
-    """A copy that fails takes no room; one that is killed does, until the doctor finds it."""
+def _removing_on_error(partial: Path) -> Iterator[None]:
+    """Remove an incomplete copy if the block raises. `ductile system doctor` finds one that a killed process left."""
     try:
         yield
     except BaseException:
@@ -130,7 +130,7 @@ def _copy(db: sqlite3.Connection, partial: Path, target: Path) -> None:
         partial.replace(target)
         _sync(target.parent)
     except OSError as error:
-        raise LedgerError(f"{target}: the backup cannot be written: {error.strerror}") from error
+        raise LedgerError(f"{target}: cannot write the backup: {error.strerror}") from error
 
 
 def _sync(path: Path) -> None:
@@ -142,7 +142,7 @@ def _sync(path: Path) -> None:
 
 
 def _enable_incremental_vacuum(db: sqlite3.Connection, path: Path) -> None:
-    """The file can give pages back later. Only a rewrite of the whole file changes this, and it keeps the content."""
+    """Let the file release free pages later. This needs a rewrite of the whole file; its content does not change."""
     with translating(path):
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute("VACUUM")

@@ -1,7 +1,7 @@
-"""Opens the ledger: checks first, changes after.
+"""Open a ledger file: check it first, then create or migrate it.
 
-`open_writer` is for whoever holds the instance lock (the service, through `writer`, or an offline command);
-`open_reader` is for everybody. Imports no Trio, so that the CLI reads a ledger at the price of `sqlite3` alone.
+`open_writer` needs the instance lock; `open_reader` does not. Imports no Trio, so that the CLI reads a ledger with
+`sqlite3` alone.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ from ductile.ledger.storage import migrate, path_checks
 from ductile.ledger.storage.connections import (
     BEGIN,
     Synchronous,
+    checkpoint_and_truncate,
     connect_reader,
     connect_writer,
-    fold_log,
+    enable_wal,
     snapshot,
-    write_ahead,
 )
-from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, examine
+from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, identify
 from ductile.ledger.storage.sqlite_errors import translating
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PAGE_BYTES = 2048
-"""A job changes a little in each of some twenty pages, and each goes to the log and to the file as a whole. In smaller
-ones its rows would be torn apart; larger ones are better for large payloads alone."""
+"""A job changes a few bytes in about twenty pages, and whole pages are written to the log and the file. With smaller
+pages its rows would span several; larger pages are better only for large payloads."""
 
 
 def schema() -> str:
@@ -37,27 +37,28 @@ def schema() -> str:
 
 
 def tables() -> frozenset[str]:
-    """The tables every ledger of this version has."""
+    """Return the tables that every ledger of this version has."""
     return frozenset(re.findall(r"^CREATE TABLE (\w+)", schema(), re.MULTILINE))
 
 
 def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Connection:
-    """The one writing connection to the ledger at `path`, which is created, adopted or migrated first if need be.
+    """Open the only writing connection to the ledger at `path`. Create, adopt or migrate the file first if needed.
 
-    The caller holds the instance lock. Raises LedgerError (or LedgerBusy) with nothing changed if the file is not ours.
+    The caller holds the instance lock. Raises LedgerError or LedgerBusy, with nothing changed, if the file cannot be
+    used.
     """
-    target = path_checks.resolve(path)
-    condition = examine(target, newest=SCHEMA_VERSION, tables=tables())
+    target = path_checks.resolve_writable(path)
+    info = identify(target, newest=SCHEMA_VERSION, tables=tables())
     empty = not target.exists() or target.stat().st_size == 0
-    if condition.kind is DatabaseKind.NEW and empty:
+    if info.kind is DatabaseKind.NEW and empty:
         create(target)
     db = connect_writer(target, synchronous)
     try:
-        if condition.kind is DatabaseKind.NEW and not empty:
-            fill(db)
-        migrate.bring_up_to_date(db, target, condition, newest=SCHEMA_VERSION, schema=schema(), now=datetime.now(UTC))
-        # SQLite does this too when it first syncs the log, but does not mind if it fails.
-        path_checks.sync(target.parent)
+        if info.kind is DatabaseKind.NEW and not empty:
+            initialise(db)
+        migrate.migrate(db, target, info, newest=SCHEMA_VERSION, schema=schema(), now=datetime.now(UTC))
+        # SQLite also does this when it first syncs the log, but ignores an error.
+        path_checks.sync_directory(target.parent)
     except OSError as error:
         db.close()
         raise LedgerError(f"{target.parent}: {error.strerror}") from error
@@ -68,7 +69,7 @@ def open_writer(path: Path, *, synchronous: Synchronous = "full") -> sqlite3.Con
 
 
 def create(path: Path) -> None:
-    """A complete, empty ledger stands at `path`, 0600 in a 0700 directory; a crash on the way leaves none at all."""
+    """Create an empty ledger at `path`, mode 0600, in a directory with mode 0700. A crash leaves no file there."""
     path_checks.make_private_directory(path.parent)
     fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
@@ -77,11 +78,11 @@ def create(path: Path) -> None:
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         fresh.chmod(0o600)
         with translating(path), contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
-            fill(db)
-            # Closing does this as well, but without a word if it fails; the file would then go on without its log.
-            fold_log(db)
+            initialise(db)
+            # Closing does this too but ignores an error: the file would be renamed without its log.
+            checkpoint_and_truncate(db)
         fresh.replace(path)
-        path_checks.sync(path.parent)
+        path_checks.sync_directory(path.parent)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be created: {error.strerror}") from error
     finally:
@@ -90,11 +91,11 @@ def create(path: Path) -> None:
                 leftover.unlink()
 
 
-def fill(db: sqlite3.Connection) -> None:
-    """The empty database `db` is a ledger of the newest version."""
+def initialise(db: sqlite3.Connection) -> None:
+    """Create the tables of the newest version in the empty database `db`."""
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    write_ahead(db, "a new ledger")
+    enable_wal(db, "a new ledger")
     db.executescript(
         f"{BEGIN};\n{schema()}\n"
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
@@ -103,26 +104,26 @@ def fill(db: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
-    """One consistent view of the ledger at `path` for the length of the block. Raises NotFound if there is none."""
-    if not path_checks.is_made(path):
-        raise NotFound(f"{path}: there is no ledger yet", hint="start the service once; it makes the file")
+    """Open a consistent, read-only view of the ledger at `path`. Raises NotFound if there is no ledger."""
+    if not path_checks.ledger_exists(path):
+        raise NotFound(f"{path}: no ledger yet", hint="Start the service once. It creates the file.")
     target = path_checks.resolve_readable(path)
-    condition = examine(target, newest=SCHEMA_VERSION, tables=tables(), thorough=False)
-    if condition.kind is not DatabaseKind.OURS or condition.version != SCHEMA_VERSION:
+    info = identify(target, newest=SCHEMA_VERSION, tables=tables(), thorough=False)
+    if info.kind is not DatabaseKind.OURS or info.version != SCHEMA_VERSION:
         raise LedgerError(
             f"{path}: not yet a ledger of this version",
-            hint="start the service once; it backs the file up and migrates",
+            hint="Start the service once. It backs up and migrates the file.",
         )
     with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):
         yield db
 
 
 @contextlib.contextmanager
-def open_another_reader(path: Path) -> Iterator[sqlite3.Connection]:
-    """`open_reader` for a process that has the ledger open.
+def open_reader_beside_writer(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a reader as `open_reader` does, in a process that already has the ledger open.
 
-    Only SQLite may touch the file there: whoever opens a file and closes it gives up all locks that the process has on
-    it, and the next outsider to leave would take itself for the last one and remove the log.
+    Only SQLite may open the file in such a process: closing any other descriptor drops all POSIX locks of the process
+    on it. Another process that closes the ledger would then take itself for the last user and remove the log.
     """
     target = path_checks.resolve_readable(path)
     with contextlib.closing(connect_reader(target)) as db, translating(path), snapshot(db):

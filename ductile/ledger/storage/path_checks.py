@@ -1,6 +1,6 @@
-"""Whether a path can hold a ledger: kind of file, access, file system.
+"""Checks of the path of a ledger: kind of file, access, file system.
 
-Looks only, but for `make_private_directory` and `sync`. Knows nothing of what is in the file.
+Only `make_private_directory` and `sync_directory` write. Knows nothing of the content of the file.
 """
 
 import os
@@ -12,39 +12,39 @@ from ductile.core.errors import LedgerError
 _NETWORK = "nfs nfs4 cifs smb smb2 smb3 smbfs afs afpfs 9p ceph glusterfs lustre gfs2 ocfs2 beegfs davfs webdav coda"
 _FUSE = "sshfs glusterfs ceph s3fs rclone davfs2 nfs smbnetfs"
 NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split()) | {f"fuse.{name}" for name in _FUSE.split()}
-BESIDE = ("-journal", "-wal", "-shm")
+SIDE_FILE_SUFFIXES = ("-journal", "-wal", "-shm")
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
-def resolve(path: Path) -> Path:
-    """The file behind `path`, which may be missing; raises LedgerError when it can never be a ledger."""
+def resolve_writable(path: Path) -> Path:
+    """Resolve `path`, which may be missing. Raises LedgerError if it cannot be a ledger that this user can write."""
     try:
         target = path.resolve(strict=False)
         if path.is_symlink() and not target.exists():
-            raise LedgerError(f"{path}: a symbolic link to {target}, which does not exist", hint="remove the link")
-        check_kind(target)
-        check_access(target)
+            raise LedgerError(f"{path}: a symbolic link to {target}, which does not exist", hint="Remove the link.")
+        require_regular_file(target)
+        require_writable(target)
     except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    refuse_network(target)
+    reject_network_file_system(target)
     return target
 
 
 def resolve_readable(path: Path) -> Path:
-    """The regular file behind `path`, which may be read-only."""
+    """Resolve `path` to an existing regular file, which may be read-only. Raises LedgerError otherwise."""
     try:
         target = path.resolve(strict=True)
-        check_kind(target)
+        require_regular_file(target)
     except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not os.access(target, os.R_OK):
-        raise LedgerError(f"{path}: cannot be read by this user", hint="check its owner and mode")
+        raise LedgerError(f"{path}: cannot be read by this user", hint="Check its owner and mode.")
     return target
 
 
-def is_made(path: Path) -> bool:
-    """Whether there is a ledger, or at least its file; LedgerError where only the log of one is left."""
+def ledger_exists(path: Path) -> bool:
+    """True if the file exists. Raises LedgerError if only its log exists."""
     if path.exists():
         return True
     require_no_log(path)
@@ -52,28 +52,28 @@ def is_made(path: Path) -> bool:
 
 
 def require_no_log(path: Path) -> None:
-    """Nothing lies beside a ledger that is not there: it would be the newest part of one that is lost."""
+    """Raise LedgerError if a missing ledger has a log: it contains the newest commits of a lost file."""
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
         raise LedgerError(
             f"{path}: missing or empty, but its log {log.name} has data",
-            hint="put the database file back, or move the log away if it is not needed",
+            hint="Restore the database file, or move the log away if you do not need it.",
         )
 
 
-def check_kind(path: Path) -> None:
-    """A ledger is a regular file in a directory; everything else is refused without being opened.
+def require_regular_file(path: Path) -> None:
+    """Raise LedgerError if the ledger, or a file that SQLite opens next to it, is not a regular file.
 
-    So are the files that SQLite would open beside it: a FIFO there would hold the process until somebody writes to it.
+    Opens nothing: opening a FIFO would block the process.
     """
     mode = _mode(path)
     if mode is not None and stat.S_ISDIR(mode):
-        raise LedgerError(f"{path}: a directory; the ledger must be a file", hint="set state.path to a file in it")
+        raise LedgerError(f"{path}: a directory; the ledger must be a file", hint="Set state.path to a file in it.")
     if mode is not None and not stat.S_ISREG(mode):
-        raise LedgerError(f"{path}: not a regular file", hint="set state.path to an ordinary file")
-    for beside in (path.with_name(path.name + ending) for ending in BESIDE):
-        if not stat.S_ISREG(_mode(beside) or stat.S_IFREG):
-            raise LedgerError(f"{beside}: not a regular file, and SQLite would open it", hint="remove it")
+        raise LedgerError(f"{path}: not a regular file", hint="Set state.path to a regular file.")
+    for side_file in (path.with_name(path.name + suffix) for suffix in SIDE_FILE_SUFFIXES):
+        if not stat.S_ISREG(_mode(side_file) or stat.S_IFREG):
+            raise LedgerError(f"{side_file}: not a regular file, and SQLite would open it", hint="Remove it.")
 
 
 def _mode(path: Path) -> int | None:
@@ -83,39 +83,39 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def check_access(path: Path) -> None:
-    """File and directory can be written; SQLite also needs files of its own next to the ledger."""
+def require_writable(path: Path) -> None:
+    """Raise LedgerError unless file and directory are writable. SQLite creates files next to the ledger."""
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        raise LedgerError(f"{path}: cannot be read and written by this user", hint="check its owner and mode")
+        raise LedgerError(f"{path}: cannot be read and written by this user", hint="Check its owner and mode.")
     directory = nearest_directory(path)
     if not directory.is_dir():
         raise LedgerError(f"{directory}: not a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise LedgerError(f"{directory}: this directory cannot be written", hint="check its owner, mode and mount")
+        raise LedgerError(f"{directory}: this directory cannot be written", hint="Check its owner, mode and mount.")
 
 
 def nearest_directory(path: Path) -> Path:
-    """The closest ancestor of `path` that exists."""
+    """Return the closest ancestor of `path` that exists."""
     return next(parent for parent in path.parents if parent.exists())
 
 
-def refuse_network(path: Path) -> None:
-    """Locks and shared memory of SQLite do not work over a network."""
+def reject_network_file_system(path: Path) -> None:
+    """Raise LedgerError on a network file system: locks and shared memory of SQLite do not work there."""
     kind = file_system_of(nearest_directory(path), _mounts())
     if kind in NETWORK_FILE_SYSTEMS:
         raise LedgerError(
-            f"{path}: on a network file system ({kind}), where SQLite's locks cannot be trusted",
-            hint="set state.path to a local disk",
+            f"{path}: on a network file system ({kind}), where SQLite's locks are not reliable",
+            hint="Set state.path to a local disk.",
         )
 
 
 def file_system_of(directory: Path, mounts: str) -> str | None:
-    """The type of the file system `directory` is on, by the text of mountinfo; None if unknown."""
+    """Return the type of the file system of `directory` from the text of mountinfo; None if unknown."""
     best, kind = "", None
     for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
         mount_point = _unescaped(fields.split(" ")[4]) if fields.count(" ") >= 4 else ""
-        # Of two mounts on the same point the later one is on top.
+        # Of two mounts on the same point the later one is visible.
         if mount_point and directory.is_relative_to(mount_point) and len(mount_point) >= len(best):
             best, kind = mount_point, rest.split(" ")[0]
     return kind
@@ -135,20 +135,20 @@ def _unescaped(text: str) -> str:
 
 
 def make_private_directory(directory: Path) -> None:
-    """`directory` exists, also after a power cut; what had to be made is 0700, whatever the umask."""
+    """Create `directory` and its missing parents, durable, with mode 0700 whatever the umask is."""
     if directory.is_dir():
         return
     make_private_directory(directory.parent)
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
-        sync(directory.parent)
+        sync_directory(directory.parent)
     except OSError as error:
-        raise LedgerError(f"{directory}: cannot be made: {error.strerror}") from error
+        raise LedgerError(f"{directory}: cannot be created: {error.strerror}") from error
 
 
-def sync(directory: Path) -> None:
-    """The names in it are durable."""
+def sync_directory(directory: Path) -> None:
+    """Make the file names in the directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

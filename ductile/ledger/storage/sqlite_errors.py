@@ -1,6 +1,6 @@
-"""What SQLite's errors mean for the ledger: busy, full, broken, or a request that cannot be done.
+"""Classification of SQLite errors: busy, full, broken, or the fault of one row.
 
-Called next to every place where `sqlite3` may raise; the rest of the project never sees a `sqlite3.Error`.
+Errors are translated where `sqlite3` raises them, so that no other package sees a `sqlite3.Error`.
 """
 
 import sqlite3
@@ -11,18 +11,18 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _BREAKING = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _ONE_ROW = {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE}
-MOST_TOLD = 500
-"""How many characters of a foreign error a row repeats."""
+MAX_ERROR_CHARACTERS = 500
+"""Of an error text that is stored in a row."""
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's result code without its extension; 0 where Python itself raised."""
+    """Return SQLite's primary result code; 0 if Python raised the error."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
 
-def breaks_the_ledger(error: BaseException) -> bool:
-    """True when nothing written after this error could be trusted: a failed write or fsync, a damaged page."""
+def breaks_ledger(error: BaseException) -> bool:
+    """True after an error that makes later writes unsafe: a failed write or fsync, a damaged page."""
     return isinstance(error, sqlite3.Error) and primary_code(error) in _BREAKING
 
 
@@ -31,10 +31,10 @@ def is_busy(error: sqlite3.Error) -> bool:
     return primary_code(error) in _BUSY
 
 
-def is_of_one_row(error: Exception) -> bool:
-    """True when odd data of one row explains the error, so that another row may well go through.
+def is_row_fault(error: Exception) -> bool:
+    """True if the data of one row caused the error, so that other rows can still be written.
 
-    Never for a disk that is full, busy or failing: that is everybody's, and no reason to give up a job.
+    False for a disk that is full, busy or failing: no job may end because of it.
     """
     if isinstance(error, sqlite3.Error):
         code = primary_code(error)
@@ -42,30 +42,32 @@ def is_of_one_row(error: Exception) -> bool:
     return not isinstance(error, OSError | MemoryError | LedgerError)
 
 
-def told(error: Exception) -> str:
-    """What the error says, in text that any row can hold."""
+def error_text(error: Exception) -> str:
+    """Return the error as text that can be stored in any row."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text.encode("utf-8", "backslashreplace").decode()[:MOST_TOLD]
+    return text.encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARACTERS]
 
 
-def translated(error: sqlite3.Error, where: object) -> LedgerError:
-    """The same error in the words of the error family; raise it `from` the original."""
+def translate(error: sqlite3.Error, where: object) -> LedgerError:
+    """Return the error as a LedgerError. Raise it `from` the original."""
     code = primary_code(error)
     if is_busy(error):
-        return LedgerBusy(f"{where}: another process is writing", hint="only one service may use a ledger; try again")
+        return LedgerBusy(f"{where}: another process is writing", hint="Only one service may use a ledger. Try again.")
     if code == sqlite3.SQLITE_FULL:
-        return LedgerFull(f"{where}: no space left on the disk", hint="free some space; nothing was lost")
+        return LedgerFull(f"{where}: no space left on the disk", hint="Free some disk space. No data was lost.")
     if code in _DAMAGED:
-        return LedgerError(f"{where}: damaged ({error})", hint="restore a backup; the file was left as it is")
+        return LedgerError(f"{where}: damaged ({error})", hint="Restore a backup. The file was not changed.")
     if code == sqlite3.SQLITE_READONLY:
-        return LedgerError(f"{where}: cannot be written ({error})", hint="check owner and mode of file and directory")
+        return LedgerError(
+            f"{where}: cannot be written ({error})", hint="Check the owner and mode of the file and its directory."
+        )
     return LedgerError(f"{where}: {error}")
 
 
 class translating:  # noqa: N801 (read as a verb: `with translating(path):`)
-    """Inside, a `sqlite3.Error` becomes one of the family."""
+    """Context manager that translates a `sqlite3.Error` raised in its block."""
 
-    # A class and no generator, which is a few calls less.
+    # A class, because a generator costs a few more calls.
     __slots__ = ("_where",)
 
     def __init__(self, where: object) -> None:
@@ -76,4 +78,4 @@ class translating:  # noqa: N801 (read as a verb: `with translating(path):`)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, sqlite3.Error):
-            raise translated(error, self._where) from error
+            raise translate(error, self._where) from error

@@ -1,6 +1,6 @@
-"""The ledger without an event loop: the coroutines of `Ledger`, each done at once on one plain connection.
+"""A ledger without an event loop: the coroutines of `Ledger` on one plain connection. They never wait.
 
-For commands and simulations that run engine code alone with a file. `run_sync` runs such code.
+For commands and simulations that run engine code on a file of their own, with `run_sync`.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AnyLedger(Protocol):
-    """What `Ledger` and `SyncLedger` have in common."""
+    """The interface that `Ledger` and `SyncLedger` share."""
 
     async def write(self, function: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -34,7 +34,7 @@ class AnyLedger(Protocol):
 
 @frozen(eq=False)
 class SyncLedger:
-    """A ledger with one user. Its coroutines never wait."""
+    """A ledger with one caller. Its coroutines never wait."""
 
     path: Path
     _db: sqlite3.Connection
@@ -54,7 +54,7 @@ class SyncLedger:
             return function(self._db, *args, **kwargs)
 
     async def until_durable(self) -> None:
-        """Do nothing: every commit waits for the disk as far as `synchronous` says."""
+        """Do nothing: every commit waits for the disk as `synchronous` requires."""
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ductile.ledger.storage import connections, path_checks
 from ductile.ledger.storage.connections import BEGIN, Synchronous, connect_reader, snapshot
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_writer
-from ductile.ledger.storage.sqlite_errors import breaks_the_ledger, is_busy, translated, translating
+from ductile.ledger.storage.sqlite_errors import breaks_ledger, is_busy, translate, translating
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,14 +42,14 @@ CHECKPOINT_ROWS = 1_000
 
 @define(eq=False)
 class Ledger:
-    """The one writing connection and a few reading ones. When `broken` is set, nothing can be written any more."""
+    """The writing connection and a few reading ones. When `broken` is set, every write is refused."""
 
     path: Path
     _db: sqlite3.Connection
     _log: int
     """Descriptor of the `-wal` file. It stays open: the kernel reports lost pages once to each open descriptor."""
     _anchor: sqlite3.Connection
-    """A reader that is open to the end: while it is, closing a broken ledger does not fold the log into the file."""
+    """A reader that stays open to the end, so that closing a broken ledger does not checkpoint the log."""
     _waits_for_disk: bool
     _on_durable: Callable[[], None]
     broken: trio.Event = field(factory=trio.Event)
@@ -65,7 +65,7 @@ class Ledger:
     _is_open: bool = True
     _lock: trio.Lock = field(factory=trio.Lock)
     _pending: dict[object, float] = field(factory=dict)
-    """When each unfinished transaction was asked for, oldest first."""
+    """When each unfinished transaction was requested, oldest first."""
     _syncing_since: float = inf
     _changes_at_commit: int = 0
     _changes_at_checkpoint: int = 0
@@ -143,7 +143,7 @@ class Ledger:
     # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _acquire(self) -> None:
-        """Take the lock, without giving up the turn if it is free: callers that resume together share a sync."""
+        """Acquire the lock, without a checkpoint if it is free: callers that resume together share a sync."""
         if self._lock.locked():
             await self._lock.acquire()
         else:
@@ -217,13 +217,13 @@ class Ledger:
             raise LedgerError(str(self._failure)) from self._failure
 
     def _translated(self, error: sqlite3.Error) -> LedgerError:
-        meaning = translated(error, self.path)
-        if breaks_the_ledger(error) or self._db.in_transaction:  # the second: it could not be rolled back
+        meaning = translate(error, self.path)
+        if breaks_ledger(error) or self._db.in_transaction:  # the second: it could not be rolled back
             self._break(meaning, error)
         return meaning
 
     def _break(self, failure: LedgerError, cause: Exception) -> None:
-        """Refuse everything from now on: what the disk has kept is no longer known."""
+        """Refuse all transactions from now on: it is unknown which writes reached the disk."""
         failure.__cause__ = cause
         self._failure = self._failure or failure
         self.broken.set()
@@ -238,7 +238,7 @@ class Ledger:
                 while self._failure is None:
                     await self._maintain_once()
             except Exception as error:
-                self._break(LedgerError(f"{self.path}: internal error: {error!r}"), error)  # nothing waits for ever
+                self._break(LedgerError(f"{self.path}: internal error: {error!r}"), error)  # no caller waits forever
                 raise
 
     async def _maintain_once(self) -> None:
@@ -288,7 +288,7 @@ class Ledger:
         """True after many rows, or after a few large ones."""
         if self._db.total_changes - self._changes_at_checkpoint >= CHECKPOINT_ROWS:
             return True
-        return os.fstat(self._log).st_size > connections.WAL_LIMIT_BYTES
+        return os.fstat(self._log).st_size > connections.MAX_WAL_BYTES
 
     async def _checkpoint(self) -> None:
         # On the writing connection and under the lock, although SQLite allows a second connection to do it meanwhile:
@@ -299,14 +299,14 @@ class Ledger:
             try:
                 await run_in_thread(partial(connections.checkpoint, self._db), limiter=self._write_thread)
             except sqlite3.Error as error:
-                self._translated(error)  # breaks the ledger or is tried again: a full disk, a reader that holds the log
+                self._translated(error)  # breaks the ledger, or is retried: a full disk, a reader that uses the log
             failpoint("checkpoint.after")
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_in_thread(self, work: Callable[[Db], T]) -> T:
         with translating(self.path):
-            db = self._take_reader()
+            db = self._pop_reader()
             try:
                 with snapshot(db):
                     result = work(db)
@@ -319,9 +319,9 @@ class Ledger:
             self._idle_readers.append(db)
             return result
 
-    def _take_reader(self) -> sqlite3.Connection:
+    def _pop_reader(self) -> sqlite3.Connection:
         try:
-            return self._idle_readers.pop()  # atomic; a look before it would not be
+            return self._idle_readers.pop()  # atomic; a check before it would not be
         except IndexError:
             return connect_reader(self.path)
 
@@ -331,21 +331,21 @@ class Ledger:
         """Refuse new transactions, wait for those that are queued and for the disk, and end `maintain`."""
         self._is_open = False
         with trio.move_on_after(SYNC_TIMEOUT, shield=True), suppress(LedgerError):
-            async with self._lock:  # first come, first served: everything queued before is done
+            async with self._lock:  # FIFO: transactions queued before have finished
                 pass
             await self.until_durable()
         self._maintenance.cancel()
 
     def close(self) -> None:
-        """Fold the log into the file and close every connection. A broken ledger is left as it is, for recovery."""
+        """Checkpoint the log and close every connection. The files of a broken ledger stay unchanged, for recovery."""
         try:
             if self._failure is None:
-                connections.wait_when_busy(self._db, connections.BUSY_SECONDS)
-                connections.fold_log(self._db)
+                connections.set_busy_timeout(self._db, connections.BUSY_SECONDS)
+                connections.checkpoint_and_truncate(self._db)
         except sqlite3.Error as error:
-            self._failure = translated(error, self.path)
+            self._failure = translate(error, self.path)
         readers = (*self._idle_readers, self._anchor)
-        # The writer folds and removes the log if it closes last; a reader cannot.
+        # Only the writer can checkpoint and remove the log, and only if it closes last.
         for db in (self._db, *readers) if self._failure else (*readers, self._db):
             try:
                 db.close()
@@ -360,14 +360,15 @@ def _open(path: Path, synchronous: Synchronous, on_commit: Callable[[], None]) -
         db = opened.enter_context(
             closing(open_writer(path, synchronous="normal" if synchronous == "full" else synchronous))
         )
-        connections.wait_when_busy(db, 0)  # the event loop does not wait for another process
+        connections.set_busy_timeout(db, 0)  # the event loop does not wait for another process
         target = path.resolve()
         anchor = opened.enter_context(closing(connect_reader(target)))
         try:
-            anchor.execute("SELECT 1 FROM sqlite_schema").fetchone()  # before its first read it holds nothing
+            anchor.execute("SELECT 1 FROM sqlite_schema").fetchone()  # a connection locks nothing before its first read
             log = os.open(f"{target}-wal", os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, log)
-            path_checks.sync(target.parent)  # SQLite keeps this file, under this name, while a connection is open
+            # SQLite keeps the log under this name while a connection is open.
+            path_checks.sync_directory(target.parent)
         except OSError as error:
             raise LedgerError(f"{path}: {error.strerror}") from error
         opened.pop_all()
@@ -378,7 +379,7 @@ def _open(path: Path, synchronous: Synchronous, on_commit: Callable[[], None]) -
 async def open_ledger(
     path: Path, *, synchronous: Synchronous = "full", on_commit: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Ledger]:
-    """Open the ledger at `path` for the length of the block. At its end everything asked for is written and durable.
+    """Open the ledger at `path` for the length of the block. At its end all requested writes are durable.
 
     `on_commit` is called on the event loop when more commits are durable; it must be quick and must not fail.
     """

@@ -1,7 +1,7 @@
-"""Circuit breakers as rows: one per command of a plugin, and the history of its state.
+"""circuit_breakers: one row per command of a plugin, and the history of its state.
 
-The rule that decides is a pure function from outside; it runs inside the transaction that ends a job, so that two jobs
-ending together are counted one after the other.
+The breaker rule is a pure function that the caller passes in. It runs in the transaction that ends a job, so that jobs
+that end together are counted one after the other.
 """
 
 import sqlite3
@@ -13,10 +13,10 @@ from attrs import frozen
 from ductile.core.clock import from_text, to_text
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
-from ductile.ledger.queue.breaker_holds import release
-from ductile.ledger.queue.rows import moment
+from ductile.ledger.queue.blocked_jobs import unblock_command
+from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.sqlite_errors import is_of_one_row
+from ductile.ledger.storage.sqlite_errors import is_row_fault
 from ductile.ledger.tables import journal
 
 _COLUMNS = "plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id"
@@ -24,11 +24,11 @@ GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?
 
 
 def get(db: Db, plugin: str, command: str) -> Breaker:
-    """The breaker as it stands; one that nobody has touched, or whose state nobody can read, is closed."""
+    """Return the breaker. One without a row, or with an unreadable row, is closed."""
     try:
         row = db.execute(GET, (plugin, command)).fetchone()
     except sqlite3.Error as error:
-        if not is_of_one_row(error):
+        if not is_row_fault(error):
             raise
         row = None
     return _breaker(row) if row else Breaker(plugin=plugin, command=command)
@@ -44,15 +44,15 @@ def all_breakers(db: Db) -> list[Breaker]:
 COUNT_OPEN = "SELECT COUNT(DISTINCT plugin) FROM circuit_breakers WHERE state <> 'closed'"
 
 
-def plugins_with_open_breakers(db: Db) -> int:
-    """How many plugins have a command that is held, or that a probe decides about."""
+def count_plugins_with_open_breakers(db: Db) -> int:
+    """Count the plugins with a command whose breaker is open or half open."""
     count: int = db.execute(COUNT_OPEN).fetchone()[0]
     return count
 
 
 @frozen(kw_only=True)
-class Transition:
-    """One change of state, as the history keeps it."""
+class BreakerTransition:
+    """A change of the state of a breaker."""
 
     id: str
     from_state: str | None
@@ -69,10 +69,10 @@ HISTORY = """
 """
 
 
-def history(db: Db, plugin: str, command: str, *, limit: int = 20) -> list[Transition]:
-    """How the breaker came to its state, newest first."""
+def history(db: Db, plugin: str, command: str, *, limit: int = 20) -> list[BreakerTransition]:
+    """Return the state changes of the breaker, newest first."""
     return [
-        Transition(
+        BreakerTransition(
             id=row[0],
             from_state=row[1],
             to_state=row[2],
@@ -86,7 +86,7 @@ def history(db: Db, plugin: str, command: str, *, limit: int = 20) -> list[Trans
 
 
 def apply_rule(db: Db, rule: BreakerRule, job: Job, status: JobStatus, *, now: datetime) -> bool:
-    """The breaker of the job's command is what `rule` makes of it; True if the job was the probe of one."""
+    """Apply `rule` to the breaker of a finished job; True if the job was its probe."""
     before = get(db, job.plugin, job.command)
     change = rule(before, job, status, now)
     if change is not None:
@@ -106,7 +106,7 @@ PUT = """
 
 
 def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = None) -> None:
-    """The breaker has its new values; a change of state is in its history and in the journal."""
+    """Store the breaker. A change of state is added to its history and to the journal."""
     new = change.breaker
     old = get(db, new.plugin, new.command)
     db.execute(
@@ -125,21 +125,21 @@ def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = No
     )
     failpoint("breaker.after_change")
     if new.state is BreakerState.CLOSED or (new.state is BreakerState.HALF_OPEN and new.probe_job_id is None):
-        release(db, new.plugin, new.command)
+        unblock_command(db, new.plugin, new.command)
     if new.state is not old.state:
-        _note_transition(db, old, new, change.reason, job_id, now=now)
+        _add_transition(db, old, new, change.reason, job_id, now=now)
 
 
-NOTE_TRANSITION = """
+ADD_TRANSITION = """
     INSERT INTO circuit_breaker_transitions
         (id, plugin, command, from_state, to_state, failure_count, reason, job_id, created_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
-def _note_transition(db: Db, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime) -> None:
+def _add_transition(db: Db, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime) -> None:
     values = (new.plugin, new.command, old.state, new.state, new.failure_count, reason, job_id, to_text(now))
-    db.execute(NOTE_TRANSITION, (str(uuid.uuid4()), *values))
+    db.execute(ADD_TRANSITION, (str(uuid.uuid4()), *values))
     journal.append(
         db,
         "scheduler.circuit_state_changed",
@@ -162,8 +162,8 @@ def _breaker(row: tuple[str, str, str, int, str | None, str | None, str | None, 
         command=row[1],
         state=BreakerState(row[2]) if row[2] in _STATES else BreakerState.CLOSED,
         failure_count=row[3],
-        opened_at=_moment(row[4]),
-        last_failure_at=_moment(row[5]),
+        opened_at=_time_or_none(row[4]),
+        last_failure_at=_time_or_none(row[5]),
         last_job_id=row[6],
         probe_job_id=row[7],
     )
@@ -172,9 +172,9 @@ def _breaker(row: tuple[str, str, str, int, str | None, str | None, str | None, 
 _STATES = frozenset(BreakerState)
 
 
-def _moment(text: str | None) -> datetime | None:
-    """None for what is no moment: a breaker protects jobs, and must not keep all of them from being claimed."""
+def _time_or_none(text: str | None) -> datetime | None:
+    """Return None for an unreadable time: a damaged breaker row must not stop all claims."""
     try:
-        return moment(text)
+        return from_text_or_none(text)
     except ValueError:
         return None

@@ -1,6 +1,6 @@
-"""event_context: the baggage of a run as it accretes, one row per hop, never changed once written.
+"""event_context: the baggage of a run, one row per hop. Rows never change.
 
-What goes into a row was decided by the pipeline room; here it is only kept and found again.
+The pipeline package decides the content.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from ductile.ledger.storage.db import Db
 
 @frozen(kw_only=True)
 class Context:
-    """One stored row of baggage."""
+    """A stored row of baggage."""
 
     id: str
     parent_id: str | None
@@ -25,7 +25,7 @@ class Context:
     created_at: datetime
 
 
-# The id is chosen by the maker from what the row is for, so a second delivery writes the same row.
+# Ids are derived from the cause of the row, so a repeated delivery writes the same row.
 PUT = """
     INSERT INTO event_context (id, parent_id, pipeline_name, step_id, accumulated_json, created_at)
     VALUES (?, ?, ?, ?, ?, ?)
@@ -34,9 +34,9 @@ PUT = """
 
 
 def put_all(db: Db, contexts: Iterable[NewContext], *, now: datetime) -> None:
-    """Every context has its row."""
-    moment = to_text(now)
-    rows = ((new.id, new.parent_id, new.pipeline_name, new.step_id, new.accumulated_json, moment) for new in contexts)
+    """Store the contexts. Existing ids stay unchanged."""
+    now_text = to_text(now)
+    rows = ((new.id, new.parent_id, new.pipeline_name, new.step_id, new.accumulated_json, now_text) for new in contexts)
     db.executemany(PUT, rows)
 
 
@@ -62,7 +62,7 @@ LINEAGE = """
 
 
 def lineage(db: Db, context_id: str) -> list[Context]:
-    """The rows from the root of the run to `context_id`."""
+    """Return the rows from the root of the run to `context_id`."""
     return [_context(row) for row in db.execute(LINEAGE, {"id": context_id})]
 
 

@@ -1,7 +1,7 @@
-"""plugin_facts: what plugins observed, appended for good; plugin_state: the view of it that plugins read.
+"""plugin_facts: observations of plugins, append-only. plugin_state: the state that plugins read.
 
-Facts marked as mirrored replace the state; updates without a fact are merged into it key by key. What may be kept is
-decided before anything is written. Called by `record` inside the transaction of a success.
+A mirrored fact replaces the state; state updates are merged into it key by key. Written in the transaction that records
+a success. Size limits are checked before, with `size_error`.
 """
 
 import json
@@ -16,16 +16,16 @@ from ductile.core.clock import from_text, to_text
 from ductile.core.model import NewFact
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import as_bytes
-from ductile.ledger.storage.sqlite_errors import is_of_one_row
+from ductile.ledger.storage.sqlite_errors import is_row_fault
 from ductile.ledger.tables import journal
 
-MOST_TOLD = 200
-"""How many characters of a discarded state the journal repeats."""
+MAX_DISCARDED_CHARACTERS = 200
+"""Of a discarded state that is copied into the journal."""
 
 
 @frozen(kw_only=True)
 class Fact:
-    """One stored observation."""
+    """A stored observation."""
 
     id: int
     seq: int
@@ -37,59 +37,64 @@ class Fact:
     created_at: datetime
 
 
-def keep(
+def store(
     db: Db,
     plugin: str,
     command: str,
     job_id: str,
-    news: Sequence[NewFact],
+    new_facts: Sequence[NewFact],
     state_updates: str | None,
     *,
     now: datetime,
 ) -> None:
-    """The facts are appended and the state follows them; the journal tells of a stored state that was no object."""
-    for fact in news:
+    """Append the facts and update the state. If the stored state was not a JSON object, journal it and discard it."""
+    for fact in new_facts:
         _append(db, plugin, command, job_id, fact, now=now)
-    after = _state_after(db, plugin, news, state_updates)
-    if after.discarded is not None:
-        data = {"reason": "the stored state was not a JSON object", "state": after.discarded[:MOST_TOLD]}
+    next_state = _next_state(db, plugin, new_facts, state_updates)
+    if next_state.discarded is not None:
+        data = {
+            "reason": "the stored state was not a JSON object",
+            "state": next_state.discarded[:MAX_DISCARDED_CHARACTERS],
+        }
         journal.append(db, "state.discarded", now=now, plugin=plugin, job_id=job_id, data=data)
-    if after.state is not None:
-        _put_state(db, plugin, after.state, now=now)
+    if next_state.state is not None:
+        _put_state(db, plugin, next_state.state, now=now)
 
 
-def too_large(
-    db: Db, plugin: str, news: Sequence[NewFact], state_updates: str | None, *, most_bytes: int
+def size_error(
+    db: Db, plugin: str, new_facts: Sequence[NewFact], state_updates: str | None, *, max_bytes: int
 ) -> str | None:
-    """Why these facts or the state they lead to cannot be kept; None if they can."""
-    new_state = _state_after(db, plugin, news, state_updates).state
-    largest = max((len(text.encode()) for text in (*(fact.fact_json for fact in news), new_state or "")), default=0)
-    return f"{largest} bytes of state, more than the {most_bytes} allowed" if largest > most_bytes else None
+    """Return why these facts or the resulting state are too large to store; None if they are not."""
+    new_state = _next_state(db, plugin, new_facts, state_updates).state
+    largest = max(
+        (len(text.encode()) for text in (*(fact.fact_json for fact in new_facts), new_state or "")), default=0
+    )
+    return f"{largest} bytes of state, more than the {max_bytes} allowed" if largest > max_bytes else None
 
 
 @frozen
-class _After:
-    """The state to be stored, if it changes, and the old text where that was no object to merge into."""
+class _NextState:
+    """The state to store, None if unchanged, and the old text if it was not an object to merge into."""
 
     state: str | None
     discarded: str | None = None
 
 
-def _state_after(db: Db, plugin: str, news: Sequence[NewFact], state_updates: str | None) -> _After:
-    mirrored = next((fact.fact_json for fact in reversed(news) if fact.mirrored), None)
+def _next_state(db: Db, plugin: str, new_facts: Sequence[NewFact], state_updates: str | None) -> _NextState:
+    mirrored = next((fact.fact_json for fact in reversed(new_facts) if fact.mirrored), None)
     if state_updates is None:
-        return _After(mirrored)
-    old = mirrored or _stored(db, plugin)
-    keys = _object(old)
-    return _After(_merged(keys or {}, state_updates), old if keys is None else None)
+        return _NextState(mirrored)
+    old = mirrored or _read_state(db, plugin)
+    keys = _parse_object(old)
+    return _NextState(_merge(keys or {}, state_updates), old if keys is None else None)
 
 
-def _merged(old: dict[str, Any], updates: str) -> str:
-    """The keys of `updates` over those of `old`, one level deep."""
+def _merge(old: dict[str, Any], updates: str) -> str:
+    """Merge the keys of `updates` into `old`, one level deep."""
     return json.dumps({**old, **json.loads(updates)}, ensure_ascii=False, separators=(",", ":"))
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _parse_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -123,21 +128,21 @@ GET_STATE = "SELECT state FROM plugin_state WHERE plugin_name = ?"
 
 
 def state(db: Db, plugin: str) -> str:
-    """The plugin's state as JSON text; an empty object if it has none, or has something else than an object."""
-    text = _stored(db, plugin)
+    """Return the plugin's state as JSON text; an empty object if it has none or none that is an object."""
+    text = _read_state(db, plugin)
     return text if text.lstrip().startswith("{") else "{}"
 
 
 GET_BYTES = f"SELECT {as_bytes('state')} FROM plugin_state WHERE plugin_name = ?"
 
 
-def _stored(db: Db, plugin: str) -> str:
+def _read_state(db: Db, plugin: str) -> str:
     try:
         row: tuple[str] | None = db.execute(GET_STATE, (plugin,)).fetchone()
     except sqlite3.Error as error:
-        if not is_of_one_row(error):
+        if not is_row_fault(error):
             raise
-        # Text that is not UTF-8, as the original could store it: a job of the plugin is no reason to end the service.
+        # Text that is not UTF-8, which the original could store. It must not stop the service.
         stored: bytes = db.execute(GET_BYTES, (plugin,)).fetchone()[0]
         return stored.decode("utf-8", "replace")
     return row[0] if row else "{}"
@@ -154,7 +159,7 @@ NEWEST_OF_TYPE = """
 
 
 def newest(db: Db, plugin: str, *, fact_type: str | None = None, before: int = 1 << 62, limit: int = 50) -> list[Fact]:
-    """A plugin's facts, newest first."""
+    """Return the plugin's facts, newest first."""
     if fact_type is None:
         rows = db.execute(NEWEST, (plugin, before, limit))
     else:

@@ -1,7 +1,7 @@
-"""The outbox: relay jobs that wait because nobody answers, and how they are woken. All in the caller's transaction.
+"""The outbox: relay jobs that wait because their instance does not answer.
 
-A relay job is a row of the queue like any other; this room only knows how one goes back without having used up an
-attempt. Who decides that is the engine.
+A relay job is an ordinary row of the queue. Here it is queued again without using up an attempt. The relay package
+decides when.
 """
 
 from datetime import datetime
@@ -11,11 +11,11 @@ from attrs import frozen
 from ductile.core.clock import to_text
 from ductile.ledger.completion.finish import ROW, FinishedRow
 from ductile.ledger.queue import dedupe
-from ductile.ledger.queue.rows import moment
+from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
 
-HOLD = f"""
+POSTPONE = f"""
     UPDATE job_queue
        SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until, blocked_reason = :reason,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
@@ -25,11 +25,11 @@ HOLD = f"""
 """
 
 
-def hold(db: Db, job_id: str, attempt: int, reason: str, *, run_id: str, until: datetime, now: datetime) -> bool:
-    """Put a job that `run_id` has claimed back into the queue, with the same attempt; False if it must not wait."""
+def postpone(db: Db, job_id: str, attempt: int, reason: str, *, run_id: str, until: datetime, now: datetime) -> bool:
+    """Requeue a job that `run_id` has claimed, with the same attempt; False if it was cancelled or is not running."""
     values = {"id": job_id, "attempt": attempt, "run_id": run_id, "reason": reason}
     values |= {"until": to_text(until), "now": to_text(now)}
-    rows = db.execute(HOLD, values).fetchall()
+    rows = db.execute(POSTPONE, values).fetchall()
     if not rows:
         return False
     row = FinishedRow(*rows[0])
@@ -47,8 +47,8 @@ WAKE = """
 
 
 def wake(db: Db, instance: str) -> int:
-    """What was held because of the instance may start now; how many. What was tried and failed keeps its delay."""
-    return db.execute(WAKE, (reason_of(instance),)).rowcount
+    """Make the jobs that wait for the instance ready. Return their number. Failed attempts keep their retry delay."""
+    return db.execute(WAKE, (block_reason(instance),)).rowcount
 
 
 WAKE_TRIED = """
@@ -58,51 +58,51 @@ WAKE_TRIED = """
 
 
 def wake_all(db: Db, plugin: str, instance: str) -> int:
-    """What is held because of the instance, and what was tried and failed, may start now: the operator says so."""
+    """Make all delayed jobs for the instance ready, also failed ones. Return their number."""
     return wake(db, instance) + db.execute(WAKE_TRIED, (plugin,)).rowcount
 
 
-def reason_of(instance: str) -> str:
-    """Why a job for that instance is held; it also says which those are."""
+def block_reason(instance: str) -> str:
+    """Return the `blocked_reason` of jobs for that instance. It is also the key by which `wake` finds them."""
     return f"instance {instance} does not answer"
 
 
-ASKS_BY = "SELECT 1 FROM job_queue WHERE next_retry_at <= ? AND blocked_reason = ? LIMIT 1"
+JOB_DUE_BY = "SELECT 1 FROM job_queue WHERE next_retry_at <= ? AND blocked_reason = ? LIMIT 1"
 
 
-def somebody_asks_by(db: Db, instance: str, moment: datetime) -> bool:
-    """Whether a held job for the instance will be looked at until then."""
-    return db.execute(ASKS_BY, (to_text(moment), reason_of(instance))).fetchone() is not None
+def has_job_due_by(db: Db, instance: str, by: datetime) -> bool:
+    """True if a job that waits for the instance is due by then."""
+    return db.execute(JOB_DUE_BY, (to_text(by), block_reason(instance))).fetchone() is not None
 
 
-WAITING = "SELECT COUNT(*), MIN(created_at) FROM job_queue WHERE status IN ('queued', 'running') AND plugin = ?"
+UNSENT = "SELECT COUNT(*), MIN(created_at) FROM job_queue WHERE status IN ('queued', 'running') AND plugin = ?"
 
 
 @frozen
 class UnsentEvents:
-    """What has not been sent yet."""
+    """Relay jobs that have not ended, and when the oldest was created."""
 
     count: int
     since: datetime | None
 
 
-def waiting(db: Db, plugin: str) -> UnsentEvents:
-    """How many jobs of the plugin are not over, and when the oldest of them was made."""
-    count, since = db.execute(WAITING, (plugin,)).fetchone()
-    return UnsentEvents(count, moment(since))
+def unsent(db: Db, plugin: str) -> UnsentEvents:
+    """Count the queued and running jobs of the plugin."""
+    count, since = db.execute(UNSENT, (plugin,)).fetchone()
+    return UnsentEvents(count, from_text_or_none(since))
 
 
 RECEIVED = "SELECT COUNT(*), MAX(created_at) FROM receipts WHERE scope = ?"
 
 
 @frozen
-class Received:
-    """What has come through one door, as far as receipts are kept."""
+class ReceivedEvents:
+    """Events received in one scope that still have a receipt."""
 
     count: int
     last_at: datetime | None
 
 
-def received(db: Db, scope: str) -> Received:
+def received(db: Db, scope: str) -> ReceivedEvents:
     count, last_at = db.execute(RECEIVED, (scope,)).fetchone()
-    return Received(count, moment(last_at))
+    return ReceivedEvents(count, from_text_or_none(last_at))

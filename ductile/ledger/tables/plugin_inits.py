@@ -1,6 +1,6 @@
-"""plugin_inits: for which manifest and configuration a plugin's `init` has run, and how it ended.
+"""plugin_inits: the manifest and configuration for which a plugin's `init` has run, and its result.
 
-A plugin whose `init` is to run, or runs, has no row: whoever reads only the ledger knows that its jobs wait for that.
+A plugin whose `init` is pending or running has no row. Its jobs wait for it.
 """
 
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from ductile.ledger.tables import facts, journal
 
 
 @frozen(kw_only=True)
-class Init:
-    """The last `init` of one plugin. `error` is None if it went well."""
+class PluginInit:
+    """The last `init` of a plugin. `error` is None if it succeeded."""
 
     plugin: str
     fingerprint: str
@@ -26,17 +26,17 @@ class Init:
 ALL = "SELECT plugin, fingerprint, error FROM plugin_inits"
 
 
-def all_inits(db: Db) -> dict[str, Init]:
-    """What is known, by plugin."""
-    return {row[0]: Init(plugin=row[0], fingerprint=row[1], error=row[2]) for row in db.execute(ALL)}
+def all_inits(db: Db) -> dict[str, PluginInit]:
+    """Return the last `init` by plugin."""
+    return {row[0]: PluginInit(plugin=row[0], fingerprint=row[1], error=row[2]) for row in db.execute(ALL)}
 
 
-FORGET = "DELETE FROM plugin_inits WHERE plugin = ?"
+DELETE = "DELETE FROM plugin_inits WHERE plugin = ?"
 
 
-def forget(db: Db, plugins: Iterable[str]) -> None:
-    """How their last `init` ended says nothing any more."""
-    db.executemany(FORGET, [(plugin,) for plugin in plugins])
+def delete_inits(db: Db, plugins: Iterable[str]) -> None:
+    """Delete the results of these plugins, because their `init` must run again."""
+    db.executemany(DELETE, [(plugin,) for plugin in plugins])
 
 
 PUT = """
@@ -48,17 +48,17 @@ PUT = """
 
 def put(
     db: Db,
-    init: Init,
+    init: PluginInit,
     *,
     now: datetime,
     job_id: str,
     new_facts: tuple[NewFact, ...] = (),
     state_updates: str | None = None,
 ) -> None:
-    """The outcome is known, with the state the plugin begins with; the journal has it too."""
+    """Store and journal the result. After a success also store the plugin's first facts and state."""
     db.execute(PUT, (init.plugin, init.fingerprint, init.error, to_text(now)))
     if init.error is None:
-        facts.keep(db, init.plugin, "init", job_id, new_facts, state_updates, now=now)
+        facts.store(db, init.plugin, "init", job_id, new_facts, state_updates, now=now)
     kind = "plugin.initialised" if init.error is None else "plugin.unhealthy"
     data = {"fingerprint": init.fingerprint} | ({"error": init.error} if init.error is not None else {})
     journal.append(db, kind, now=now, plugin=init.plugin, data=data)

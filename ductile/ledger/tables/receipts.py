@@ -1,10 +1,10 @@
-"""Receipts: what was already accepted and how it was answered, so that a repeat gets the first answer.
+"""Receipts of accepted requests with their responses, so that a repeated request gets the first response.
 
-The scope names the door (`webhook:/path`, `api:<token>`, `relay:<peer>`); the key is the sender's own (delivery id,
-Idempotency-Key, event id). Written in the transaction that accepts, so there is no moment between.
+The scope is the source (`webhook:/path`, `api:<token>`, `relay:<peer>`); the key comes from the sender (delivery id,
+Idempotency-Key, event id). Written in the transaction that accepts the request. Also: when each token was last used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,15 +17,15 @@ from ductile.ledger.storage.dialect import using
 
 
 class KeyReused(DuctileError):
-    """Another request had this key."""
+    """This key was used for another request."""
 
     code, exit_code, status = "idempotency_key_reused", 1, 422
-    hint = "take a new key for a new request"
+    hint = "Use a new key for a new request."
 
 
 @frozen(kw_only=True)
 class Receipt:
-    """The first answer to a key. `body_hash` tells a repeat from a different request under the same key."""
+    """The first response to a key. `body_hash` tells a repeat from another request with the same key."""
 
     scope: str
     key: str
@@ -37,18 +37,18 @@ class Receipt:
 
 
 @frozen(kw_only=True)
-class Ticket:
-    """A caller's own name for a request, which makes it one request however often it comes."""
+class IdempotencyKey:
+    """A caller's key for a request, which is executed once however often it is sent."""
 
     scope: str
     key: str
     body_hash: str
-    keep: timedelta
+    ttl: timedelta
 
 
 @frozen(kw_only=True)
-class StoredAnswer:
-    """What a request came to: the job it made and the JSON text its caller is told."""
+class StoredResponse:
+    """The response to a request: the job it created and the JSON text for its caller."""
 
     job_id: str | None
     text: str
@@ -57,32 +57,32 @@ class StoredAnswer:
     """The request has just created a job that will run."""
 
 
-def once(db: Db, ticket: Ticket, act: Callable[[Db], StoredAnswer], *, now: datetime) -> StoredAnswer:
-    """Run `act` for the first request of a ticket; return the first answer for every later one.
+def run_once(db: Db, ticket: IdempotencyKey, act: Callable[[Db], StoredResponse], *, now: datetime) -> StoredResponse:
+    """Run `act` for the first request with this key. Return its stored response for every later one.
 
-    The receipt is inserted before `act` runs, so of two transactions with the same key only one gets that far. Raises
+    The receipt is inserted before `act` runs, so only one of two transactions with the same key runs it. Raises
     KeyReused if the key belongs to another request.
     """
-    if not put(db, ticket.scope, ticket.key, now=now, keep=ticket.keep, body_hash=ticket.body_hash):
-        known = first_answer(db, ticket, now=now)
-        assert known is not None, "a valid receipt stood in the way"
+    if not put(db, ticket.scope, ticket.key, now=now, ttl=ticket.ttl, body_hash=ticket.body_hash):
+        known = first_response(db, ticket, now=now)
+        assert known is not None, "a valid receipt prevented the insert"
         return known
     answer = act(db)
-    note_answer(db, ticket.scope, ticket.key, job_id=answer.job_id, response=answer.text)
+    set_response(db, ticket.scope, ticket.key, job_id=answer.job_id, response=answer.text)
     return answer
 
 
-def first_answer(db: Db, ticket: Ticket, *, now: datetime) -> StoredAnswer | None:
-    """What the ticket's first request came to; None if this is the first."""
+def first_response(db: Db, ticket: IdempotencyKey, *, now: datetime) -> StoredResponse | None:
+    """Return the stored response for this key; None for a first request. Raises KeyReused for another request."""
     receipt = get(db, ticket.scope, ticket.key, now=now)
     if receipt is None:
         return None
     if receipt.body_hash != ticket.body_hash:
         raise KeyReused(
-            "this Idempotency-Key came with another request before",
-            hint="a new request needs a new key; to repeat the first one, send it unchanged",
+            "this Idempotency-Key was used for another request",
+            hint="Use a new key for a new request. To repeat the first request, send it unchanged.",
         )
-    return StoredAnswer(job_id=receipt.job_id, text=receipt.response or "{}", is_repeat=True)
+    return StoredResponse(job_id=receipt.job_id, text=receipt.response or "{}", is_repeat=True)
 
 
 GET = """
@@ -92,7 +92,7 @@ GET = """
 
 
 def get(db: Db, scope: str, key: str, *, now: datetime) -> Receipt | None:
-    """The receipt for this key, if it has not expired."""
+    """Return the receipt for this key, if it has not expired."""
     row = db.execute(GET, (scope, key, to_text(now))).fetchone()
     return _receipt(row) if row else None
 
@@ -109,7 +109,7 @@ def _receipt(row: tuple[Any, ...]) -> Receipt:
     )
 
 
-# By expiry: what has the same scope is kept equally long, so this is the order of arrival.
+# By expiry: all receipts of a scope have the same lifetime, so this is the order of arrival.
 NEWEST = f"""
     SELECT scope, key, body_hash, job_id, response, created_at, expires_at
       FROM receipts {using("receipts_by_expiry")}
@@ -118,7 +118,7 @@ NEWEST = f"""
 
 
 def newest(db: Db, scope: str, *, limit: int = 50) -> list[Receipt]:
-    """The latest of one door first."""
+    """Return the receipts of a scope, newest first."""
     return [_receipt(row) for row in db.execute(NEWEST, (scope, limit))]
 
 
@@ -138,19 +138,38 @@ def put(
     key: str,
     *,
     now: datetime,
-    keep: timedelta,
+    ttl: timedelta,
     job_id: str | None = None,
     body_hash: str | None = None,
     response: str | None = None,
 ) -> bool:
-    """The key has this receipt; False, and nothing changed, if it has another that is still valid."""
-    values = (scope, key, body_hash, job_id, response, to_text(now), to_text(now + keep))
+    """Store the receipt; False, with nothing changed, if the key has a valid one."""
+    values = (scope, key, body_hash, job_id, response, to_text(now), to_text(now + ttl))
     return db.execute(PUT, values).rowcount == 1
 
 
-NOTE_ANSWER = "UPDATE receipts SET job_id = ?, response = ? WHERE scope = ? AND key = ?"
+SET_RESPONSE = "UPDATE receipts SET job_id = ?, response = ? WHERE scope = ? AND key = ?"
 
 
-def note_answer(db: Db, scope: str, key: str, *, job_id: str | None, response: str) -> None:
-    """Complete the receipt that this transaction inserted."""
-    db.execute(NOTE_ANSWER, (job_id, response, scope, key))
+def set_response(db: Db, scope: str, key: str, *, job_id: str | None, response: str) -> None:
+    """Add the response to the receipt that this transaction inserted."""
+    db.execute(SET_RESPONSE, (job_id, response, scope, key))
+
+
+PUT_TOKEN_USE = """
+    INSERT INTO token_uses (name, last_used_at) VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET last_used_at = excluded.last_used_at
+"""
+
+
+def put_token_uses(db: Db, uses: Mapping[str, datetime]) -> None:
+    """Store when each token was last used, by name. Called at intervals, not for every request."""
+    db.executemany(PUT_TOKEN_USE, [(name, to_text(used_at)) for name, used_at in uses.items()])
+
+
+LAST_TOKEN_USES = "SELECT name, last_used_at FROM token_uses"
+
+
+def last_token_uses(db: Db) -> dict[str, datetime]:
+    """Return when each token was last used, by name."""
+    return {name: from_text(used_at) for name, used_at in db.execute(LAST_TOKEN_USES)}

@@ -1,6 +1,6 @@
-"""Deliveries that were refused, a few of each endpoint: enough to find out what is wrong with a sender.
+"""refused_deliveries: the latest rejected deliveries of each webhook path, to diagnose a sender.
 
-Never the body, only its hash: what nobody signed is not kept. Old ones make room for new ones.
+Stores the hash of the body, never the body: it was not authenticated.
 """
 
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ from ductile.core.clock import from_text, to_text
 from ductile.core.formats import strict_json
 from ductile.ledger.storage.db import Db
 
-MOST_KEPT = 50
-"""For each path."""
+MAX_STORED_PER_PATH = 50
+"""Older ones of the path are deleted."""
 UNREAD_BODY = ""
-"""The hash of a body that nobody has read."""
+"""The hash of a body that was not read."""
 
 
 @frozen(kw_only=True)
 class RejectedDelivery:
-    """One delivery that was not taken. `id` is the ledger's; None before it is there."""
+    """A rejected delivery. `id` is None before it is stored."""
 
     at: datetime
     path: str
@@ -38,22 +38,22 @@ PUT = """
     INSERT INTO refused_deliveries (at, path, reason, status, peer, body_sha256, body_bytes, headers)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
-FORGET = """
+DELETE_OLD = """
     DELETE FROM refused_deliveries
      WHERE path = :path AND id <= (SELECT id FROM refused_deliveries WHERE path = :path
                                     ORDER BY id DESC LIMIT 1 OFFSET :most)
 """
 
 
-def put_all(db: Db, refused: Iterable[RejectedDelivery]) -> None:
-    """They are on record, and no path has more than its share."""
+def put_all(db: Db, deliveries: Iterable[RejectedDelivery]) -> None:
+    """Store the deliveries and delete the oldest ones beyond MAX_STORED_PER_PATH."""
     paths = set()
-    for one in refused:
-        values = (one.reason, one.status, one.peer, one.body_sha256, one.body_bytes, strict_json.dumps(one.headers))
-        db.execute(PUT, (to_text(one.at), one.path, *values))
-        paths.add(one.path)
+    for new in deliveries:
+        values = (new.reason, new.status, new.peer, new.body_sha256, new.body_bytes, strict_json.dumps(new.headers))
+        db.execute(PUT, (to_text(new.at), new.path, *values))
+        paths.add(new.path)
     for path in paths:
-        db.execute(FORGET, {"path": path, "most": MOST_KEPT})
+        db.execute(DELETE_OLD, {"path": path, "most": MAX_STORED_PER_PATH})
 
 
 _COLUMNS = "id, at, path, reason, status, peer, body_sha256, body_bytes, headers"
@@ -62,20 +62,20 @@ NEWEST_OF_PATH = f"SELECT {_COLUMNS} FROM refused_deliveries WHERE path = ? ORDE
 
 
 def newest(db: Db, path: str | None = None, *, limit: int = 50) -> list[RejectedDelivery]:
-    """The latest first, of one path or of all."""
+    """Return the deliveries of one path or of all, newest first."""
     rows = db.execute(NEWEST, (limit,)) if path is None else db.execute(NEWEST_OF_PATH, (path, limit))
-    return [_refused(row) for row in rows]
+    return [_delivery(row) for row in rows]
 
 
 GET = f"SELECT {_COLUMNS} FROM refused_deliveries WHERE id = ?"
 
 
-def get(db: Db, refusal_id: int) -> RejectedDelivery | None:
-    row = db.execute(GET, (refusal_id,)).fetchone()
-    return _refused(row) if row else None
+def get(db: Db, delivery_id: int) -> RejectedDelivery | None:
+    row = db.execute(GET, (delivery_id,)).fetchone()
+    return _delivery(row) if row else None
 
 
-def _refused(row: tuple[Any, ...]) -> RejectedDelivery:
+def _delivery(row: tuple[Any, ...]) -> RejectedDelivery:
     return RejectedDelivery(
         id=row[0],
         at=from_text(row[1]),

@@ -1,7 +1,7 @@
-"""Schedule entries and their slots: what fired last, what is next, what holds it.
+"""schedule_entries: the last and the next run of each schedule, and why a slot is held.
 
-When a schedule is due is decided elsewhere; here a firing is one transaction of job, slot and next run, so a crash can
-neither repeat a slot nor lose it.
+Firing writes job, slot and next run in one transaction, so a crash neither repeats nor loses a slot. Does not know when
+a schedule is due.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,14 @@ from ductile.core.clock import to_text
 from ductile.core.model import NewJob
 from ductile.ledger.queue.dedupe import DEFAULT_TTL
 from ductile.ledger.queue.enqueue import Enqueued, enqueue
-from ductile.ledger.queue.rows import moment
+from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
 
 
 class EntryStatus(StrEnum):
+    """Whether a schedule runs, and if not, why."""
+
     ACTIVE = "active"
     PAUSED_MANUAL = "paused_manual"
     PAUSED_INVALID = "paused_invalid"
@@ -29,7 +31,7 @@ class EntryStatus(StrEnum):
 
 @frozen(kw_only=True)
 class ScheduleEntry:
-    """One schedule of one plugin as the ledger remembers it."""
+    """The stored state of one schedule of a plugin."""
 
     plugin: str
     schedule_id: str
@@ -61,7 +63,7 @@ ALL = f"SELECT {_COLUMNS} FROM schedule_entries ORDER BY plugin, schedule_id"
 
 
 def all_entries(db: Db) -> list[ScheduleEntry]:
-    """Every entry that can be read; one that cannot does not hide the others."""
+    """Return all entries. Unreadable ones are left out."""
     return [entry for row in db.execute(ALL) if (entry := _entry_or_none(row)) is not None]
 
 
@@ -72,7 +74,7 @@ def all_keys(db: Db) -> list[tuple[str, str]]:
     return db.execute(KEYS).fetchall()
 
 
-FORGET_HISTORY = """
+RESET = """
     UPDATE schedule_entries
        SET status = CASE WHEN status = 'paused_manual' THEN status ELSE 'active' END,
            reason = CASE WHEN status = 'paused_manual' THEN reason END,
@@ -81,14 +83,14 @@ FORGET_HISTORY = """
      WHERE plugin = ? AND schedule_id = ?
     RETURNING status
 """
-UNREADABLE = "its entry cannot be read and starts anew"
+UNREADABLE = "entry was unreadable and has been reset"
 
 
-def start_anew(db: Db, keys: Iterable[tuple[str, str]], *, now: datetime) -> None:
-    """These entries are as if their schedules were new, unless paused by the operator; the journal says why."""
+def reset(db: Db, keys: Iterable[tuple[str, str]], *, now: datetime) -> None:
+    """Reset unreadable entries to those of a new schedule, except for a manual pause. Journal the reason."""
     at = to_text(now)
     for plugin, schedule_id in keys:
-        for (status,) in db.execute(FORGET_HISTORY, (at, at, plugin, schedule_id)).fetchall():
+        for (status,) in db.execute(RESET, (at, at, plugin, schedule_id)).fetchall():
             data = {"schedule_id": schedule_id, "status": status, "reason": UNREADABLE}
             journal.append(db, "scheduler.status_changed", now=now, plugin=plugin, data=data)
 
@@ -107,7 +109,7 @@ DEFINE = """
 
 
 def define_all(db: Db, definitions: Iterable[tuple[str, str, str, str]], *, now: datetime) -> None:
-    """Every entry exists as `define` would have it: plugin, schedule, command and hash of the definition."""
+    """Define entries as `define` does: plugin, schedule id, command and definition hash of each."""
     at = to_text(now)
     db.executemany(DEFINE, ((*definition, at, at) for definition in definitions))
 
@@ -115,7 +117,7 @@ def define_all(db: Db, definitions: Iterable[tuple[str, str, str, str]], *, now:
 def define(
     db: Db, plugin: str, schedule_id: str, command: str, definition_hash: str, *, now: datetime
 ) -> ScheduleEntry:
-    """The entry exists with this definition; one that had another starts anew, unless paused by the operator."""
+    """Create the entry, or reset it if its definition has changed. A manual pause stays."""
     define_all(db, [(plugin, schedule_id, command, definition_hash)], now=now)
     entry = get(db, plugin, schedule_id)
     assert entry is not None
@@ -140,7 +142,7 @@ def fire(
     exhausted: bool = False,
     default_ttl: timedelta = DEFAULT_TTL,
 ) -> Enqueued:
-    """The slot's job is queued (or was already) and the entry points at the next run."""
+    """Enqueue the slot's job, unless it exists, and set the next run."""
     enqueued = enqueue(db, new, now=now, default_ttl=default_ttl)
     db.execute(
         FIRED,
@@ -157,14 +159,14 @@ def fire(
     return enqueued
 
 
-HOLD = """
+HOLD_SLOT = """
     UPDATE schedule_entries SET held_reason = :reason, next_run_at = :next, updated_at = :now
      WHERE plugin = :plugin AND schedule_id = :schedule_id
     RETURNING command
 """
 
 
-def hold(
+def hold_slot(
     db: Db,
     plugin: str,
     schedule_id: str,
@@ -175,7 +177,7 @@ def hold(
     slot_at: datetime | None,
     next_run_at: datetime | None,
 ) -> None:
-    """The slot did not run and the entry says why; the journal gets one row when the reason changes, not every look."""
+    """Store why the slot did not run. Journal it only if the reason or the next run has changed."""
     before = get(db, plugin, schedule_id)
     values = {
         "plugin": plugin,
@@ -184,7 +186,7 @@ def hold(
         "now": to_text(now),
         "next": to_text(next_run_at) if next_run_at else None,
     }
-    commands = [command for (command,) in db.execute(HOLD, values)]
+    commands = [command for (command,) in db.execute(HOLD_SLOT, values)]
     if before is None or before.held_reason != reason or before.next_run_at != next_run_at:
         data = {
             "schedule_id": schedule_id,
@@ -197,29 +199,29 @@ def hold(
         journal.append(db, "scheduler.skipped", now=now, plugin=plugin, data=data)
 
 
-SET_NEXT = "UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?"
+SET_NEXT_RUN = "UPDATE schedule_entries SET next_run_at = ?, updated_at = ? WHERE plugin = ? AND schedule_id = ?"
 
 
-def set_next(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
-    """The entry, if it exists, will next be looked at then."""
-    set_all_next(db, [(plugin, schedule_id, next_run_at)], now=now)
+def set_next_run(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
+    """Set when the schedule is due next, if the entry exists."""
+    set_next_runs(db, [(plugin, schedule_id, next_run_at)], now=now)
 
 
-def set_all_next(db: Db, next_runs: Iterable[tuple[str, str, datetime | None]], *, now: datetime) -> int:
-    """`set_next` for many: plugin, schedule and when. How many of them have an entry."""
+def set_next_runs(db: Db, next_runs: Iterable[tuple[str, str, datetime | None]], *, now: datetime) -> int:
+    """Set the next run of many entries: plugin, schedule id, time. Return how many exist."""
     at = to_text(now)
     values = ((to_text(next_at) if next_at else None, at, *key) for *key, next_at in next_runs)
-    return db.executemany(SET_NEXT, values).rowcount
+    return db.executemany(SET_NEXT_RUN, values).rowcount
 
 
-RELEASE = """
+RELEASE_SLOT = """
     UPDATE schedule_entries SET next_run_at = ?, held_reason = NULL, updated_at = ? WHERE plugin = ? AND schedule_id = ?
 """
 
 
-def release(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
-    """Nothing of the entry waits, and it will next be looked at then."""
-    db.execute(RELEASE, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
+def release_slot(db: Db, plugin: str, schedule_id: str, next_run_at: datetime | None, *, now: datetime) -> None:
+    """Clear the held reason and set when the schedule is due next."""
+    db.execute(RELEASE_SLOT, (to_text(next_run_at) if next_run_at else None, to_text(now), plugin, schedule_id))
 
 
 SET_STATUS = """
@@ -236,7 +238,7 @@ def set_status(
     now: datetime,
     reason: str | None = None,
 ) -> bool:
-    """The entry has this status; False if there is no such entry."""
+    """Set and journal the status; False if the entry does not exist."""
     changed = db.execute(SET_STATUS, (status, reason, to_text(now), plugin, schedule_id)).rowcount == 1
     if changed:
         data = {"schedule_id": schedule_id, "status": status, "reason": reason}
@@ -244,53 +246,53 @@ def set_status(
     return changed
 
 
-FORGET = "DELETE FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
+DELETE = "DELETE FROM schedule_entries WHERE plugin = ? AND schedule_id = ?"
 
 
-def forget(db: Db, plugin: str, schedule_id: str) -> None:
-    """A schedule that is no longer configured has no entry."""
-    db.execute(FORGET, (plugin, schedule_id))
+def delete(db: Db, plugin: str, schedule_id: str) -> None:
+    """Delete the entry of a schedule that is no longer configured."""
+    db.execute(DELETE, (plugin, schedule_id))
 
 
-NOTE_SUCCESS = """
+SET_LAST_SUCCESS = """
     UPDATE schedule_entries SET last_success_job_id = ?, last_success_at = ?, updated_at = ?
      WHERE plugin = ? AND schedule_id = ?
 """
 
 
-def note_success(db: Db, plugin: str, schedule_id: str, job_id: str, *, now: datetime) -> None:
-    """The entry, if it still exists, knows its last success."""
-    db.execute(NOTE_SUCCESS, (job_id, to_text(now), to_text(now), plugin, schedule_id))
+def set_last_success(db: Db, plugin: str, schedule_id: str, job_id: str, *, now: datetime) -> None:
+    """Store the last success, if the entry still exists."""
+    db.execute(SET_LAST_SUCCESS, (job_id, to_text(now), to_text(now), plugin, schedule_id))
 
 
-OUTSTANDING = """
+OPEN_JOB_IDS = """
     SELECT id FROM job_queue
      WHERE status IN ('queued', 'running') AND plugin = ? AND schedule_id = ? ORDER BY +seq
 """
 
 
-def outstanding(db: Db, plugin: str, schedule_id: str) -> list[str]:
-    """The schedule's jobs that are not over, oldest first."""
-    return [job_id for (job_id,) in db.execute(OUTSTANDING, (plugin, schedule_id))]
+def open_job_ids(db: Db, plugin: str, schedule_id: str) -> list[str]:
+    """Return the ids of the schedule's queued and running jobs, oldest first."""
+    return [job_id for (job_id,) in db.execute(OPEN_JOB_IDS, (plugin, schedule_id))]
 
 
-JOB_OF_SLOT = """
+SLOT_JOB = """
     SELECT id FROM job_queue WHERE plugin = ? AND schedule_id = ? AND slot_at >= ? AND slot_at < ?
      ORDER BY slot_at DESC LIMIT 1
 """
-LOGGED_JOB_OF_SLOT = """
+LOGGED_SLOT_JOB = """
     SELECT job_id FROM job_log WHERE plugin = ? AND schedule_id = ? AND slot_at >= ? AND slot_at < ?
      ORDER BY seq DESC LIMIT 1
 """
 
 
-def job_of_slot(db: Db, plugin: str, schedule_id: str, slot_at: datetime) -> str | None:
-    """The latest job that was made for the slot, for as long as the queue or the log has it.
+def find_slot_job(db: Db, plugin: str, schedule_id: str, slot_at: datetime) -> str | None:
+    """Return the latest job of the slot, from the queue or the log.
 
-    A clock that was set back comes to a slot again; such jobs have slots some microseconds later.
+    After the clock was set back, a slot fires again; its jobs then have slots some microseconds later.
     """
     values = (plugin, schedule_id, to_text(slot_at), to_text(slot_at + _SAME_SLOT))
-    row = db.execute(JOB_OF_SLOT, values).fetchone() or db.execute(LOGGED_JOB_OF_SLOT, values).fetchone()
+    row = db.execute(SLOT_JOB, values).fetchone() or db.execute(LOGGED_SLOT_JOB, values).fetchone()
     return row[0] if row else None
 
 
@@ -304,27 +306,27 @@ def _entry(row: tuple[Any, ...]) -> ScheduleEntry:
         command=row[2],
         status=EntryStatus(row[3]),
         reason=row[4],
-        last_fired_at=moment(row[5]),
+        last_fired_at=from_text_or_none(row[5]),
         last_success_job_id=row[6],
-        last_success_at=moment(row[7]),
-        next_run_at=moment(row[8]),
+        last_success_at=from_text_or_none(row[7]),
+        next_run_at=from_text_or_none(row[8]),
         definition_hash=row[9],
-        last_slot_at=moment(row[10]),
+        last_slot_at=from_text_or_none(row[10]),
         last_job_id=row[11],
-        anchored_at=moment(row[12]),
+        anchored_at=from_text_or_none(row[12]),
         held_reason=row[13],
     )
 
 
 def _entry_or_none(row: tuple[Any, ...]) -> ScheduleEntry | None:
-    """None for a row with values that no entry can have."""
+    """Return None for a row with invalid values."""
     try:
         return _entry(row)
     except ValueError:
         return None
 
 
-PASS_OVER = """
+SKIP_SLOTS = """
     UPDATE schedule_entries
        SET last_slot_at = :slot, next_run_at = :next, held_reason = NULL, updated_at = :now
      WHERE plugin = :plugin AND schedule_id = :schedule_id
@@ -332,7 +334,7 @@ PASS_OVER = """
 """
 
 
-def pass_over(
+def skip_slots(
     db: Db,
     plugin: str,
     schedule_id: str,
@@ -343,7 +345,7 @@ def pass_over(
     next_run_at: datetime | None,
     count: int = 1,
 ) -> None:
-    """The slots up to `slot_at` will never run, and the journal says why; `count` of them are told as one."""
+    """Skip the slots up to `slot_at`. Journal the reason as one entry for `count` slots, unless that is 0."""
     next_text = to_text(next_run_at) if next_run_at else None
     values = {
         "plugin": plugin,
@@ -352,7 +354,7 @@ def pass_over(
         "next": next_text,
         "now": to_text(now),
     }
-    commands = [command for (command,) in db.execute(PASS_OVER, values)]
+    commands = [command for (command,) in db.execute(SKIP_SLOTS, values)]
     if count:
         data = {
             "schedule_id": schedule_id,

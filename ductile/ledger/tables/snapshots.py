@@ -1,4 +1,4 @@
-"""config_snapshots: the configurations this ledger has run under, sanitised, for jobs to point at."""
+"""config_snapshots: the configurations that jobs ran under, without secrets."""
 
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from ductile.ledger.storage.db import Db
 
 @frozen(kw_only=True)
 class StoredSnapshot:
-    """One loaded configuration; the texts are JSON without secrets."""
+    """A loaded configuration. Texts are JSON without secrets."""
 
     id: str
     config_hash: str
@@ -34,7 +34,7 @@ PUT = f"INSERT INTO config_snapshots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?
 
 
 def put(db: Db, new: StoredSnapshot) -> None:
-    """The snapshot is kept for as long as a job points at it, and for as long as it is the newest."""
+    """Store the snapshot. Retention keeps it while a job refers to it and while it is the newest."""
     db.execute(
         PUT,
         (
@@ -65,7 +65,7 @@ def get(db: Db, snapshot_id: str) -> StoredSnapshot | None:
 
 
 def newest(db: Db) -> StoredSnapshot | None:
-    """The configuration loaded last."""
+    """Return the configuration that was loaded last."""
     return _snapshot(db.execute(NEWEST).fetchone())
 
 

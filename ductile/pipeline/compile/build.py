@@ -1,6 +1,6 @@
-"""One pipeline → its plan, from the last step to the first, so that everything knows what follows it.
+"""Build the plan of one pipeline, from the last step to the first, so that successors exist before their predecessors.
 
-Assumes that all is well: mistakes, circles and sizes have been looked at. `compile` is the only caller.
+`compile` is the only caller and has already checked for errors, cycles and size limits.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ from ductile.pipeline.compile.plan import (
     Arrive,
     Each,
     End,
-    Entry,
     Fork,
     Gate,
     Go,
+    Instruction,
     Leave,
     Open,
     Plan,
@@ -31,62 +31,68 @@ from ductile.pipeline.language.baggage import Claims
 from ductile.pipeline.language.parse import (
     JOIN_SUFFIX,
     SWITCH_SUFFIX,
-    Beside,
-    Calls,
-    InTurn,
-    PluginReference,
-    ReadPipeline,
-    ReadStep,
-    Sends,
+    CallAction,
+    ParsedPipeline,
+    ParsedStep,
+    RelayAction,
+    SplitAction,
+    StepsAction,
+    UsesAction,
 )
 from ductile.pipeline.language.templates import Template
 
 END = End()
-Ends = Callable[[int], Entry]
-"""What follows the end of a branch, by its number."""
+BranchExit = Callable[[int], Instruction]
+"""Maps the number of a branch to the instruction after the branch."""
 
 
 @frozen
-class _Place:
-    """Where in the plan something is being built."""
+class _Location:
+    """The position in the plan that is being built."""
 
-    pipeline: ReadPipeline
+    pipeline: ParsedPipeline
     prefix: str = ""
-    longest: int = 0
-    """Jobs before it, on the longest way."""
-    least: int = 0
-    """Jobs before it, on the shortest way."""
+    longest_path: int = 0
+    """Jobs before it on the longest path."""
+    shortest_path: int = 0
+    """Jobs before it on the shortest path."""
     calls: int = 0
     items: int = 0
     joins: tuple[str, ...] = ()
 
-    def after(self, size: Size) -> "_Place":
-        return evolve(self, longest=self.longest + size.longest, least=self.least + size.least)
+    def after(self, size: Size) -> "_Location":
+        return evolve(
+            self,
+            longest_path=self.longest_path + size.longest_path,
+            shortest_path=self.shortest_path + size.shortest_path,
+        )
 
-    def inside(self, pipeline: ReadPipeline, path: str) -> "_Place":
+    def inside(self, pipeline: ParsedPipeline, path: str) -> "_Location":
         return evolve(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1)
 
 
-def build(pipeline: ReadPipeline, pipelines: Mapping[str, ReadPipeline], sizes: Sizes, fingerprint: str) -> Plan:
-    """The plan of `pipeline`; `pipelines` and `sizes` know everything that it calls."""
+def build_plan(
+    pipeline: ParsedPipeline, pipelines: Mapping[str, ParsedPipeline], sizes: Sizes, fingerprint: str
+) -> Plan:
+    """Build the plan of `pipeline`. `pipelines` and `sizes` must contain everything that it calls."""
     builder = _Builder(pipelines, sizes)
-    entry = builder.in_turn(pipeline.steps, _Place(pipeline), END)
-    places = tuple(reversed(builder.built))
-    nodes = {place.path: place for place in places if isinstance(place, PlanNode)}
-    written = pipeline.written
+    entry = builder.sequence(pipeline.steps, _Location(pipeline), END)
+    vertices = tuple(reversed(builder.built))
+    nodes = {vertex.path: vertex for vertex in vertices if isinstance(vertex, PlanNode)}
+    source = pipeline.source
     return Plan(
-        name=written.name,
-        on=written.on,
-        hook=written.on_hook,
-        from_plugin=written.from_plugin,
+        name=source.name,
+        on=source.on,
+        hook=source.on_hook,
+        from_plugin=source.from_plugin,
         condition=pipeline.condition,
-        execution_mode=written.execution_mode,
-        timeout=written.timeout,
-        max_depth=written.max_depth,
-        longest=max(node.depth for node in nodes.values()),
+        execution_mode=source.execution_mode,
+        timeout=source.timeout,
+        max_depth=source.max_depth,
+        longest_path=max(node.depth for node in nodes.values()),
         entry=entry,
         nodes=nodes,
-        places=places,
+        vertices=vertices,
         fingerprint=fingerprint,
         where=pipeline.where,
     )
@@ -94,145 +100,151 @@ def build(pipeline: ReadPipeline, pipelines: Mapping[str, ReadPipeline], sizes: 
 
 @define(eq=False)
 class _Builder:
-    """What has been built of one plan, the last place first."""
+    """The state of building one plan; `built` has the last vertex first."""
 
-    pipelines: Mapping[str, ReadPipeline]
+    pipelines: Mapping[str, ParsedPipeline]
     sizes: Sizes
     built: list[PlanNode | Gate] = field(factory=list)
-    known_ends: dict[Entry, bool] = field(factory=dict)
+    known_can_end: dict[Instruction, bool] = field(factory=dict)
 
-    def in_turn(self, steps: tuple[ReadStep, ...], at: _Place, then: Entry) -> Entry:
-        starts = list(accumulate((self.sizes[step] for step in steps), _Place.after, initial=at))
+    def sequence(self, steps: tuple[ParsedStep, ...], at: _Location, then: Instruction) -> Instruction:
+        starts = list(accumulate((self.sizes[step] for step in steps), _Location.after, initial=at))
         for step, start in reversed(list(zip(steps, starts, strict=False))):
             then = self.step(step, start, then)
         return then
 
-    def step(self, step: ReadStep, at: _Place, then: Entry) -> Entry:
+    def step(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
         if step.foreach is not None:
             return self.each(step, at, then)
         if not step.join:
-            return self.gated(step, at, self.action(step, at, lambda _: then), otherwise=then)
+            return self.gate_step(step, at, self.action(step, at, lambda _: then), otherwise=then)
         join = self.join(step, at, then)
         inside = evolve(at, joins=(*at.joins, join.path))
         body = self.action(step, inside, lambda branch: Arrive(join, branch))
-        return self.gated(step, at, Open(join, body), otherwise=then)
+        return self.gate_step(step, at, Open(join, body), otherwise=then)
 
-    def each(self, step: ReadStep, at: _Place, then: Entry) -> Entry:
-        """The `if` of a step with `foreach` is asked for every item."""
+    def each(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+        """Build a `foreach` step, whose `if` is evaluated for every item."""
         inside = evolve(at, items=at.items + 1)
         if not step.join:
             left = Leave(then)
-            body = self.gated(step, at, self.action(step, inside, lambda _: left), otherwise=left)
+            body = self.gate_step(step, at, self.action(step, inside, lambda _: left), otherwise=left)
             return self.loop(step, at, body, empty=then)
         join = self.join(step, at, then)
         inside = evolve(inside, joins=(*at.joins, join.path))
         body = self.action(step, inside, lambda branch: Arrive(join, branch, by_item=True))
-        body = self.gated(step, at, body, otherwise=Arrive(join, by_item=True))
+        body = self.gate_step(step, at, body, otherwise=Arrive(join, by_item=True))
         return Open(join, self.loop(step, at, body, empty=END))
 
-    def loop(self, step: ReadStep, at: _Place, body: Entry, *, empty: Entry) -> Each:
+    def loop(self, step: ParsedStep, at: _Location, body: Instruction, *, empty: Instruction) -> Each:
         assert step.foreach is not None
         where = f"{step.where}.foreach"
         return Each(at.prefix + step.id, where, step.foreach, step.max_items, body=body, empty=empty)
 
-    def action(self, step: ReadStep, at: _Place, ends: Ends) -> Entry:
+    def action(self, step: ParsedStep, at: _Location, branch_exit: BranchExit) -> Instruction:
         match step.action:
-            case InTurn(steps):
-                return self.in_turn(steps, at, ends(0))
-            case Beside(branches):
-                entries = [self.step(branch, at, ends(number)) for number, branch in reversed([*enumerate(branches)])]
+            case StepsAction(steps):
+                return self.sequence(steps, at, branch_exit(0))
+            case SplitAction(branches):
+                entries = [
+                    self.step(branch, at, branch_exit(number)) for number, branch in reversed([*enumerate(branches)])
+                ]
                 return Fork(tuple(reversed(entries)))
-            case Calls(name):
-                return self.call(name, step, at, ends(0))
+            case CallAction(name):
+                return self.call(name, step, at, branch_exit(0))
             case _:
-                return self.job(step, at, ends(0))
+                return self.job(step, at, branch_exit(0))
 
-    def call(self, name: str, step: ReadStep, at: _Place, then: Entry) -> Entry:
+    def call(self, name: str, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
         called, path = self.pipelines[name], at.prefix + step.id
-        entry = self.in_turn(called.steps, at.inside(called, path), then)
+        entry = self.sequence(called.steps, at.inside(called, path), then)
         if called.condition is None:
             return entry
         gate = Gate(f"{path}/{SWITCH_SUFFIX}", called.condition, None, called.name, f"{called.where}.if", entry, then)
         self.built.append(gate)
         return gate
 
-    def gated(self, step: ReadStep, at: _Place, entry: Entry, *, otherwise: Entry) -> Entry:
+    def gate_step(self, step: ParsedStep, at: _Location, entry: Instruction, *, otherwise: Instruction) -> Instruction:
         if step.condition is None:
             return entry
-        plugin = step.action.plugin if isinstance(step.action, PluginReference) else None
+        plugin = step.action.plugin if isinstance(step.action, UsesAction) else None
         path, where = f"{at.prefix}{step.id}{SWITCH_SUFFIX}", f"{step.where}.if"
         gate = Gate(path, step.condition, plugin, at.pipeline.name, where, entry, otherwise)
         self.built.append(gate)
         return gate
 
-    def job(self, step: ReadStep, at: _Place, then: Entry) -> Entry:
-        on_error: Entry | None = None
+    def job(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
+        on_error: Instruction | None = None
         if step.on_error or step.tolerated:
-            on_error = self.in_turn(step.on_error, at.after(ONE_JOB), then if step.tolerated else END)
+            on_error = self.sequence(step.on_error, at.after(ONE_JOB), then if step.tolerated else END)
         match step.action:
-            case Sends(relay):
-                what = _What("relay", RELAY, HANDLE, relay=relay)
-            case PluginReference(plugin, command, with_, baggage):
-                what = _What("uses", plugin, command, with_, baggage)
+            case RelayAction(relay):
+                spec = _NodeSpec("relay", RELAY, HANDLE, relay=relay)
+            case UsesAction(plugin, command, with_, baggage):
+                spec = _NodeSpec("uses", plugin, command, with_, baggage)
             case other:
                 raise AssertionError(f"{other} has no job of its own")
-        return Go(self.node(what, step.id, step, at, then, on_error))
+        return Go(self.node(spec, step.id, step, at, then, on_error))
 
-    def join(self, step: ReadStep, at: _Place, then: Entry) -> PlanNode:
-        waits = evolve(at, longest=at.longest + self.sizes[step].longest - 1)
-        return self.node(_What("join", JOIN, HANDLE), f"{step.id}{JOIN_SUFFIX}", step, waits, then, None)
+    def join(self, step: ParsedStep, at: _Location, then: Instruction) -> PlanNode:
+        location = evolve(at, longest_path=at.longest_path + self.sizes[step].longest_path - 1)
+        return self.node(_NodeSpec("join", JOIN, HANDLE), f"{step.id}{JOIN_SUFFIX}", step, location, then, None)
 
     def node(
-        self, what: "_What", step_id: str, step: ReadStep, at: _Place, then: Entry, on_error: Entry | None
+        self,
+        spec: "_NodeSpec",
+        step_id: str,
+        step: ParsedStep,
+        at: _Location,
+        then: Instruction,
+        on_error: Instruction | None,
     ) -> PlanNode:
         node = PlanNode(
             path=at.prefix + step_id,
-            kind=what.kind,
-            plugin=what.plugin,
-            command=what.command,
+            kind=spec.kind,
+            plugin=spec.plugin,
+            command=spec.command,
             pipeline=at.pipeline.name,
             step_id=step_id,
             where=step.where,
-            with_=what.with_,
-            baggage=what.baggage,
-            relay=what.relay,
+            with_=spec.with_,
+            baggage=spec.baggage,
+            relay=spec.relay,
             tolerated=step.tolerated,
-            depth=at.longest + 1,
-            nearest=at.least + 1,
+            depth=at.longest_path + 1,
+            min_depth=at.shortest_path + 1,
             call_depth=at.calls,
             foreach_depth=at.items,
             joins=at.joins,
-            is_terminal=self.may_end(then),
+            is_terminal=self.can_end(then),
             successors=then,
             on_error=on_error,
         )
         self.built.append(node)
         return node
 
-    def may_end(self, entry: Entry) -> bool:
-        """True if some way through `entry` leads to nothing at all.
-
-        What follows was asked before, when it was built: the answer is never far down.
-        """
-        if entry not in self.known_ends:
+    def can_end(self, entry: Instruction) -> bool:
+        """Return whether a path through `entry` ends without another job."""
+        # Successors are built first, so their results are cached and the recursion stays shallow.
+        if entry not in self.known_can_end:
             match entry:
                 case Gate():
-                    answer = self.may_end(entry.then) or self.may_end(entry.otherwise)
+                    can_end = self.can_end(entry.then) or self.can_end(entry.otherwise)
                 case Fork():
-                    answer = any(map(self.may_end, entry.branches))
+                    can_end = any(map(self.can_end, entry.branches))
                 case Each():
-                    answer = self.may_end(entry.body) or self.may_end(entry.empty)
+                    can_end = self.can_end(entry.body) or self.can_end(entry.empty)
                 case Leave():
-                    answer = self.may_end(entry.then)
+                    can_end = self.can_end(entry.then)
                 case _:
-                    answer = isinstance(entry, End)
-            self.known_ends[entry] = answer
-        return self.known_ends[entry]
+                    can_end = isinstance(entry, End)
+            self.known_can_end[entry] = can_end
+        return self.known_can_end[entry]
 
 
 @frozen
-class _What:
-    """What a node is there for."""
+class _NodeSpec:
+    """The action of a node to build."""
 
     kind: Literal["uses", "relay", "join"]
     plugin: str

@@ -1,7 +1,6 @@
-"""Pipelines as written → plans: calls inlined, every step a place with what follows it, every mistake found.
+"""Compile pipelines into plans: inline calls, check limits, collect all errors. Pure.
 
-Pure. Knows the names the author may use, not the plugins behind them; the doctor holds plans against manifests.
-The values it makes (Node, the kinds of Entry, Plan, Plans) are in `plan`.
+Knows the names of plugins, not the plugins themselves; `config.checks` compares plans with manifests.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,52 +11,54 @@ from blake3 import blake3
 
 from ductile.core.errors import Complaint, PipelineInvalid, did_you_mean
 from ductile.core.formats import strict_json
-from ductile.core.units import shown
-from ductile.pipeline.compile.build import build
-from ductile.pipeline.compile.graph import circles, last_first, way
+from ductile.core.units import quote_text
+from ductile.pipeline.compile.build import build_plan
+from ductile.pipeline.compile.graph import find_cycles, format_cycle, reverse_topological_order
 from ductile.pipeline.compile.plan import Plan, Plans
-from ductile.pipeline.compile.size import Sizes, measure
-from ductile.pipeline.language.dsl import Pipeline, written
-from ductile.pipeline.language.parse import CATEGORY, ReadPipeline, read
+from ductile.pipeline.compile.size import Sizes, measure_pipeline
+from ductile.pipeline.language.dsl import Pipeline, to_yaml_data
+from ductile.pipeline.language.parse import CATEGORY, ParsedPipeline, parse_pipeline
 
-MOST_JOBS = 5_000
-MOST_LEVELS = 100
-MOST_JOBS_IN_ALL = 100_000
-MOST_CALLS = 20
-MOST_COMPLAINTS = 500
+MAX_PLAN_JOBS = 5_000
+MAX_NESTING = 100
+MAX_TOTAL_JOBS = 100_000
+MAX_CALL_DEPTH = 20
+MAX_COMPLAINTS = 500
 
 
 def compile_pipelines(
-    pipelines: Sequence[Pipeline], *, names: Collection[str] = (), most_calls: int = MOST_CALLS
+    pipelines: Sequence[Pipeline], *, names: Collection[str] = (), max_call_depth: int = MAX_CALL_DEPTH
 ) -> Plans:
-    """The plans of all pipelines; PipelineInvalid lists everything that is wrong, each with its path.
+    """Compile all pipelines. Raises PipelineInvalid with every error and its configuration path.
 
-    `names` are the configured plugins and aliases: they decide what a dot in `uses` means.
+    `names` are the configured plugins and aliases; they decide what a dot in `uses` means.
     """
     complaints: list[Complaint] = []
-    readings = [read(each, f"pipelines[{index}]", names, complaints) for index, each in enumerate(pipelines)]
-    by_name: dict[str, ReadPipeline] = {}
-    for reading in readings:
-        by_name.setdefault(reading.name, reading)
-    _refuse(chain(complaints, _repeated(readings), _dangling(readings, by_name), _circular(by_name)))
-    callees_first = last_first(by_name, lambda name: [called for called, _ in by_name[name].calls()])
+    all_parsed = [
+        parse_pipeline(each, f"pipelines[{index}]", names, complaints) for index, each in enumerate(pipelines)
+    ]
+    by_name: dict[str, ParsedPipeline] = {}
+    for parsed in all_parsed:
+        by_name.setdefault(parsed.name, parsed)
+    _raise_if_any(chain(complaints, _repeated(all_parsed), _dangling(all_parsed, by_name), _circular(by_name)))
+    callees_first = reverse_topological_order(by_name, lambda name: [called for called, _ in by_name[name].calls()])
     sizes: Sizes = {}
     for name in callees_first:
-        measure(by_name[name], by_name, sizes)
-    _refuse(_too_large(by_name, callees_first, sizes, most_calls))
+        measure_pipeline(by_name[name], by_name, sizes)
+    _raise_if_any(_too_large(by_name, callees_first, sizes, max_call_depth))
     fingerprints = _fingerprints(by_name, callees_first)
-    plans = [build(reading, by_name, sizes, fingerprints[reading.name]) for reading in readings]
-    _refuse(_unreachable(plans))
+    plans = [build_plan(parsed, by_name, sizes, fingerprints[parsed.name]) for parsed in all_parsed]
+    _raise_if_any(_unreachable(plans))
     return _sorted_by_trigger(plans)
 
 
-def _refuse(complaints: Iterable[Complaint]) -> None:
-    """Nobody reads more than some, and guessing what each was meant to be takes its time."""
-    told = list(islice(complaints, MOST_COMPLAINTS + 1))
-    if len(told) > MOST_COMPLAINTS:
-        told[-1] = _complaint("pipelines", f"there is more; these are the first {MOST_COMPLAINTS} mistakes")
-    if told:
-        raise PipelineInvalid(told)
+def _raise_if_any(complaints: Iterable[Complaint]) -> None:
+    # Suggestions for misspelled names are expensive, so the number of complaints is limited.
+    listed = list(islice(complaints, MAX_COMPLAINTS + 1))
+    if len(listed) > MAX_COMPLAINTS:
+        listed[-1] = _complaint("pipelines", f"too many errors; only the first {MAX_COMPLAINTS} are listed")
+    if listed:
+        raise PipelineInvalid(listed)
 
 
 def _sorted_by_trigger(plans: list[Plan]) -> Plans:
@@ -74,64 +75,76 @@ def _sorted_by_trigger(plans: list[Plan]) -> Plans:
 # ── between pipelines ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _repeated(readings: list[ReadPipeline]) -> Iterator[Complaint]:
-    """Told at every place that has the name."""
-    places: dict[str, list[str]] = {}
-    for reading in readings:
-        places.setdefault(reading.name, []).append(reading.where)
-    for name, found in places.items():
-        for place in found if len(found) > 1 else ():
-            other = found[1] if place == found[0] else found[0]
-            yield _complaint(f"{place}.name", f"{shown(name)} is also the name of {other}; names are unique")
+def _repeated(all_parsed: list[ParsedPipeline]) -> Iterator[Complaint]:
+    """Report a repeated name at every pipeline that has it."""
+    paths_by_name: dict[str, list[str]] = {}
+    for parsed in all_parsed:
+        paths_by_name.setdefault(parsed.name, []).append(parsed.where)
+    for name, found in paths_by_name.items():
+        for where in found if len(found) > 1 else ():
+            other = found[1] if where == found[0] else found[0]
+            yield _complaint(f"{where}.name", f"{quote_text(name)} is also the name of {other}; names must be unique")
 
 
-def _dangling(readings: list[ReadPipeline], by_name: Mapping[str, ReadPipeline]) -> Iterator[Complaint]:
-    for reading in readings:
-        for called, where in reading.calls():
+def _dangling(all_parsed: list[ParsedPipeline], by_name: Mapping[str, ParsedPipeline]) -> Iterator[Complaint]:
+    for parsed in all_parsed:
+        for called, where in parsed.calls():
             if called not in by_name:
-                yield _complaint(where, f"there is no pipeline {shown(called)}{did_you_mean(called, by_name)}")
+                yield _complaint(where, f"there is no pipeline {quote_text(called)}{did_you_mean(called, by_name)}")
 
 
-def _circular(by_name: Mapping[str, ReadPipeline]) -> Iterator[Complaint]:
-    calls = {name: dict(reading.calls()) for name, reading in by_name.items()}
-    for circle in circles(calls):
-        yield _complaint(calls[circle[0]][circle[1]], f"pipelines call each other in a circle: {way(circle)}")
+def _circular(by_name: Mapping[str, ParsedPipeline]) -> Iterator[Complaint]:
+    calls = {name: dict(parsed.calls()) for name, parsed in by_name.items()}
+    for cycle in find_cycles(calls):
+        yield _complaint(calls[cycle[0]][cycle[1]], f"pipelines call each other in a cycle: {format_cycle(cycle)}")
 
 
 def _too_large(
-    by_name: Mapping[str, ReadPipeline], callees_first: list[str], sizes: Sizes, most_calls: int
+    by_name: Mapping[str, ParsedPipeline], callees_first: list[str], sizes: Sizes, max_call_depth: int
 ) -> Iterator[Complaint]:
-    """Told of the innermost ones that are; their callers are too large because of them."""
+    """Report only the innermost pipelines that exceed a limit, because they make their callers too large."""
     refused: set[str] = set()
     total = 0
     for name in callees_first:
-        reading, size = by_name[name], sizes[by_name[name]]
-        told = [
+        parsed, size = by_name[name], sizes[by_name[name]]
+        messages = [
             message
-            for much, most, message in (
-                (size.jobs, MOST_JOBS, f"has {size.jobs:,} jobs with all its calls; {MOST_JOBS:,} are allowed"),
-                (size.levels, MOST_LEVELS, f"nests groups and calls {size.levels} deep; {MOST_LEVELS} are allowed"),
-                (size.calls, most_calls, f"nests calls {size.calls} deep; service.limits.hops allows {most_calls}"),
+            for value, limit, message in (
+                (
+                    size.jobs,
+                    MAX_PLAN_JOBS,
+                    f"has {size.jobs:,} jobs including its calls; the limit is {MAX_PLAN_JOBS:,}",
+                ),
+                (
+                    size.levels,
+                    MAX_NESTING,
+                    f"nests groups and calls {size.levels} levels deep; the limit is {MAX_NESTING}",
+                ),
+                (
+                    size.calls,
+                    max_call_depth,
+                    f"nests calls {size.calls} levels deep; service.limits.hops allows {max_call_depth}",
+                ),
             )
-            if much > most
+            if value > limit
         ]
-        if not any(called in refused for called, _ in reading.calls()):
+        if not any(called in refused for called, _ in parsed.calls()):
             hint = "start the other pipelines with an event instead"
-            yield from (_complaint(f"{reading.where}.steps", f"{message}; {hint}") for message in told)
+            yield from (_complaint(f"{parsed.where}.steps", f"{message}; {hint}") for message in messages)
             total += size.jobs
-        if told:
+        if messages:
             refused.add(name)
-    if not refused and total > MOST_JOBS_IN_ALL:
-        message = f"have {total:,} jobs with all their calls; {MOST_JOBS_IN_ALL:,} are allowed in all"
+    if not refused and total > MAX_TOTAL_JOBS:
+        message = f"have {total:,} jobs including their calls; the limit is {MAX_TOTAL_JOBS:,}"
         yield _complaint("pipelines", message)
 
 
 def _unreachable(plans: list[Plan]) -> Iterator[Complaint]:
     for plan in plans:
-        far = [node for node in plan.nodes.values() if plan.max_depth and node.nearest > plan.max_depth]
+        far = [node for node in plan.nodes.values() if plan.max_depth and node.min_depth > plan.max_depth]
         if far:
-            message = f"step {shown(far[0].path)} can never be reached: it is job {far[0].nearest} at the earliest"
-            yield _complaint(f"{plan.where}.max_depth", f"{plan.max_depth} is too little; {message}")
+            message = f"step {quote_text(far[0].path)} is never reached: it is job {far[0].min_depth} at the earliest"
+            yield _complaint(f"{plan.where}.max_depth", f"{plan.max_depth} is too small; {message}")
 
 
 def _complaint(where: str, message: str) -> Complaint:
@@ -141,18 +154,18 @@ def _complaint(where: str, message: str) -> Complaint:
 # ── fingerprints ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fingerprints(by_name: Mapping[str, ReadPipeline], callees_first: list[str]) -> dict[str, str]:
-    """Each changes when the pipeline's shape does, or that of one it calls; the order of keys does not count."""
-    found: dict[str, str] = {}
+def _fingerprints(by_name: Mapping[str, ParsedPipeline], callees_first: list[str]) -> dict[str, str]:
+    """Hash each pipeline together with the pipelines it calls, regardless of the order of keys."""
+    fingerprints: dict[str, str] = {}
     for name in callees_first:
-        reading = by_name[name]
-        called = {callee: found[callee] for callee, _ in reading.calls()}
-        content = strict_json.dumps(_normal([written(reading.written), called]))
-        found[name] = f"blake3:{blake3(content.encode()).hexdigest()}"
-    return found
+        parsed = by_name[name]
+        called = {callee: fingerprints[callee] for callee, _ in parsed.calls()}
+        content = strict_json.dumps(_sort_keys([to_yaml_data(parsed.source), called]))
+        fingerprints[name] = f"blake3:{blake3(content.encode()).hexdigest()}"
+    return fingerprints
 
 
-def _normal(data: Any) -> Any:
+def _sort_keys(data: Any) -> Any:
     if isinstance(data, Mapping):
-        return {key: _normal(data[key]) for key in sorted(data)}
-    return [_normal(item) for item in data] if isinstance(data, list | tuple) else data
+        return {key: _sort_keys(data[key]) for key in sorted(data)}
+    return [_sort_keys(item) for item in data] if isinstance(data, list | tuple) else data

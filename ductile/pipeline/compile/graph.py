@@ -1,6 +1,6 @@
-"""What leads to what: circles among names, the order of a plan, and the plan as a list of routes for people.
+"""Graph algorithms on plans: cycles, topological order, edges and the list of compiled routes.
 
-Only looks. Plans share what follows, so every walk here visits each thing once.
+Read-only. Instructions share their successors, so every traversal visits each one once.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -18,10 +18,10 @@ from ductile.pipeline.compile.plan import (
     Arrive,
     Each,
     End,
-    Entry,
     Fork,
     Gate,
     Go,
+    Instruction,
     Leave,
     Open,
     Plan,
@@ -30,16 +30,16 @@ from ductile.pipeline.compile.plan import (
 from ductile.pipeline.language.conditions import as_data
 
 T = TypeVar("T", bound=Hashable)
-MOST_SHOWN = 12
+MAX_CYCLE_NAMES = 12
 
 
-def circles(following: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
-    """One circle for each way back to a name that is being followed; iterative, so that length cannot hurt."""
+def find_cycles(successors: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
+    """Yield one cycle for each back edge. Iterative, so that long chains do not exceed the recursion limit."""
     done: set[str] = set()
-    for start in following:
+    for start in successors:
         if start in done:
             continue
-        trail, waiting = {start: None}, [iter(following[start])]
+        trail, waiting = {start: None}, [iter(successors[start])]
         while waiting:
             step = next(waiting[-1], None)
             if step is None:
@@ -50,46 +50,46 @@ def circles(following: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
                 yield [*names[names.index(step) :], step]
             elif step not in done:
                 trail[step] = None
-                waiting.append(iter(following.get(step, ())))
+                waiting.append(iter(successors.get(step, ())))
 
 
-def way(names: list[str]) -> str:
-    """`a → b → a`, with the middle left out when it is long."""
-    shown = names if len(names) <= MOST_SHOWN else [*names[: MOST_SHOWN - 2], "…", *names[-2:]]
+def format_cycle(names: list[str]) -> str:
+    """Format as `a → b → a`, without the middle of a long cycle."""
+    shown = names if len(names) <= MAX_CYCLE_NAMES else [*names[: MAX_CYCLE_NAMES - 2], "…", *names[-2:]]
     return " → ".join(shown)
 
 
-def last_first(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> list[T]:
-    """Everything that can be reached, each after all that follows it; there must be no circle."""
+def reverse_topological_order(starts: Iterable[T], successors: Callable[[T], Iterable[T]]) -> list[T]:
+    """Return everything reachable from `starts`, each after all its successors. The graph must be acyclic."""
     order: dict[T, None] = {}
     seen: set[T] = set()
     for start in starts:
         if start in seen:
             continue
         seen.add(start)
-        waiting = [(start, iter(following(start)))]
-        while waiting:
-            one, rest = waiting[-1]
-            nearest = next((step for step in rest if step not in seen), None)
-            if nearest is None:
-                order[one] = None
-                waiting.pop()
+        stack = [(start, iter(successors(start)))]
+        while stack:
+            vertex, rest = stack[-1]
+            successor = next((step for step in rest if step not in seen), None)
+            if successor is None:
+                order[vertex] = None
+                stack.pop()
             else:
-                seen.add(nearest)
-                waiting.append((nearest, iter(following(nearest))))
+                seen.add(successor)
+                stack.append((successor, iter(successors(successor))))
     return list(order)
 
 
-def first_first(plan: Plan) -> list[Entry | PlanNode]:
-    """Every instruction and node of the plan, each before all that follows it."""
-    start: list[Entry | PlanNode] = [plan.entry]
-    return last_first(start, _next)[::-1]
+def topological_order(plan: Plan) -> list[Instruction | PlanNode]:
+    """Return every instruction and node of the plan, each before its successors."""
+    start: list[Instruction | PlanNode] = [plan.entry]
+    return reverse_topological_order(start, _successors)[::-1]
 
 
-def _next(thing: Entry | PlanNode) -> tuple[Entry | PlanNode, ...]:
-    match thing:
+def _successors(vertex: Instruction | PlanNode) -> tuple[Instruction | PlanNode, ...]:
+    match vertex:
         case PlanNode():
-            return (thing.successors,) if thing.on_error is None else (thing.successors, thing.on_error)
+            return (vertex.successors,) if vertex.on_error is None else (vertex.successors, vertex.on_error)
         case Go(node):
             return (node,)
         case Open(join, body):
@@ -97,11 +97,11 @@ def _next(thing: Entry | PlanNode) -> tuple[Entry | PlanNode, ...]:
         case Arrive(join):
             return (join,)
         case Gate():
-            return (thing.then, thing.otherwise)
+            return (vertex.then, vertex.otherwise)
         case Fork(branches):
             return branches
         case Each():
-            return (thing.body, thing.empty)
+            return (vertex.body, vertex.empty)
         case Leave(then):
             return (then,)
     return ()
@@ -112,34 +112,34 @@ def _next(thing: Entry | PlanNode) -> tuple[Entry | PlanNode, ...]:
 
 @frozen
 class Edge:
-    """One way from a place to the next."""
+    """An edge between two nodes or gates."""
 
     source: PlanNode | Gate | None
-    """None: what starts the pipeline."""
+    """None for the trigger of the pipeline."""
     event: str | None
-    """The type that takes this way; None: any that the step emits."""
+    """The event type that follows this edge; None for every event of the step."""
     target: PlanNode | Gate | None
-    """None: the end."""
+    """None for the end of the run."""
     foreach: str | None = None
-    """The list whose every element goes this way."""
+    """The list whose elements follow this edge."""
 
 
 def edges(plan: Plan) -> Iterator[Edge]:
-    """Every way from place to place, in textual order."""
-    for source in (None, *plan.places):
-        for event, entry in _ways_out(plan, source):
+    """Yield every edge of the plan, in textual order."""
+    for source in (None, *plan.vertices):
+        for event, entry in _exits(plan, source):
             yield from (Edge(source, event, target, foreach) for target, foreach in _targets(entry).items())
 
 
 def compiled_routes(plan: Plan) -> list[dict[str, Any]]:
-    """The plan as routes `{id, pipeline, source, destination}` for people and programs, in textual order."""
+    """Return the edges as `{id, pipeline, source, destination}`, in textual order."""
     return [
         {"id": _id(edge), "pipeline": plan.name, "source": _source(plan, edge), "destination": _destination(edge)}
         for edge in edges(plan)
     ]
 
 
-def _ways_out(plan: Plan, source: PlanNode | Gate | None) -> Iterator[tuple[str | None, Entry]]:
+def _exits(plan: Plan, source: PlanNode | Gate | None) -> Iterator[tuple[str | None, Instruction]]:
     match source:
         case None:
             yield plan.on or plan.hook, plan.entry
@@ -152,28 +152,28 @@ def _ways_out(plan: Plan, source: PlanNode | Gate | None) -> Iterator[tuple[str 
                 yield STEP_FAILED, source.on_error
 
 
-def _targets(entry: Entry) -> dict[PlanNode | Gate | None, str | None]:
-    """The places that `entry` leads to next, each with the list it is entered for."""
+def _targets(entry: Instruction) -> dict[PlanNode | Gate | None, str | None]:
+    """Return the next nodes and gates after `entry`, each with the `foreach` list that leads to it."""
     targets: dict[PlanNode | Gate | None, str | None] = {}
-    seen: set[Entry] = set()
-    waiting: list[tuple[Entry, str | None, PlanNode | None]] = [(entry, None, None)]
+    seen: set[Instruction] = set()
+    waiting: list[tuple[Instruction, str | None, PlanNode | None]] = [(entry, None, None)]
     while waiting:
-        one, foreach, join = waiting.pop()
-        if one in seen:
+        instruction, foreach, join = waiting.pop()
+        if instruction in seen:
             continue
-        seen.add(one)
-        match one:
+        seen.add(instruction)
+        match instruction:
             case Go(target) | Arrive(target):
                 targets.setdefault(target, foreach)
             case Gate():
-                targets.setdefault(one, foreach)
+                targets.setdefault(instruction, foreach)
             case End():
-                # Inside a join that was just opened, nothing to do means that there is nothing to wait for.
+                # A join that was just opened without jobs inside has nothing to wait for.
                 targets.setdefault(join, foreach)
             case Fork(branches):
                 waiting.extend((branch, foreach, join) for branch in reversed(branches))
             case Each():
-                waiting += [(one.empty, foreach, join), (one.body, str(one.source), join)]
+                waiting += [(instruction.empty, foreach, join), (instruction.body, str(instruction.source), join)]
             case Leave(then):
                 waiting.append((then, None, join))
             case Open(opened, body):

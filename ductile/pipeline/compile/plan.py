@@ -1,7 +1,7 @@
-"""A compiled pipeline: the places where something happens, and what is entered after each.
+"""A compiled pipeline: a graph of nodes, gates and instructions, with all calls inlined.
 
-Values only. `compile` makes them, `route` walks them, the CLI shows them. Calls are already inlined, so a walk needs
-nothing but the plan. Places and instructions share what follows, so compare them by identity and never expand them.
+Values only. `compile` builds them and `run` executes them. Instructions share their successors, so compare them by
+identity and never expand the graph into a tree.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,75 +26,77 @@ SWITCH_TRUE, SWITCH_FALSE = "ductile.switch.true", "ductile.switch.false"
 JOIN_COMPLETED = "ductile.join.completed"
 
 
-# ── what happens when something is entered ──────────────────────────────────────────────────────────────────────────
+# ── instructions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @frozen(eq=False)
 class Go:
-    """One job for `node`."""
+    """Create a job for `node`."""
 
     node: "PlanNode"
 
 
 @frozen(eq=False)
 class Gate:
-    """A decision, recorded as a `core.switch` row: `then` if the condition holds, else `otherwise`; same event."""
+    """Evaluate the condition and continue with `then` or `otherwise`. Recorded as a `core.switch` job."""
 
     path: str
     """`<step>__switch`; `<step>/__switch` for the `if` of a called pipeline. Unique in the plan."""
     condition: Condition = field(repr=False)
     plugin: str | None
-    """Whose configuration `config.*` means."""
+    """The plugin whose configuration `config.*` reads."""
     pipeline: str
-    """Where it is written, as in PlanNode."""
+    """The pipeline that defines it, as in PlanNode."""
     where: str
-    """`pipelines[0].steps[2].if`: the place in the configuration."""
-    then: "Entry" = field(repr=False)
-    otherwise: "Entry" = field(repr=False)
+    """Configuration path, such as `pipelines[0].steps[2].if`."""
+    then: "Instruction" = field(repr=False)
+    otherwise: "Instruction" = field(repr=False)
 
 
 @frozen(eq=False)
 class Fork:
-    """All of them, in this order, with the same event."""
+    """Continue with every branch, in this order, with the same event."""
 
-    branches: tuple["Entry", ...] = field(repr=False)
+    branches: tuple["Instruction", ...] = field(repr=False)
 
 
 @frozen(eq=False)
 class Each:
-    """`body` once for every element of the list at `source`, with that element and its index pushed on `items` and
-    `indexes`; `empty` once, with nothing pushed, if there is none."""
+    """Continue with `body` for every element of the list at `source`, or with `empty` if the list is empty.
+
+    Pushes the element and its index onto `items` and `indexes`.
+    """
 
     path: str
-    """Of the step."""
+    """The path of the step."""
     where: str
-    """`pipelines[0].steps[2].foreach`: the place in the configuration."""
+    """Configuration path, such as `pipelines[0].steps[2].foreach`."""
     source: Path
     max_items: int
-    body: "Entry" = field(repr=False)
-    empty: "Entry" = field(repr=False)
+    body: "Instruction" = field(repr=False)
+    empty: "Instruction" = field(repr=False)
 
 
 @frozen(eq=False)
 class Leave:
-    """The innermost item and index are popped, then `then`."""
+    """Pop the innermost item and index and continue with `then`."""
 
-    then: "Entry" = field(repr=False)
+    then: "Instruction" = field(repr=False)
 
 
 @frozen(eq=False)
 class Open:
-    """One job for `join`, with the event and context of this moment; then `body` inside it."""
+    """Create a job for `join` with the current event and context, and continue with `body` inside it."""
 
     join: "PlanNode"
-    body: "Entry" = field(repr=False)
+    body: "Instruction" = field(repr=False)
 
 
 @frozen(eq=False)
 class Arrive:
-    """The event's payload is one of the results of the innermost open join, which is `join`.
+    """Add the event's payload to the results of the innermost open join, which is `join`.
 
-    Its place among them is (the innermost index if `by_item` else 0, `branch`, order of arrival).
+    Results are sorted by (innermost index if `by_item` else 0, `branch`, order of arrival).
     """
 
     join: "PlanNode"
@@ -104,30 +106,30 @@ class Arrive:
 
 @frozen(eq=False)
 class End:
-    """Nothing follows here."""
+    """End this path."""
 
 
-Entry: TypeAlias = Go | Gate | Fork | Each | Leave | Open | Arrive | End
+Instruction: TypeAlias = Go | Gate | Fork | Each | Leave | Open | Arrive | End
 
 
-# ── places ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── nodes and plans ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @frozen(kw_only=True)
 class Relay:
-    """What a relay step sends, and to whom."""
+    """The event that a relay step sends."""
 
     to: str
     event: str
     dedupe_key: Template | None = None
     with_: Mapping[str, Template] | None = field(default=None, repr=False)
-    """The remote payload; None: the payload as it came."""
+    """Templates of the remote payload; None sends the current payload."""
     baggage: Claims | None = None
 
 
 @frozen(eq=False, kw_only=True)
 class PlanNode:
-    """One place in a run that has a job: a plugin, a relay, or a join that waits."""
+    """A step of a plan that has a job: a plugin, a relay or a join."""
 
     path: str
     """Unique in the plan: `processing/transcribe`, `fan__join`."""
@@ -135,36 +137,36 @@ class PlanNode:
     plugin: str
     command: str = HANDLE
     pipeline: str
-    """Where it is written: inside a call, the called pipeline."""
+    """The pipeline that defines it; inside a call, the called pipeline."""
     step_id: str
-    """Its own id there; a join has the id of its step and `__join`."""
+    """Its id in that pipeline; for a join, the id of its step with `__join`."""
     where: str
-    """`pipelines[0].steps[2]`: the place in the configuration."""
+    """Configuration path, such as `pipelines[0].steps[2]`."""
     with_: Mapping[str, Template] = field(factory=dict, repr=False)
     baggage: Claims | None = field(default=None, repr=False)
     relay: Relay | None = field(default=None, repr=False)
     tolerated: bool = False
     """`continue: true`: its final failure does not fail the tree."""
     depth: int
-    """Jobs on the longest way to it, itself included; switches do not count, joins do."""
-    nearest: int
-    """The same on the shortest way; a join counts from where it was opened."""
+    """Jobs on the longest path to it, itself included. Joins count, switches do not."""
+    min_depth: int
+    """Jobs on the shortest path to it. A join counts from where it was opened."""
     call_depth: int = 0
     foreach_depth: int = 0
-    """How many items are on the stack when its job is made."""
+    """The number of `foreach` loops around it."""
     joins: tuple[str, ...] = ()
-    """Paths of the joins it is inside of, outermost first."""
+    """Paths of the joins around it, outermost first."""
     is_terminal: bool
-    """True if the run may end with it."""
-    successors: Entry = field(repr=False)
-    """Entered with each event when its job has succeeded (a join: with `ductile.join.completed`)."""
-    on_error: Entry | None = field(default=None, repr=False)
-    """Entered with `ductile.step.failed` when its job has finally failed; None: nothing is."""
+    """True if a run can end after it."""
+    successors: Instruction = field(repr=False)
+    """Executed for each event of its succeeded job; for a join, with `ductile.join.completed`."""
+    on_error: Instruction | None = field(default=None, repr=False)
+    """Executed with `ductile.step.failed` after the final failure of its job."""
 
 
 @frozen(eq=False, kw_only=True)
 class Plan:
-    """One pipeline, ready to run."""
+    """A compiled pipeline."""
 
     name: str
     on: str | None
@@ -172,33 +174,33 @@ class Plan:
     hook: Signal | None
     from_plugin: str | None
     condition: Condition | None = field(repr=False)
-    """On the payload and the upstream context, for events and hooks; not for API triggers and calls."""
+    """Evaluated for events and hooks, on the payload and the upstream context; not for API triggers and calls."""
     execution_mode: Mode
     timeout: timedelta
     max_depth: int | None
-    """What the author set; 0 is unlimited."""
-    longest: int
-    """Jobs on the longest way through it."""
-    entry: Entry = field(repr=False)
+    """The configured limit; 0 is unlimited."""
+    longest_path: int
+    """Jobs on the longest path through it."""
+    entry: Instruction = field(repr=False)
     nodes: Mapping[str, PlanNode] = field(repr=False)
-    """By path, in textual order; a join comes after what it waits for."""
-    places: tuple[PlanNode | Gate, ...] = field(repr=False)
-    """Nodes and gates, in the same order; nothing leads back to an earlier one."""
+    """By path, in textual order; a join comes after its branches."""
+    vertices: tuple[PlanNode | Gate, ...] = field(repr=False)
+    """Nodes and gates, in the same order, which is also a topological order."""
     fingerprint: str
-    """`blake3:<hex>` of its shape and of every pipeline it calls."""
+    """`blake3:<hex>` of its definition and of every pipeline it calls."""
     where: str
-    """`pipelines[0]`"""
+    """Configuration path, such as `pipelines[0]`."""
 
     @property
     def depth_limit(self) -> int:
-        """The most jobs along one way; 0 is unlimited."""
-        return self.longest if self.max_depth is None else self.max_depth
+        """The maximum number of jobs along one path; 0 is unlimited."""
+        return self.longest_path if self.max_depth is None else self.max_depth
 
     @property
     def own_nodes(self) -> "Iterator[PlanNode]":
-        """The nodes that are written in this pipeline, not in one that it calls."""
+        """The nodes that this pipeline itself defines, without those of its calls."""
         return (node for node in self.nodes.values() if node.call_depth == 0)
 
-    def takes_from(self, plugin: str | None) -> bool:
-        """True if events of `plugin` (None: not from a plugin) may start it."""
+    def accepts_source(self, plugin: str | None) -> bool:
+        """Return whether events of `plugin` can start it; None means an event without a plugin."""
         return self.from_plugin is None or self.from_plugin == plugin

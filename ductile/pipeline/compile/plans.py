@@ -1,4 +1,7 @@
-"""The plans of a configuration, by what starts them. Who has no pipeline does without `plan`, where a plan is told."""
+"""The plans of a configuration, indexed by trigger.
+
+Separate from `plan`, so that a configuration without pipelines does not import the pipeline language.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,14 +16,14 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Plans:
-    """Every pipeline, by what starts it, in the order of the configuration."""
+    """All plans, by name and by trigger, in the order of the configuration."""
 
     by_name: Mapping[str, "Plan"] = field(factory=dict)
     by_event: Mapping[str, tuple["Plan", ...]] = field(factory=dict)
     by_hook: Mapping[str, tuple["Plan", ...]] = field(factory=dict)
 
-    def named(self, name: str) -> "Plan":
-        """The plan of that name; NotFound says which there are."""
+    def require(self, name: str) -> "Plan":
+        """Return the plan with this name. Raises NotFound."""
         if name in self.by_name:
             return self.by_name[name]
         raise NotFound(
@@ -28,8 +31,8 @@ class Plans:
             hint=f"known: {', '.join(sorted(self.by_name)) or 'none'}",
         )
 
-    def on(self, event_type: str) -> "tuple[Plan, ...]":
+    def for_event(self, event_type: str) -> "tuple[Plan, ...]":
         return self.by_event.get(event_type, ())
 
-    def on_hook(self, signal: str) -> "tuple[Plan, ...]":
+    def for_hook(self, signal: str) -> "tuple[Plan, ...]":
         return self.by_hook.get(signal, ())

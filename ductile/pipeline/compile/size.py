@@ -1,88 +1,91 @@
-"""How large a pipeline becomes when its calls are inlined: computed before anything is built.
+"""The size of a pipeline with its calls inlined, computed before the plan is built.
 
-Adding up costs nothing, so a pipeline that would explode is refused here and never built.
+Lets `compile` reject a pipeline that is too large without building it.
 """
 
 from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from ductile.pipeline.language.parse import Beside, Calls, InTurn, ReadPipeline, ReadStep
+from ductile.pipeline.language.parse import CallAction, ParsedPipeline, ParsedStep, SplitAction, StepsAction
 
 
 @frozen
 class Size:
-    """What a step or a pipeline adds to a plan."""
+    """The size that a step or pipeline adds to a plan."""
 
     jobs: int = 0
-    """Places that have a job."""
-    longest: int = 0
-    """Jobs on the longest way through it."""
-    least: int = 0
-    """Jobs on the shortest way through it."""
+    """Nodes that run a job."""
+    longest_path: int = 0
+    """Jobs on the longest path through it."""
+    shortest_path: int = 0
+    """Jobs on the shortest path through it."""
     levels: int = 0
-    """Groups, splits and calls inside each other."""
+    """Nesting depth of groups, splits and calls."""
     calls: int = 0
-    """Calls inside each other."""
+    """Nesting depth of calls."""
 
 
-ONE_JOB = Size(jobs=1, longest=1, least=1)
-Sizes = dict[ReadStep | ReadPipeline, Size]
+ONE_JOB = Size(jobs=1, longest_path=1, shortest_path=1)
+Sizes = dict[ParsedStep | ParsedPipeline, Size]
 
 
-def measure(pipeline: ReadPipeline, pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -> None:
-    """`sizes` has the pipeline and its every step; what it calls must be there already."""
-    sizes[pipeline] = _in_turn(pipeline.steps, pipelines, sizes)
+def measure_pipeline(pipeline: ParsedPipeline, pipelines: Mapping[str, ParsedPipeline], sizes: Sizes) -> None:
+    """Add the sizes of the pipeline and all its steps to `sizes`, which must contain every called pipeline."""
+    sizes[pipeline] = _sequence_size(pipeline.steps, pipelines, sizes)
 
 
-def _in_turn(steps: tuple[ReadStep, ...], pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -> Size:
-    found = [_step(step, pipelines, sizes) for step in steps]
+def _sequence_size(steps: tuple[ParsedStep, ...], pipelines: Mapping[str, ParsedPipeline], sizes: Sizes) -> Size:
+    found = [_step_size(step, pipelines, sizes) for step in steps]
     return evolve(
-        _together(found), longest=sum(size.longest for size in found), least=sum(size.least for size in found)
+        _parallel_size(found),
+        longest_path=sum(size.longest_path for size in found),
+        shortest_path=sum(size.shortest_path for size in found),
     )
 
 
-def _together(found: list[Size]) -> Size:
-    """Next to each other."""
+def _parallel_size(found: list[Size]) -> Size:
     return Size(
         jobs=sum(size.jobs for size in found),
-        longest=max((size.longest for size in found), default=0),
-        least=min((size.least for size in found), default=0),
+        longest_path=max((size.longest_path for size in found), default=0),
+        shortest_path=min((size.shortest_path for size in found), default=0),
         levels=max((size.levels for size in found), default=0) + 1,
         calls=max((size.calls for size in found), default=0),
     )
 
 
-def _step(step: ReadStep, pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -> Size:
-    size = _action(step, pipelines, sizes)
+def _step_size(step: ParsedStep, pipelines: Mapping[str, ParsedPipeline], sizes: Sizes) -> Size:
+    size = _action_size(step, pipelines, sizes)
     if step.on_error:
-        handling = _in_turn(step.on_error, pipelines, sizes)
+        handling = _sequence_size(step.on_error, pipelines, sizes)
         size = evolve(
             size,
             jobs=size.jobs + handling.jobs,
-            longest=size.longest + (handling.longest if step.tolerated else 0),
+            longest_path=size.longest_path + (handling.longest_path if step.tolerated else 0),
             levels=max(size.levels, handling.levels),
             calls=max(size.calls, handling.calls),
         )
     if step.condition or step.foreach:
-        size = evolve(size, least=0)
+        size = evolve(size, shortest_path=0)
     if step.join:
-        # A join goes on with the context in which it was opened, so its branches do not count on the shortest way.
+        # A join continues with the context in which it was opened, so its branches do not count for the shortest path.
         is_skippable = step.condition and not step.foreach
-        size = evolve(size, jobs=size.jobs + 1, longest=size.longest + 1, least=0 if is_skippable else 1)
+        size = evolve(
+            size, jobs=size.jobs + 1, longest_path=size.longest_path + 1, shortest_path=0 if is_skippable else 1
+        )
     sizes[step] = size
     return size
 
 
-def _action(step: ReadStep, pipelines: Mapping[str, ReadPipeline], sizes: Sizes) -> Size:
+def _action_size(step: ParsedStep, pipelines: Mapping[str, ParsedPipeline], sizes: Sizes) -> Size:
     match step.action:
-        case InTurn(steps):
-            return _in_turn(steps, pipelines, sizes)
-        case Beside(branches):
-            return _together([_step(branch, pipelines, sizes) for branch in branches])
-        case Calls(name):
+        case StepsAction(steps):
+            return _sequence_size(steps, pipelines, sizes)
+        case SplitAction(branches):
+            return _parallel_size([_step_size(branch, pipelines, sizes) for branch in branches])
+        case CallAction(name):
             called = sizes[pipelines[name]]
-            least = 0 if pipelines[name].condition else called.least
-            return evolve(called, least=least, levels=called.levels + 1, calls=called.calls + 1)
+            shortest = 0 if pipelines[name].condition else called.shortest_path
+            return evolve(called, shortest_path=shortest, levels=called.levels + 1, calls=called.calls + 1)
         case _:
             return ONE_JOB

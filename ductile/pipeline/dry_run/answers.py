@@ -1,6 +1,6 @@
-"""Answers of plugins as somebody writes them down for a dry run.
+"""Simulated plugin answers for a dry run: their formats and their parser.
 
-Knows the few forms that are taken, not where the text came from. The command line reads them, `rehearse` uses them.
+Does not know where the data comes from. The CLI and pipeline cases parse answers; the sandbox uses them.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,14 +9,14 @@ from typing import Any
 from attrs import field, frozen
 
 from ductile.core.errors import UsageInvalid, did_you_mean
-from ductile.pipeline.language.paths import kind_of
+from ductile.pipeline.language.paths import describe_type
 
 FORMS = 'a list of events, {"fail": "why"}, or {"result": "text", "events": [ … ]}'
 
 
 @frozen
-class Emitted:
-    """One event of an answer."""
+class AnswerEvent:
+    """One event of a simulated answer."""
 
     type: str
     payload: Mapping[str, Any] = field(factory=dict, repr=False)
@@ -25,51 +25,52 @@ class Emitted:
 
 @frozen(kw_only=True)
 class PluginAnswer:
-    """What a plugin says: that it is done, with events or without, or that it has finally failed."""
+    """A simulated answer: a success with its events, or a final failure if `error` is set."""
 
     result: str = "simulated"
-    events: tuple[Emitted, ...] = ()
+    events: tuple[AnswerEvent, ...] = ()
     error: str | None = None
 
 
 SILENT = PluginAnswer()
 
 
-def read_answers(raw: Any, known: Collection[str]) -> dict[str, PluginAnswer]:
-    """The answers by step that `raw` (plain data) spells out; UsageInvalid for what cannot be meant."""
+def parse_answers(raw: Any, known: Collection[str]) -> dict[str, PluginAnswer]:
+    """Parse plain data into answers by step. Raises UsageInvalid."""
     if not isinstance(raw, dict):
-        raise UsageInvalid(f"answers are an object of step → answer, not {kind_of(raw)}")
+        raise UsageInvalid(f"answers must be an object of step → answer, got {describe_type(raw)}")
     for step in raw:
         if step not in known:
-            hint = f"steps with answers: {', '.join(known)}"
-            raise UsageInvalid(f"there is no step {step!r} to answer for{did_you_mean(step, known)}", hint=hint)
-    return {step: _answer(step, given) for step, given in raw.items()}
+            hint = f"steps: {', '.join(known)}"
+            raise UsageInvalid(f"there is no step {step!r}{did_you_mean(step, known)}", hint=hint)
+    return {step: _answer(step, answer) for step, answer in raw.items()}
 
 
-def _answer(step: str, given: Any) -> PluginAnswer:
-    match given:
+def _answer(step: str, raw: Any) -> PluginAnswer:
+    match raw:
         case list():
-            return PluginAnswer(events=_events(step, given))
+            return PluginAnswer(events=_events(step, raw))
         case {"fail": str(error), **rest} if not rest:
             return PluginAnswer(error=error)
-        case dict() if given.keys() <= {"result", "events"} and isinstance(given.get("result", ""), str):
-            events = _events(step, given.get("events", []))
-            return PluginAnswer(events=events, result=given.get("result", SILENT.result))
-    raise UsageInvalid(f"the answer of {step} cannot be read", hint=f"write {FORMS}")
+        case dict() if raw.keys() <= {"result", "events"} and isinstance(raw.get("result", ""), str):
+            events = _events(step, raw.get("events", []))
+            return PluginAnswer(events=events, result=raw.get("result", SILENT.result))
+    raise UsageInvalid(f"the answer for step {step} is not valid", hint=f"write {FORMS}")
 
 
-def _events(step: str, given: Any) -> tuple[Emitted, ...]:
-    if not isinstance(given, list):
-        raise UsageInvalid(f"the events of {step} are a list, not {kind_of(given)}")
-    return tuple(_event(step, number, event) for number, event in enumerate(given))
+def _events(step: str, raw: Any) -> tuple[AnswerEvent, ...]:
+    if not isinstance(raw, list):
+        raise UsageInvalid(f"the events of step {step} must be a list, got {describe_type(raw)}")
+    return tuple(_event(step, number, event) for number, event in enumerate(raw))
 
 
-def _event(step: str, number: int, given: Any) -> Emitted:
-    match given:
+def _event(step: str, number: int, raw: Any) -> AnswerEvent:
+    match raw:
         case {"type": str(kind), **rest} if kind and rest.keys() <= {"payload", "dedupe_key"}:
             payload, key = rest.get("payload", {}), rest.get("dedupe_key")
             if isinstance(payload, dict) and isinstance(key, str | None):
-                return Emitted(kind, payload, key)
+                return AnswerEvent(kind, payload, key)
     raise UsageInvalid(
-        f"event {number} of {step} cannot be read", hint='write {"type": "name", "payload": {}}; dedupe_key is optional'
+        f"event {number} of step {step} is not valid",
+        hint='write {"type": "name", "payload": {}}; dedupe_key is optional',
     )

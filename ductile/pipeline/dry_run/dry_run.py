@@ -1,7 +1,7 @@
-"""A dry run: how a run of a pipeline would go, step by step, with the reasons.
+"""Dry runs: predict a run of a pipeline step by step, with the reasons.
 
-Nothing is queued, written or spawned: answers of plugins are given or made up, and only the caller may fetch a real
-one. The same functions as in the service decide what follows.
+Queues, writes and starts nothing. Plugin answers are simulated unless the caller executes a plugin. Routing uses the
+same functions as the service.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,26 +14,33 @@ from ductile.core.formats import strict_json
 from ductile.core.model import JobStatus
 from ductile.pipeline.compile.plan import JOIN, RELAY, SWITCH, Plan
 from ductile.pipeline.dry_run.answers import PluginAnswer
-from ductile.pipeline.dry_run.sandbox import Ask, Predicates, Sandbox, SandboxJob, SwitchDecision, TellingWorld
+from ductile.pipeline.dry_run.sandbox import (
+    ExecuteJob,
+    Predicates,
+    Sandbox,
+    SandboxJob,
+    SwitchDecision,
+    TracingRoutingConfig,
+)
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.conditions import explain, holds
 from ductile.pipeline.language.parse import SWITCH_SUFFIX
 from ductile.pipeline.language.paths import Scope
 from ductile.pipeline.run.execute import FOREACH, START
-from ductile.pipeline.run.route import World, begin
+from ductile.pipeline.run.route import RoutingConfig, trigger_run
 
-MOST_JOBS = 10_000
-MOST_HOPS = 20
+MAX_JOBS = 10_000
+MAX_HOPS = 20
 NOT_REACHED = "not reached"
 
 
 @frozen(kw_only=True)
 class DryRunLine:
-    """One thing that would happen, or would not."""
+    """One step of a dry run and its outcome."""
 
     step: str
     kind: str
-    """uses, relay, join, if, foreach, or route for a job outside of every run."""
+    """uses, relay, join, if, foreach, or route for a job outside of a run."""
     outcome: str
     """executed, simulated, failed, dead, joined, entered, bypassed or not reached."""
     why: str
@@ -41,63 +48,64 @@ class DryRunLine:
     plugin: str | None = None
     command: str | None = None
     indexes: tuple[int, ...] = ()
-    """Which item of each `foreach` around it, outermost first."""
+    """The index in each `foreach` around it, outermost first."""
     predicates: Predicates = ()
     payload: Any = field(default=None, repr=False)
-    """What the plugin gets, after `with`."""
+    """The payload of the plugin, after `with`."""
     baggage: Mapping[str, Any] = field(factory=dict, repr=False)
     tolerated: bool = False
     led_to: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
-class Rehearsal:
-    """How the run would go."""
+class DryRunResult:
+    """The result of a dry run."""
 
     status: JobStatus
     lines: tuple[DryRunLine, ...]
     would_start: bool
-    """What the pipeline's own `if` says about the payload; who asks for a run by name is not asked."""
+    """The value of the pipeline's `if`, which a run by name does not evaluate."""
     predicates: Predicates = ()
     is_complete: bool = True
-    """False if it was cut short because it has more jobs than it may: in the service the others are dead."""
+    """False if the run exceeds the job limit. The service would mark the remaining jobs dead."""
 
 
-def rehearse(
+def dry_run_pipeline(
     plan: Plan,
     payload: Mapping[str, Any],
-    world: World,
+    routing: RoutingConfig,
     answers: Mapping[str, PluginAnswer] | None = None,
     *,
     now: datetime,
-    ask: Ask | None = None,
-    most_jobs: int = MOST_JOBS,
-    most_hops: int = MOST_HOPS,
-) -> Rehearsal:
-    """The run of `plan` with this payload, every job answered by `ask`, else by `answers` (by step), else silently.
+    execute: ExecuteJob | None = None,
+    max_jobs: int = MAX_JOBS,
+    max_hops: int = MAX_HOPS,
+) -> DryRunResult:
+    """Simulate a run of `plan` with this payload.
 
-    TooManyFollowUps if the payload leads to more jobs at once than a run may have.
+    A job gets the answer of `execute`, otherwise that of its step in `answers`, otherwise it succeeds without events.
+    Raises TooManyFollowUps if the run cannot start.
     """
-    telling = TellingWorld.of(world)
-    stage = Sandbox(plan.name, telling, answers or {}, ask, now, most_jobs, most_hops)
-    stage.apply(begin(plan, payload, telling, submitted_by="cli", now=now).following)
-    stage.play()
-    lines = tuple(_lines(stage))
+    tracing = TracingRoutingConfig.of(routing)
+    sandbox = Sandbox(plan.name, tracing, answers or {}, execute, now, max_jobs, max_hops)
+    sandbox.apply(trigger_run(plan, payload, tracing, submitted_by="cli", now=now).follow_ups)
+    sandbox.run()
+    lines = tuple(_lines(sandbox))
     scope = Scope(payload=payload, context={})
-    return Rehearsal(
-        status=JobStatus.FAILED if stage.has_failed or stage.is_cut else JobStatus.SUCCEEDED,
+    return DryRunResult(
+        status=JobStatus.FAILED if sandbox.has_failed or sandbox.is_truncated else JobStatus.SUCCEEDED,
         lines=(*lines, *_not_reached(plan, lines)),
         would_start=plan.condition is None or holds(plan.condition, scope),
         predicates=tuple(explain(plan.condition, scope)) if plan.condition else (),
-        is_complete=not stage.is_cut,
+        is_complete=not sandbox.is_truncated,
     )
 
 
-def _lines(stage: Sandbox) -> Iterator[DryRunLine]:
-    """What happened, in the order in which it came about."""
-    for row in stage.rows.values():
+def _lines(sandbox: Sandbox) -> Iterator[DryRunLine]:
+    """Yield the executed steps and decisions, in order."""
+    for row in sandbox.rows.values():
         if row.job.plugin == SWITCH:
-            yield _decision(row, stage.world.decided[row.job.id])
+            yield _decision(row, sandbox.routing.decisions[row.job.id])
         elif row.job.plugin != START:
             yield _line(row)
 
@@ -109,7 +117,7 @@ def _decision(row: SandboxJob, decision: SwitchDecision) -> DryRunLine:
         step=(job.step_id or "").removesuffix(SWITCH_SUFFIX).removesuffix("/"),
         kind="if",
         outcome="entered" if matched else "bypassed",
-        why="; ".join(map(_told, decision.predicates)),
+        why="; ".join(map(_format_predicate, decision.predicates)),
         pipeline=job.pipeline,
         indexes=decision.indexes,
         predicates=decision.predicates,
@@ -117,7 +125,7 @@ def _decision(row: SandboxJob, decision: SwitchDecision) -> DryRunLine:
     )
 
 
-def _told(predicate: Mapping[str, Any]) -> str:
+def _format_predicate(predicate: Mapping[str, Any]) -> str:
     value = f" {strict_json.dumps(predicate['value'])}" if "value" in predicate else ""
     found = f"found {strict_json.dumps(predicate['found'])}" if "found" in predicate else "it is absent"
     return f"{predicate['path']} {predicate['op']}{value} is {str(predicate['holds']).lower()}: {found}"
@@ -160,12 +168,12 @@ def _outcome(row: SandboxJob) -> str:
 
 def _why(row: SandboxJob) -> str:
     if row.is_failed:
-        return f"{'really run: ' if row.is_executed else ''}{row.job.last_error}"
-    return row.why if row.job.status.is_final else "the rehearsal was cut short before it"
+        return f"{'plugin executed: ' if row.is_executed else ''}{row.job.last_error}"
+    return row.why if row.job.status.is_final else "the dry run stopped before this step"
 
 
 def _not_reached(plan: Plan, lines: tuple[DryRunLine, ...]) -> Iterator[DryRunLine]:
-    """The steps that nothing is told about yet: neither that they ran nor that they were bypassed."""
+    """Yield the steps that neither ran nor were bypassed."""
     reached = {line.step for line in lines if line.pipeline == plan.name and line.outcome != "entered"}
     for node in plan.nodes.values():
         if node.path not in reached:
@@ -173,7 +181,7 @@ def _not_reached(plan: Plan, lines: tuple[DryRunLine, ...]) -> Iterator[DryRunLi
                 step=node.path,
                 kind=node.kind,
                 outcome=NOT_REACHED,
-                why="nothing led to it",
+                why="no event reached it",
                 pipeline=plan.name,
                 plugin=node.plugin,
                 command=node.command,

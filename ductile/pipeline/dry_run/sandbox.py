@@ -1,7 +1,6 @@
-"""The stage of a dry run: jobs, contexts and joins of one run in memory, played to their end one after the other.
+"""An in-memory ledger and dispatcher for dry runs: runs the jobs and joins of one run in sequence.
 
-Stands in for the ledger and the dispatcher, and decides nothing: what follows from an ending is `route`'s business, as
-in the service. Retries, dedupe and time do not exist here. `rehearse` fills it and tells what happened on it.
+Routing decisions are made by `route`, as in the service. There are no retries, no deduplication and no clock.
 """
 
 from collections import Counter, deque
@@ -19,64 +18,64 @@ from ductile.pipeline.dry_run.answers import SILENT, PluginAnswer
 from ductile.pipeline.language.baggage import BaggageRefused
 from ductile.pipeline.language.conditions import explain
 from ductile.pipeline.language.paths import PathAbsent
-from ductile.pipeline.run.cursor import Position
-from ductile.pipeline.run.events import Ended, Event, derived_id, event_id
-from ductile.pipeline.run.execute import Walk
-from ductile.pipeline.run.outgoing import outgoing
-from ductile.pipeline.run.route import TooManyFollowUps, World, after, after_join
-from ductile.pipeline.run.step_input import step_of, tell
+from ductile.pipeline.run.cursor import RunCursor
+from ductile.pipeline.run.events import Event, JobResult, derived_id, event_id
+from ductile.pipeline.run.execute import Execution
+from ductile.pipeline.run.outgoing import build_outgoing_event
+from ductile.pipeline.run.route import RoutingConfig, TooManyFollowUps, compute_follow_ups, resolve_join
+from ductile.pipeline.run.step_input import build_step_input, find_step
 
-MOST_TOLD = 5
+MAX_JOIN_FAILURES = 5
 
-Ask = Callable[[Job], PluginAnswer | None]
-"""Whoever may know the real answer to a job; None lets it be made up."""
+ExecuteJob = Callable[[Job], PluginAnswer | None]
+"""Executes a job and returns its real answer; None leaves the answer to the simulation."""
 Predicates = tuple[Mapping[str, Any], ...]
 
 
 @frozen
 class SwitchDecision:
-    """Why a switch went the way it did, and for which items."""
+    """The predicates of a decided switch, and the indexes of its items."""
 
     predicates: Predicates
     indexes: tuple[int, ...]
 
 
 @attrs.define(eq=False, kw_only=True)
-class _TellingWalk(Walk):
-    """A walk that remembers its decisions."""
+class _TracingExecution(Execution):
+    """An execution that records its decisions."""
 
-    decided: dict[str, SwitchDecision]
+    decisions: dict[str, SwitchDecision]
 
-    def _decide(self, gate: Gate, event: Event, at: Position) -> None:
+    def _decide(self, gate: Gate, event: Event, at: RunCursor) -> None:
         before = len(self.children)
         super()._decide(gate, event, at)
         switch = self.children[before]
         scope = at.scope(event, self.config_of(gate.plugin) if gate.plugin else None)
-        self.decided[switch.id or ""] = SwitchDecision(tuple(explain(gate.condition, scope)), at.indexes)
+        self.decisions[switch.id or ""] = SwitchDecision(tuple(explain(gate.condition, scope)), at.indexes)
 
 
 @frozen(eq=False, kw_only=True)
-class TellingWorld(World):
-    """A world whose decisions can be looked up afterwards."""
+class TracingRoutingConfig(RoutingConfig):
+    """A routing configuration that records the decisions of its executions."""
 
-    decided: dict[str, SwitchDecision] = field(factory=dict)
-    """By the id of the switch."""
+    decisions: dict[str, SwitchDecision] = field(factory=dict)
+    """By job id of the switch."""
 
     @classmethod
-    def of(cls, world: World) -> "TellingWorld":
-        return cls(**{each.name: getattr(world, each.name) for each in attrs.fields(World)})
+    def of(cls, routing: RoutingConfig) -> "TracingRoutingConfig":
+        return cls(**{each.name: getattr(routing, each.name) for each in attrs.fields(RoutingConfig)})
 
-    def walk(self) -> Walk:
-        return _TellingWalk(**self.bounds(), decided=self.decided)
+    def new_execution(self) -> Execution:
+        return _TracingExecution(**self.execution_settings(), decisions=self.decisions)
 
 
 @define(eq=False)
 class SandboxJob:
-    """A job as the ledger would have it, and what there is to tell about it."""
+    """A job of the sandbox, with the data for its report line."""
 
     job: Job
     result: str | None = None
-    """Of a job that was over when it was made."""
+    """The result of a job that was created as finished."""
     is_executed: bool = False
     why: str = ""
     payload: Any = None
@@ -93,58 +92,62 @@ class SandboxJob:
 
 @define(eq=False)
 class Sandbox:
-    """The ledger of a rehearsal."""
+    """The state of a dry run."""
 
     pipeline: str
-    world: TellingWorld
+    routing: TracingRoutingConfig
     answers: Mapping[str, PluginAnswer]
-    ask: Ask | None
+    execute: ExecuteJob | None
     now: datetime
-    most_jobs: int
-    most_hops: int
+    max_jobs: int
+    max_hops: int
     rows: dict[str, SandboxJob] = field(factory=dict)
-    waiting: deque[SandboxJob] = field(factory=deque)
+    queue: deque[SandboxJob] = field(factory=deque)
     contexts: dict[str, str] = field(factory=dict)
     arrivals: dict[str, list[BranchResult]] = field(factory=dict)
     open_joins: dict[str, SandboxJob] = field(factory=dict)
     open_members: Counter[str] = field(factory=Counter)
     members: dict[str, list[SandboxJob]] = field(factory=dict)
-    """By the id of their join."""
-    is_cut: bool = False
+    """By job id of the join."""
+    is_truncated: bool = False
 
     @property
     def has_failed(self) -> bool:
-        """True if a job of the run failed that was not allowed to; runs of hooks are not the run's."""
+        """True if a job of the run failed and was not tolerated. Hook runs do not count."""
         root = next((row.job.id for row in self.rows.values()), "")
         return any(row.counts_as_failed for row in self.rows.values() if row.job.root_job_id == root)
 
-    def play(self) -> None:
-        """Everything that can happen has happened, or the stage is full."""
+    def run(self) -> None:
+        """Run all jobs and joins, until none are left or the job limit is reached."""
         while True:
             while (join := self._ready_join()) is not None:
                 self._join(join)
-            if not self.waiting or self.is_cut:
+            if not self.queue or self.is_truncated:
                 return
-            self._run(self.waiting.popleft())
+            self._run(self.queue.popleft())
 
-    def apply(self, following: FollowUps, parent: SandboxJob | None = None) -> None:
-        for context in following.contexts:
+    def apply(self, follow_ups: FollowUps, parent: SandboxJob | None = None) -> None:
+        """Add the contexts, jobs and branch results."""
+        for context in follow_ups.contexts:
             self.contexts[context.id] = context.accumulated_json
-        for new in following.children:
+        for new in follow_ups.children:
             row = self._add(new)
-            above = self.rows.get(new.parent_job_id or "", parent)
-            if above is not None:
-                above.led_to.append(self._name(row.job))
-        for arrival in following.arrivals:
+            parent_row = self.rows.get(new.parent_job_id or "", parent)
+            if parent_row is not None:
+                parent_row.led_to.append(self._name(row.job))
+        for arrival in follow_ups.arrivals:
             self.arrivals.setdefault(arrival.join_id, []).append(arrival)
             if parent is not None:
                 parent.led_to.append(self._name(self.rows[arrival.join_id].job))
 
     def _add(self, new: NewJob) -> SandboxJob:
-        settled, too_far = new.settled, new.settled is None and new.hops > self.most_hops
-        # As in the ledger: what is over when it is made is never one too many.
-        self.is_cut |= settled is None and len(self.rows) >= self.most_jobs
-        status = JobStatus.DEAD if too_far else settled.status if settled else JobStatus.QUEUED
+        prefinished, too_far = new.prefinished, new.prefinished is None and new.hops > self.max_hops
+        # As in the ledger, jobs that are created as finished do not count against the limit.
+        self.is_truncated |= prefinished is None and len(self.rows) >= self.max_jobs
+        status = JobStatus.DEAD if too_far else prefinished.status if prefinished else JobStatus.QUEUED
+        error = prefinished.error if prefinished else None
+        if too_far:
+            error = f"chain of more than {self.max_hops} hops"
         job = Job(
             id=new.id or derived_id("rehearsal", len(self.rows)),
             plugin=new.plugin,
@@ -157,7 +160,7 @@ class Sandbox:
             payload=new.payload,
             parent_job_id=new.parent_job_id,
             event_context_id=new.event_context_id,
-            last_error=f"chain of more than {self.most_hops} hops" if too_far else settled.error if settled else None,
+            last_error=error,
             pipeline=new.pipeline,
             step_id=new.step_id,
             hops=new.hops,
@@ -167,9 +170,9 @@ class Sandbox:
             tolerated=new.tolerated and not too_far,
             context=self.contexts.get(new.event_context_id or ""),
         )
-        above = self.rows.get(new.parent_job_id or "")
-        job = evolve(job, root_job_id=job.id if above is None or new.own_tree else above.job.root_job_id)
-        row = self.rows[job.id] = SandboxJob(job, settled.result if settled else None)
+        parent_row = self.rows.get(new.parent_job_id or "")
+        job = evolve(job, root_job_id=job.id if parent_row is None or new.own_tree else parent_row.job.root_job_id)
+        row = self.rows[job.id] = SandboxJob(job, prefinished.result if prefinished else None)
         if job.join_id is not None:
             self.members.setdefault(job.join_id, []).append(row)
         if not status.is_final:
@@ -177,43 +180,43 @@ class Sandbox:
             if job.is_join:
                 self.open_joins[job.id] = row
             else:
-                self.waiting.append(row)
+                self.queue.append(row)
         return row
 
     def _run(self, row: SandboxJob) -> None:
         job = row.job
         try:
-            row.payload = self._sent(job)
+            row.payload = self._input_payload(job)
         except (PathAbsent, BaggageRefused) as refused:
             return self._fail(row, str(refused))
         answer = self._answer(row)
         if answer.error is not None:
             return self._fail(row, answer.error)
-        ended = Ended(status=JobStatus.SUCCEEDED, result=answer.result)
+        job_result = JobResult(status=JobStatus.SUCCEEDED, result=answer.result)
         try:
-            following = after(job, ended, self._events(job, answer), self.world, now=self.now)
+            follow_ups = compute_follow_ups(job, job_result, self._events(job, answer), self.routing, now=self.now)
         except TooManyFollowUps as error:
             row.job = evolve(job, tolerated=False)
             return self._fail(row, str(error))
-        return self._end(row, JobStatus.SUCCEEDED, None, following)
+        return self._end(row, JobStatus.SUCCEEDED, None, follow_ups)
 
-    def _sent(self, job: Job) -> Any:
-        """The payload that the plugin would get, or the other instance."""
-        step = step_of(self.world.plans, job)
+    def _input_payload(self, job: Job) -> Any:
+        """Return the payload for the plugin or the other instance."""
+        step = find_step(self.routing.plans, job)
         if step is not None and step.relay is not None:
-            return outgoing(job, step.relay).payload
-        told = tell(job, step)
-        content = strict_json.loads(told.payload) if told.payload else {}
+            return build_outgoing_event(job, step.relay).payload
+        step_input = build_step_input(job, step)
+        content = strict_json.loads(step_input.payload) if step_input.payload else {}
         return content.get("payload") if job.command == HANDLE else content
 
     def _answer(self, row: SandboxJob) -> PluginAnswer:
-        if self.ask is not None and (real := self.ask(row.job)) is not None:
-            row.is_executed, row.why = True, f"really run: {real.result}"
+        if self.execute is not None and (real := self.execute(row.job)) is not None:
+            row.is_executed, row.why = True, f"plugin executed: {real.result}"
             return real
         if row.job.pipeline == self.pipeline and (given := self.answers.get(row.job.step_id or "")) is not None:
-            row.why = "answered as given"
+            row.why = "simulated answer given"
             return given
-        row.why = "no answer given: succeeds silently"
+        row.why = "no answer given: succeeds without events"
         return SILENT
 
     def _events(self, job: Job, answer: PluginAnswer) -> tuple[Event, ...]:
@@ -231,14 +234,16 @@ class Sandbox:
 
     def _fail(self, row: SandboxJob, error: str) -> None:
         try:
-            following = after(row.job, Ended(status=JobStatus.FAILED, error=error), (), self.world, now=self.now)
-        except TooManyFollowUps as too_much:
-            following, error = FollowUps(), f"{error}; {too_much}"
+            follow_ups = compute_follow_ups(
+                row.job, JobResult(status=JobStatus.FAILED, error=error), (), self.routing, now=self.now
+            )
+        except TooManyFollowUps as exceeded:
+            follow_ups, error = FollowUps(), f"{error}; {exceeded}"
             row.job = evolve(row.job, tolerated=False)
-        self._end(row, JobStatus.FAILED, error, following)
+        self._end(row, JobStatus.FAILED, error, follow_ups)
 
-    def _end(self, row: SandboxJob, status: JobStatus, error: str | None, following: FollowUps) -> None:
-        self.apply(following, row)
+    def _end(self, row: SandboxJob, status: JobStatus, error: str | None, follow_ups: FollowUps) -> None:
+        self.apply(follow_ups, row)
         row.job = evolve(row.job, status=status, last_error=error)
         self.open_members[row.job.join_id or ""] -= 1
 
@@ -248,16 +253,16 @@ class Sandbox:
     def _join(self, row: SandboxJob) -> None:
         del self.open_joins[row.job.id]
         arrivals = sorted(self.arrivals.get(row.job.id, ()), key=lambda arrival: (arrival.item, arrival.branch))
-        failed = [each.job for each in self.members.get(row.job.id, ()) if each.counts_as_failed]
-        told = tuple(f"{job.step_id or job.plugin}: {job.last_error}" for job in failed[:MOST_TOLD])
-        joined = JoinInput(job=row.job, arrivals=tuple(arrivals), failures=told, failed=len(failed))
-        outcome, following = after_join(joined, self.world, now=self.now)
+        failed = [member.job for member in self.members.get(row.job.id, ()) if member.counts_as_failed]
+        failures = tuple(f"{job.step_id or job.plugin}: {job.last_error}" for job in failed[:MAX_JOIN_FAILURES])
+        joined = JoinInput(job=row.job, arrivals=tuple(arrivals), failures=failures, failed=len(failed))
+        outcome, follow_ups = resolve_join(joined, self.routing, now=self.now)
         match outcome:
             case Succeeded():
                 row.why = f"{len(arrivals)} results"
-                self._end(row, JobStatus.SUCCEEDED, None, following)
+                self._end(row, JobStatus.SUCCEEDED, None, follow_ups)
             case Failed(error) | Dead(error):
-                self._end(row, JobStatus.FAILED, error, following)
+                self._end(row, JobStatus.FAILED, error, follow_ups)
             case other:
                 raise AssertionError(f"a join cannot end {other}")
 

@@ -1,7 +1,6 @@
-"""`baggage:` claims: which values of a run become durable, and that they never change afterwards.
+"""`baggage:` claims: the values that a run carries from step to step, immutable once set.
 
-Makes the context of a step out of the inherited one; nothing is written here, so a refused claim leaves no trace.
-Unchanged parts are shared between contexts, never copied.
+Computes the context of a step from the inherited one and writes nothing. Contexts share unchanged parts.
 """
 
 import re
@@ -12,7 +11,7 @@ from attrs import frozen
 
 from ductile.core.errors import Complaint
 from ductile.core.formats import strict_json
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 from ductile.pipeline.language.paths import (
     ABSENT,
     MAX_SEGMENTS,
@@ -20,29 +19,29 @@ from ductile.pipeline.language.paths import (
     Path,
     PathAbsent,
     Scope,
-    kind_of,
+    describe_type,
+    json_equal,
     parse_path,
-    same,
 )
 
-MOST_BYTES = 1 << 20
+MAX_CONTEXT_BYTES = 1 << 20
 CONTROL = "ductile"
-"""The core's own place in every context; nobody claims into it."""
+"""The reserved key in every context; claims cannot write to it."""
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 _BULK_KEYS = ("from", "namespace")
 
 
 class ClaimsInvalid(LanguageError):
-    """A `baggage` mapping cannot be read."""
+    """An invalid `baggage` mapping."""
 
 
 class BaggageRefused(Exception):
-    """A claim cannot be met; the message is the reason."""
+    """A claim that failed; the message is the reason."""
 
 
 @frozen
 class BaggageClaim:
-    """The value at `source` is to be durable at `target`; in bulk, the members of the object that is there."""
+    """A value to copy from `source` to the baggage path `target`; in bulk, all members of an object."""
 
     target: tuple[str, ...]
     source: Path
@@ -54,53 +53,49 @@ class BaggageClaim:
 
 @frozen
 class Claims:
-    """Everything that one step claims."""
+    """All claims of one step."""
 
     claims: tuple[BaggageClaim, ...] = ()
 
     def paths(self) -> tuple[Path, ...]:
-        """Every path that is read, in the order they are written."""
+        """Return every source path, in the order of the configuration."""
         return tuple(claim.source for claim in self.claims)
 
 
 @frozen
 class Accumulated:
-    """The context of a step: its values, and the JSON text of them that is stored."""
+    """The context of a step: its values and the JSON text to store."""
 
     values: dict[str, Any]
     text: str
 
 
-def claim(
+def apply_claims(
     claims: Claims,
     scope: Scope,
     inherited: Mapping[str, Any],
     *,
     control: Mapping[str, Any] | None = None,
-    most_bytes: int = MOST_BYTES,
+    max_bytes: int = MAX_CONTEXT_BYTES,
 ) -> Accumulated:
-    """`inherited` plus what `claims` take from `scope`; BaggageRefused when one cannot be met or it is too much.
+    """Add the claimed values to `inherited`.
 
-    All claims read `scope` as it is, none sees another. `control` replaces what the core keeps in the context.
+    All claims read `scope` as it is; none sees the result of another. `control` replaces the reserved key. Raises
+    BaggageRefused if a claim fails or the context exceeds a limit.
     """
     claimed: dict[str, Any] = {}
-    for one in claims.claims:
-        claimed = _merged(claimed, _nested(one.target, _source_value(one, scope)), _TWICE)
+    for claim in claims.claims:
+        claimed = _merged(claimed, _nested(claim.target, _source_value(claim, scope)), _TWICE)
     values = _merged(inherited, claimed, _IMMUTABLE)
     if control is not None:
         claimed[CONTROL] = values[CONTROL] = dict(control)
     text = strict_json.dumps(values)
-    _require_small(text, most_bytes)
+    _require_size(text, max_bytes)
     _require_readable(text, claimed)
     return Accumulated(values, text)
 
 
-def accrete(inherited: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """`inherited` with `value` at `path`; every path that was there before has the value it had."""
-    return _merged(inherited, _nested(path, value), _IMMUTABLE)
-
-
-_IMMUTABLE = "baggage path {path} is immutable: it came here as {old}, and this step claims {new}"
+_IMMUTABLE = "baggage path {path} is immutable: it already holds {old}, and this step claims {new}"
 _TWICE = "baggage path {path} is claimed twice by this step, as {old} and as {new}"
 
 
@@ -114,10 +109,10 @@ def _merged(
             merged[name] = value
         elif isinstance(known, dict) and isinstance(value, dict):
             merged[name] = _merged(known, value, refusal, (*at, name))
-        elif not same(known, value):
-            old, new = kind_of(known), kind_of(value)
-            path = shown(".".join((*at, name)))
-            raise BaggageRefused(refusal.format(path=path, old=old, new=new if new != old else "another one"))
+        elif not json_equal(known, value):
+            old, new = describe_type(known), describe_type(value)
+            path = quote_text(".".join((*at, name)))
+            raise BaggageRefused(refusal.format(path=path, old=old, new=new if new != old else "a different value"))
     return merged
 
 
@@ -127,43 +122,45 @@ def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _source_value(one: BaggageClaim, scope: Scope) -> Any:
+def _source_value(claim: BaggageClaim, scope: Scope) -> Any:
     try:
-        value = scope.require(one.source)
+        value = scope.require(claim.source)
     except PathAbsent as absent:
-        raise BaggageRefused(f"baggage {one}: {absent}") from None
-    if one.in_bulk and not isinstance(value, dict):
-        raise BaggageRefused(f"baggage {one}: `from` takes an object, and {one.source} is {kind_of(value)}")
+        raise BaggageRefused(f"baggage {claim}: {absent}") from None
+    if claim.in_bulk and not isinstance(value, dict):
+        raise BaggageRefused(
+            f"baggage {claim}: `from` requires an object, but {claim.source} is {describe_type(value)}"
+        )
     return value
 
 
-def _require_small(text: str, most_bytes: int) -> None:
+def _require_size(text: str, max_bytes: int) -> None:
     size = len(text) if text.isascii() else len(text.encode())
-    if size > most_bytes:
-        advice = "claim less of it, or the name of a file that holds it"
-        raise BaggageRefused(f"the context would have {size:,} bytes of JSON, at most {most_bytes:,} fit; {advice}")
+    if size > max_bytes:
+        advice = "claim less data, or the name of a file that contains it"
+        raise BaggageRefused(f"the context would be {size:,} bytes of JSON, the limit is {max_bytes:,}; {advice}")
 
 
 def _require_readable(text: str, added: Mapping[str, Any]) -> None:
-    """The next step can read `text` again: what was inherited was read once, so only what is new can be too deep."""
-    most = strict_json.MAX_DEPTH
-    if text.count("{") + text.count("[") > most and height(added) > most:
-        raise BaggageRefused(f"the context would be nested deeper than {most}; claim the inner values by their names")
+    # The inherited part has been parsed before, so only `added` can be nested too deeply for the next step.
+    limit = strict_json.MAX_DEPTH
+    if text.count("{") + text.count("[") > limit and nesting_depth(added) > limit:
+        raise BaggageRefused(f"the context would be nested deeper than {limit}; claim the inner values instead")
 
 
-def height(value: Any) -> int:
-    """How deep a JSON value is nested: 1 for an object of plain values."""
+def nesting_depth(value: Any) -> int:
+    """Return the nesting depth of a JSON value: 1 for an object of plain values."""
     members = value.values() if isinstance(value, Mapping) else value
-    return 1 + max((height(member) for member in members if isinstance(member, dict | list)), default=0)
+    return 1 + max((nesting_depth(member) for member in members if isinstance(member, dict | list)), default=0)
 
 
-# --- reading what an author wrote -------------------------------------------------------------------------------------
+# ── parsing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parse_claims(raw: Any, *, roots: Collection[str]) -> Claims:
-    """The claims that `raw` (plain YAML data) spells out; ClaimsInvalid tells everything wrong with them."""
+    """Parse plain YAML data into claims. Raises ClaimsInvalid with every error."""
     if not isinstance(raw, dict):
-        raise ClaimsInvalid(Complaint(f"expected durable paths with their sources, got {kind_of(raw)}"))
+        raise ClaimsInvalid(Complaint(f"expected a mapping of baggage path to source, got {describe_type(raw)}"))
     if complaints := tuple(_complaints(raw, roots)):
         raise ClaimsInvalid(*complaints)
     single = [
@@ -179,7 +176,7 @@ def parse_claims(raw: Any, *, roots: Collection[str]) -> Claims:
 
 def _complaints(raw: Mapping[str, Any], roots: Collection[str]) -> Iterator[Complaint]:
     if "from" in raw and "namespace" not in raw:
-        yield Complaint("`namespace` is missing: name the durable path that takes what `from` brings", "from")
+        yield Complaint("`namespace` is missing: name the baggage path to import into", "from")
     if "namespace" in raw and "from" not in raw:
         yield Complaint("`from` is missing: name the object to import, such as payload.metadata", "namespace")
     for key, value in raw.items():
@@ -197,32 +194,33 @@ def _complaints(raw: Mapping[str, Any], roots: Collection[str]) -> Iterator[Comp
 
 
 def _target(text: Any) -> tuple[str, ...]:
-    """The durable path that `text` writes."""
     if not isinstance(text, str):
-        raise _refused(f"expected a durable path such as web.url, got {kind_of(text)}")
+        raise _refused(f"expected a baggage path such as web.url, got {describe_type(text)}")
     names = tuple(text.split("."))
     if not all(re.fullmatch(_NAME, name) for name in names):
-        rule = "names of letters, digits and _, joined by dots, none beginning with a digit"
-        raise _refused(f"{shown(text)} is not a durable path: it must be {rule}")
+        rule = "use names of letters, digits and _ that do not start with a digit, separated by dots"
+        raise _refused(f"{quote_text(text)} is not a baggage path: {rule}")
     if names[0] == CONTROL:
-        raise _refused(f"{shown(text)} cannot be claimed: `{CONTROL}` belongs to the core; choose another first name")
+        raise _refused(f"{quote_text(text)} cannot be claimed: `{CONTROL}` is reserved; choose another first name")
     if len(names) > MAX_SEGMENTS:
-        raise _refused(f"{shown(text)} has more than {MAX_SEGMENTS} names")
+        raise _refused(f"{quote_text(text)} has more than {MAX_SEGMENTS} names")
     return names
 
 
 def _source(text: Any, roots: Collection[str]) -> Path:
-    """A value to claim: always one with a name, so that nobody makes a whole payload durable by accident."""
     path = parse_path(text, roots=roots, allow_whole=True)
+    # A whole payload must not become baggage by accident, so a single claim names a value inside it.
     if not path.segments and path.root != "item":
-        raise _refused(f"{shown(text)} is all of it; name a value in it, or use `from` with `namespace`")
+        raise _refused(
+            f"{quote_text(text)} is the whole object; name a value inside it, or use `from` with `namespace`"
+        )
     return path
 
 
 def _bulk_source(text: Any, roots: Collection[str]) -> Path:
     path = parse_path(text, roots=roots, allow_whole=True)
     if path.root == "context":
-        raise _refused(f"{shown(text)} is durable already; `from` takes payload or item")
+        raise _refused(f"{quote_text(text)} is already baggage; `from` accepts payload or item")
     return path
 
 

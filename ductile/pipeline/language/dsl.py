@@ -1,7 +1,6 @@
-"""What an author may write: one frozen class per YAML shape of `pipelines:`, with every key, default and explanation.
+"""The schema of `pipelines:`: one frozen class per YAML mapping, with every key, type, default and description.
 
-Says which keys there are and of which type. What a combination of them means, and whether it means anything, is
-`read`'s; the configuration reads these classes like its own sections.
+The configuration loads these classes like its own sections. `parse` checks combinations of keys.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from ductile.core.formats.yaml_fields import (
     YAML_NAME,
     Count,
     EventType,
-    Grammar,
+    ExternalSchema,
     Number,
     Span,
     Text,
@@ -27,20 +26,24 @@ from ductile.pipeline.language.operators import OPERATORS
 
 LABEL = pattern(
     "[^\\s/\\x00-\\x1f\\x7f](?:[^/\\x00-\\x1f\\x7f]*[^\\s/\\x00-\\x1f\\x7f])?",
-    "one line of text without '/', not blank and with no blanks around it",
+    "one line of text without '/' and without leading or trailing whitespace",
 )
-SOME = ValueRule(lambda steps: len(steps) > 0, "a list of at least one step", {"minItems": 1})
+AT_LEAST_ONE_STEP = ValueRule(lambda steps: len(steps) > 0, "a list of at least one step", {"minItems": 1})
 
 _CONDITION = {
     "type": ["object", "null"],
     "description": "`path`, `op` and `value`, or exactly one of `all`, `any` and `not`.",
     "properties": {
-        "path": {"type": "string", "description": "the value to look at, such as payload.status"},
-        "op": {"enum": list(OPERATORS), "description": "how it is compared"},
-        "value": {"description": "what it is compared with"},
-        "all": {"type": "array", "items": {"$ref": "#/$defs/Condition"}, "description": "every one must hold"},
-        "any": {"type": "array", "items": {"$ref": "#/$defs/Condition"}, "description": "one must hold"},
-        "not": {"$ref": "#/$defs/Condition", "description": "must not hold"},
+        "path": {"type": "string", "description": "the value to test, such as payload.status"},
+        "op": {"enum": list(OPERATORS), "description": "the comparison operator"},
+        "value": {"description": "the value to compare with"},
+        "all": {"type": "array", "items": {"$ref": "#/$defs/Condition"}, "description": "every condition must be true"},
+        "any": {
+            "type": "array",
+            "items": {"$ref": "#/$defs/Condition"},
+            "description": "at least one condition must be true",
+        },
+        "not": {"$ref": "#/$defs/Condition", "description": "the condition must be false"},
     },
     "additionalProperties": False,
 }
@@ -48,38 +51,38 @@ _CONDITION = {
 Label = Annotated[str, LABEL]
 Signal: TypeAlias = Literal["job.completed", "job.failed", "job.timed_out", "job.dead", "job.overdue", "schedule.late"]
 Mode: TypeAlias = Literal["async", "synchronous"]
-Question = Annotated[Mapping[str, Any], Grammar("Condition", _CONDITION)]
+ConditionData = Annotated[Mapping[str, Any], ExternalSchema("Condition", _CONDITION)]
 
 
 @frozen(kw_only=True)
 class RelayStep:
-    """`pipelines[].steps[].relay`: an event for another instance."""
+    """`pipelines[].steps[].relay`: an event to send to another instance."""
 
-    to: Text = option("the instance, by its name in `instances`")
-    event: EventType = option("the event's type over there")
-    dedupe_key: Text | None = option("a path or template: events with the same value are taken once", default=None)
+    to: Text = option("the name of the instance in `instances`")
+    event: EventType = option("the event type on the other instance")
+    dedupe_key: Text | None = option("a path or template; events with the same value are accepted once", default=None)
     with_: Mapping[str, Any] | None = option(
-        "the payload that is sent: name → path, template or value; default: the payload as it came",
+        "the payload to send: name → path, template or value; default: the current payload",
         default=None,
         name="with",
         private=True,
     )
-    baggage: Mapping[str, Any] | None = option("the context that is sent along: path → source", default=None)
+    baggage: Mapping[str, Any] | None = option("the baggage to send: path → source", default=None)
 
 
 @frozen(kw_only=True)
 class Step:
-    """`pipelines[].steps[]`: one thing to do. Exactly one of uses, call, relay, steps, split."""
+    """`pipelines[].steps[]`: one step. Exactly one of uses, call, relay, steps, split."""
 
     EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "steps", "split")
 
     id: Label | None = option("unique in the pipeline; default: step_1, step_2 …", default=None)
-    uses: Text | None = option("run a plugin or alias (its `handle`), or one `plugin.command`", default=None)
+    uses: Text | None = option("run the `handle` command of a plugin or alias, or `plugin.command`", default=None)
     call: Label | None = option("run the steps of another pipeline here", default=None)
     relay: RelayStep | None = option("send an event to another instance", default=None)
-    steps: "Annotated[tuple[Step, ...], SOME] | None" = option("run these one after the other", default=None)
-    split: "Annotated[tuple[Step, ...], SOME] | None" = option("run these beside each other", default=None)
-    if_: Question | None = option("only if this holds; else go on behind the step", default=None, name="if")
+    steps: "Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] | None" = option("run these steps in sequence", default=None)
+    split: "Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] | None" = option("run these steps in parallel", default=None)
+    if_: ConditionData | None = option("run the step only if this condition is true", default=None, name="if")
     with_: Mapping[str, Any] | None = option(
         "payload keys to add or replace: name → template or value (`uses` only)",
         default=None,
@@ -87,52 +90,59 @@ class Step:
         private=True,
     )
     baggage: Mapping[str, Any] | None = option(
-        "values to keep for the rest of the run: path → source (`uses` only)", default=None
+        "values to carry through the rest of the run: path → source (`uses` only)", default=None
     )
-    foreach: Text | None = option("once for every element of the list at this path, as `item`", default=None)
-    max_items: Count | None = option("the longest list that `foreach` takes; default: 1000", default=None)
-    join: bool = option("go on once, with all results (`split` and `foreach`)", default=False)
-    on_error: "tuple[Step, ...] | None" = option("steps after a final failure (`uses` and `relay`)", default=None)
+    foreach: Text | None = option(
+        "run once for every element of the list at this path, available as `item`", default=None
+    )
+    max_items: Count | None = option("the maximum length of the `foreach` list; default: 1000", default=None)
+    join: bool = option(
+        "wait for all branches or items, then continue once with all results (`split` and `foreach`)", default=False
+    )
+    on_error: "tuple[Step, ...] | None" = option(
+        "steps to run after a final failure (`uses` and `relay`)", default=None
+    )
     continue_: bool = option(
-        "a final failure does not fail the run; it goes on after `on_error`", default=False, name="continue"
+        "a final failure does not fail the run, which continues after `on_error`", default=False, name="continue"
     )
 
 
 @frozen(kw_only=True)
 class Pipeline:
-    """`pipelines[]`: a workflow. Exactly one of on, on-hook."""
+    """`pipelines[]`: one pipeline. Exactly one of on, on-hook."""
 
     EXACTLY_ONE: ClassVar = ("on", "on-hook")
 
     name: Label = option("unique")
     on: Text | None = option("the event type that starts it, matched exactly", default=None)
-    on_hook: Signal | None = option(
-        "the end of a job, or a schedule's alarm, that starts it", default=None, name="on-hook"
+    on_hook: Signal | None = option("the job completion or schedule alert that starts it", default=None, name="on-hook")
+    from_plugin: Text | None = option("only events and job completions of this plugin", default=None)
+    if_: ConditionData | None = option(
+        "start only if this condition is true for the payload and the context", default=None, name="if"
     )
-    from_plugin: Text | None = option("only events, or ends of jobs, of this plugin", default=None)
-    if_: Question | None = option("only if this holds for the payload and the context", default=None, name="if")
     max_depth: Number | None = option(
-        "the most jobs along one way through it; 0: unlimited; default: as many as it has", default=None
+        "the maximum number of jobs along one path; 0: unlimited; default: the longest path of the pipeline",
+        default=None,
     )
-    execution_mode: Mode = option("`synchronous`: an API caller waits for the result", default="async")
-    timeout: Span = option("how long such a caller waits", default=timedelta(seconds=30))
-    steps: Annotated[tuple[Step, ...], SOME] = option("what is done, in this order")
+    execution_mode: Mode = option("`synchronous`: API requests wait for the result", default="async")
+    timeout: Span = option("how long a synchronous API request waits", default=timedelta(seconds=30))
+    steps: Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] = option("the steps, in order")
 
 
 resolve_types(Step)
 
 
-def textual(steps: tuple[Step, ...], where: str) -> Iterator[tuple[str, Step]]:
-    """Every step and what is inside it, each with its place, in the order in which they are written."""
+def iter_steps(steps: tuple[Step, ...], where: str) -> Iterator[tuple[str, Step]]:
+    """Yield every step and nested step with its configuration path, in textual order."""
     for index, step in enumerate(steps):
-        place = f"{where}[{index}]"
-        yield place, step
+        path = f"{where}[{index}]"
+        yield path, step
         for key in ("steps", "split", "on_error"):
-            yield from textual(getattr(step, key) or (), f"{place}.{key}")
+            yield from iter_steps(getattr(step, key) or (), f"{path}.{key}")
 
 
-def written(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
-    """`shape` as the plain data of its YAML, without what is left to defaults."""
+def to_yaml_data(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
+    """Return the plain YAML data of `shape`, without default values."""
     data = {}
     for key in fields(type(shape)):
         value = getattr(shape, key.name)
@@ -144,7 +154,7 @@ def written(shape: Pipeline | Step | RelayStep) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     match value:
         case RelayStep() | Step():
-            return written(value)
+            return to_yaml_data(value)
         case tuple():
             return [_plain(member) for member in value]
         case timedelta():

@@ -1,7 +1,6 @@
-"""What a predicate can ask of one value: each operator prepares its question once, at load.
+"""The operators of predicates. Each prepares its check once, at load.
 
-A prepared question has an answer for every JSON value and for ABSENT, which counts as null; it never fails. Only
-conditions ask.
+A prepared check accepts every JSON value, and ABSENT as null, and never fails.
 """
 
 import operator
@@ -10,15 +9,15 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from ductile.core.units import shown
-from ductile.pipeline.language.paths import ABSENT, same
+from ductile.core.units import quote_text
+from ductile.pipeline.language.paths import ABSENT, json_equal
 
 Check = Callable[[Any], bool]
 
 
 @frozen
 class Operator:
-    """What a predicate compares with, and the question it makes of that."""
+    """The type of value that an operator compares with, and the check it prepares."""
 
     wants: Literal["nothing", "a value", "a list", "a number", "text"]
     prepare: Callable[[Any], Check]
@@ -33,11 +32,11 @@ def _exists(_: Any) -> Check:
 
 
 def _eq(value: Any) -> Check:
-    return lambda found: same(found, value)
+    return lambda found: json_equal(found, value)
 
 
 def _neq(value: Any) -> Check:
-    return lambda found: not same(found, value)
+    return lambda found: not json_equal(found, value)
 
 
 def _in(values: list[Any]) -> Check:
@@ -48,7 +47,7 @@ def _in(values: list[Any]) -> Check:
         if isinstance(found, str):
             return found in texts
         known = None if found is ABSENT else found
-        return any(same(known, value) for value in others)
+        return any(json_equal(known, value) for value in others)
 
     return check
 
@@ -58,7 +57,7 @@ def _order(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Check]:
 
 
 def _text(compare: Callable[[str, str], bool]) -> Callable[[str], Check]:
-    """Without regard to case, as Unicode folds it: `STRASSE` is `straße`."""
+    """Compare case-insensitively, with Unicode case folding: `STRASSE` equals `straße`."""
 
     def prepare(value: str) -> Check:
         folded = value.casefold()
@@ -68,23 +67,23 @@ def _text(compare: Callable[[str, str], bool]) -> Callable[[str], Check]:
 
 
 def _regex(pattern: str) -> Check:
-    # Costs more to load than most configurations cost to read, and few of them have a pattern.
+    # Imported late: the import takes longer than loading most configurations, and few use a pattern.
     import re2
 
     options = re2.Options()
-    options.log_errors = False  # else the library writes to stderr on its own
+    options.log_errors = False  # otherwise the library writes to stderr
     options.never_capture = True
     try:
-        # As bytes: for text the library would also count every character, which a yes or no does not need.
+        # Bytes, because for text the library also computes character offsets.
         match = re2.compile(pattern.encode(), options).fullmatch
     except (re2.error, UnicodeEncodeError) as error:
-        raise ValueError(f"{shown(pattern)} is not a regular expression in RE2's notation: {_reason(error)}") from error
+        raise ValueError(f"{quote_text(pattern)} is not a valid RE2 regular expression: {_reason(error)}") from error
     return lambda found: isinstance(found, str) and match(found.encode(errors="replace")) is not None
 
 
 def _reason(error: Exception) -> str:
-    told = error.args[0] if len(error.args) == 1 else str(error)
-    return told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    message = error.args[0] if len(error.args) == 1 else str(error)
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(message)
 
 
 OPERATORS = {

@@ -1,7 +1,6 @@
-"""Pipelines as written → pipelines as meant: ids given, conditions, templates and claims parsed, all mistakes told.
+"""Parse one pipeline: assign step ids, parse conditions, templates and claims, collect all errors.
 
-Looks at one pipeline at a time and knows no plugin: what a name stands for, and what calls what, is asked later.
-`compile` is the only caller.
+Does not know plugins or other pipelines. `compile` resolves calls and is the only caller.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,11 +11,11 @@ from attrs import define, field, frozen
 
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.core.formats.yaml_fields import COMMAND
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 from ductile.pipeline.compile.plan import CORE, HANDLE, Relay
 from ductile.pipeline.language.baggage import Claims, parse_claims
 from ductile.pipeline.language.conditions import Condition, parse_condition, paths_of
-from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, textual
+from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, iter_steps
 from ductile.pipeline.language.paths import LanguageError, Path, parse_path
 from ductile.pipeline.language.templates import Fixed, Template, parse_template, parse_with
 
@@ -24,15 +23,15 @@ CATEGORY = "pipelines"
 MAX_ITEMS = 1000
 SWITCH_SUFFIX, JOIN_SUFFIX = "__switch", "__join"
 INTERNAL = "ductile"
-"""The core's own event types begin with it and a dot."""
+"""The prefix of internal event types and of reserved step ids."""
 
 _T = TypeVar("_T")
 _FLOW = frozenset({"payload", "context"})
 
 
 @frozen(eq=False)
-class PluginReference:
-    """A plugin's command."""
+class UsesAction:
+    """A plugin command to run."""
 
     plugin: str
     command: str
@@ -41,39 +40,39 @@ class PluginReference:
 
 
 @frozen(eq=False)
-class Calls:
-    """The steps of another pipeline."""
+class CallAction:
+    """A call of another pipeline."""
 
     pipeline: str
 
 
 @frozen(eq=False)
-class Sends:
-    """An event for another instance."""
+class RelayAction:
+    """An event to send to another instance."""
 
     relay: Relay
 
 
 @frozen(eq=False)
-class InTurn:
-    """Steps one after the other."""
+class StepsAction:
+    """Steps that run in sequence."""
 
-    steps: "tuple[ReadStep, ...]"
+    steps: "tuple[ParsedStep, ...]"
 
 
 @frozen(eq=False)
-class Beside:
-    """Steps next to each other."""
+class SplitAction:
+    """Steps that run in parallel."""
 
-    branches: "tuple[ReadStep, ...]"
+    branches: "tuple[ParsedStep, ...]"
 
 
-Action = PluginReference | Calls | Sends | InTurn | Beside
+Action = UsesAction | CallAction | RelayAction | StepsAction | SplitAction
 
 
 @frozen(eq=False, kw_only=True)
-class ReadStep:
-    """A step whose every part is understood."""
+class ParsedStep:
+    """A step with its parsed parts."""
 
     id: str
     where: str
@@ -82,98 +81,103 @@ class ReadStep:
     foreach: Path | None
     max_items: int
     join: bool
-    on_error: "tuple[ReadStep, ...]"
+    on_error: "tuple[ParsedStep, ...]"
     tolerated: bool
 
 
 @frozen(eq=False)
-class ReadPipeline:
-    """A pipeline whose every part is understood."""
+class ParsedPipeline:
+    """A pipeline with its parsed parts."""
 
-    written: Pipeline = field(repr=False)
+    source: Pipeline = field(repr=False)
     where: str
     condition: Condition | None
-    steps: tuple[ReadStep, ...]
+    steps: tuple[ParsedStep, ...]
 
     @property
     def name(self) -> str:
-        return self.written.name
+        return self.source.name
 
     def calls(self) -> "Iterator[tuple[str, str]]":
-        """Every call: the pipeline that is called, and where it is written."""
-        for step in every(self.steps):
-            if isinstance(step.action, Calls):
+        """Yield the name of every called pipeline with the configuration path of the call."""
+        for step in iter_parsed_steps(self.steps):
+            if isinstance(step.action, CallAction):
                 yield step.action.pipeline, f"{step.where}.call"
 
 
-def every(steps: tuple[ReadStep, ...]) -> Iterator[ReadStep]:
-    """All of them and what is inside them, in textual order."""
+def iter_parsed_steps(steps: tuple[ParsedStep, ...]) -> Iterator[ParsedStep]:
+    """Yield every step and nested step, in textual order."""
     for step in steps:
         yield step
         match step.action:
-            case InTurn(inner) | Beside(inner):
-                yield from every(inner)
-        yield from every(step.on_error)
+            case StepsAction(inner) | SplitAction(inner):
+                yield from iter_parsed_steps(inner)
+        yield from iter_parsed_steps(step.on_error)
 
 
-def read(pipeline: Pipeline, where: str, names: Collection[str], complaints: list[Complaint]) -> ReadPipeline:
-    """`pipeline` as it is meant. What cannot be meant is in `complaints`; then the result is only good for more."""
-    reading = _Reading(names, complaints)
-    reading.number(pipeline, where)
-    _check_trigger(reading, pipeline, where)
-    condition = reading.condition(pipeline.if_, f"{where}.if", _FLOW)
-    return ReadPipeline(pipeline, where, condition, reading.steps(pipeline.steps, f"{where}.steps", in_foreach=False))
+def parse_pipeline(
+    pipeline: Pipeline, where: str, names: Collection[str], complaints: list[Complaint]
+) -> ParsedPipeline:
+    """Parse `pipeline` and append its errors to `complaints`.
+
+    After an error, the result is only useful for finding more errors.
+    """
+    parser = _Parser(names, complaints)
+    parser.assign_ids(pipeline, where)
+    _check_trigger(parser, pipeline, where)
+    condition = parser.condition(pipeline.if_, f"{where}.if", _FLOW)
+    return ParsedPipeline(pipeline, where, condition, parser.steps(pipeline.steps, f"{where}.steps", in_foreach=False))
 
 
-def _check_trigger(reading: "_Reading", pipeline: Pipeline, where: str) -> None:
+def _check_trigger(parser: "_Parser", pipeline: Pipeline, where: str) -> None:
     if (pipeline.on is None) == (pipeline.on_hook is None):
         found = "has none of them" if pipeline.on is None else "has both"
-        reading.say(where, f"needs exactly one of on, on-hook; it {found}")
+        parser.report(where, f"needs exactly one of on, on-hook; it {found}")
     if pipeline.on is not None and (pipeline.on == INTERNAL or pipeline.on.startswith(f"{INTERNAL}.")):
-        reading.say(f"{where}.on", f"{shown(pipeline.on)} starts nothing: events of {INTERNAL}.* stay inside their run")
+        parser.report(f"{where}.on", f"{quote_text(pipeline.on)} cannot be a trigger: {INTERNAL}.* events are internal")
 
 
 @define
-class _Reading:
-    """One pass over one pipeline."""
+class _Parser:
+    """The state of parsing one pipeline."""
 
     names: Collection[str]
     complaints: list[Complaint]
     ids: dict[str, str] = field(factory=dict)
-    """Where a step is written → its id."""
+    """Configuration path of a step → its id."""
 
-    def say(self, where: str, message: str) -> None:
+    def report(self, where: str, message: str) -> None:
         self.complaints.append(Complaint(message, where, category=CATEGORY))
 
-    def number(self, pipeline: Pipeline, where: str) -> None:
-        """Every step has an id: its own, or the next `step_<n>` that nobody took."""
-        places = list(textual(pipeline.steps, f"{where}.steps"))
+    def assign_ids(self, pipeline: Pipeline, where: str) -> None:
+        """Give every step an id: the configured one, or the next free `step_<n>`."""
+        steps_by_path = list(iter_steps(pipeline.steps, f"{where}.steps"))
         taken: dict[str, str] = {}
-        for place, step in places:
+        for path, step in steps_by_path:
             if step.id is None:
                 continue
-            if problem := _reserved(step.id):
-                self.say(f"{place}.id", f"{shown(step.id)} is reserved: {problem}")
+            if problem := _reserved_reason(step.id):
+                self.report(f"{path}.id", f"{quote_text(step.id)} is reserved: {problem}")
             elif step.id in taken:
-                self.say(f"{place}.id", f"{shown(step.id)} is used twice; {taken[step.id]} has it already")
-            taken.setdefault(step.id, place)
-        fresh = (name for number in count(1) if (name := f"step_{number}") not in taken)
-        self.ids = {place: step.id or next(fresh) for place, step in places}
+                self.report(f"{path}.id", f"{quote_text(step.id)} is used twice; {taken[step.id]} already uses it")
+            taken.setdefault(step.id, path)
+        unused = (name for number in count(1) if (name := f"step_{number}") not in taken)
+        self.ids = {path: step.id or next(unused) for path, step in steps_by_path}
 
-    def steps(self, steps: tuple[Step, ...], where: str, *, in_foreach: bool) -> tuple[ReadStep, ...]:
+    def steps(self, steps: tuple[Step, ...], where: str, *, in_foreach: bool) -> tuple[ParsedStep, ...]:
         return tuple(self.step(step, f"{where}[{index}]", in_foreach=in_foreach) for index, step in enumerate(steps))
 
-    def step(self, step: Step, where: str, *, in_foreach: bool) -> ReadStep:
+    def step(self, step: Step, where: str, *, in_foreach: bool) -> ParsedStep:
         kinds = [kind for kind in Step.EXACTLY_ONE if getattr(step, kind) is not None]
         if len(kinds) != 1:
             found = f"has {' and '.join(kinds)}" if kinds else "has none of them"
-            self.say(where, f"needs exactly one of {', '.join(Step.EXACTLY_ONE)}; it {found}")
+            self.report(where, f"needs exactly one of {', '.join(Step.EXACTLY_ONE)}; it {found}")
         else:
-            for key, reason in _misplaced(step, kinds[0]):
-                self.say(f"{where}.{key}", reason)
+            for key, reason in _misplaced_keys(step, kinds[0]):
+                self.report(f"{where}.{key}", reason)
         has_item = in_foreach or step.foreach is not None
         roots = _FLOW | {"item"} if has_item else _FLOW
-        return ReadStep(
+        return ParsedStep(
             id=self.ids[where],
             where=where,
             action=self.action(step, where, roots),
@@ -187,26 +191,31 @@ class _Reading:
 
     def action(self, step: Step, where: str, roots: frozenset[str]) -> Action:
         if step.relay is not None:
-            return Sends(self.relay(step.relay, f"{where}.relay", roots))
+            return RelayAction(self.relay(step.relay, f"{where}.relay", roots))
         if step.steps is not None:
-            return InTurn(self.steps(step.steps, f"{where}.steps", in_foreach="item" in roots))
+            return StepsAction(self.steps(step.steps, f"{where}.steps", in_foreach="item" in roots))
         if step.split is not None:
-            return Beside(self.steps(step.split, f"{where}.split", in_foreach="item" in roots))
+            return SplitAction(self.steps(step.split, f"{where}.split", in_foreach="item" in roots))
         if step.call is not None:
-            return Calls(step.call)
+            return CallAction(step.call)
         plugin, command = self.target(step.uses or "", f"{where}.uses")
         with_ = self.parsed(f"{where}.with", lambda: parse_with(step.with_ or {}, roots=roots))
-        return PluginReference(plugin, command, with_ or {}, self.claims(step.baggage, f"{where}.baggage", roots))
+        return UsesAction(plugin, command, with_ or {}, self.claims(step.baggage, f"{where}.baggage", roots))
 
     def target(self, text: str, where: str) -> tuple[str, str]:
-        """A plugin or alias means its `handle`; a dot that is not part of such a name comes before a command."""
+        """Split `uses` into plugin and command, `handle` by default.
+
+        A dot separates a command unless it is part of a configured name.
+        """
         plugin, dot, command = text.rpartition(".")
         if text in self.names or not dot:
             return text, HANDLE
         if plugin == CORE:
-            self.say(where, f"{shown(text)} is a part of Ductile; write `if`, `foreach`, `join` or `relay` instead")
+            self.report(
+                where, f"{quote_text(text)} is internal to Ductile; use `if`, `foreach`, `join` or `relay` instead"
+            )
         elif not plugin or not COMMAND.allows(command):
-            self.say(where, f"{shown(text)} is not a plugin, an alias or plugin.command")
+            self.report(where, f"{quote_text(text)} is not a plugin, an alias or `plugin.command`")
         return plugin, command
 
     def relay(self, relay: RelayStep, where: str, roots: frozenset[str]) -> Relay:
@@ -215,7 +224,7 @@ class _Reading:
         dedupe = _in_braces(relay.dedupe_key)
         key = self.parsed(f"{where}.dedupe_key", lambda: parse_template(dedupe, roots=roots)) if dedupe else None
         if isinstance(key, Fixed):
-            self.say(f"{where}.dedupe_key", "is the same for every event; name a value such as payload.id")
+            self.report(f"{where}.dedupe_key", "is the same for every event; use a value such as payload.id")
         baggage = self.claims(relay.baggage, f"{where}.baggage", roots)
         return Relay(to=relay.to, event=relay.event, dedupe_key=key, with_=sent, baggage=baggage)
 
@@ -226,7 +235,10 @@ class _Reading:
         if condition and not has_plugin:
             for path in paths_of(condition):
                 if path.root == "config":
-                    self.say(where, f"{path} cannot be read here: `config` is that of the plugin of a `uses` step")
+                    self.report(
+                        where,
+                        f"{path} is not available here: `config` is the configuration of the plugin of a `uses` step",
+                    )
         return condition
 
     def source(self, text: str | None, where: str, roots: frozenset[str]) -> Path | None:
@@ -236,47 +248,47 @@ class _Reading:
         return None if raw is None else self.parsed(where, lambda: parse_claims(raw, roots=roots))
 
     def parsed(self, where: str, parse: Callable[[], _T]) -> _T | None:
-        """What `parse` makes of it; None when it complains, which is then told."""
+        """Return the result of `parse`; on errors, report them and return None."""
         try:
             return parse()
         except LanguageError as malformed:
             for complaint in malformed.complaints:
-                self.say(_below(where, complaint.path), complaint.message)
+                self.report(_join_path(where, complaint.path), complaint.message)
             return None
 
 
-def _reserved(name: str) -> str | None:
+def _reserved_reason(name: str) -> str | None:
     for suffix in (SWITCH_SUFFIX, JOIN_SUFFIX):
         if name.endswith(suffix):
-            return f"names that end in {suffix} are given by Ductile"
+            return f"names ending in {suffix} are generated by Ductile"
     if name == INTERNAL or name.startswith(f"{INTERNAL}."):
-        return f"{INTERNAL} is the core's own name"
+        return f"`{INTERNAL}` is used by Ductile itself"
     return None
 
 
-def _misplaced(step: Step, kind: str) -> Iterator[tuple[str, str]]:
-    """Keys that mean nothing on a step of this kind, and what to do instead."""
-    own = "; a relay has its own inside `relay`" if kind == "relay" else "; put it on the steps that need it"
+def _misplaced_keys(step: Step, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys that have no meaning on a step of this kind, each with a message."""
+    advice = "set it inside `relay`" if kind == "relay" else "set it on the steps that need it"
     if kind != "uses":
         for key, value in (("with", step.with_), ("baggage", step.baggage)):
             if value is not None:
-                yield key, f"works on a `uses` step only{own}"
+                yield key, f"is allowed only on a `uses` step; {advice}"
     if kind not in ("uses", "relay"):
         for key, is_there in (("on_error", step.on_error is not None), ("continue", step.continue_)):
             if is_there:
-                yield key, "works on a `uses` or `relay` step only; put it on the steps that may fail"
+                yield key, "is allowed only on a `uses` or `relay` step; set it on the steps that can fail"
     if step.on_error == () and not step.continue_:
-        yield "on_error", "has no steps; write some, or `continue: true`"
+        yield "on_error", "is empty; add steps, or set `continue: true`"
     if step.max_items is not None and step.foreach is None:
-        yield "max_items", "works with `foreach` only"
+        yield "max_items", "requires `foreach`"
     if step.join and kind != "split" and step.foreach is None:
-        yield "join", "has nothing to wait for: it works on a `split`, or with `foreach`"
+        yield "join", "requires `split` or `foreach`"
 
 
 def _in_braces(raw: Any) -> Any:
-    """A relay may name a value by its bare path; written in braces it is an ordinary template.
+    """Put braces around a bare path of a relay, so that it is parsed as a template.
 
-    What is nearly such a path is treated as one, so that a typing mistake is told and not sent.
+    Text that resembles a path is treated as one, so that a typo is reported instead of sent as text.
     """
     if not isinstance(raw, str) or "{" in raw or "}" in raw:
         return raw
@@ -288,7 +300,7 @@ def _in_braces(raw: Any) -> Any:
 _ROOTS = ("payload", "context", "item", "config")
 
 
-def _below(where: str, inner: str) -> str:
+def _join_path(where: str, inner: str) -> str:
     if not inner or inner.startswith("["):
         return where + inner
     return f"{where}.{inner}"

@@ -1,7 +1,6 @@
-"""`payload.user.id`: how a workflow names a value, and how the value is found.
+"""Paths such as `payload.user.id`: their syntax and their lookup in a scope.
 
-Knows what an author may write and what is in reach at one moment of a run (the scope), not what the value is for:
-conditions, templates and baggage read their paths here. No list indexing and no escapes: a path is names and dots.
+Conditions, templates and baggage use it. A path is names and dots: no list indexes, no escapes.
 """
 
 import re
@@ -13,18 +12,18 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from ductile.core.errors import Complaint, did_you_mean
-from ductile.core.units import shown
+from ductile.core.units import quote_text
 
 MAX_SEGMENTS = 32
-"""More than anybody reads, and few enough that what is nested by a path can be written as JSON and read again."""
-MAX_GUESSES = 200
-"""Among how many names the one that was meant is looked for."""
+"""Bounds the nesting of baggage, so that a context always stays within the JSON depth limit."""
+MAX_SUGGESTION_NAMES = 200
+"""How many names of an object are searched for a suggestion."""
 
-# What people write who expect indexes, wildcards, filters or expressions: better refused than never found.
+# Characters of indexes, wildcards, filters and expressions. Such a path would never match, so it is rejected.
 _NOT_IN_A_NAME = re.compile(r"""[\s\x00-\x1f\x7f-\x9f\[\]{}()<>|=,"'`\\*?]""")
-_ELSEWHERE = {
+_AVAILABILITY = {
     "item": "`item` exists only inside a step with `foreach`",
-    "config": "`config` can be read only in the `if` of a step",
+    "config": "`config` is available only in the `if` of a step",
 }
 
 
@@ -36,11 +35,11 @@ class _Absent(Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-"""What is found where nothing is. A null that is there is None."""
+"""The result of a lookup that finds nothing. A present null is None."""
 
 
 class LanguageError(ValueError):
-    """What an author wrote cannot be read. Each complaint has its place inside what was written as its path."""
+    """Invalid pipeline syntax. Each complaint has the path of the invalid value, relative to what was parsed."""
 
     def __init__(self, *complaints: Complaint) -> None:
         super().__init__("\n".join(map(str, complaints)))
@@ -48,12 +47,12 @@ class LanguageError(ValueError):
 
 
 class PathInvalid(LanguageError):
-    """A path cannot be read."""
+    """An invalid path."""
 
 
 @frozen
 class Path:
-    """A root and the names below it; no names means all of the root."""
+    """A root and the names below it; without names, the whole root."""
 
     root: str
     segments: tuple[str, ...] = ()
@@ -63,7 +62,7 @@ class Path:
 
 
 class PathAbsent(LookupError):
-    """A path leads to nothing."""
+    """A path without a value."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)
@@ -72,7 +71,7 @@ class PathAbsent(LookupError):
 
 @frozen
 class Scope:
-    """The values that paths can reach at one moment of a run: plain JSON data, which nobody changes."""
+    """The values that paths can read at one point of a run. Plain JSON data; never modified."""
 
     payload: Mapping[str, Any]
     context: Mapping[str, Any]
@@ -80,7 +79,7 @@ class Scope:
     item: Any = ABSENT
 
     def look_up(self, path: Path) -> Any:
-        """The value at `path`, or ABSENT when a name is missing or its parent is no object."""
+        """Return the value at `path`, or ABSENT if a name is missing or its parent is not an object."""
         value = getattr(self, path.root)
         for name in path.segments:
             if not _is_object(value):
@@ -89,67 +88,68 @@ class Scope:
         return value
 
     def require(self, path: Path) -> Any:
-        """The value at `path`; PathAbsent says how far the path leads."""
+        """Return the value at `path`. Raises PathAbsent, which names the first missing part."""
         value = self.look_up(path)
         if value is ABSENT:
-            raise PathAbsent(path, f"{path} is absent: {self._dead_end(path)}")
+            raise PathAbsent(path, f"{path} is absent: {self._absence_reason(path)}")
         return value
 
-    def _dead_end(self, path: Path) -> str:
+    def _absence_reason(self, path: Path) -> str:
         value, reached = getattr(self, path.root), path.root
         for name in path.segments:
             if not _is_object(value):
-                return f"{reached} is {kind_of(value)}, not an object"
+                return f"{reached} is {describe_type(value)}, not an object"
             if name not in value:
-                return f"{reached} has no {shown(name)}{did_you_mean(name, islice(value, MAX_GUESSES))}"
+                return f"{reached} has no {quote_text(name)}{did_you_mean(name, islice(value, MAX_SUGGESTION_NAMES))}"
             value, reached = value[name], f"{reached}.{name}"
-        return _ELSEWHERE["item"]
+        return _AVAILABILITY["item"]
 
 
 def parse_path(text: Any, *, roots: Collection[str], allow_whole: bool = False) -> Path:
-    """The path that `text` writes; PathInvalid says what is wrong with it.
+    """Parse a path. Raises PathInvalid.
 
-    A root may stand alone if `allow_whole`. `item` always may: it is a value, and often one without names below it.
+    `allow_whole` permits a root without names. `item` never needs names, because it is often a plain value.
     """
     if not isinstance(text, str):
-        raise _refused(f"expected a path such as payload.status, got {kind_of(text)}")
+        raise _refused(f"expected a path such as payload.status, got {describe_type(text)}")
     if text.startswith("{") and text.endswith("}"):
-        raise _refused(f"expected a path without braces, got {shown(text)}")
+        raise _refused(f"expected a path without braces, got {quote_text(text)}")
     _require_names_and_dots(text)
     root, *segments = text.split(".")
     _require_root(root, text, roots)
     if not segments and root != "item" and not allow_whole:
-        raise _refused(f"{shown(text)} is all of it; name a value in it, such as {root}.status")
+        raise _refused(f"{quote_text(text)} is the whole object; name a value inside it, such as {root}.status")
     if len(segments) > MAX_SEGMENTS:
-        raise _refused(f"{shown(text)} has more than {MAX_SEGMENTS} names")
+        raise _refused(f"{quote_text(text)} has more than {MAX_SEGMENTS} names")
     return Path(root, tuple(segments))
 
 
 def _require_names_and_dots(text: str) -> None:
     if "[" in text:
-        raise _refused(f"{shown(text)} is not a path: lists cannot be indexed; use `foreach`, or let the plugin choose")
+        advice = "use `foreach`, or select the element in the plugin"
+        raise _refused(f"{quote_text(text)} is not a path: lists cannot be indexed; {advice}")
     if found := _NOT_IN_A_NAME.search(text):
-        what = "a blank" if found[0].isspace() else shown(found[0])
-        raise _refused(f"{shown(text)} is not a path: {what} cannot be part of a name")
+        what = "whitespace" if found[0].isspace() else quote_text(found[0])
+        raise _refused(f"{quote_text(text)} is not a path: names cannot contain {what}")
     if not all(text.split(".")):
-        raise _refused(f"{shown(text)} is not a path: a name is missing" + (" beside a dot" if text else ""))
+        raise _refused(f"{quote_text(text)} is not a path: a name is missing" + (" next to a dot" if text else ""))
 
 
 def _require_root(root: str, text: str, roots: Collection[str]) -> None:
     if root in roots:
         return
     known = sorted(roots, key=_ORDER.index)
-    if root in _ELSEWHERE:
-        raise _refused(f"{shown(text)} cannot be read here: {_ELSEWHERE[root]}")
-    hint = did_you_mean(root, known) if root != text else f" (did you mean {shown(f'payload.{text}')}?)"
-    raise _refused(f"{shown(text)} is not a path: it must begin with {_either(known)}{hint}")
+    if root in _AVAILABILITY:
+        raise _refused(f"{quote_text(text)} is not available here: {_AVAILABILITY[root]}")
+    hint = did_you_mean(root, known) if root != text else f" (did you mean {quote_text(f'payload.{text}')}?)"
+    raise _refused(f"{quote_text(text)} is not a path: it must start with {_join_with_or(known)}{hint}")
 
 
 _ORDER = ("payload", "context", "config", "item")
 
 
-def _either(words: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def _join_with_or(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _refused(message: str) -> PathInvalid:
@@ -157,28 +157,28 @@ def _refused(message: str) -> PathInvalid:
 
 
 def _is_object(value: Any) -> bool:
-    # Asking for a Mapping is several times slower, and nearly every object is a dict.
+    # The check for Mapping is several times slower, and nearly every object is a dict.
     return isinstance(value, dict) or isinstance(value, Mapping)  # noqa: SIM101
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: numbers by value, everything else by type and value, all the way down."""
-    return one is other or (one == other and _same_kinds(one, other))
+def json_equal(left: Any, right: Any) -> bool:
+    """Compare two JSON values: numbers by value, everything else by type and value, recursively."""
+    return left is right or (left == right and _same_types(left, right))
 
 
-def _same_kinds(one: Any, other: Any) -> bool:
-    """For two values that Python finds equal, to whom true is 1."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, dict):
-        return all(_same_kinds(member, other[name]) for name, member in one.items())
-    if isinstance(one, list):
-        return all(map(_same_kinds, one, other))
+def _same_types(left: Any, right: Any) -> bool:
+    """Tell booleans from numbers in two values that are equal in Python, where True == 1."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict):
+        return all(_same_types(member, right[name]) for name, member in left.items())
+    if isinstance(left, list):
+        return all(map(_same_types, left, right))
     return True
 
 
-def kind_of(value: Any) -> str:
-    """What a JSON value is, in words for a message that must not show the value."""
+def describe_type(value: Any) -> str:
+    """Name the type of a JSON value, for messages that must not show the value."""
     match value:
         case None:
             return "null"

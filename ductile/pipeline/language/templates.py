@@ -1,7 +1,6 @@
-"""`with:` values: any JSON, whose texts may refer to values of the run as `{payload.x}`.
+"""`with:` templates: JSON whose strings may contain references such as `{payload.x}`.
 
-A template is read once, at load; what holds no reference stays as it is. Rendering fails only when a path leads to
-nothing: no value is ever made up for one that is missing.
+Parsing happens once, at load. Rendering fails only if a referenced value is absent; there are no defaults.
 """
 
 import re
@@ -12,14 +11,14 @@ from attrs import frozen
 
 from ductile.core.errors import Complaint
 from ductile.core.formats import strict_json
-from ductile.core.units import shown
-from ductile.pipeline.language.paths import LanguageError, Path, PathAbsent, Scope, kind_of, parse_path
+from ductile.core.units import quote_text
+from ductile.pipeline.language.paths import LanguageError, Path, PathAbsent, Scope, describe_type, parse_path
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class TemplateInvalid(LanguageError):
-    """A template cannot be read."""
+    """An invalid template."""
 
 
 @frozen
@@ -31,28 +30,28 @@ class Fixed:
 
 @frozen
 class Reference:
-    """`{payload.x}` alone: the value itself, with its type."""
+    """A single reference such as `{payload.x}`: renders to the value itself, with its type."""
 
     path: Path
 
 
 @frozen
 class Text:
-    """Words and references mixed: always text."""
+    """Literal text mixed with references: always renders to text."""
 
     parts: tuple[str | Path, ...]
 
 
 @frozen
 class Members:
-    """An object with references somewhere in its values."""
+    """An object that contains references."""
 
     members: "tuple[tuple[str, Template], ...]"
 
 
 @frozen
 class Items:
-    """A list with references somewhere in it."""
+    """A list that contains references."""
 
     items: "tuple[Template, ...]"
 
@@ -61,25 +60,30 @@ Template = Fixed | Reference | Text | Members | Items
 
 
 def remap(templates: "Mapping[str, Template]", payload: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    """`payload` with every key of `templates` added or replaced; all of them read `scope`, none sees another."""
+    """Return `payload` with every key of `templates` added or replaced.
+
+    All templates read `scope`; none sees the result of another. Raises PathAbsent.
+    """
     result = dict(payload)
     for key, template in templates.items():
         try:
             result[key] = render(template, scope)
         except PathAbsent as absent:
-            raise PathAbsent(absent.path, f"with {shown(key)}: {absent}") from None
+            raise PathAbsent(absent.path, f"with {quote_text(key)}: {absent}") from None
     return result
 
 
 def render(template: Template, scope: Scope) -> Any:
-    """The JSON value that `template` makes of `scope`; PathAbsent when it refers to nothing. Shares, never copies."""
+    """Render `template` to a JSON value that shares data with `scope`. Raises PathAbsent."""
     match template:
         case Fixed():
             return template.value
         case Reference():
             return scope.require(template.path)
         case Text():
-            return "".join(part if isinstance(part, str) else _as_text(scope.require(part)) for part in template.parts)
+            return "".join(
+                part if isinstance(part, str) else _format_value(scope.require(part)) for part in template.parts
+            )
         case Members():
             return {name: render(member, scope) for name, member in template.members}
         case Items():
@@ -87,12 +91,12 @@ def render(template: Template, scope: Scope) -> Any:
 
 
 def paths_of(template: Template) -> tuple[Path, ...]:
-    """Every path that `template` refers to, in the order they are written."""
+    """Return every path in `template`, in the order of the configuration."""
     return tuple(_paths(template))
 
 
-def _as_text(value: Any) -> str:
-    """How a value reads in the middle of words: text as it is, null as nothing, everything else as compact JSON."""
+def _format_value(value: Any) -> str:
+    """Format a value inside text: a string as it is, null as empty, everything else as compact JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else strict_json.dumps(value)
@@ -114,47 +118,47 @@ def _paths(template: Template) -> Iterator[Path]:
                 yield from _paths(item)
 
 
-# --- reading what an author wrote -------------------------------------------------------------------------------------
+# ── parsing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parse_with(raw: Any, *, roots: Collection[str]) -> dict[str, Template]:
-    """The payload keys that `raw` (plain YAML data) sets; TemplateInvalid tells everything wrong with them."""
+    """Parse the templates of a `with` mapping (plain YAML data). Raises TemplateInvalid with every error."""
     if not isinstance(raw, dict):
-        raise TemplateInvalid(Complaint(f"expected payload keys with their values, got {kind_of(raw)}"))
+        raise TemplateInvalid(Complaint(f"expected a mapping of payload key to value, got {describe_type(raw)}"))
     _require_no_complaints(raw, roots)
-    return {key: _read(value, roots) for key, value in raw.items()}
+    return {key: _build(value, roots) for key, value in raw.items()}
 
 
 def parse_template(raw: Any, *, roots: Collection[str]) -> Template:
-    """The template that `raw` (plain YAML data) spells out; TemplateInvalid tells everything wrong with it."""
+    """Parse plain YAML data into a template. Raises TemplateInvalid with every error."""
     _require_no_complaints(raw, roots)
-    return _read(raw, roots)
+    return _build(raw, roots)
 
 
-def _read(raw: Any, roots: Collection[str]) -> Template:
-    """`raw` is known to be free of mistakes."""
+def _build(raw: Any, roots: Collection[str]) -> Template:
+    """Build the template from data without errors."""
     match raw:
         case str():
-            return _read_text(raw, roots)
+            return _parse_text(raw, roots)
         case dict():
-            return _folded(Members(tuple((name, _read(member, roots)) for name, member in raw.items())))
+            return _fold_constant(Members(tuple((name, _build(member, roots)) for name, member in raw.items())))
         case list():
-            return _folded(Items(tuple(_read(item, roots) for item in raw)))
+            return _fold_constant(Items(tuple(_build(item, roots) for item in raw)))
         case _:
             return Fixed(raw)
 
 
-def _folded(template: Template) -> Template:
-    """`template`, rendered already if it refers to nothing."""
+def _fold_constant(template: Template) -> Template:
+    """Render a template without references."""
     return template if any(_paths(template)) else Fixed(render(template, Scope({}, {})))
 
 
-def _read_text(text: str, roots: Collection[str]) -> Template:
+def _parse_text(text: str, roots: Collection[str]) -> Template:
     parts: list[str | Path] = []
     end = 0
     for token in _TOKEN.finditer(text):
         _append(parts, text[end : token.start()])
-        _append(parts, _meaning(token, roots))
+        _append(parts, _parse_token(token, roots))
         end = token.end()
     _append(parts, text[end:])
     match parts:
@@ -168,18 +172,18 @@ def _read_text(text: str, roots: Collection[str]) -> Template:
             return Text(tuple(several))
 
 
-def _meaning(token: re.Match[str], roots: Collection[str]) -> str | Path:
-    # Told by its place: the text around it may have come from the environment and be secret.
-    place = f"the brace at character {token.start() + 1}"
+def _parse_token(token: re.Match[str], roots: Collection[str]) -> str | Path:
+    # Named by its position: the text around it may come from the environment and be secret.
+    brace = f"the brace at character {token.start() + 1}"
     match token[0]:
         case "{{" | "}}" as doubled:
             return doubled[0]
         case "{":
-            raise _refused(f"{place} is never closed")
+            raise _refused(f"{brace} is not closed")
         case "}":
-            raise _refused(f"{place} closes nothing")
+            raise _refused(f"{brace} has no opening brace")
         case "{}":
-            raise _refused(f"{place} has no path in it")
+            raise _refused(f"{brace} is followed by no path")
     try:
         return parse_path(token[1], roots=roots, allow_whole=True)
     except LanguageError as error:
@@ -187,11 +191,11 @@ def _meaning(token: re.Match[str], roots: Collection[str]) -> str | Path:
 
 
 def _refused(reason: str) -> TemplateInvalid:
-    return TemplateInvalid(Complaint(f"{reason}; a brace that is meant as text is written twice"))
+    return TemplateInvalid(Complaint(f"{reason}; write a literal brace twice"))
 
 
 def _append(parts: list[str | Path], part: str | Path) -> None:
-    """`part` is the last of `parts`, or of its last words."""
+    """Append `part`, merging adjacent literal text."""
     if isinstance(part, str) and parts and isinstance(last := parts[-1], str):
         parts[-1] = last + part
     elif part:
@@ -207,7 +211,7 @@ def _complaints(raw: Any, where: str, roots: Collection[str]) -> Iterator[Compla
     match raw:
         case str():
             try:
-                _read_text(raw, roots)
+                _parse_text(raw, roots)
             except TemplateInvalid as error:
                 yield from (complaint._replace(path=where) for complaint in error.complaints)
         case dict():

@@ -1,4 +1,4 @@
-"""Where in a run somebody is, and what it carries: read from a job's row and context, handed on by the walk. Pure."""
+"""The cursor of a run: its position in the plan and the data it carries, read from a job's row and context. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,36 +13,36 @@ from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.run.events import Event
 
 INDEXES = '"indexes"'
-"""Stands in the text of every context that has indexes."""
+"""Occurs in the JSON of every context that has indexes."""
 
 
 @frozen(kw_only=True)
-class Position:
-    """Where in a run the walk is, and what it carries."""
+class RunCursor:
+    """A position in a run, with the data that the run carries."""
 
     plan: Plan
     instance: str
     baggage: Mapping[str, Any] = field(factory=dict, repr=False)
     inherits_from: str | None = None
-    """The context row that the next one continues."""
+    """The parent of the next context row."""
     depth: int = 0
     depth_limit: int
     items: tuple[Any, ...] = ()
     indexes: tuple[int, ...] = ()
     hops: int = 0
-    """Crossings on the way to this run; calls inside it come on top."""
+    """Hops before this run, without the calls inside it."""
     join_id: str | None = None
-    """The innermost join that waits for what is made here."""
+    """The innermost join around it."""
     parent_id: str | None = None
     own_tree: bool = False
     submitted_by: str = "route"
     trail: tuple[int, ...] = ()
-    """The choices of this walk, so that two ways to the same place stay two."""
+    """Branches and items taken in this execution; keeps two paths to the same step distinct."""
     hook_depth: int = 0
-    """How many hooks in a row led to this run."""
+    """Number of consecutive hooks that led to this run."""
 
     def key(self, event: Event, path: str) -> str:
-        """Tells one child of a parent from another."""
+        """Return a key that is unique among the children of one parent."""
         return "/".join((event.id, self.instance, path, dotted(self.indexes), dotted(self.trail)))
 
     def scope(self, event: Event, config: Mapping[str, Any] | None = None) -> Scope:
@@ -50,7 +50,7 @@ class Position:
         return Scope(payload=event.payload, context=self.baggage, config=config or {}, item=item)
 
     def control(self, depth: int) -> dict[str, Any]:
-        """What the core keeps in the context of a job made here."""
+        """Return the reserved part of the context of a job created here."""
         control: dict[str, Any] = {
             "pipeline_instance_id": self.instance,
             "route_depth": depth,
@@ -63,11 +63,11 @@ class Position:
         return control
 
 
-def position_of(job: Job, plan: Plan, node: PlanNode) -> Position:
-    """Where a job of a run stands, read from its row and its context."""
+def cursor_of(job: Job, plan: Plan, node: PlanNode) -> RunCursor:
+    """Return the cursor of a job, read from its row and context."""
     baggage: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
     control = baggage.pop(CONTROL, {})
-    return Position(
+    return RunCursor(
         plan=plan,
         instance=control.get("pipeline_instance_id", job.root_job_id),
         baggage=baggage,
@@ -84,7 +84,7 @@ def position_of(job: Job, plan: Plan, node: PlanNode) -> Position:
 
 
 def hook_depth_of(job: Job) -> int:
-    """How many hooks in a row led to the run that a job is part of."""
+    """Return the number of consecutive hooks that led to the run of a job."""
     if job.context is None:
         return 0
     control = strict_json.loads(job.context).get(CONTROL, {})
@@ -92,21 +92,22 @@ def hook_depth_of(job: Job) -> int:
     return depth
 
 
-def lists_around(job: Job) -> int:
-    """In how many lists, one inside the other, the job stands for an item. Most contexts are not read for that."""
+def foreach_depth_of(job: Job) -> int:
+    """Return the number of `foreach` loops around a job."""
+    # The text search avoids parsing most contexts.
     if job.context is None or INDEXES not in job.context:
         return 0
     control = strict_json.loads(job.context).get(CONTROL, {})
     return len(control.get("indexes", ()))
 
 
-def fits(job: Job, node: PlanNode, lists: int) -> bool:
-    """False if the pipeline was changed so that the job, inside so many lists, cannot have come to this step of it."""
-    return (job.join_id is not None) == bool(node.joins) and lists == node.foreach_depth
+def matches_step(job: Job, node: PlanNode, foreach_depth: int) -> bool:
+    """Return whether the job still fits its step; False if a reload changed the joins or loops around it."""
+    return (job.join_id is not None) == bool(node.joins) and foreach_depth == node.foreach_depth
 
 
-def entered(at: Position, context: NewContext | None) -> Position:
-    """The position behind a step that was entered with this context."""
+def cursor_after(at: RunCursor, context: NewContext | None) -> RunCursor:
+    """Return the cursor after a step with this context."""
     if context is None:
         return at
     baggage = strict_json.loads(context.accumulated_json)
@@ -114,13 +115,13 @@ def entered(at: Position, context: NewContext | None) -> Position:
     return evolve(at, baggage=baggage, depth=depth, inherits_from=context.id)
 
 
-def inside_each(at: Position, items: Iterable[Any]) -> Iterator[Position]:
-    """The positions of the items of a list, each one level further in."""
-    # Not `evolve`, which asks for every field again each time: lists are long.
-    same = {each.name: getattr(at, each.name) for each in fields(Position)}
+def item_cursors(at: RunCursor, items: Iterable[Any]) -> Iterator[RunCursor]:
+    """Yield the cursor of each item of a list."""
+    # Lists are long, and `evolve` would read every field again for each item.
+    values = {attribute.name: getattr(at, attribute.name) for attribute in fields(RunCursor)}
     for index, item in enumerate(items):
-        same |= {"items": (*at.items, item), "indexes": (*at.indexes, index), "trail": (*at.trail, index)}
-        yield Position(**same)
+        values |= {"items": (*at.items, item), "indexes": (*at.indexes, index), "trail": (*at.trail, index)}
+        yield RunCursor(**values)
 
 
 def dotted(numbers: tuple[int, ...]) -> str:

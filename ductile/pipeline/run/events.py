@@ -1,6 +1,6 @@
-"""Events as the core knows them: their ids, their envelopes, and the ones the core makes itself.
+"""Events: their ids, their envelopes, and the internal events of steps. Pure values.
 
-Ids are derived from who emitted the event, so that the same attempt can never make twins. Pure values.
+Ids are derived from the emitting attempt, so that a repeated commit cannot create duplicates.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from ductile.pipeline.compile.plan import STEP_FAILED, STEP_SUCCEEDED
 
 NAMESPACE = bytes.fromhex("6c0f7a7e5f0b5d0a9c2a0d1b6a5e4f3c")
 INTERNAL = "ductile."
-"""Events whose type begins so are the core's own; they never start a pipeline."""
+"""The prefix of internal event types, which never start a pipeline."""
 
 
 @frozen
 class Event:
-    """An event as the core knows it: id, source and time are the core's own."""
+    """An event with the id, source and time that Ductile assigned."""
 
     id: str
     type: str
@@ -37,7 +37,7 @@ class Event:
         return self.type.startswith(INTERNAL)
 
     def envelope(self) -> str:
-        """The event as JSON text: the payload of a `handle` job."""
+        """Return the event as JSON text: the payload of a `handle` job."""
         content: dict[str, Any] = {
             "type": self.type,
             "payload": self.payload,
@@ -53,15 +53,15 @@ class Event:
 
 
 @frozen(kw_only=True)
-class Ended:
-    """How a job came to its final end, as far as those care who come after it."""
+class JobResult:
+    """The final result of a job, as seen by its follow-up jobs."""
 
     status: JobStatus
     error: str | None = None
     timed_out: bool = False
     duration: timedelta | None = None
     result: str | None = None
-    """The plugin's own words."""
+    """The `result` text of the plugin."""
 
     @property
     def is_failure(self) -> bool:
@@ -69,8 +69,8 @@ class Ended:
 
 
 def derived_id(*parts: object) -> str:
-    """The same id for the same parts, always: their UUID (version 5) in our namespace."""
-    # As `uuid.uuid5` does it, without the objects around it: every hop of a run asks for two or three of these.
+    """Return the version 5 UUID of the parts. The result must never change between releases."""
+    # The algorithm of `uuid.uuid5` without its objects: every hop of a run computes two or three ids.
     name = "/".join(map(str, parts)).encode()
     text = hashlib.sha1(NAMESPACE + name, usedforsecurity=False).hexdigest()
     variant = "89ab"[int(text[16], 16) & 3]
@@ -81,8 +81,8 @@ def event_id(job_id: str, attempt: int, index: int | str) -> str:
     return derived_id(job_id, attempt, index)
 
 
-def entered_with(job: Job) -> Mapping[str, Any]:
-    """The payload of the event that a job was made for."""
+def input_payload(job: Job) -> Mapping[str, Any]:
+    """Return the payload of the event that a job was created for."""
     if job.payload is None:
         return {}
     content: Mapping[str, Any] = strict_json.loads(job.payload)
@@ -92,39 +92,39 @@ def entered_with(job: Job) -> Mapping[str, Any]:
     return content
 
 
-def silent_success(job: Job, result: str | None, *, now: datetime) -> Event:
-    """What a step that emits nothing hands on: what it was entered with, and its result."""
-    payload = {**entered_with(job), "result": result}
+def step_succeeded_event(job: Job, result: str | None, *, now: datetime) -> Event:
+    """Create the event of a step that emitted none: its input payload and its result."""
+    payload = {**input_payload(job), "result": result}
     return Event(event_id(job.id, job.attempt, "silent"), STEP_SUCCEEDED, payload, job.plugin, now)
 
 
-def step_failure(job: Job, ended: Ended, *, now: datetime) -> Event:
-    """What the `on_error` steps of a failed step are entered with."""
-    payload = {**outcome_payload(job, ended), "input": entered_with(job)}
+def step_failed_event(job: Job, job_result: JobResult, *, now: datetime) -> Event:
+    """Create the event for the `on_error` steps of a failed step."""
+    payload = {**outcome_payload(job, job_result), "input": input_payload(job)}
     return Event(event_id(job.id, job.attempt, "failed"), STEP_FAILED, payload, job.plugin, now)
 
 
-def outcome_payload(job: Job, ended: Ended) -> dict[str, Any]:
-    """How a job ended, for hooks and `on_error` steps; `message` can be shown to a person as it is."""
+def outcome_payload(job: Job, job_result: JobResult) -> dict[str, Any]:
+    """Return the outcome of a job, for hooks and `on_error` steps. `message` is a sentence for display."""
     payload: dict[str, Any] = {
         "job_id": job.id,
         "plugin": job.plugin,
         "command": job.command,
-        "status": ended.status.value,
+        "status": job_result.status.value,
         "attempt": job.attempt,
-        "message": _message(job, ended),
-        "text": _message(job, ended),
+        "message": _message(job, job_result),
+        "text": _message(job, job_result),
     }
-    if ended.duration is not None:
-        payload["duration_ms"] = ended.duration // timedelta(milliseconds=1)
-    if ended.error is not None:
-        payload["error"] = ended.error
-    if ended.result is not None:
-        payload["result"] = ended.result
+    if job_result.duration is not None:
+        payload["duration_ms"] = job_result.duration // timedelta(milliseconds=1)
+    if job_result.error is not None:
+        payload["error"] = job_result.error
+    if job_result.result is not None:
+        payload["result"] = job_result.result
     return payload
 
 
-def _message(job: Job, ended: Ended) -> str:
-    if not ended.is_failure:
-        return f"Job {ended.status} [{job.plugin}]"
-    return f"Job timed out [{job.plugin}]" if ended.timed_out else f"Job failed [{job.plugin}]: {ended.error}"
+def _message(job: Job, job_result: JobResult) -> str:
+    if not job_result.is_failure:
+        return f"Job {job_result.status} [{job.plugin}]"
+    return f"Job timed out [{job.plugin}]" if job_result.timed_out else f"Job failed [{job.plugin}]: {job_result.error}"

@@ -1,7 +1,7 @@
-"""An event that no job has emitted: the jobs it becomes. Pure.
+"""Route events that no job emitted: external events and alerts. Pure.
 
-One from outside has no plugin, so no `routes:` entry and no `from_plugin` ever matches it; an alarm speaks of a plugin
-and goes the ways of that plugin's events. Knows nothing of how it came; webhooks and the scheduler call it.
+An external event has no plugin, so `routes:` and `from_plugin` never match it. An alert is routed like an event of the
+plugin it is about. Webhooks, relays and the scheduler call it.
 """
 
 import re
@@ -11,100 +11,108 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.core.model import FollowUps, JobStatus, NewJob, Note, Prefinished
+from ductile.core.model import FollowUps, JobStatus, NewJob, Note
 from ductile.pipeline.compile.plan import HANDLE, Plan
-from ductile.pipeline.run.cursor import Position
+from ductile.pipeline.run.cursor import RunCursor
 from ductile.pipeline.run.events import Event
-from ductile.pipeline.run.route import TooManyFollowUps, World, fresh, may_begin, start
+from ductile.pipeline.run.execute import plugin_unavailable
+from ductile.pipeline.run.route import RoutingConfig, TooManyFollowUps, enter_pipeline, initial_cursor_fields, may_start
 
-NOBODY = ""
-"""The plugin that an event from outside comes from."""
+NO_PLUGIN = ""
+"""The source plugin of an external event."""
 NO_BAGGAGE: Mapping[str, Any] = MappingProxyType({})
 
 
-class TypeRefused(Exception):
-    """The event's type cannot be made from what came with it; the message says why."""
+class EventTypeInvalid(Exception):
+    """An event type that cannot be built from the request; the message is the reason."""
 
 
 @frozen
-class EventType:
-    """The type of the events of one source, such as `github.{header.X-GitHub-Event}`."""
+class EventTypeTemplate:
+    """A template for event types, such as `github.{header.X-GitHub-Event}`."""
 
     parts: tuple[str, ...]
-    """Literal texts and, at every odd place, the lower-case name of a header."""
+    """Literal text and, at every odd index, the lower-case name of a header."""
 
     @classmethod
-    def of(cls, text: str) -> "EventType":
+    def parse(cls, text: str) -> "EventTypeTemplate":
         parts = _HEADER.split(text)
         return cls(tuple(part.lower() if index % 2 else part for index, part in enumerate(parts)))
 
-    def filled(self, header: Callable[[str], str | None]) -> str:
-        """The type with the values of the headers in it; TypeRefused if one is missing or no part of a type."""
+    def render(self, header: Callable[[str], str | None]) -> str:
+        """Insert the header values. Raises EventTypeInvalid if one is missing or not allowed in a type."""
         if len(self.parts) == 1:
             return self.parts[0]
-        return "".join(_value(part, header(part)) if index % 2 else part for index, part in enumerate(self.parts))
+        return "".join(
+            _header_value(part, header(part)) if index % 2 else part for index, part in enumerate(self.parts)
+        )
 
 
-def hand_over(plugin: str, event: Event, world: World, *, submitted_by: str) -> FollowUps:
-    """One `handle` job that is a tree of its own; for a plugin that cannot run it is dead and says why."""
-    known = world.target(plugin)
+def create_handle_job(plugin: str, event: Event, routing: RoutingConfig, *, submitted_by: str) -> FollowUps:
+    """Create one `handle` job as a separate tree. If the plugin cannot run, the job is dead with the reason."""
+    target = routing.target(plugin)
     job = NewJob(
         plugin=plugin,
         command=HANDLE,
         submitted_by=submitted_by,
         payload=event.envelope(),
-        max_attempts=known.max_attempts,
+        max_attempts=target.max_attempts,
         source_event_id=event.id,
-        snapshot_id=world.snapshot_id,
-        notify=known.notify,
-        settled=Prefinished(status=JobStatus.DEAD, error=f"plugin {plugin} {known.refused}") if known.refused else None,
+        snapshot_id=routing.snapshot_id,
+        notify=target.notify,
+        prefinished=plugin_unavailable(plugin, target.refused) if target.refused else None,
     )
     return FollowUps(children=(job,))
 
 
-def begin_with(
-    plan: Plan, event: Event, world: World, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
+def trigger_run_with(
+    plan: Plan, event: Event, routing: RoutingConfig, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
 ) -> FollowUps:
     """Start a run of `plan` without evaluating its conditions; the root job comes first.
 
-    Raises TooManyFollowUps if the run begins with too many jobs.
+    Raises TooManyFollowUps.
     """
-    walk = world.walk()
-    start(plan, event, walk, Position(**fresh(plan, event), baggage=baggage, submitted_by=submitted_by))
-    return walk.following()
+    execution = routing.new_execution()
+    enter_pipeline(
+        plan,
+        event,
+        execution,
+        RunCursor(**initial_cursor_fields(plan, event), baggage=baggage, submitted_by=submitted_by),
+    )
+    return execution.follow_ups()
 
 
-def arrive(
-    event: Event, world: World, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
+def route_external_event(
+    event: Event, routing: RoutingConfig, *, submitted_by: str, baggage: Mapping[str, Any] = NO_BAGGAGE
 ) -> tuple[FollowUps, ...]:
-    """A run for every pipeline that waits for the event, each a tree of its own; what does not begin is noted.
+    """Start every pipeline that the event triggers, each as a separate tree with `baggage` in its context.
 
-    The context of each begins with `baggage`.
+    A pipeline that does not start is noted.
     """
-    arrived = tuple(
-        _triggered(plan, event, world, submitted_by, baggage=baggage) for plan in world.plans.on(event.type)
+    runs = tuple(
+        _triggered(plan, event, routing, submitted_by, baggage=baggage) for plan in routing.plans.for_event(event.type)
     )
-    if any(following.children for following in arrived):
-        return arrived
-    about = {"event_id": event.id, "type": event.type, "source": event.source}
-    return (*arrived, FollowUps(notes=(Note(kind="event.unmatched", data=about),)))
+    if any(follow_ups.children for follow_ups in runs):
+        return runs
+    details = {"event_id": event.id, "type": event.type, "source": event.source}
+    return (*runs, FollowUps(notes=(Note(kind="event.unmatched", data=details),)))
 
 
-def sound(event: Event, world: World, plugin: str, *, submitted_by: str) -> tuple[FollowUps, ...]:
-    """Everything that waits for an alarm about `plugin`, each a tree of its own: routes, pipelines, hooks."""
+def route_alert(event: Event, routing: RoutingConfig, plugin: str, *, submitted_by: str) -> tuple[FollowUps, ...]:
+    """Start the routes, pipelines and hooks that an alert about `plugin` triggers, each as a separate tree."""
     routed = tuple(
-        hand_over(target, event, world, submitted_by=submitted_by)
-        for _, target in world.routes.targets.get((plugin, event.type), ())
+        create_handle_job(target, event, routing, submitted_by=submitted_by)
+        for _, target in routing.routes.targets.get((plugin, event.type), ())
     )
-    plans = (*world.plans.on(event.type), *world.plans.on_hook(event.type))
-    return (*routed, *(_triggered(plan, event, world, submitted_by, plugin) for plan in plans))
+    plans = (*routing.plans.for_event(event.type), *routing.plans.for_hook(event.type))
+    return (*routed, *(_triggered(plan, event, routing, submitted_by, plugin) for plan in plans))
 
 
-def refused_plugin(following: FollowUps, world: World) -> str | None:
-    """Why the run is over before it began, if that is because a plugin must not run now."""
-    for new in following.children:
-        is_dead = new.settled is not None and new.settled.status is JobStatus.DEAD and not new.tolerated
-        if is_dead and (why := world.target(new.plugin).refused):
+def unavailable_plugin_reason(follow_ups: FollowUps, routing: RoutingConfig) -> str | None:
+    """Return the reason if a plugin that cannot run prevents the run from starting."""
+    for new in follow_ups.children:
+        is_dead = new.prefinished is not None and new.prefinished.status is JobStatus.DEAD and not new.tolerated
+        if is_dead and (why := routing.target(new.plugin).refused):
             return f"plugin {new.plugin} {why}"
     return None
 
@@ -112,29 +120,29 @@ def refused_plugin(following: FollowUps, world: World) -> str | None:
 def _triggered(
     plan: Plan,
     event: Event,
-    world: World,
+    routing: RoutingConfig,
     submitted_by: str,
-    source: str = NOBODY,
+    source: str = NO_PLUGIN,
     baggage: Mapping[str, Any] = NO_BAGGAGE,
 ) -> FollowUps:
-    walk = world.walk()
-    if not may_begin(plan, event, source, baggage, walk):
-        return walk.following()
+    execution = routing.new_execution()
+    if not may_start(plan, event, source, baggage, execution):
+        return execution.follow_ups()
     try:
-        following = begin_with(plan, event, world, submitted_by=submitted_by, baggage=baggage)
+        follow_ups = trigger_run_with(plan, event, routing, submitted_by=submitted_by, baggage=baggage)
     except TooManyFollowUps as error:
-        about = {"pipeline": plan.name, "event_id": event.id, "type": event.type, "reason": str(error)}
-        return FollowUps(notes=(Note(kind="pipeline.skipped", data=about),))
-    return evolve(following, notes=(*walk.notes, *following.notes))
+        details = {"pipeline": plan.name, "event_id": event.id, "type": event.type, "reason": str(error)}
+        return FollowUps(notes=(Note(kind="pipeline.skipped", data=details),))
+    return evolve(follow_ups, notes=(*execution.notes, *follow_ups.notes))
 
 
 _HEADER = re.compile(r"\{header\.([!#$%&'*+.^_`|~0-9A-Za-z-]+)\}")
 _PART_OF_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 
 
-def _value(name: str, value: str | None) -> str:
+def _header_value(name: str, value: str | None) -> str:
     if value is None:
-        raise TypeRefused(f"the header {name} is missing; the event's type is made from it")
+        raise EventTypeInvalid(f"the header {name} is missing; the event type is built from it")
     if not _PART_OF_TYPE.fullmatch(value):
-        raise TypeRefused(f"the header {name} cannot be part of an event's type")
+        raise EventTypeInvalid(f"the value of header {name} is not allowed in an event type")
     return value

@@ -1,7 +1,6 @@
-"""What a relay step sends: the event as it is to be on the other side. Pure.
+"""The event that a relay step sends: `with`, `dedupe_key` and `baggage`, rendered from the job. Pure.
 
-Renders the step's `with`, `dedupe_key` and `baggage` from the job's event and context. Knows nothing of instances or
-wires; the engine's relay puts the envelope around it.
+Does not know instances or the transport; `relay` adds the envelope and sends it.
 """
 
 from collections.abc import Mapping
@@ -12,18 +11,18 @@ from attrs import frozen
 from ductile.core.formats import strict_json
 from ductile.core.model import Job
 from ductile.pipeline.compile.plan import Relay
-from ductile.pipeline.language.baggage import CONTROL, claim
+from ductile.pipeline.language.baggage import CONTROL, apply_claims
 from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.language.templates import remap, render
-from ductile.pipeline.run.events import entered_with
+from ductile.pipeline.run.events import input_payload
 
-OUR_OWN = "ductile_upstream_"
-"""Names that the core adds to payloads on their way; they mean nothing elsewhere."""
+UPSTREAM_PREFIX = "ductile_upstream_"
+"""The prefix of payload keys that name the previous step; they are not sent to other instances."""
 
 
 @frozen(kw_only=True)
-class Outgoing:
-    """An event for another instance."""
+class OutgoingEvent:
+    """An event to send to another instance."""
 
     to: str
     type: str
@@ -31,23 +30,23 @@ class Outgoing:
     dedupe_key: str | None
     baggage: Mapping[str, Any]
     source: str
-    """The plugin that emitted the event the step was entered with; empty if none did."""
+    """The plugin that emitted the input event; empty if it has none."""
 
 
-def outgoing(job: Job, relay: Relay) -> Outgoing:
-    """The event of a relay job; PathAbsent or BaggageRefused if something it asks for is not there."""
+def build_outgoing_event(job: Job, relay: Relay) -> OutgoingEvent:
+    """Render the event of a relay job. Raises PathAbsent or BaggageRefused."""
     context: dict[str, Any] = strict_json.loads(job.context) if job.context else {}
     control = context.pop(CONTROL, {})
-    came = {name: value for name, value in entered_with(job).items() if not name.startswith(OUR_OWN)}
+    received = {name: value for name, value in input_payload(job).items() if not name.startswith(UPSTREAM_PREFIX)}
     items = control.get("items")
-    scope = Scope(payload={**context, **came}, context=context, item=items[-1] if items else ABSENT)
+    scope = Scope(payload={**context, **received}, context=context, item=items[-1] if items else ABSENT)
     key = render(relay.dedupe_key, scope) if relay.dedupe_key is not None else None
-    return Outgoing(
+    return OutgoingEvent(
         to=relay.to,
         type=relay.event,
-        payload=came if relay.with_ is None else remap(relay.with_, {}, scope),
+        payload=received if relay.with_ is None else remap(relay.with_, {}, scope),
         dedupe_key=None if key in (None, "") else key if isinstance(key, str) else strict_json.dumps(key),
-        baggage=claim(relay.baggage, scope, {}).values if relay.baggage is not None else {},
+        baggage=apply_claims(relay.baggage, scope, {}).values if relay.baggage is not None else {},
         source=_source(job),
     )
 

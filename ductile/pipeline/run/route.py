@@ -1,7 +1,7 @@
-"""What follows from a job that has ended, and what a trigger starts. Pure: values in, values out.
+"""Route events: compute the follow-up jobs of a completed job, and the first jobs of a triggered run. Pure.
 
-Every event advances the run its job is part of, goes along the `routes:` that name its plugin and type, and starts the
-pipelines that wait for its type. A decision not to start something is noted, never an error.
+An event advances the run of its job, follows matching `routes:` entries, and starts pipelines that its type triggers.
+A pipeline that does not start is noted in the journal; it is not an error.
 """
 
 import uuid
@@ -23,6 +23,7 @@ from ductile.core.model import (
     NewJob,
     Note,
     Outcome,
+    OutcomeCode,
     Prefinished,
     Skipped,
     Succeeded,
@@ -31,28 +32,47 @@ from ductile.pipeline.compile.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.conditions import explain, holds
 from ductile.pipeline.language.paths import Scope
-from ductile.pipeline.run.cursor import INDEXES, Position, fits, hook_depth_of, position_of
+from ductile.pipeline.run.cursor import INDEXES, RunCursor, cursor_of, hook_depth_of, matches_step
 from ductile.pipeline.run.events import (
-    Ended,
     Event,
+    JobResult,
     derived_id,
-    entered_with,
     event_id,
+    input_payload,
     outcome_payload,
-    silent_success,
-    step_failure,
+    step_failed_event,
+    step_succeeded_event,
 )
-from ductile.pipeline.run.execute import MOST_BYTES, MOST_CONTEXT, MOST_JOBS, START, Target, TooManyFollowUps, Walk
+from ductile.pipeline.run.execute import (
+    MAX_CONTEXT_BYTES,
+    MAX_FOLLOW_UP_BYTES,
+    MAX_FOLLOW_UP_JOBS,
+    START,
+    Execution,
+    Target,
+    TooManyFollowUps,
+    plugin_unavailable,
+)
 
-__all__ = ["Event", "Routes", "Target", "TooManyFollowUps", "World", "after", "after_join", "begin", "event_id"]
+__all__ = [
+    "Event",
+    "Routes",
+    "RoutingConfig",
+    "Target",
+    "TooManyFollowUps",
+    "compute_follow_ups",
+    "event_id",
+    "resolve_join",
+    "trigger_run",
+]
 
 
 @frozen
 class Routes:
-    """Which plugins get which events."""
+    """The `routes:` section, indexed by source plugin and event type."""
 
     targets: Mapping[tuple[str, str], tuple[tuple[int, str], ...]] = field(factory=dict)
-    """(source plugin, event type) → (place in the configuration, target plugin)."""
+    """(source plugin, event type) → (index in the configuration, target plugin)."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[str, str, str]]) -> "Routes":
@@ -63,188 +83,202 @@ class Routes:
 
 
 @frozen(kw_only=True, eq=False)
-class World:
-    """Everything that decides where events go: one configuration, as far as routing cares."""
+class RoutingConfig:
+    """The part of a configuration snapshot that routing needs."""
 
     routes: Routes = field(factory=Routes)
     plans: Plans = field(factory=Plans)
     target: Callable[[str], Target] = lambda _: Target()
     config_of: Callable[[str], Mapping[str, Any]] = lambda _: {}
-    most_bytes: int = MOST_BYTES
-    most_jobs: int = MOST_JOBS
-    most_context: int = MOST_CONTEXT
-    most_hooks: int = 4
-    """Hooks that may follow on hooks."""
+    max_bytes: int = MAX_FOLLOW_UP_BYTES
+    max_jobs: int = MAX_FOLLOW_UP_JOBS
+    max_context_bytes: int = MAX_CONTEXT_BYTES
+    max_hook_depth: int = 4
+    """Maximum number of consecutive hooks."""
     mask: Callable[[Any], Any] = lambda data: data
-    """Hides in plain data what must not stand in the journal."""
+    """Masks secrets in data for the journal."""
     snapshot_id: str | None = None
 
-    def walk(self) -> Walk:
-        return Walk(**self.bounds())
+    def new_execution(self) -> Execution:
+        return Execution(**self.execution_settings())
 
-    def bounds(self) -> dict[str, Any]:
-        """What every walk in this world begins with."""
+    def execution_settings(self) -> dict[str, Any]:
+        """Return the constructor arguments of an Execution."""
         return {
             "target": self.target,
             "config_of": self.config_of,
-            "most_bytes": self.most_bytes,
-            "most_jobs": self.most_jobs,
-            "most_context": self.most_context,
+            "max_bytes": self.max_bytes,
+            "max_jobs": self.max_jobs,
+            "max_context_bytes": self.max_context_bytes,
             "snapshot_id": self.snapshot_id,
             "mask": self.mask,
         }
 
 
-MOST_JOINED = 1 << 20
-"""Characters of results that stand in the join's own result."""
-MOST_ARRIVED = 16 << 20
-"""Characters of results that one join takes: they are read and written again inside a transaction."""
+MAX_JOIN_RESULT_CHARS = 1 << 20
+"""Above this size, the results are left out of the join's own result."""
+MAX_JOIN_INPUT_CHARS = 16 << 20
+"""Limits the results of one join, because they are parsed and serialised inside a transaction."""
 
 
 @frozen
-class _Place:
-    """The step of a run that a job is."""
+class _RunStep:
+    """The step of a job and its cursor in the run."""
 
     node: PlanNode
-    at: Position
+    at: RunCursor
 
 
-def after(job: Job, ended: Ended, events: Sequence[Event], world: World, *, now: datetime) -> FollowUps:
-    """What follows from a final ending; TooManyFollowUps if it is more than one job may lead to."""
-    if ended.status is JobStatus.SUCCEEDED and not events and _ends_here(job, world):
-        return NOTHING
-    walk = world.walk()
-    place = _place(job, world, walk)
-    if ended.status is JobStatus.SUCCEEDED and not events and place is not None:
-        events = (silent_success(job, ended.result, now=now),)
+def compute_follow_ups(
+    job: Job, job_result: JobResult, events: Sequence[Event], routing: RoutingConfig, *, now: datetime
+) -> FollowUps:
+    """Compute the follow-ups of a job with a final result. Raises TooManyFollowUps."""
+    if job_result.status is JobStatus.SUCCEEDED and not events and _has_no_follow_ups(job, routing):
+        return NO_FOLLOW_UPS
+    execution = routing.new_execution()
+    step = _run_step(job, routing, execution)
+    if job_result.status is JobStatus.SUCCEEDED and not events and step is not None:
+        events = (step_succeeded_event(job, job_result.result, now=now),)
     for event in events:
-        _send(event, job, place, world, walk, advances=ended.status is JobStatus.SUCCEEDED)
-    if ended.is_failure and place is not None and place.node.on_error is not None:
-        walk.enter(place.node.on_error, step_failure(job, ended, now=now), place.at)
-    if job.notify and job.is_root and ended.status is not JobStatus.SKIPPED:
-        _tell_hooks(job, ended, world, walk, now=now)
-    following = walk.following()
-    # The row is as old as the job: a reload, a budget or an earlier attempt may have made something else of its step.
-    goes_on = place is not None and place.node.tolerated
-    return evolve(following, tolerated=goes_on) if ended.is_failure and goes_on != job.tolerated else following
+        _route_event(event, job, step, routing, execution, advances=job_result.status is JobStatus.SUCCEEDED)
+    if job_result.is_failure and step is not None and step.node.on_error is not None:
+        execution.enter(step.node.on_error, step_failed_event(job, job_result, now=now), step.at)
+    if job.notify and job.is_root and job_result.status is not JobStatus.SKIPPED:
+        _trigger_hooks(job, job_result, routing, execution, now=now)
+    follow_ups = execution.follow_ups()
+    # The flag in the row can be outdated: a reload, a budget or an earlier attempt may have changed it.
+    tolerated = step is not None and step.node.tolerated
+    return (
+        evolve(follow_ups, tolerated=tolerated) if job_result.is_failure and tolerated != job.tolerated else follow_ups
+    )
 
 
-NOTHING = FollowUps()
+NO_FOLLOW_UPS = FollowUps()
 
 
-def _ends_here(job: Job, world: World) -> bool:
-    """True if nobody is told when the job succeeds without an event: its payload and baggage need not be read then.
+def _has_no_follow_ups(job: Job, routing: RoutingConfig) -> bool:
+    """Return True if a success without events certainly has no follow-ups, without parsing payload and baggage.
 
-    False where that takes more than a look.
+    False means that the full computation has to decide.
     """
     if job.notify and job.is_root:
         return False
     if job.pipeline is None or job.step_id is None:
         return True
-    plan = world.plans.by_name.get(job.pipeline)
+    plan = routing.plans.by_name.get(job.pipeline)
     node = plan.nodes.get(job.step_id) if plan is not None else None
-    if node is None or not isinstance(node.successors, End) or (job.plugin, STEP_SUCCEEDED) in world.routes.targets:
+    if node is None or not isinstance(node.successors, End) or (job.plugin, STEP_SUCCEEDED) in routing.routes.targets:
         return False
-    # What `fits` asks: such a job has no join and no indexes, nor has its step.
+    # The rule of `matches_step` for a job and a step without joins and loops.
     is_plain = job.join_id is None and INDEXES not in (job.context or "")
     return is_plain and not node.joins and not node.foreach_depth
 
 
-def after_join(joined: JoinInput, world: World, *, now: datetime) -> tuple[Outcome, FollowUps]:
-    """How a join ends whose members are all over, and what its step leads to."""
+def resolve_join(joined: JoinInput, routing: RoutingConfig, *, now: datetime) -> tuple[Outcome, FollowUps]:
+    """Decide the outcome of a join whose members are all finished, and compute its follow-ups."""
     job = joined.job
     waited = Evidence(started_at=job.created_at, duration=max(now, job.created_at) - job.created_at)
     if joined.failed:
         more = "" if joined.failed == len(joined.failures) else f" and {joined.failed - len(joined.failures)} more"
-        return Failed(f"not joined: {'; '.join(joined.failures)}{more}", waited), FollowUps()
-    walk = world.walk()
-    place = _place(job, world, walk)
-    if place is None:
-        return Failed(_lost(job, world), waited), walk.following()
+        details = {"failures": list(joined.failures), "failed": joined.failed}
+        error = f"not joined: {'; '.join(joined.failures)}{more}"
+        return Failed(error, waited, OutcomeCode.NOT_JOINED, details), FollowUps()
+    execution = routing.new_execution()
+    step = _run_step(job, routing, execution)
+    if step is None:
+        return Failed(_missing_step_reason(job, routing), waited, OutcomeCode.STEP_REMOVED), execution.follow_ups()
     if not joined.arrivals and job.dedupe_key is not None:
-        return Skipped("everything it would have joined was a duplicate"), FollowUps()
+        duplicates = "every job it would have joined was a duplicate"
+        return Skipped(duplicates, OutcomeCode.NOTHING_TO_JOIN), FollowUps()
     arrived = sum(len(arrival.payload) for arrival in joined.arrivals)
-    if arrived > MOST_ARRIVED:
-        return Failed(f"its results have {arrived:,} characters, {MOST_ARRIVED:,} can be joined", waited), FollowUps()
+    if arrived > MAX_JOIN_INPUT_CHARS:
+        error = f"its results have {arrived:,} characters, the limit is {MAX_JOIN_INPUT_CHARS:,}"
+        details = {"characters": arrived, "max": MAX_JOIN_INPUT_CHARS}
+        return Failed(error, waited, OutcomeCode.JOIN_TOO_LARGE, details), FollowUps()
     results = [strict_json.loads(arrival.payload) for arrival in joined.arrivals]
-    payload = {**entered_with(job), "results": results}
+    payload = {**input_payload(job), "results": results}
     event = Event(event_id(job.id, job.attempt, "joined"), JOIN_COMPLETED, payload, job.plugin, now)
     try:
-        walk.enter(place.node.successors, event, place.at)
+        execution.enter(step.node.successors, event, step.at)
     except TooManyFollowUps as error:
-        return Failed(str(error), waited), FollowUps()
-    return Succeeded(evolve(waited, result=_joined_text(results))), walk.following()
+        return Failed(str(error), waited, OutcomeCode.TOO_MANY_FOLLOW_UPS), FollowUps()
+    joined_up = evolve(waited, result=_join_result(results))
+    return Succeeded(joined_up, OutcomeCode.JOINED, {"results": len(results)}), execution.follow_ups()
 
 
-def _lost(job: Job, world: World) -> str:
-    """Why the job stands nowhere in its run any more."""
-    plan = world.plans.by_name.get(job.pipeline or "")
+def _missing_step_reason(job: Job, routing: RoutingConfig) -> str:
+    """Return the reason why the step of a job no longer exists."""
+    plan = routing.plans.by_name.get(job.pipeline or "")
     if plan is None or job.step_id not in plan.nodes:
-        return f"pipeline {job.pipeline} has no step {job.step_id} any more"
-    return f"pipeline {job.pipeline} was changed around step {job.step_id}: the run cannot go on in it"
+        return f"pipeline {job.pipeline} no longer has step {job.step_id}"
+    return f"pipeline {job.pipeline} changed around step {job.step_id}, so the run cannot continue"
 
 
-def _joined_text(results: list[Any]) -> str:
-    """The result of a join, in the shape of a plugin's answer; what arrived is in it unless it is very much."""
+def _join_result(results: list[Any]) -> str:
+    """Return the result of a join in the format of a plugin response, with the results unless they are too large."""
     answer = {"status": "ok", "result": f"{len(results)} joined"}
     text = strict_json.dumps({**answer, "results": results})
-    return text if len(text) <= MOST_JOINED else strict_json.dumps(answer)
+    return text if len(text) <= MAX_JOIN_RESULT_CHARS else strict_json.dumps(answer)
 
 
 @frozen
-class Beginning:
-    """The first jobs of a run, the root first, and why some of them cannot be run if they cannot."""
+class TriggeredRun:
+    """The first jobs of a run, the root first, and the reasons why steps could not start."""
 
-    following: FollowUps
+    follow_ups: FollowUps
     refusals: tuple[str, ...]
 
 
-def begin(plan: Plan, payload: Mapping[str, Any], world: World, *, submitted_by: str, now: datetime) -> Beginning:
+def trigger_run(
+    plan: Plan, payload: Mapping[str, Any], routing: RoutingConfig, *, submitted_by: str, now: datetime
+) -> TriggeredRun:
     """Start a run of `plan` that was requested by name, without evaluating its conditions.
 
-    Raises TooManyFollowUps, as `after` does.
+    Raises TooManyFollowUps.
     """
-    walk = world.walk()
+    execution = routing.new_execution()
     event = Event(str(uuid.uuid4()), plan.on or plan.hook or plan.name, payload, submitted_by, now)
-    start(plan, event, walk, Position(**fresh(plan, event), submitted_by=submitted_by))
-    return Beginning(walk.following(), tuple(walk.refusals))
+    enter_pipeline(plan, event, execution, RunCursor(**initial_cursor_fields(plan, event), submitted_by=submitted_by))
+    return TriggeredRun(execution.follow_ups(), tuple(execution.refusals))
 
 
-def _place(job: Job, world: World, walk: Walk) -> _Place | None:
-    """Where in a run the job stands; None if it is in none, or in one that the configuration no longer has."""
+def _run_step(job: Job, routing: RoutingConfig, execution: Execution) -> _RunStep | None:
+    """Return the step of a job; None outside of a run, and None with a note if a reload removed or changed it."""
     if job.pipeline is None or job.step_id is None:
         return None
-    plan = world.plans.by_name.get(job.pipeline)
+    plan = routing.plans.by_name.get(job.pipeline)
     node = plan.nodes.get(job.step_id) if plan is not None else None
     if plan is None or node is None:
-        walk.notes.append(_run_ended(job, "the configuration has no such step any more"))
+        execution.notes.append(_run_ended_note(job, "the step no longer exists in the configuration"))
         return None
-    at = position_of(job, plan, node)
-    if not fits(job, node, len(at.indexes)):
-        walk.notes.append(_run_ended(job, "the pipeline was changed around this step"))
+    at = cursor_of(job, plan, node)
+    if not matches_step(job, node, len(at.indexes)):
+        execution.notes.append(_run_ended_note(job, "the pipeline changed around this step"))
         return None
-    return _Place(node, at)
+    return _RunStep(node, at)
 
 
-def _run_ended(job: Job, reason: str) -> Note:
+def _run_ended_note(job: Job, reason: str) -> Note:
     return Note(kind="run.ended", data={"pipeline": job.pipeline, "step_id": job.step_id, "reason": reason})
 
 
-def _send(event: Event, job: Job, place: _Place | None, world: World, walk: Walk, *, advances: bool) -> None:
-    """The event is on all its ways; if there is none, that is noted."""
-    made = len(walk.children) + len(walk.arrivals)
-    if place is not None and advances:
-        walk.enter(place.node.successors, _from(event, job), place.at)
-    for index, plugin in world.routes.targets.get((job.plugin, event.type), ()):
-        walk.add(_routed(event, job, index, plugin, world, walk))
-    for plan in () if event.is_internal else world.plans.on(event.type):
-        _trigger(plan, event, job, place, walk)
-    if len(walk.children) + len(walk.arrivals) == made and event.type != STEP_SUCCEEDED:
-        walk.notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
+def _route_event(
+    event: Event, job: Job, step: _RunStep | None, routing: RoutingConfig, execution: Execution, *, advances: bool
+) -> None:
+    """Advance the run, follow routes and start pipelines. An event without any effect is noted as unmatched."""
+    before = len(execution.children) + len(execution.arrivals)
+    if step is not None and advances:
+        execution.enter(step.node.successors, _with_upstream(event, job), step.at)
+    for index, plugin in routing.routes.targets.get((job.plugin, event.type), ()):
+        execution.add(_route_job(event, job, index, plugin, routing, execution))
+    for plan in () if event.is_internal else routing.plans.for_event(event.type):
+        _trigger_pipeline(plan, event, job, step, execution)
+    if len(execution.children) + len(execution.arrivals) == before and event.type != STEP_SUCCEEDED:
+        execution.notes.append(Note(kind="event.unmatched", data={"event_id": event.id, "type": event.type}))
 
 
-def _from(event: Event, job: Job) -> Event:
-    """The event with the step it came from, for plugins that want to know."""
+def _with_upstream(event: Event, job: Job) -> Event:
+    """Add the names of the emitting step to the payload."""
     source = {"ductile_upstream_plugin": job.plugin}
     if job.pipeline is not None:
         source["ductile_upstream_pipeline"] = job.pipeline
@@ -254,93 +288,97 @@ def _from(event: Event, job: Job) -> Event:
     return Event(event.id, event.type, payload, event.source, event.at, event.dedupe_key, event.headers)
 
 
-def _routed(event: Event, job: Job, index: int, plugin: str, world: World, walk: Walk) -> NewJob:
-    """The job of one route; for a plugin that cannot run it is dead from the start and says why."""
-    known = world.target(plugin)
+def _route_job(event: Event, job: Job, index: int, plugin: str, routing: RoutingConfig, execution: Execution) -> NewJob:
+    """Create the job of one route. If the plugin cannot run, the job is dead with the reason."""
+    target = routing.target(plugin)
     return NewJob(
         plugin=plugin,
         command=HANDLE,
         submitted_by="route",
-        payload=walk.payload_for(HANDLE, event),
-        max_attempts=known.max_attempts,
+        payload=execution.payload_for(HANDLE, event),
+        max_attempts=target.max_attempts,
         dedupe_key=event.dedupe_key,
         parent_job_id=job.id,
         source_event_id=event.id,
         child_key=f"{event.id}/route/{index}",
         hops=job.hops + 1,
-        snapshot_id=world.snapshot_id,
-        settled=Prefinished(status=JobStatus.DEAD, error=f"plugin {plugin} {known.refused}") if known.refused else None,
+        snapshot_id=routing.snapshot_id,
+        prefinished=plugin_unavailable(plugin, target.refused) if target.refused else None,
     )
 
 
-def _trigger(plan: Plan, event: Event, job: Job, place: _Place | None, walk: Walk) -> None:
-    """A run of its own inside the tree of the job; it inherits what is durable."""
-    baggage = place.at.baggage if place is not None else {}
-    if not may_begin(plan, event, job.plugin, baggage, walk):
+def _trigger_pipeline(plan: Plan, event: Event, job: Job, step: _RunStep | None, execution: Execution) -> None:
+    """Start a run inside the tree of the job. The run inherits the baggage."""
+    baggage = step.at.baggage if step is not None else {}
+    if not may_start(plan, event, job.plugin, baggage, execution):
         return
-    at = Position(
-        **fresh(plan, event),
+    at = RunCursor(
+        **initial_cursor_fields(plan, event),
         baggage=baggage,
         hops=job.hops + 1,
         parent_id=job.id,
     )
-    _start_or_note(plan, _from(event, job), walk, at, continues=job.event_context_id)
+    _start_or_note(plan, _with_upstream(event, job), execution, at, continues=job.event_context_id)
 
 
-def _start_or_note(plan: Plan, event: Event, walk: Walk, at: Position, *, continues: str | None = None) -> None:
-    """The run has begun; or it is too much and that is noted: the job that emitted the event is not to blame."""
-    before = walk.mark()
+def _start_or_note(
+    plan: Plan, event: Event, execution: Execution, at: RunCursor, *, continues: str | None = None
+) -> None:
+    """Start a run, or note that it exceeds a limit, which must not fail the job that emitted the event."""
+    savepoint = execution.savepoint()
     try:
-        start(plan, event, walk, at, continues=continues)
+        enter_pipeline(plan, event, execution, at, continues=continues)
     except TooManyFollowUps as error:
-        walk.go_back_to(before)
-        about = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
-        walk.notes.append(Note(kind="pipeline.skipped", data={**about, "reason": str(error)}))
+        execution.roll_back(savepoint)
+        details = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
+        execution.notes.append(Note(kind="pipeline.skipped", data={**details, "reason": str(error)}))
 
 
 SIGNALS = ("job.completed", "job.failed", "job.timed_out", "job.dead")
 
 
-def _tell_hooks(job: Job, ended: Ended, world: World, walk: Walk, *, now: datetime) -> None:
-    """Hook pipelines start as trees of their own, with nothing of the job but how it ended."""
-    applies = (True, ended.is_failure, ended.timed_out, ended.status is JobStatus.DEAD)
-    payload, depth = outcome_payload(job, ended), hook_depth_of(job) + 1
+def _trigger_hooks(
+    job: Job, job_result: JobResult, routing: RoutingConfig, execution: Execution, *, now: datetime
+) -> None:
+    """Start hook pipelines as separate trees with the outcome of the job as payload."""
+    applies = (True, job_result.is_failure, job_result.timed_out, job_result.status is JobStatus.DEAD)
+    payload, depth = outcome_payload(job, job_result), hook_depth_of(job) + 1
     for signal in (signal for signal, does in zip(SIGNALS, applies, strict=True) if does):
         event = Event(event_id(job.id, job.attempt, signal), signal, payload, job.plugin, now)
-        for plan in world.plans.on_hook(signal):
-            if depth > world.most_hooks:
-                about = {"pipeline": plan.name, "event_id": event.id, "type": signal}
-                reason = f"more than {world.most_hooks} hooks in a row (service.hook_max_depth)"
-                walk.notes.append(Note(kind="pipeline.skipped", data={**about, "reason": reason}))
-            elif may_begin(plan, event, job.plugin, {}, walk):
-                at = Position(
-                    **fresh(plan, event),
+        for plan in routing.plans.for_hook(signal):
+            if depth > routing.max_hook_depth:
+                details = {"pipeline": plan.name, "event_id": event.id, "type": signal}
+                reason = f"more than {routing.max_hook_depth} consecutive hooks (service.hook_max_depth)"
+                execution.notes.append(Note(kind="pipeline.skipped", data={**details, "reason": reason}))
+            elif may_start(plan, event, job.plugin, {}, execution):
+                at = RunCursor(
+                    **initial_cursor_fields(plan, event),
                     hops=job.hops + 1,
                     parent_id=job.id,
                     own_tree=True,
                     submitted_by="hook",
                     hook_depth=depth,
                 )
-                _start_or_note(plan, event, walk, at)
+                _start_or_note(plan, event, execution, at)
 
 
-def may_begin(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any], walk: Walk) -> bool:
-    about: dict[str, Any] = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
-    if not plan.takes_from(source):
-        about |= {"reason": f"from_plugin is {plan.from_plugin}", "source": source}
+def may_start(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any], execution: Execution) -> bool:
+    details: dict[str, Any] = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
+    if not plan.accepts_source(source):
+        details |= {"reason": f"from_plugin is {plan.from_plugin}", "source": source}
     elif plan.condition is not None:
         scope = Scope(payload=event.payload, context=baggage)
         if holds(plan.condition, scope):
             return True
-        about |= {"reason": "if is false", "predicates": walk.mask(explain(plan.condition, scope))}
+        details |= {"reason": "if is false", "predicates": execution.mask(explain(plan.condition, scope))}
     else:
         return True
-    walk.notes.append(Note(kind="pipeline.skipped", data=about))
+    execution.notes.append(Note(kind="pipeline.skipped", data=details))
     return False
 
 
-def fresh(plan: Plan, event: Event) -> dict[str, Any]:
-    """What every run begins with."""
+def initial_cursor_fields(plan: Plan, event: Event) -> dict[str, Any]:
+    """Return the RunCursor arguments that every new run has in common."""
     instance = derived_id(event.id, plan.name)
     return {
         "plan": plan,
@@ -350,27 +388,30 @@ def fresh(plan: Plan, event: Event) -> dict[str, Any]:
     }
 
 
-def start(plan: Plan, event: Event, walk: Walk, at: Position, *, continues: str | None = None) -> None:
-    """The root context and the first jobs, which inherit from it; it `continues` the context that the run came from.
+def enter_pipeline(
+    plan: Plan, event: Event, execution: Execution, at: RunCursor, *, continues: str | None = None
+) -> None:
+    """Create the root context and the first jobs of a run. `continues` is the parent of the root context.
 
-    A tree of its own gets one root, whatever the pipeline begins with.
+    A separate tree gets exactly one root job.
     """
     context_id = at.inherits_from
-    assert context_id is not None, "`fresh` has named the root context"
+    assert context_id is not None, "`initial_cursor_fields` sets the root context"
     context = NewContext(
         id=context_id,
         parent_id=continues,
         pipeline_name=plan.name,
         accumulated_json=strict_json.dumps({**at.baggage, CONTROL: at.control(0)}),
     )
-    walk.add_context(context)
-    first = len(walk.children)
-    walk.enter(plan.entry, event, at)
+    execution.add_context(context)
+    first = len(execution.children)
+    execution.enter(plan.entry, event, at)
     if at.parent_id is None or at.own_tree:
-        walk.children[first:] = _under_one_root(walk.children[first:], event, at, context_id)
+        execution.children[first:] = _under_one_root(execution.children[first:], event, at, context_id)
 
 
-def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: str) -> list[NewJob]:
+def _under_one_root(made: list[NewJob], event: Event, at: RunCursor, context_id: str) -> list[NewJob]:
+    """Add a `core.start` job as the root, unless the run already starts with exactly one job."""
     roots = [new for new in made if new.parent_job_id == at.parent_id]
     if len(roots) == 1 and not roots[0].is_join:
         return made
@@ -386,7 +427,7 @@ def _under_one_root(made: list[NewJob], event: Event, at: Position, context_id: 
         event_context_id=context_id,
         pipeline=at.plan.name,
         hops=at.hops,
-        settled=Prefinished(status=JobStatus.SUCCEEDED, result=strict_json.dumps({"jobs": len(roots)})),
+        prefinished=Prefinished(status=JobStatus.SUCCEEDED, result=strict_json.dumps({"jobs": len(roots)})),
     )
     top = at.parent_id
     below = (evolve(new, parent_job_id=start.id, own_tree=False) if new.parent_job_id == top else new for new in made)

@@ -1,7 +1,6 @@
-"""What the plugin of a step is told: its payload after `with`, and the context of its run. Pure.
+"""The input of a plugin: the payload after `with`, and the context of the run. Pure.
 
-A job outside of every run is told what it was asked for, as it stands. `preflight` puts the rest of the request around
-it.
+A job outside of a run gets its payload unchanged. `preflight` builds the rest of the request.
 """
 
 from collections.abc import Mapping
@@ -16,34 +15,34 @@ from ductile.pipeline.compile.plan import HANDLE, PlanNode, Plans
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.language.templates import remap
-from ductile.pipeline.run.cursor import fits, lists_around
+from ductile.pipeline.run.cursor import foreach_depth_of, matches_step
 
 
 @frozen
 class StepInput:
-    """JSON texts of the payload and the context; None where there is none."""
+    """The JSON texts of payload and context."""
 
     payload: str | None
     context: str | None = None
 
 
-def step_of(plans: Plans, job: Job) -> PlanNode | None:
-    """The step that a job runs; None if it is in no run. NotFound if its pipeline has changed meanwhile."""
+def find_step(plans: Plans, job: Job) -> PlanNode | None:
+    """Return the step that a job runs; None outside of a run. Raises NotFound if a reload removed or changed it."""
     if job.pipeline is None or job.step_id is None:
         return None
     plan = plans.by_name.get(job.pipeline)
     if plan is None:
-        raise NotFound(f"pipeline {job.pipeline} is not there any more")
+        raise NotFound(f"pipeline {job.pipeline} no longer exists")
     node = plan.nodes.get(job.step_id)
     if node is None:
-        raise NotFound(f"pipeline {job.pipeline} has no step {job.step_id} any more")
-    if not fits(job, node, lists_around(job)):
-        raise NotFound(f"pipeline {job.pipeline} was changed around step {job.step_id}: the run cannot go on in it")
+        raise NotFound(f"pipeline {job.pipeline} no longer has step {job.step_id}")
+    if not matches_step(job, node, foreach_depth_of(job)):
+        raise NotFound(f"pipeline {job.pipeline} changed around step {job.step_id}, so the run cannot continue")
     return node
 
 
-def tell(job: Job, node: PlanNode | None) -> StepInput:
-    """What the plugin gets; PathAbsent if a `with` asks for something that is not there."""
+def build_step_input(job: Job, node: PlanNode | None) -> StepInput:
+    """Build the input of the plugin. Raises PathAbsent if a `with` template reads an absent value."""
     if node is None or job.context is None:
         return StepInput(job.payload)
     baggage: dict[str, Any] = strict_json.loads(job.context)
@@ -57,7 +56,7 @@ def _payload(job: Job, node: PlanNode, baggage: Mapping[str, Any], control: Mapp
     content: dict[str, Any] = strict_json.loads(job.payload)
     if job.command != HANDLE:
         return strict_json.dumps(_remapped(content, node, baggage, control))
-    # A plugin finds what is durable among its payload too, unless the payload has a value of that name.
+    # Baggage is visible in the payload too, below values of the payload itself.
     merged = {**baggage, **content["payload"]}
     return strict_json.dumps({**content, "payload": _remapped(merged, node, baggage, control)})
 
@@ -71,7 +70,7 @@ def _remapped(
 
 
 def _context(job: Job, baggage: Mapping[str, Any], control: Mapping[str, Any]) -> dict[str, Any]:
-    """The baggage, the core's own object, and its members under flat names where the baggage has none of them."""
+    """Return the baggage with the reserved object, whose members also have flat names that baggage can override."""
     own = {**control, "plugin": job.plugin, "pipeline": job.pipeline, "step_id": job.step_id}
     flat = ("plugin", "pipeline", "step_id", "pipeline_instance_id", "route_depth", "route_max_depth")
     return {**{f"{CONTROL}_{name}": own[name] for name in flat if name in own}, **baggage, CONTROL: own}

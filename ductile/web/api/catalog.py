@@ -1,30 +1,30 @@
-"""What there is to use, over HTTP: plugins, pipelines, and where to read about the API.
+"""Routes for discovery: plugins, pipelines, and the ai-plugin manifest.
 
-Shown from the configuration of the moment; nothing is asked of the ledger. A caller whose rights are over some plugins
-alone sees only these.
+Reads the current configuration, not the ledger. A caller with scopes for single plugins sees only those plugins.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.plugin.manifest import CommandType
-from ductile.web.context import AppContext, seated
+from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.schemas import (
     Schema,
-    anything,
+    any_value,
+    array,
     boolean,
     choice,
     integer,
-    listing,
     nullable,
     record,
     text,
 )
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.views.catalog import TIERS, about, plugin_view, run_view, skill_view
+from ductile.web.views.catalog import TIERS, pipeline_view, plugin_summary, plugin_view, skill_view
 
-_SCHEMA = nullable(anything("As written in the manifest"))
+_SCHEMA = nullable(any_value("As declared in the manifest"))
 _COMMAND = record(
     {
         "name": text(),
@@ -36,18 +36,18 @@ _COMMAND = record(
         "output_schema": _SCHEMA,
     }
 )
-_ABOUT: dict[str, Schema] = {"name": text(), "version": text(), "description": text()}
-PLUGINS = record({"plugins": listing(record({**_ABOUT, "commands": listing(text())}))})
-PLUGIN = record({**_ABOUT, "protocol": integer(), "commands": listing(_COMMAND)}, title="Plugin")
+_PLUGIN_SUMMARY: dict[str, Schema] = {"name": text(), "version": text(), "description": text()}
+PLUGINS = record({"plugins": array(record({**_PLUGIN_SUMMARY, "commands": array(text())}))})
+PLUGIN = record({**_PLUGIN_SUMMARY, "protocol": integer(), "commands": array(_COMMAND)}, title="Plugin")
 SKILLS = record(
     {
-        "skills": listing(
+        "skills": array(
             record(
                 {
                     "name": text("plugin.X.Y or pipeline.N"),
                     "kind": choice(("plugin", "pipeline")),
                     "description": text(),
-                    "endpoint": text("Method and path"),
+                    "endpoint": text("Method and path of the request that runs it"),
                     "tier": choice(TIERS.values()),
                 },
                 {
@@ -77,84 +77,85 @@ AI_PLUGIN = record(
 )
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API answers about what can be used."""
-
-    on = seated(desk)
-
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the discovery routes."""
     yield Route(
         method="GET",
         path="/plugins",
-        handler=on(list_plugins),
+        handler=partial(list_plugins, ctx),
         scope="token",
-        summary="Every plugin that can run, with its commands",
+        summary="List available plugins and their commands",
         group="discovery",
-        gives={200: PLUGINS},
+        responses={200: PLUGINS},
     )
     yield Route(
         method="GET",
         path="/plugin/{plugin}",
-        handler=on(show_plugin),
+        handler=partial(show_plugin, ctx),
         scope="plugin:catalog:ro",
-        summary="One plugin: its commands, what they take and give",
+        summary="Get a plugin with its commands and their schemas",
         group="discovery",
-        gives={200: PLUGIN},
-        refuses=(409,),
+        responses={200: PLUGIN},
+        error_statuses=(409,),
     )
     yield Route(
         method="GET",
         path="/skills",
-        handler=on(list_skills),
+        handler=partial(list_skills, ctx),
         scope="token",
-        summary="Everything that can be asked for, each with its endpoint",
+        summary="List plugin commands and pipelines with their endpoints",
         group="discovery",
-        gives={200: SKILLS},
+        responses={200: SKILLS},
     )
     yield Route(
         method="GET",
         path="/.well-known/ai-plugin.json",
-        handler=on(introduce),
+        handler=partial(show_ai_plugin, ctx),
         scope="token",
-        summary="This API in a few words for programs that use it by themselves",
+        summary="Get the ai-plugin manifest of this API",
         group="discovery",
-        gives={200: AI_PLUGIN},
+        responses={200: AI_PLUGIN},
     )
 
 
-def seen_lanes(snapshot: Snapshot, request: Request) -> list[ConfiguredPlugin]:
-    """The plugins the caller may know of, by name."""
-    return [lane for name, lane in sorted(snapshot.lanes.items()) if request.principal.sees(name)]
+def visible_plugins(snapshot: Snapshot, request: Request) -> list[ConfiguredPlugin]:
+    """Return the plugins that the caller may see, sorted by name."""
+    return [configured for name, configured in sorted(snapshot.plugins.items()) if request.principal.can_see(name)]
 
 
-async def list_plugins(desk: AppContext, request: Request) -> Response:
+async def list_plugins(ctx: AppContext, request: Request) -> Response:
     plugins = [
-        {**about(lane), "commands": list(lane.plugin.manifest.commands)}
-        for lane in seen_lanes(desk.snapshot(), request)
+        {**plugin_summary(configured), "commands": list(configured.plugin.manifest.commands)}
+        for configured in visible_plugins(ctx.snapshot(), request)
     ]
     return json_response({"plugins": plugins})
 
 
-async def show_plugin(desk: AppContext, request: Request) -> Response:
-    return json_response(plugin_view(desk.snapshot().lane(request.params["plugin"])))
+async def show_plugin(ctx: AppContext, request: Request) -> Response:
+    return json_response(plugin_view(ctx.snapshot().plugin(request.params["plugin"])))
 
 
-async def list_skills(desk: AppContext, request: Request) -> Response:
-    snapshot = desk.snapshot()
-    lanes = seen_lanes(snapshot, request)
-    skills = [skill_view(lane, command) for lane in lanes for command in lane.plugin.manifest.commands.values()]
-    return json_response({"skills": [*skills, *map(run_view, snapshot.plans.by_name.values())]})
+async def list_skills(ctx: AppContext, request: Request) -> Response:
+    snapshot = ctx.snapshot()
+    plugins = visible_plugins(snapshot, request)
+    skills = [
+        skill_view(configured, command)
+        for configured in plugins
+        for command in configured.plugin.manifest.commands.values()
+    ]
+    return json_response({"skills": [*skills, *map(pipeline_view, snapshot.plans.by_name.values())]})
 
 
-async def introduce(desk: AppContext, request: Request) -> Response:
+async def show_ai_plugin(ctx: AppContext, request: Request) -> Response:
     return json_response(
         {
             "schema_version": "v1",
             "name_for_human": "Ductile Gateway",
             "name_for_model": "ductile",
-            "description_for_human": "Run plugins and pipelines, and see what became of them.",
+            "description_for_human": "Run plugins and pipelines, and read their results.",
             "description_for_model": (
-                "Runs plugins and pipelines as durable jobs. GET /skills lists what can be run, POST to its endpoint "
-                'with {"payload": {…}} starts it, GET /job/{job_id}?wait=30s has the result.'
+                "Runs plugins and pipelines as durable jobs. GET /skills lists them. POST to an endpoint with "
+                '{"payload": {…}} starts a job. GET /job/{job_id}?wait=30s returns its result.'
             ),
             "auth": {"type": "user_http", "authorization_type": "bearer"},
             "api": {"type": "openapi", "url": "/openapi.json"},

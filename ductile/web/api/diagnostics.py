@@ -1,7 +1,6 @@
-"""The service's own health and settings, over HTTP: the doctor, a self-check, the configuration in use.
+"""Routes for diagnostics: the doctor, the self-check, and the configuration in use without secrets.
 
-What is looked at on disk is looked at in a thread and within a deadline; a slow disk makes a 504, never a stuck
-service. Shows no secret.
+Checks that read the disk run in a thread with a timeout: a slow disk causes a 504 and does not block the service.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,78 +14,78 @@ from attrs import frozen
 from ductile.config.checks.doctor import Report, examine
 from ductile.config.load.load import Config, load
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import redacted
+from ductile.config.views.show import redact_settings
 from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
-from ductile.core.instance.systemd import STUCK_SECONDS
+from ductile.core.instance.systemd import MAX_STUCK_SECONDS
 from ductile.core.secret import Mask
 from ductile.core.threads import run_in_thread
 from ductile.ledger.reports import queue_status
-from ductile.ledger.storage.open_file import open_another_reader
+from ductile.ledger.storage.open_file import open_reader_beside_writer
 from ductile.pipeline.compile.graph import compiled_routes
-from ductile.web.context import AppContext, seated
+from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.schemas import (
     Schema,
-    anything,
+    any_value,
+    array,
     boolean,
-    by_name,
     choice,
-    listing,
-    moment,
+    mapping,
     record,
     text,
+    timestamp,
 )
 from ductile.web.routes import AnyRoute, Route
 
-DOCTOR_SECONDS, SELFCHECK_SECONDS = 5.0, 10.0
+DOCTOR_TIMEOUT, SELFCHECK_TIMEOUT = 5.0, 10.0
 CATEGORIES = ("config", "integrity", "plugin_refs", "routes", "pipelines", "webhooks", "schedule", "token_scopes")
 
 CHECKS = record(
     {
-        "ok": boolean("False: something keeps from working"),
-        "captured_at": moment(),
-        "checks": listing(
+        "ok": boolean("False if a check failed"),
+        "captured_at": timestamp(),
+        "checks": array(
             record(
                 {
                     "name": text(),
                     "status": choice(("ok", "warn", "fail", "skipped")),
                     "detail": text(),
-                    "field": text("The key of the configuration it is about"),
+                    "field": text("The configuration key of the check"),
                 }
             )
         ),
     },
     title="Checks",
 )
-_SECTION: Schema = by_name(anything())
+_SECTION: Schema = mapping(any_value())
 CONFIG = record(
     {
         "service": _SECTION,
         "api": _SECTION,
         "state": _SECTION,
-        "plugins": by_name(_SECTION),
-        "pipelines": listing(_SECTION),
+        "plugins": mapping(_SECTION),
+        "pipelines": array(_SECTION),
         "webhooks": _SECTION,
-        "tokens": listing(_SECTION),
-        "routes": listing(_SECTION),
-        "compiled_routes": by_name(listing(_SECTION)),
+        "tokens": array(_SECTION),
+        "routes": array(_SECTION),
+        "compiled_routes": mapping(array(_SECTION)),
     },
-    {name: anything() for name in ("plugin_roots", "include", "environment_vars", "instances", "remote_ingress")},
+    {name: any_value() for name in ("plugin_roots", "include", "environment_vars", "instances", "remote_ingress")},
     description="The settings in use, without secrets.",
 )
 
 
-class ExaminationSlow(DuctileError):
-    """The examination has not come to an end in time."""
+class CheckTimedOut(DuctileError):
+    """The checks did not finish in time."""
 
     code, exit_code, status = "examination_slow", 75, 504
-    hint = "try again; a slow disk or file system may be why"
+    hint = "Try again. A slow disk or file system can be the cause."
 
 
 @frozen
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: str
@@ -94,77 +93,77 @@ class Check:
     field: str = ""
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API answers about the service itself."""
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the diagnostic routes."""
     one_at_a_time = trio.CapacityLimiter(1)
-
-    on = seated(desk)
-
     yield Route(
         method="GET",
         path="/system/doctor",
-        handler=on(partial(show_doctor, limiter=one_at_a_time)),
+        handler=partial(show_doctor, ctx, limiter=one_at_a_time),
         scope="system:ro",
-        summary="What is wrong with the configuration as it is on disk now",
+        summary="Check the configuration on disk",
         group="system",
-        gives={200: CHECKS},
-        refuses=(504,),
+        responses={200: CHECKS},
+        error_statuses=(504,),
     )
     yield Route(
         method="GET",
         path="/system/selfcheck",
-        handler=on(partial(show_selfcheck, limiter=one_at_a_time)),
+        handler=partial(show_selfcheck, ctx, limiter=one_at_a_time),
         scope="system:ro",
-        summary="Whether the ledger, the writer and the plugins of the running service are well",
+        summary="Check the ledger, the writer and the plugins of the running service",
         group="system",
-        gives={200: CHECKS},
-        refuses=(504,),
+        responses={200: CHECKS},
+        error_statuses=(504,),
     )
     yield Route(
         method="GET",
         path="/config/view",
-        handler=on(view_config),
+        handler=partial(view_config, ctx),
         scope="system:ro",
-        summary="The configuration in use, without secrets, and the pipelines as they were compiled",
+        summary="Get the configuration in use without secrets, and the compiled pipelines",
         group="system",
-        gives={200: CONFIG},
+        responses={200: CONFIG},
     )
 
 
-async def show_doctor(desk: AppContext, request: Request, *, limiter: trio.CapacityLimiter) -> Response:
-    config = desk.snapshot().config
-    return await _checked(desk, partial(doctor, config.root, config.mask), limiter, DOCTOR_SECONDS)
+async def show_doctor(ctx: AppContext, request: Request, *, limiter: trio.CapacityLimiter) -> Response:
+    config = ctx.snapshot().config
+    return await run_checks(ctx, partial(doctor, config.root, config.mask), limiter, DOCTOR_TIMEOUT)
 
 
-async def show_selfcheck(desk: AppContext, request: Request, *, limiter: trio.CapacityLimiter) -> Response:
-    seconds, unhealthy = desk.stuck_seconds(), dict(desk.unhealthy())
-    work = partial(selfcheck, desk.snapshot(), desk.ledger.path, stuck_seconds=seconds, unhealthy=unhealthy)
-    return await _checked(desk, work, limiter, SELFCHECK_SECONDS)
+async def show_selfcheck(ctx: AppContext, request: Request, *, limiter: trio.CapacityLimiter) -> Response:
+    seconds, unhealthy = ctx.stuck_seconds(), dict(ctx.unhealthy())
+    work = partial(selfcheck, ctx.snapshot(), ctx.ledger.path, stuck_seconds=seconds, unhealthy=unhealthy)
+    return await run_checks(ctx, work, limiter, SELFCHECK_TIMEOUT)
 
 
-async def _checked(
-    desk: AppContext, look: Callable[[], list[Check]], limiter: trio.CapacityLimiter, seconds: float
+async def run_checks(
+    ctx: AppContext, checks: Callable[[], list[Check]], limiter: trio.CapacityLimiter, seconds: float
 ) -> Response:
-    """What `look` found; 504 if it takes longer. A look that was given up keeps its place until it has ended."""
+    """Run `checks` in a thread and return the results. Raises CheckTimedOut after `seconds`.
+
+    A thread that timed out occupies the limiter until it ends.
+    """
     with trio.move_on_after(seconds):
-        checks = await run_in_thread(look, limiter=limiter, abandon_on_cancel=True)
+        results = await run_in_thread(checks, limiter=limiter, abandon_on_cancel=True)
         content = {
-            "ok": all(check.status != "fail" for check in checks),
-            "captured_at": to_text(desk.clock.now()),
+            "ok": all(check.status != "fail" for check in results),
+            "captured_at": to_text(ctx.clock.now()),
             "checks": [
                 {"name": check.name, "status": check.status, "detail": check.detail, "field": check.field}
-                for check in checks
+                for check in results
             ],
         }
         return json_response(content)
-    raise ExaminationSlow(f"not done within {seconds:g} s", hint="try again; a slow disk or file system may be why")
+    raise CheckTimedOut(f"the checks did not finish within {seconds:g} s")
 
 
-# ── what is looked at ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def doctor(root: Path, mask: Mask) -> list[Check]:
-    """The configuration at `root` as `config check` sees it: every complaint, and what nobody complains about."""
+    """Check the configuration at `root` as `ductile config check` does. Categories without findings are ok."""
     try:
         config = load(root)
         mask, report = config.mask, examine(config).report
@@ -172,54 +171,54 @@ def doctor(root: Path, mask: Mask) -> list[Check]:
         report = Report(error.complaints, ())
     except DuctileError as error:
         report = Report((Complaint(str(error)),), ())
-    found = [_complained(complaint, "fail", mask) for complaint in report.errors]
-    found += [_complained(complaint, "warn", mask) for complaint in report.warnings]
-    fine = [Check(name, "ok") for name in CATEGORIES if all(check.name != name for check in found)]
-    return [*found, *fine]
+    found = [_complaint_check(complaint, "fail", mask) for complaint in report.errors]
+    found += [_complaint_check(complaint, "warn", mask) for complaint in report.warnings]
+    passed = [Check(name, "ok") for name in CATEGORIES if all(check.name != name for check in found)]
+    return [*found, *passed]
 
 
-def _complained(complaint: Complaint, status: str, mask: Mask) -> Check:
+def _complaint_check(complaint: Complaint, status: str, mask: Mask) -> Check:
     where = f"{complaint.mark}: " if complaint.mark else ""
     return Check(complaint.category, status, mask(f"{where}{complaint.message}"), complaint.path)
 
 
 def selfcheck(snapshot: Snapshot, ledger: Path, *, stuck_seconds: float, unhealthy: dict[str, str]) -> list[Check]:
-    """What the running service stands on, looked at afresh."""
+    """Check the configuration, ledger, writer and plugins of the running service."""
     return [
         _config_check(snapshot.config),
         _ledger_check(ledger),
         Check(
             "writer",
-            "ok" if stuck_seconds < STUCK_SECONDS else "fail",
-            f"has kept somebody waiting for {stuck_seconds:.1f} s" if stuck_seconds >= 1 else "",
+            "ok" if stuck_seconds < MAX_STUCK_SECONDS else "fail",
+            f"blocked for {stuck_seconds:.1f} s" if stuck_seconds >= 1 else "",
         ),
         *_plugin_checks(snapshot, unhealthy),
     ]
 
 
-def _config_check(used: Config) -> Check:
+def _config_check(current: Config) -> Check:
     try:
-        written = load(used.root)
+        on_disk = load(current.root)
     except DuctileError as error:
-        return Check("config", "fail", used.mask(f"a reload would be refused: {str(error).splitlines()[0]}"))
-    if written.digest != used.digest:
-        return Check("config", "warn", "what is on disk is not what is in use; reload to use it")
+        return Check("config", "fail", current.mask(f"a reload would fail: {str(error).splitlines()[0]}"))
+    if on_disk.digest != current.digest:
+        return Check("config", "warn", "the configuration on disk differs from the one in use; reload to apply it")
     return Check("config", "ok")
 
 
 def _ledger_check(path: Path) -> Check:
     try:
-        with open_another_reader(path) as db:
+        with open_reader_beside_writer(path) as db:
             depth = queue_status.depth(db)
     except DuctileError as error:
         return Check("ledger", "fail", str(error))
-    return Check("ledger", "ok", f"{depth} jobs wait or run")
+    return Check("ledger", "ok", f"{depth} jobs queued or running")
 
 
 def _plugin_checks(snapshot: Snapshot, unhealthy: dict[str, str]) -> list[Check]:
     checks = []
-    for name, lane in sorted(snapshot.lanes.items()):
-        findings = lane.plugin.recheck()
+    for name, configured in sorted(snapshot.plugins.items()):
+        findings = configured.plugin.recheck()
         refused = [str(finding) for finding in findings if finding.is_refusal]
         if name in unhealthy or refused:
             checks.append(Check(f"plugin {name}", "fail", unhealthy.get(name) or "; ".join(refused), f"plugins.{name}"))
@@ -227,30 +226,30 @@ def _plugin_checks(snapshot: Snapshot, unhealthy: dict[str, str]) -> list[Check]
             checks.append(Check(f"plugin {name}", "warn", "; ".join(map(str, findings)), f"plugins.{name}"))
         else:
             checks.append(Check(f"plugin {name}", "ok"))
-    configured = snapshot.config.settings.plugins
-    for name in sorted(snapshot.unavailable.keys() & configured.keys()):
-        status = "fail" if configured[name].enabled else "skipped"
+    entries = snapshot.config.settings.plugins
+    for name in sorted(snapshot.unavailable.keys() & entries.keys()):
+        status = "fail" if entries[name].enabled else "skipped"
         checks.append(Check(f"plugin {name}", status, snapshot.unavailable[name], f"plugins.{name}"))
     return checks
 
 
-# ── the configuration ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── configuration ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def view_config(desk: AppContext, request: Request) -> Response:
-    return json_response(config_view(desk.snapshot().config))
+async def view_config(ctx: AppContext, request: Request) -> Response:
+    return json_response(config_view(ctx.snapshot().config))
 
 
 def config_view(config: Config) -> dict[str, Any]:
-    """The settings in use as plain data without any secret; of tokens, only who they are and what they may do."""
-    shown = redacted(config.settings, config.mask)
+    """Return the settings in use as JSON data without secrets. Tokens are reduced to names and scopes."""
+    shown = redact_settings(config.settings, config.mask)
     api = dict(shown["api"])
     tokens = api.pop("auth")["tokens"]
     shown["api"] = {**api, "tokens": [{"name": token["name"], "scopes": token["scopes"]} for token in tokens]}
     public = ("name", "description", "created_at", "scopes_file")
     shown["tokens"] = [{key: token.get(key) for key in public} for token in shown["tokens"]]
     shown["compiled_routes"] = {
-        name: config.mask.everywhere(compiled_routes(plan)) for name, plan in config.plans.by_name.items()
+        name: config.mask.mask_data(compiled_routes(plan)) for name, plan in config.plans.by_name.items()
     }
     known = CONFIG["properties"].keys()
     return {name: value for name, value in shown.items() if name in known}

@@ -1,11 +1,12 @@
-"""What happened, over HTTP: lists of jobs and of attempts.
+"""Routes that list jobs and attempts.
 
-Questions are read and answered by the ledger, which bounds what one answer costs. Who may not see results gets the
-same lists without them.
+The ledger parses the filters and bounds the cost of a page. Callers without the result scope get the lists without
+results.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -13,110 +14,110 @@ from ductile.core.errors import LedgerError, UsageInvalid
 from ductile.core.formats import strict_json
 from ductile.core.model import AttemptStatus, JobStatus
 from ductile.ledger.reports import attempt_list, job_list, search
-from ductile.ledger.reports.filters import ARGUMENTS, ends_of, read_cursor, read_limit, read_wanted
+from ductile.ledger.reports.filters import ARGUMENTS, page_fields, parse_cursor, parse_filter, parse_limit
 from ductile.ledger.reports.job_details import LoggedAttempt
 from ductile.ledger.reports.pagination import ListFilter, Page
 from ductile.ledger.storage.db import Db
 from ductile.web.auth.auth import require_scope
-from ductile.web.context import AppContext, BadRequest, flag_of, seated
+from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.openapi.responses import JOB_FILTERS, JOB_PAGE, LOG_FILTERS, LOG_PAGE
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.views.jobs import RESULT_SCOPE, attempt_text
+from ductile.web.views.jobs import RESULT_SCOPE, attempt_json
 
-SEARCH_SECONDS = 0.3
-"""How long a search brings its index up to date before it answers with what there is."""
+INDEX_UPDATE_TIMEOUT = 0.3
+"""The most seconds that a search spends on updating the index before it runs."""
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API lists."""
-
-    on = seated(desk)
-
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the list routes."""
     yield Route(
         method="GET",
         path="/jobs",
-        handler=on(list_jobs),
+        handler=partial(list_jobs, ctx),
         scope="jobs:status:ro",
-        summary="The jobs in the queue and those that ended lately, newest first",
+        summary="List queued, running and recently ended jobs, newest first",
         group="jobs",
-        asks=JOB_FILTERS,
-        gives={200: JOB_PAGE},
+        query=JOB_FILTERS,
+        responses={200: JOB_PAGE},
     )
     yield Route(
         method="GET",
         path="/job-logs",
-        handler=on(list_logs),
+        handler=partial(list_logs, ctx),
         scope="jobs:logs:ro",
-        summary="Every attempt on record, newest first; ?query= finds words in errors, stderr and results",
+        summary="List recorded attempts, newest first; ?query= searches errors, stderr and results",
         group="jobs",
-        asks=LOG_FILTERS,
-        gives={200: LOG_PAGE},
+        query=LOG_FILTERS,
+        responses={200: LOG_PAGE},
     )
 
 
-async def list_jobs(desk: AppContext, request: Request) -> Response:
-    wanted, before, limit = _wanted(request, JobStatus), _before(request), _limit(request)
-    page = await desk.ledger.read(job_list.jobs, wanted, before=before, limit=limit)
-    if not request.principal.may(RESULT_SCOPE):
+async def list_jobs(ctx: AppContext, request: Request) -> Response:
+    filters, before, limit = _read_filter(request, JobStatus), _read_cursor(request), _read_limit(request)
+    page = await ctx.ledger.read(job_list.jobs, filters, before=before, limit=limit)
+    if not request.principal.has_scope(RESULT_SCOPE):
         for job in page.items:
             job.pop("last_error", None)
-    return json_response({"jobs": page.items, **ends_of(page, limit)})
+    return json_response({"jobs": page.items, **page_fields(page, limit)})
 
 
-async def list_logs(desk: AppContext, request: Request) -> Response:
-    wanted, before, limit = _wanted(request, AttemptStatus), _before(request), _limit(request)
-    wants_result = flag_of(request, "include_result")
-    shows_result = request.principal.may(RESULT_SCOPE)
-    if wanted.words:
-        await _bring_up_to_date(desk)
+async def list_logs(ctx: AppContext, request: Request) -> Response:
+    filters, before, limit = _read_filter(request, AttemptStatus), _read_cursor(request), _read_limit(request)
+    wants_result = read_flag(request, "include_result")
+    shows_result = request.principal.has_scope(RESULT_SCOPE)
+    if filters.words:
+        await _update_search_index(ctx)
 
     def read(db: Db) -> bytes:
-        page = (search.logs if wanted.words else attempt_list.logs)(db, wanted, before=before, limit=limit)
-        results = [attempt_list.result_of(db, item) if wants_result and shows_result else None for item in page.items]
+        page = (search.search_attempts if filters.words else attempt_list.list_attempts)(
+            db, filters, before=before, limit=limit
+        )
+        results = [attempt_list.read_result(db, item) if wants_result and shows_result else None for item in page.items]
         rows = [
-            attempt_text(item, result, shows_result=shows_result)
+            attempt_json(item, result, shows_result=shows_result)
             for item, result in zip(page.items, results, strict=True)
         ]
-        return _logs_text(rows, page, limit).encode()
+        return _logs_json(rows, page, limit).encode()
 
-    return encoded_json_response(await desk.ledger.read(read))
-
-
-def _logs_text(rows: list[str], page: Page[LoggedAttempt], limit: int) -> str:
-    return f'{{"logs":[{",".join(rows)}],{strict_json.dumps(ends_of(page, limit))[1:]}'
+    return encoded_json_response(await ctx.ledger.read(read))
 
 
-async def _bring_up_to_date(desk: AppContext) -> None:
-    """The index has what is on record, or as much of it as one search may wait for."""
-    with trio.move_on_after(SEARCH_SECONDS), suppress(LedgerError):  # a full disk does not keep anybody from reading
-        for _ in range(search.MOST_PORTIONS):
-            if not await desk.ledger.read(search.is_behind):
+def _logs_json(rows: list[str], page: Page[LoggedAttempt], limit: int) -> str:
+    return f'{{"logs":[{",".join(rows)}],{strict_json.dumps(page_fields(page, limit))[1:]}'
+
+
+async def _update_search_index(ctx: AppContext) -> None:
+    """Update the search index, for INDEX_UPDATE_TIMEOUT at most."""
+    # Searching must work on a full disk.
+    with trio.move_on_after(INDEX_UPDATE_TIMEOUT), suppress(LedgerError):
+        for _ in range(search.MAX_BATCHES_PER_SEARCH):
+            if not await ctx.ledger.read(search.is_behind):
                 return
-            await desk.ledger.transact(search.catch_up, in_thread=True)
+            await ctx.ledger.transact(search.update_index, in_thread=True)
 
 
-def _before(request: Request) -> int:
-    with _asked():
-        return read_cursor(request.argument("cursor"))
+def _read_cursor(request: Request) -> int:
+    with _usage_as_bad_request():
+        return parse_cursor(request.argument("cursor"))
 
 
-def _limit(request: Request) -> int:
-    with _asked():
-        return read_limit(request.argument("limit"))
+def _read_limit(request: Request) -> int:
+    with _usage_as_bad_request():
+        return parse_limit(request.argument("limit"))
 
 
-def _wanted(request: Request, statuses: Iterable[str]) -> ListFilter:
-    with _asked():
-        wanted = read_wanted({name: request.argument(name) for name in ARGUMENTS}, statuses)
+def _read_filter(request: Request, statuses: Iterable[str]) -> ListFilter:
+    with _usage_as_bad_request():
+        filters = parse_filter({name: request.argument(name) for name in ARGUMENTS}, statuses)
     if request.argument("query"):
-        require_scope(request, RESULT_SCOPE)  # whoever may search can guess what was said
-    return wanted
+        require_scope(request, RESULT_SCOPE)  # a search can reveal results
+    return filters
 
 
 @contextmanager
-def _asked() -> Iterator[None]:
-    """What is wrong with a question is wrong with the request."""
+def _usage_as_bad_request() -> Iterator[None]:
+    """Convert UsageInvalid, which the ledger raises for an invalid filter, to BadRequest."""
     try:
         yield
     except UsageInvalid as error:

@@ -1,64 +1,61 @@
-"""Plugins that start nothing, over HTTP: pause and resume one of them, or the whole queue.
+"""Routes that pause and resume a plugin or the whole queue.
 
-Jobs are still taken. Who keeps them from starting is the engine; the desk has somebody for it.
+A paused plugin still accepts jobs. The engine enforces the pause; the context has its control.
 """
 
 from collections.abc import Iterable
 from functools import partial
 
 from ductile.core.clock import to_text
-from ductile.ledger.admin.pauses import EVERYTHING
-from ductile.web.api.job_actions import REASON, reason_of
-from ductile.web.context import AppContext, flag_of, seated
+from ductile.ledger.admin.pauses import ALL_PLUGINS
+from ductile.web.api.job_actions import REASON_BODY, read_reason
+from ductile.web.context import AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.responses import DRY_RUN
-from ductile.web.openapi.schemas import boolean, listing, moment, record, text
+from ductile.web.openapi.schemas import array, boolean, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
 
 PAUSED = record(
     {
         "plugin": text("The plugin; * is the whole queue"),
-        "paused": boolean("Whether it is paused now"),
-        "changed": boolean("False if it was so before"),
+        "paused": boolean("True if it is paused"),
+        "changed": boolean("False if the state was the same before"),
         "dry_run": boolean(),
     },
     title="Paused",
 )
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API does to plugins and the queue."""
-
-    on = seated(desk)
-
-    change = partial(Route, method="POST", scope="system:rw", group="queue", asks=(DRY_RUN,), gives={200: PAUSED})
-    for act in ("pause", "resume"):
-        words = "Start nothing" if act == "pause" else "Start jobs again"
-        takes = REASON if act == "pause" else None
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the routes that pause and resume."""
+    change = partial(Route, method="POST", scope="system:rw", group="queue", query=(DRY_RUN,), responses={200: PAUSED})
+    for action in ("pause", "resume"):
+        request_body = REASON_BODY if action == "pause" else None
+        effect = "" if action == "resume" else "; jobs are still accepted, and running jobs continue"
         yield change(
-            path=f"/plugins/{{plugin}}/{act}",
-            handler=on(change_pause, pausing=act == "pause"),
-            summary=f"{words} of a plugin; its jobs are still taken, and what runs goes on",
-            takes=takes,
+            path=f"/plugins/{{plugin}}/{action}",
+            handler=partial(change_pause, ctx, is_pause=action == "pause"),
+            summary=f"{action.capitalize()} a plugin{effect}",
+            request_body=request_body,
         )
         yield change(
-            path=f"/queue/{act}",
-            handler=on(change_pause, pausing=act == "pause"),
-            summary=f"{words} of any plugin; jobs are still taken, and what runs goes on",
-            takes=takes,
+            path=f"/queue/{action}",
+            handler=partial(change_pause, ctx, is_pause=action == "pause"),
+            summary=f"{action.capitalize()} the queue{effect}",
+            request_body=request_body,
         )
     yield Route(
         method="GET",
         path="/queue/pauses",
-        handler=on(list_pauses),
+        handler=partial(list_pauses, ctx),
         scope="jobs:status:ro",
         group="queue",
-        summary="What is paused, since when and why",
-        gives={
+        summary="List pauses with their start and reason",
+        responses={
             200: record(
                 {
-                    "pauses": listing(
-                        record({"plugin": text(), "reason": text(), "paused_at": moment()}),
+                    "pauses": array(
+                        record({"plugin": text(), "reason": text(), "paused_at": timestamp()}),
                     )
                 }
             )
@@ -66,32 +63,32 @@ def routes(desk: AppContext) -> Iterable[AnyRoute]:
     )
 
 
-async def change_pause(desk: AppContext, request: Request, *, pausing: bool) -> Response:
-    """200 once it is so, whether or not it was before."""
-    name = request.params.get("plugin", EVERYTHING)
-    reason, is_paused = reason_of(request) if pausing else None, name in desk.pausing.paused
-    if name != EVERYTHING and (pausing or not is_paused):
-        require_known(desk, name)
-    dry_run = flag_of(request, "dry_run")
-    changes = is_paused is not pausing
+async def change_pause(ctx: AppContext, request: Request, *, is_pause: bool) -> Response:
+    """Return 200 when the plugin or the queue is paused or resumed, even if nothing changed."""
+    name = request.params.get("plugin", ALL_PLUGINS)
+    reason, is_paused = read_reason(request) if is_pause else None, name in ctx.pause_control.paused
+    if name != ALL_PLUGINS and (is_pause or not is_paused):
+        require_known_plugin(ctx, name)
+    dry_run = read_flag(request, "dry_run")
+    changes = is_paused is not is_pause
     if not dry_run:
-        if pausing:
-            changes = await desk.pausing.pause(name, reason or f"by {request.principal.name}")
+        if is_pause:
+            changes = await ctx.pause_control.pause(name, reason or f"by {request.principal.name}")
         else:
-            changes = await desk.pausing.resume(name)
-    return json_response({"plugin": name, "paused": pausing, "changed": changes, "dry_run": dry_run})
+            changes = await ctx.pause_control.resume(name)
+    return json_response({"plugin": name, "paused": is_pause, "changed": changes, "dry_run": dry_run})
 
 
-async def list_pauses(desk: AppContext, request: Request) -> Response:
-    shown = [
-        {"plugin": one.plugin, "reason": one.reason, "paused_at": to_text(one.paused_at)}
-        for one in desk.pausing.paused.values()
+async def list_pauses(ctx: AppContext, request: Request) -> Response:
+    pauses = [
+        {"plugin": pause.plugin, "reason": pause.reason, "paused_at": to_text(pause.paused_at)}
+        for pause in ctx.pause_control.paused.values()
     ]
-    return json_response({"pauses": shown})
+    return json_response({"pauses": pauses})
 
 
-def require_known(desk: AppContext, plugin: str) -> None:
-    """Raises NotFound for a name that no plugin has; one that cannot run now can be paused too."""
-    snapshot = desk.snapshot()
+def require_known_plugin(ctx: AppContext, plugin: str) -> None:
+    """Raise NotFound for an unknown plugin. An unavailable plugin counts as known."""
+    snapshot = ctx.snapshot()
     if plugin not in snapshot.unavailable and plugin not in snapshot.config.settings.plugins:
-        snapshot.lane(plugin)
+        snapshot.plugin(plugin)

@@ -1,7 +1,7 @@
-"""Pipelines over HTTP: starting a run, waiting for it if the pipeline wants that, and looking at its tree.
+"""Handlers for pipelines: start a run, wait for a synchronous run, show a job tree. `jobs` has the routes.
 
-Nothing runs here. A run is started by one transaction and goes on whether or not anybody waits; a waiter looks into the
-ledger after every hint of the hub. `api` has the routes.
+Runs no job: a run is started by one transaction and continues without its caller. A waiting caller reads the ledger
+after every hint of the hub.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,215 +16,213 @@ from ductile.core.errors import DuctileError
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import FollowUps, JobStatus, NewJob, are_few
+from ductile.core.model import FollowUps, JobStatus, NewJob, is_small_write
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.queue import tree_counters
 from ductile.ledger.reports import run_status, trees
-from ductile.ledger.reports.run_status import Standing
+from ductile.ledger.reports.run_status import TreeProgress
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables.receipts import StoredAnswer, Ticket
+from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse
 from ductile.pipeline.compile.plan import Plan
-from ductile.pipeline.language.baggage import BaggageRefused, claim
+from ductile.pipeline.language.baggage import BaggageRefused, apply_claims
 from ductile.pipeline.language.paths import Scope
-from ductile.pipeline.run.route import Beginning, TooManyFollowUps, begin
+from ductile.pipeline.run.route import TooManyFollowUps, TriggeredRun, trigger_run
 from ductile.web.context import (
-    RECHECK_SECONDS,
+    RECHECK_INTERVAL,
     AppContext,
     BadRequest,
-    flag_of,
-    job_id_of,
-    payload_of,
+    RunRefused,
+    get_submitter,
+    read_flag,
+    read_job_id,
+    read_payload,
+    read_wait_seconds,
     require_healthy,
-    submitter_of,
-    wait_of,
 )
-from ductile.web.idempotency import done_once, headers_of, known_answer, ticket_of
+from ductile.web.idempotency import find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Headers, Request, Response, encoded_json_response, json_response
-from ductile.web.views.jobs import RESULT_SCOPE, ends_run, run_text, tree_text
+from ductile.web.views.jobs import RESULT_SCOPE, run_json, terminal_predicate, tree_json
 
-SMALL_TREE = 16
-"""Jobs of a tree that is read together with the question whether it is over."""
+MAX_INLINE_TREE_JOBS = 16
+"""Trees up to this size are read in the same query that checks whether they are finished."""
 NO_LIMIT = 1 << 62
 
 
-class RunRefused(DuctileError):
-    """A run with this payload cannot begin."""
-
-    code, exit_code, status = "run_refused", 1, 422
-    hint = "`ductile pipeline show` tells what its first step needs, `ductile config check` what is wrong with it"
-
-
 class ContextTooLarge(DuctileError):
-    """The payload makes more durable than a context holds."""
+    """The baggage of the first step exceeds the size limit of a context."""
 
     code, exit_code, status = "context_too_large", 1, 413
-    hint = "send less of what its first step claims as baggage, or raise service.limits.context"
+    hint = "Reduce the payload members that the first step claims as baggage, or raise service.limits.context."
 
 
-async def start_pipeline(desk: AppContext, request: Request) -> Response:
-    """202 with the root job's id once the run is durable; of a synchronous pipeline, 200 when the run is over."""
-    snapshot = desk.snapshot()
-    plan = snapshot.plans.named(request.params["pipeline"])
-    leaves = flag_of(request, "async")
-    if flag_of(request, "dry_run"):
-        _beginning(desk, snapshot, plan, payload_of(request) or {}, submitter_of(request), desk.clock.now())
+async def start_pipeline(ctx: AppContext, request: Request) -> Response:
+    """Return 202 with the root job id when the run is durable; for a synchronous pipeline, 200 when it has ended."""
+    snapshot = ctx.snapshot()
+    plan = snapshot.plans.require(request.params["pipeline"])
+    is_async = read_flag(request, "async")
+    if read_flag(request, "dry_run"):
+        _plan_run(ctx, snapshot, plan, read_payload(request) or {}, get_submitter(request), ctx.clock.now())
         return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
-    if leaves or plan.execution_mode != "synchronous":
-        answer = await _started(desk, request, snapshot, plan)
-        return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
+    if is_async or plan.execution_mode != "synchronous":
+        stored = await _find_or_start(ctx, request, snapshot, plan)
+        return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
     api = snapshot.config.settings.api
-    with desk.callers.one_more(api.max_concurrent_sync):
-        # A caller that comes again under its key waits for the run that it began.
-        answer = await _started(desk, request, snapshot, plan)
-        root_id = answer.job_id or ""
-        patience = min(plan.timeout, api.max_sync_timeout).total_seconds()
-        run = await _until_over(desk, root_id, patience, runs_a_job=answer.runs_a_job)
-    if answer.is_repeat and run is None:
-        return encoded_json_response(answer.text.encode(), 202, headers_of(answer))  # it was long ago
+    with ctx.callers.slot(api.max_concurrent_sync):
+        # A repeated request with an idempotency key waits for the run of the first request.
+        stored = await _find_or_start(ctx, request, snapshot, plan)
+        root_id = stored.job_id or ""
+        wait_seconds = min(plan.timeout, api.max_sync_timeout).total_seconds()
+        run = await _wait_until_over(ctx, root_id, wait_seconds, runs_a_job=stored.runs_a_job)
+    if stored.is_repeat and run is None:
+        return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))  # the run is pruned
     if run is None or run.is_over:
-        view = partial(run_text, pipeline=plan.name, ends=ends_run(snapshot.plans))
-        return await _shown(desk, root_id, view, headers_of(answer), nodes=run.nodes if run else ())
-    still = _still_running(root_id, is_stopping=desk.is_stopping())
-    return json_response(still, 202, headers_of(answer))
+        view = partial(run_json, pipeline=plan.name, is_terminal=terminal_predicate(snapshot.plans))
+        return await _tree_response(ctx, root_id, view, replay_headers(stored), nodes=run.nodes if run else ())
+    still = _still_running_view(root_id, is_stopping=ctx.is_stopping())
+    return json_response(still, 202, replay_headers(stored))
 
 
-async def _started(desk: AppContext, request: Request, snapshot: Snapshot, plan: Plan) -> StoredAnswer:
-    """The run that the request began, now or when it first came under its key."""
-    ticket = ticket_of(request)
-    payload = payload_of(request) or {}
-    known = await known_answer(desk, ticket)
-    return known or await _start(desk, snapshot, plan, payload, submitter_of(request), ticket)
+async def _find_or_start(ctx: AppContext, request: Request, snapshot: Snapshot, plan: Plan) -> StoredResponse:
+    """Return the response of the first request with this idempotency key, or start the run."""
+    key = read_idempotency_key(request)
+    payload = read_payload(request) or {}
+    known = await find_stored_response(ctx, key)
+    return known or await _start(ctx, snapshot, plan, payload, get_submitter(request), key)
 
 
-def _still_running(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
-    why = "the service is stopping; the run goes on after its next start" if is_stopping else "the run takes longer"
-    message = f"{why}; GET /job/{root_id}/tree?wait=30s waits for it"
+def _still_running_view(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
+    reason = (
+        "the service is stopping; the run continues after a restart" if is_stopping else "the run has not ended yet"
+    )
+    message = f"{reason}; wait for it with GET /job/{root_id}/tree?wait=30s"
     return {"job_id": root_id, "status": "running", "timeout_exceeded": not is_stopping, "message": message}
 
 
-async def show_tree(desk: AppContext, request: Request) -> Response:
-    """Every job of the tree the job is in: as they are, or as they are when the tree is done or the wait is over."""
-    job_id = job_id_of(request)
-    snapshot = desk.snapshot()
-    patience = wait_of(request, snapshot)
-    shows_result = request.principal.may(RESULT_SCOPE)
-    view = partial(tree_text, ends=ends_run(snapshot.plans), shows_result=shows_result)
-    root = await desk.ledger.read(tree_counters.root_of, job_id) if patience else None
-    tree = await _until_over(desk, root.id, patience) if root else None
-    return await _shown(desk, job_id, view, nodes=tree.nodes if tree else ())
+async def show_tree(ctx: AppContext, request: Request) -> Response:
+    """Return every job of the tree, after waiting for its end if `?wait=` is given."""
+    job_id = read_job_id(request)
+    snapshot = ctx.snapshot()
+    wait_seconds = read_wait_seconds(request, snapshot)
+    shows_result = request.principal.has_scope(RESULT_SCOPE)
+    view = partial(tree_json, is_terminal=terminal_predicate(snapshot.plans), shows_result=shows_result)
+    root = await ctx.ledger.read(tree_counters.find_root, job_id) if wait_seconds else None
+    tree = await _wait_until_over(ctx, root.id, wait_seconds) if root else None
+    return await _tree_response(ctx, job_id, view, nodes=tree.nodes if tree else ())
 
 
 async def _start(
-    desk: AppContext,
+    ctx: AppContext,
     snapshot: Snapshot,
     plan: Plan,
     payload: Mapping[str, Any],
     submitted_by: str,
-    ticket: Ticket | None,
-) -> StoredAnswer:
-    """The run is in the ledger, whoever hangs up meanwhile; its root job, and what its caller is told."""
-    now = desk.clock.now()
-    beginning = _beginning(desk, snapshot, plan, payload, submitted_by, now)
+    key: IdempotencyKey | None,
+) -> StoredResponse:
+    """Store the run, even if the client disconnects, and return the response for its caller."""
+    now = ctx.clock.now()
+    run = _plan_run(ctx, snapshot, plan, payload, submitted_by, now)
     service = snapshot.config.settings.service
     failpoint("enqueue.before_begin")
-    run = partial(
-        _begin,
-        following=beginning.following,
+    insert = partial(
+        _insert_run,
+        follow_ups=run.follow_ups,
         pipeline=plan.name,
         now=now,
         default_ttl=service.dedupe_ttl,
         budget=snapshot.budget,
     )
-    answer = await done_once(desk, ticket, run, is_large=not are_few(beginning.following))
+    stored = await submit_once(ctx, key, insert, is_large=not is_small_write(run.follow_ups))
     failpoint("enqueue.after_commit")
-    return answer
+    return stored
 
 
-def _beginning(
-    desk: AppContext, snapshot: Snapshot, plan: Plan, payload: Mapping[str, Any], submitted_by: str, now: datetime
-) -> Beginning:
-    """The first jobs of a run that can begin."""
+def _plan_run(
+    ctx: AppContext, snapshot: Snapshot, plan: Plan, payload: Mapping[str, Any], submitted_by: str, now: datetime
+) -> TriggeredRun:
+    """Return the first jobs of a run. Raises if the run cannot start."""
     try:
-        beginning = begin(plan, payload, snapshot.world, submitted_by=submitted_by, now=now)
+        run = trigger_run(plan, payload, snapshot.routing, submitted_by=submitted_by, now=now)
     except TooManyFollowUps as error:
-        raise RunRefused(f"pipeline {plan.name} cannot begin: {error}") from error
-    _require_startable(plan, payload, beginning, snapshot)
-    for new in beginning.following.children:
-        if new.settled is None:
-            require_healthy(desk, new.plugin)
-    return beginning
+        raise RunRefused(f"pipeline {plan.name} cannot start: {error}") from error
+    _require_startable(plan, payload, run, snapshot)
+    for new in run.follow_ups.children:
+        if new.prefinished is None:
+            require_healthy(ctx, new.plugin)
+    return run
 
 
-def _begin(db: Db, *, following: FollowUps, pipeline: str, **rules: Any) -> StoredAnswer:
-    made = start_run(db, following, **rules)
-    root_id = made[0].job_id
-    told = {"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": pipeline}
-    jobs = zip(made, following.children, strict=False)  # a root that exists already has no children here
+def _insert_run(db: Db, *, follow_ups: FollowUps, pipeline: str, **rules: Any) -> StoredResponse:
+    enqueued = start_run(db, follow_ups, **rules)
+    root_id = enqueued[0].job_id
+    content = {"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": pipeline}
+    jobs = zip(enqueued, follow_ups.children, strict=False)  # a deduplicated root has no children
     runs_a_job = any(job.is_new and not job.status.is_final and not new.is_join for job, new in jobs)
-    return StoredAnswer(job_id=root_id, text=strict_json.dumps(told), runs_a_job=runs_a_job)
+    return StoredResponse(job_id=root_id, text=strict_json.dumps(content), runs_a_job=runs_a_job)
 
 
-def _require_startable(plan: Plan, payload: Mapping[str, Any], beginning: Beginning, snapshot: Snapshot) -> None:
-    """Nothing is over before it began, except where the author tolerates that."""
-    if not beginning.refusals:
+def _require_startable(plan: Plan, payload: Mapping[str, Any], run: TriggeredRun, snapshot: Snapshot) -> None:
+    """Raise if a first job has already failed and its step does not tolerate failures."""
+    if not run.refusals:
         return
-    for new in beginning.following.children:
-        if new.settled and new.settled.status in (JobStatus.FAILED, JobStatus.DEAD) and not new.tolerated:
-            raise _refusal(plan, payload, new, new.settled.error or "", snapshot)
+    for new in run.follow_ups.children:
+        if new.prefinished and new.prefinished.status in (JobStatus.FAILED, JobStatus.DEAD) and not new.tolerated:
+            raise _start_error(plan, payload, new, new.prefinished.error or "", snapshot)
 
 
-def _refusal(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, snapshot: Snapshot) -> DuctileError:
-    message = f"pipeline {plan.name} cannot begin: {new.step_id}: {reason}"
+def _start_error(plan: Plan, payload: Mapping[str, Any], new: NewJob, reason: str, snapshot: Snapshot) -> DuctileError:
+    message = f"pipeline {plan.name} cannot start: {new.step_id}: {reason}"
     node = plan.nodes.get(new.step_id or "")
     if node is not None and node.plugin == new.plugin:
-        if snapshot.world.target(node.plugin).refused:
+        if snapshot.routing.target(node.plugin).refused:
             return PluginUnavailable(message)
-        if node.baggage is not None and new.settled and new.settled.status is JobStatus.FAILED:
+        if node.baggage is not None and new.prefinished and new.prefinished.status is JobStatus.FAILED:
             try:
-                claim(node.baggage, Scope(payload=payload, context={}), {}, most_bytes=NO_LIMIT)
+                apply_claims(node.baggage, Scope(payload=payload, context={}), {}, max_bytes=NO_LIMIT)
             except BaggageRefused:
-                return BadRequest(message, hint="send a payload that has what the first step claims")
+                return BadRequest(message, hint="Send a payload with the members that the first step claims.")
             return ContextTooLarge(message)
     return RunRefused(message)
 
 
-async def _until_over(desk: AppContext, root_id: str, patience: float, *, runs_a_job: bool = False) -> Standing | None:
-    """Wait until every job of the tree is over, for `patience` seconds at most, or until the service stops.
+async def _wait_until_over(
+    ctx: AppContext, root_id: str, wait_seconds: float, *, runs_a_job: bool = False
+) -> TreeProgress | None:
+    """Wait until every job of the tree has ended, the time is up, or the service stops.
 
-    Returns how the tree stands, or None if the ledger has no such tree. The end of a tree that is returned is durable.
-    A tree that `runs_a_job`, as its enqueue has shown a moment ago, is not read before its completion is announced.
+    Returns the progress of the tree, or None if the ledger has no such tree. A returned end is durable. With
+    `runs_a_job`, the tree has an open job, so it is not read before the first hint.
     """
-    deadline, completion = trio.current_time() + patience, None
-    with desk.hub.watch(tree_topic(root_id)) as completions:
+    deadline, completion = trio.current_time() + wait_seconds, None
+    with ctx.hub.watch(tree_topic(root_id)) as completions:
         if runs_a_job:
-            completion = await _next_hint(completions, deadline)
+            completion = await _wait_for_hint(completions, deadline)
         while (
-            tree := await desk.ledger.read(run_status.ended, root_id, most=SMALL_TREE)
+            tree := await ctx.ledger.read(run_status.finished_tree, root_id, max_jobs=MAX_INLINE_TREE_JOBS)
         ) is not None and not tree.is_over:
-            if trio.current_time() >= deadline or desk.is_stopping():
+            if trio.current_time() >= deadline or ctx.is_stopping():
                 return tree
-            completion = await _next_hint(completions, deadline)
-    await desk.ledger.until_durable(completion.commit if completion is not None else None)
+            completion = await _wait_for_hint(completions, deadline)
+    await ctx.ledger.until_durable(completion.commit if completion is not None else None)
     return tree
 
 
-async def _next_hint(hints: trio.MemoryReceiveChannel[Hint], deadline: float) -> Hint:
-    """Wait for an announcement. Returns None after a while: a hint can be lost, so the ledger is read again."""
-    with trio.CancelScope(deadline=min(deadline, trio.current_time() + RECHECK_SECONDS)):
+async def _wait_for_hint(hints: trio.MemoryReceiveChannel[Hint], deadline: float) -> Hint:
+    """Wait for a hint. Returns None after RECHECK_INTERVAL, because a hint can be lost."""
+    with trio.CancelScope(deadline=min(deadline, trio.current_time() + RECHECK_INTERVAL)):
         return await hints.receive()
     return None
 
 
-async def _shown(
-    desk: AppContext,
+async def _tree_response(
+    ctx: AppContext,
     job_id: str,
     view: Callable[[Sequence[trees.TreeNode]], str],
     headers: Headers = (),
     *,
     nodes: Sequence[trees.TreeNode] = (),
 ) -> Response:
-    """The tree of the job as `view` shows it. `nodes` are the jobs in it, if they are known already."""
+    """Return the tree of the job, formatted by `view`. `nodes` are its jobs if they have been read already."""
     if nodes:
         return encoded_json_response(view(nodes).encode(), headers=headers)
-    text = await desk.ledger.read(lambda db: view(trees.tree(db, job_id)).encode())
+    text = await ctx.ledger.read(lambda db: view(trees.tree(db, job_id)).encode())
     return encoded_json_response(text, headers=headers)

@@ -1,7 +1,7 @@
-"""Schedules and breakers over HTTP: see them, pause, resume and run a schedule, close a breaker.
+"""Routes for schedules and breakers: list them, pause, resume and run a schedule, reset a breaker.
 
-Nothing is fired here. A change is one transaction, then the hub tells the scheduler to look again. The rule by which a
-breaker is reset comes from outside, with the runtime.
+Fires no schedule. A change is one transaction, then a hub announcement wakes the scheduler. The runtime supplies the
+reset rule of breakers.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,13 +18,13 @@ from ductile.core.model import Breaker, BreakerChange, NewJob
 from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import breakers, outbox, schedules
-from ductile.ledger.tables.receipts import StoredAnswer
+from ductile.ledger.tables.receipts import StoredResponse
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY
-from ductile.web.api.job_actions import reason_of
+from ductile.web.api.job_actions import read_reason
 from ductile.web.auth.auth import require_scope
-from ductile.web.context import AppContext, BadRequest, flag_of, require_healthy, seated, submitter_of
-from ductile.web.idempotency import KEY_HEADER, done_once, headers_of, known_answer, ticket_of
+from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, require_healthy
+from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.openapi.responses import (
     ALL_BREAKERS,
@@ -41,127 +41,126 @@ from ductile.web.routes import AnyRoute, Route
 from ductile.web.views.schedules import (
     all_breakers_view,
     breakers_view,
-    resettable,
+    find_resettable,
+    find_schedule,
     schedules_view,
-    written_schedule,
 )
 
 Reset = Callable[[Breaker], BreakerChange]
-MOST_TRANSITIONS, TRANSITIONS = 200, 20
-COMMAND = Argument("command", text(), "Only that of this command")
-LONGEST_REASON = 200
-REASON = record({}, {"reason": nullable(text("One line, for whoever looks later"))})
+MAX_TRANSITIONS, DEFAULT_TRANSITIONS = 200, 20
+COMMAND = Argument("command", text(), "Only the breaker of this command")
+REASON_BODY = record({}, {"reason": nullable(text("One line, shown with the schedule"))})
 PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, EntryStatus.EXHAUSTED
 
 
-def routes(desk: AppContext, reset: Reset) -> Iterable[AnyRoute]:
-    """What the API answers about schedules and breakers."""
-
-    on = seated(desk)
-
+def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
+    """Return the routes for schedules and breakers."""
     yield Route(
         method="GET",
         path="/scheduler/jobs",
-        handler=on(list_schedules),
+        handler=partial(list_schedules, ctx),
         scope="jobs:ro",
-        summary="Every schedule: whether it will fire, when it did last and when it will next",
+        summary="List schedules with their status, last run and next run",
         group="schedules",
-        gives={200: SCHEDULES_LIST},
+        responses={200: SCHEDULES_LIST},
     )
     yield Route(
         method="POST",
         path="/schedule/{plugin}/{id}/pause",
-        handler=on(partial(change_status, status=PAUSED)),
+        handler=partial(change_status, ctx, status=PAUSED),
         scope="system:rw",
-        summary="Let the slots of a schedule go by until it is resumed; ?dry_run=true only says what would change",
+        summary="Pause a schedule; slots that become due are skipped",
         group="schedules",
-        asks=(DRY_RUN,),
-        takes=REASON,
-        gives={200: SCHEDULE_CHANGED},
-        refuses=(409,),
+        query=(DRY_RUN,),
+        request_body=REASON_BODY,
+        responses={200: SCHEDULE_CHANGED},
+        error_statuses=(409,),
     )
     yield Route(
         method="POST",
         path="/schedule/{plugin}/{id}/resume",
-        handler=on(partial(change_status, status=ACTIVE)),
+        handler=partial(change_status, ctx, status=ACTIVE),
         scope="system:rw",
-        summary="End the pause of a schedule; ?dry_run=true only says what would change",
+        summary="Resume a paused schedule",
         group="schedules",
-        asks=(DRY_RUN,),
-        takes=REASON,
-        gives={200: SCHEDULE_CHANGED},
-        refuses=(409,),
+        query=(DRY_RUN,),
+        request_body=REASON_BODY,
+        responses={200: SCHEDULE_CHANGED},
+        error_statuses=(409,),
     )
     yield Route(
         method="POST",
         path="/schedule/{plugin}/{id}/run",
-        handler=on(run_now),
+        handler=partial(run_now, ctx),
         scope="plugin:invoke:ro",
-        summary="Run the command of a schedule now, with its payload; plugin:rw if the command writes",
+        summary="Run the command of a schedule now, with its payload; plugin:rw for write commands",
         group="schedules",
-        asks=(DRY_RUN,),
-        gives={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
-        refuses=(409,),
-        heeds=(KEY_HEADER,),
+        query=(DRY_RUN,),
+        responses={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
+        error_statuses=(409,),
+        headers=(KEY_HEADER,),
     )
     yield Route(
         method="GET",
         path="/breakers",
-        handler=on(list_breakers),
+        handler=partial(list_breakers, ctx),
         scope="jobs:ro",
-        summary="Every circuit breaker that has counted something, without history",
+        summary="List circuit breakers that have counted an attempt",
         group="schedules",
-        gives={200: ALL_BREAKERS},
+        responses={200: ALL_BREAKERS},
     )
     yield Route(
         method="GET",
         path="/breaker/{plugin}",
-        handler=on(show_breakers),
+        handler=partial(show_breakers, ctx),
         scope="jobs:ro",
-        summary="The circuit breakers of a plugin, one per command, and how they came to their state",
+        summary="Get the circuit breakers of a plugin, one per command, with their transitions",
         group="schedules",
-        asks=(COMMAND, Argument("limit", integer(minimum=1, maximum=MOST_TRANSITIONS), "How much history; 20")),
-        gives={200: BREAKERS},
-        refuses=(409,),
+        query=(
+            COMMAND,
+            Argument("limit", integer(minimum=1, maximum=MAX_TRANSITIONS), "Number of transitions; default 20"),
+        ),
+        responses={200: BREAKERS},
+        error_statuses=(409,),
     )
     yield Route(
         method="POST",
         path="/breaker/{plugin}/reset",
-        handler=on(partial(reset_breakers, reset=reset)),
+        handler=partial(reset_breakers, ctx, reset=reset),
         scope="system:rw",
-        summary="Close the breakers of a plugin, or that of ?command=; ?dry_run=true only says which",
+        summary="Reset the breakers of a plugin, or of one command",
         group="schedules",
-        asks=(COMMAND, DRY_RUN),
-        gives={200: BREAKERS_RESET},
-        refuses=(409,),
+        query=(COMMAND, DRY_RUN),
+        responses={200: BREAKERS_RESET},
+        error_statuses=(409,),
     )
 
 
-# ── schedules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def list_schedules(desk: AppContext, request: Request) -> Response:
-    snapshot = desk.snapshot()
+async def list_schedules(ctx: AppContext, request: Request) -> Response:
+    snapshot = ctx.snapshot()
 
     def read(db: Db) -> list[dict[str, Any]]:
         return schedules_view(snapshot, schedules.all_entries(db))
 
-    return json_response({"jobs": await desk.ledger.read(read)})
+    return json_response({"jobs": await ctx.ledger.read(read)})
 
 
-async def change_status(desk: AppContext, request: Request, *, status: EntryStatus) -> Response:
-    """200 once the schedule is paused or goes on; 409 for one that is over."""
-    plugin, schedule = _addressed(desk, request)
-    reason, dry_run = reason_of(request), flag_of(request, "dry_run")
+async def change_status(ctx: AppContext, request: Request, *, status: EntryStatus) -> Response:
+    """Return 200 when the schedule is paused or resumed. Raises WrongState for an exhausted schedule."""
+    plugin, schedule = _find_addressed(ctx, request)
+    reason, dry_run = read_reason(request), read_flag(request, "dry_run")
     if status is PAUSED and reason is None:
         reason = f"paused by {request.principal.name}"
-    before = await desk.ledger.read(schedules.get, plugin, schedule.id)
+    before = await ctx.ledger.read(schedules.get, plugin, schedule.id)
     _require_changeable(plugin, schedule, before)
     changes = (before.status if before else ACTIVE) is not status
     if not dry_run:
-        now = desk.clock.now()
-        changes = await desk.ledger.write(_set_status, plugin, schedule, status, reason, now=now)
-        desk.hub.announce(SCHEDULES)
+        now = ctx.clock.now()
+        changes = await ctx.ledger.write(_set_status, plugin, schedule, status, reason, now=now)
+        ctx.hub.announce(SCHEDULES)
     content = {
         "plugin": plugin,
         "schedule_id": schedule.id,
@@ -175,102 +174,102 @@ async def change_status(desk: AppContext, request: Request, *, status: EntryStat
 def _set_status(
     db: Db, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, *, now: datetime
 ) -> bool:
-    """The schedule has that status; True if it had another."""
+    """Set the status of the schedule. Returns False if it had that status already."""
     entry = schedules.get(db, plugin, schedule.id)
-    if entry is None:  # the scheduler has not come to it yet
+    if entry is None:  # not loaded by the scheduler yet
         entry = schedules.define(db, plugin, schedule.id, schedule.command, definition_hash(schedule), now=now)
     _require_changeable(plugin, schedule, entry)
     if entry.status is status:
         return False
-    told = reason if status is PAUSED else None
-    return schedules.set_status(db, plugin, schedule.id, status, now=now, reason=told)
+    return schedules.set_status(db, plugin, schedule.id, status, now=now, reason=reason if status is PAUSED else None)
 
 
 def _require_changeable(plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> None:
     if entry is not None and entry.status is EXHAUSTED:
         raise WrongState(
             f"schedule {schedule.id} of {plugin} has run once and does not repeat",
-            hint="edit its `at` to run it again, or run its command now",
+            hint="Change its `at` to run it again, or run its command now.",
         )
 
 
-async def run_now(desk: AppContext, request: Request) -> Response:
-    """202 with the id of an ordinary job, outside of the slots: no pause, window, breaker or `if_running` holds it."""
-    plugin, schedule = _addressed(desk, request)
-    snapshot = desk.snapshot()
-    lane = snapshot.lane(plugin)
-    if lane.writes(schedule.command):
+async def run_now(ctx: AppContext, request: Request) -> Response:
+    """Return 202 with the job id. The job ignores the schedule's slots, pause, window, breaker and `if_running`."""
+    plugin, schedule = _find_addressed(ctx, request)
+    snapshot = ctx.snapshot()
+    configured = snapshot.plugin(plugin)
+    if configured.writes(schedule.command):
         require_scope(request, "plugin:rw", plugin=plugin)
-    ticket = ticket_of(request)
-    if (known := await known_answer(desk, ticket)) is not None:
-        return encoded_json_response(known.text.encode(), 202, headers_of(known))
-    require_healthy(desk, plugin)
+    key = read_idempotency_key(request)
+    if (known := await find_stored_response(ctx, key)) is not None:
+        return encoded_json_response(known.text.encode(), 202, replay_headers(known))
+    require_healthy(ctx, plugin)
     content = {"plugin": plugin, "schedule_id": schedule.id, "command": schedule.command}
-    if flag_of(request, "dry_run"):
+    if read_flag(request, "dry_run"):
         return json_response({**content, "status": "planned", "dry_run": True})
     new = NewJob(
         plugin=plugin,
         command=schedule.command,
         payload=strict_json.dumps(dict(schedule.payload)) if schedule.payload else None,
-        submitted_by=submitter_of(request),
-        max_attempts=lane.entry.retry.max_attempts,
-        notify=lane.entry.notify_on_complete,
+        submitted_by=get_submitter(request),
+        max_attempts=configured.entry.retry.max_attempts,
+        notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    answer = await done_once(desk, ticket, partial(_enqueue, new=new, content=content, now=desk.clock.now()))
-    return encoded_json_response(answer.text.encode(), 202, headers_of(answer))
+    stored = await submit_once(ctx, key, partial(_enqueue, new=new, content=content, now=ctx.clock.now()))
+    return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 
-def _enqueue(db: Db, *, new: NewJob, content: dict[str, str], now: datetime) -> StoredAnswer:
-    made = enqueue(db, new, now=now)
-    text = strict_json.dumps({"job_id": made.job_id, "status": made.status, **content})
-    return StoredAnswer(job_id=made.job_id, text=text)
+def _enqueue(db: Db, *, new: NewJob, content: dict[str, str], now: datetime) -> StoredResponse:
+    enqueued = enqueue(db, new, now=now)
+    text = strict_json.dumps({"job_id": enqueued.job_id, "status": enqueued.status, **content})
+    return StoredResponse(job_id=enqueued.job_id, text=text)
 
 
-def _addressed(desk: AppContext, request: Request) -> tuple[str, Schedule]:
+def _find_addressed(ctx: AppContext, request: Request) -> tuple[str, Schedule]:
     plugin = request.params["plugin"]
-    return plugin, written_schedule(desk.snapshot(), plugin, request.params["id"])
+    return plugin, find_schedule(ctx.snapshot(), plugin, request.params["id"])
 
 
-# ── breakers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── breakers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def list_breakers(desk: AppContext, request: Request) -> Response:
-    view = partial(all_breakers_view, snapshot=desk.snapshot())
-    return json_response({"breakers": await desk.ledger.read(view)})
+async def list_breakers(ctx: AppContext, request: Request) -> Response:
+    view = partial(all_breakers_view, snapshot=ctx.snapshot())
+    return json_response({"breakers": await ctx.ledger.read(view)})
 
 
-async def show_breakers(desk: AppContext, request: Request) -> Response:
-    plugin, command, limit = request.params["plugin"], request.argument("command"), _limit_of(request)
-    view = partial(breakers_view, snapshot=desk.snapshot(), plugin=plugin, command=command, transitions=limit)
-    return json_response(await desk.ledger.read(view))
+async def show_breakers(ctx: AppContext, request: Request) -> Response:
+    plugin, command, limit = request.params["plugin"], request.argument("command"), _read_limit(request)
+    view = partial(breakers_view, snapshot=ctx.snapshot(), plugin=plugin, command=command, transitions=limit)
+    return json_response(await ctx.ledger.read(view))
 
 
-def _limit_of(request: Request) -> int:
-    text = request.argument("limit") or str(TRANSITIONS)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_TRANSITIONS):
-        raise BadRequest(f"limit: expected 1 to {MOST_TRANSITIONS}, got {text[:80]!r}")
+def _read_limit(request: Request) -> int:
+    text = request.argument("limit") or str(DEFAULT_TRANSITIONS)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_TRANSITIONS):
+        raise BadRequest(f"limit: expected 1 to {MAX_TRANSITIONS}, got {text[:80]!r}")
     return int(text)
 
 
-async def reset_breakers(desk: AppContext, request: Request, *, reset: Reset) -> Response:
-    """200 with the breakers that were not closed or had counted failures; they are closed and at zero now."""
-    plugin, command, dry_run = request.params["plugin"], request.argument("command"), flag_of(request, "dry_run")
-    find = partial(resettable, snapshot=desk.snapshot(), plugin=plugin, command=command)
+async def reset_breakers(ctx: AppContext, request: Request, *, reset: Reset) -> Response:
+    """Return 200 with the breakers that were open, half-open or had counted failures; all are reset."""
+    plugin, command, dry_run = request.params["plugin"], request.argument("command"), read_flag(request, "dry_run")
+    find = partial(find_resettable, snapshot=ctx.snapshot(), plugin=plugin, command=command)
     if dry_run:
-        found = await desk.ledger.read(find)
+        found = await ctx.ledger.read(find)
     else:
-        found = await desk.ledger.write(_reset_all, find, reset, now=desk.clock.now())
-        desk.hub.announce(SCHEDULES)
-        desk.hub.announce_work()
+        found = await ctx.ledger.write(_reset_all, find, reset, now=ctx.clock.now())
+        ctx.hub.announce(SCHEDULES)
+        ctx.hub.announce_work()
     changes = [
-        {"command": one.command, "previous_state": str(one.state), "failure_count": one.failure_count} for one in found
+        {"command": breaker.command, "previous_state": str(breaker.state), "failure_count": breaker.failure_count}
+        for breaker in found
     ]
     return json_response({"plugin": plugin, "reset": changes, "dry_run": dry_run})
 
 
 def _reset_all(db: Db, find: Callable[[Db], list[Breaker]], reset: Reset, *, now: datetime) -> list[Breaker]:
-    """The breakers are closed; as they were before."""
+    """Reset the breakers and return them as they were before."""
     found = find(db)
     for breaker in found:
         breakers.put(db, reset(breaker), now=now)

@@ -1,6 +1,6 @@
-"""Numbers about jobs, over HTTP: how many there are, what runs, how long things take.
+"""Routes for job statistics: counts by status, the queue, durations.
 
-Counted by the ledger; only put into words here.
+The ledger computes the numbers; this module formats them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +10,12 @@ from typing import Any
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
-from ductile.core.units import shown
-from ductile.ledger.admin.pauses import EVERYTHING
+from ductile.core.units import quote_text
+from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports import job_stats, queue_status
 from ductile.ledger.storage.db import Db
 from ductile.pipeline.compile.plan import RELAY
-from ductile.web.context import AppContext, BadRequest, flag_of, seated
+from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.responses import QUEUE, STOPWATCH, SUMMARY, WINDOWS
 from ductile.web.openapi.schemas import Argument, boolean, choice
@@ -24,61 +24,60 @@ from ductile.web.routes import AnyRoute, Route
 SUMMARY_WINDOW = timedelta(hours=24)
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API counts."""
-
-    on = seated(desk)
-
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the routes for statistics."""
     yield Route(
         method="GET",
         path="/analytics/summary",
-        handler=on(summarise),
+        handler=partial(show_summary, ctx),
         scope="jobs:ro",
-        summary="How many of the jobs of the last day have which status",
+        summary="Count the jobs of the last 24 hours by status",
         group="jobs",
-        gives={200: SUMMARY},
+        responses={200: SUMMARY},
     )
     yield Route(
         method="GET",
         path="/analytics/queue",
-        handler=on(show_queue),
+        handler=partial(show_queue, ctx),
         scope="jobs:ro",
-        summary="What waits, runs and died, and the lane of each plugin",
+        summary="Get queue depth, running jobs, and the lane of each plugin",
         group="jobs",
-        gives={200: QUEUE},
+        responses={200: QUEUE},
     )
     yield Route(
         method="GET",
         path="/stopwatch/{plugin}",
-        handler=on(time_plugin),
+        handler=partial(show_stopwatch, ctx),
         scope="jobs:ro",
-        summary="How long the commands of a plugin take",
+        summary="Get the durations of a plugin's commands",
         group="jobs",
-        asks=(
-            Argument("window", choice(WINDOWS), "How far back to look; 1h if not given"),
-            Argument("include_subs", boolean(), "Also for each step of a pipeline that uses the command"),
+        query=(
+            Argument("window", choice(WINDOWS), "Time window; default 1h"),
+            Argument("include_subs", boolean(), "Add durations for each pipeline step that uses the command"),
         ),
-        gives={200: STOPWATCH},
-        refuses=(409,),
+        responses={200: STOPWATCH},
+        error_statuses=(409,),
     )
 
 
-async def summarise(desk: AppContext, request: Request) -> Response:
-    stats = await desk.ledger.read(job_stats.asked_since, desk.clock.now() - SUMMARY_WINDOW)
+async def show_summary(ctx: AppContext, request: Request) -> Response:
+    stats = await ctx.ledger.read(job_stats.count_since, ctx.clock.now() - SUMMARY_WINDOW)
     return json_response({"window": "24h", "stats": stats})
 
 
-async def show_queue(desk: AppContext, request: Request) -> Response:
-    held = {*desk.unhealthy(), *desk.pausing.paused}
-    claimable = set() if EVERYTHING in held else {*desk.snapshot().lanes, RELAY} - held
+async def show_queue(ctx: AppContext, request: Request) -> Response:
+    blocked = {*ctx.unhealthy(), *ctx.pause_control.paused}
+    claimable = set() if ALL_PLUGINS in blocked else {*ctx.snapshot().plugins, RELAY} - blocked
 
     def read(db: Db) -> dict[str, Any]:
-        return _queue(queue_status.queue(db, claimable=claimable), job_stats.active_jobs(db), desk.snapshot())
+        return _queue_view(queue_status.queue(db, claimable=claimable), job_stats.active_jobs(db), ctx.snapshot())
 
-    return json_response(await desk.ledger.read(read))
+    return json_response(await ctx.ledger.read(read))
 
 
-def _queue(queue: queue_status.Queue, active: list[job_stats.Active], snapshot: Snapshot) -> dict[str, Any]:
+def _queue_view(
+    queue: queue_status.QueueStatus, active: list[job_stats.ActiveJob], snapshot: Snapshot
+) -> dict[str, Any]:
     return {
         "queue_depth": queue.queued + queue.running,
         "running_count": queue.running,
@@ -92,21 +91,21 @@ def _queue(queue: queue_status.Queue, active: list[job_stats.Active], snapshot: 
                 "plugin": job.plugin,
                 "command": job.command,
                 "started_at": to_text(job.started_at),
-                "timeout_seconds": _timeout(snapshot, job),
+                "timeout_seconds": _timeout_seconds(snapshot, job),
             }
             for job in active
         ],
-        "plugin_lanes": [_lane(lane, queue.unclaimable) for lane in queue.lanes],
+        "plugin_lanes": [_lane_view(lane, queue.unclaimable) for lane in queue.plugins],
     }
 
 
-def _timeout(snapshot: Snapshot, job: job_stats.Active) -> float | None:
-    """How long it may run under the configuration in use; None where no plugin's process runs."""
-    lane = snapshot.lanes.get(job.plugin)
-    return lane.entry.timeout_for(job.command).total_seconds() if lane else None
+def _timeout_seconds(snapshot: Snapshot, job: job_stats.ActiveJob) -> float | None:
+    """Return the timeout of a job in the current configuration; None for jobs without a plugin process."""
+    configured = snapshot.plugins.get(job.plugin)
+    return configured.entry.timeout_for(job.command).total_seconds() if configured else None
 
 
-def _lane(lane: queue_status.PluginQueue, unclaimable: list[str]) -> dict[str, Any]:
+def _lane_view(lane: queue_status.PluginQueue, unclaimable: list[str]) -> dict[str, Any]:
     return {
         "plugin": lane.plugin,
         "active_count": lane.running,
@@ -116,35 +115,38 @@ def _lane(lane: queue_status.PluginQueue, unclaimable: list[str]) -> dict[str, A
     }
 
 
-async def time_plugin(desk: AppContext, request: Request) -> Response:
-    """200 also for a plugin that is not there any more, as long as its attempts are."""
-    plugin, text = request.params["plugin"], request.argument("window") or "1h"
-    if text not in WINDOWS:
-        raise BadRequest(f"window: there is no {shown(text)}", hint=f"one of {', '.join(WINDOWS)}")
-    subs, now = flag_of(request, "include_subs"), desk.clock.now()
-    taken = await desk.ledger.read(job_stats.samples, plugin, now - WINDOWS[text])
-    if not taken:
-        desk.snapshot().lane(plugin)  # says what is wrong with the name
-    timed = partial(job_stats.timing, since=now - WINDOWS[text], window=WINDOWS[text])
-    steps = [_step(command, found, timed, subs=subs) for command, found in sorted(job_stats.by_step(taken).items())]
-    return json_response({"plugin": plugin, "window": text, "captured_at": to_text(now), "steps": steps})
+async def show_stopwatch(ctx: AppContext, request: Request) -> Response:
+    """Return 200 also for a removed plugin whose attempts are still recorded."""
+    plugin, window = request.params["plugin"], request.argument("window") or "1h"
+    if window not in WINDOWS:
+        raise BadRequest(f"window: {quote_text(window)} is not a window", hint=f"Use one of {', '.join(WINDOWS)}.")
+    subs, now = read_flag(request, "include_subs"), ctx.clock.now()
+    samples = await ctx.ledger.read(job_stats.samples, plugin, now - WINDOWS[window])
+    if not samples:
+        ctx.snapshot().plugin(plugin)  # raises the error for an unknown name
+    timed = partial(job_stats.timing, since=now - WINDOWS[window], window=WINDOWS[window])
+    steps = [
+        _step_view(command, found, timed, subs=subs)
+        for command, found in sorted(job_stats.group_by_step(samples).items())
+    ]
+    return json_response({"plugin": plugin, "window": window, "captured_at": to_text(now), "steps": steps})
 
 
-def _step(
+def _step_view(
     command: str,
-    places: Mapping[str | None, list[job_stats.Sample]],
+    samples_by_step: Mapping[str | None, list[job_stats.Sample]],
     timed: Callable[[str, list[job_stats.Sample]], job_stats.Timing],
     *,
     subs: bool,
 ) -> dict[str, Any]:
-    whole = _timing(timed(command, [sample for found in places.values() for sample in found]))
+    view = _timing_view(timed(command, [sample for samples in samples_by_step.values() for sample in samples]))
     if subs:
-        named = sorted((place, found) for place, found in places.items() if place is not None)
-        whole["subs"] = [_timing(timed(place, found)) for place, found in named]
-    return whole
+        steps = sorted((step, samples) for step, samples in samples_by_step.items() if step is not None)
+        view["subs"] = [_timing_view(timed(step, samples)) for step, samples in steps]
+    return view
 
 
-def _timing(timing: job_stats.Timing) -> dict[str, Any]:
+def _timing_view(timing: job_stats.Timing) -> dict[str, Any]:
     return {
         "step": timing.step,
         "sample_count": timing.count,

@@ -1,13 +1,14 @@
-"""The service itself over HTTP: reload its configuration, show its tasks.
+"""Routes for the running service: reload the configuration, show the task tree.
 
-Knows nothing of how a reload is done; the desk has a function for it.
+The runtime performs the reload; the context has its function.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from ductile.core.errors import NotFound
 from ductile.core.instance.task_tree import task_tree
-from ductile.web.context import AppContext, flag_of, seated
+from ductile.web.context import AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.responses import DRY_RUN, RELOADED, TASKS
 from ductile.web.routes import AnyRoute, Route
@@ -15,42 +16,39 @@ from ductile.web.routes import AnyRoute, Route
 ROOT_TASK = "runtime"
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API answers about the service."""
-
-    on = seated(desk)
-
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the routes for the running service."""
     yield Route(
         method="POST",
         path="/system/reload",
-        handler=on(reload),
+        handler=partial(reload, ctx),
         scope="system:rw",
-        summary="Use the configuration as it is on disk now and say what changed; ?dry_run=true only says it",
+        summary="Reload the configuration and report the changes",
         group="system",
-        asks=(DRY_RUN,),
-        gives={200: RELOADED},
-        refuses=(409, 422),
+        query=(DRY_RUN,),
+        responses={200: RELOADED},
+        error_statuses=(409, 422),
     )
     yield Route(
         method="GET",
         path="/system/tasks",
-        handler=on(show_tasks),
+        handler=partial(show_tasks, ctx),
         scope="system:ro",
-        summary="Show the tree of running tasks: servers, scheduler, dispatcher, and one task per running job",
+        summary="Get the task tree: servers, scheduler, dispatcher, and one task per running job",
         group="system",
-        gives={200: TASKS},
+        responses={200: TASKS},
     )
 
 
-async def reload(desk: AppContext, request: Request) -> Response:
-    """200 with what changed once it is in use; 409 or 422 with what speaks against it, and nothing has changed."""
-    reloaded = await desk.reload(dry_run=flag_of(request, "dry_run"))
+async def reload(ctx: AppContext, request: Request) -> Response:
+    """Return 200 with the changes when the configuration is in use. On an error, the configuration is unchanged."""
+    reloaded = await ctx.reload(dry_run=read_flag(request, "dry_run"))
     return json_response(reloaded.as_data())
 
 
-async def show_tasks(desk: AppContext, _: Request) -> Response:
+async def show_tasks(ctx: AppContext, _: Request) -> Response:
     """Return the task tree of the service."""
     tree = task_tree(ROOT_TASK)
     if tree is None:
-        raise NotFound(f"there is no task named {ROOT_TASK}")
+        raise NotFound(f"task {ROOT_TASK} does not exist")
     return json_response(tree.as_data())

@@ -1,6 +1,6 @@
-"""Who talks to whom, over HTTP: which plugin emits which event, and who takes it.
+"""The topology route: which plugins emit and consume which events.
 
-Told from manifests, routes and pipelines; what plugins really emit is in the journal.
+Computed from manifests, routes and pipelines. The events that plugins really emit are in the journal.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,82 +12,82 @@ from ductile.pipeline.compile.graph import edges
 from ductile.pipeline.compile.plan import HANDLE, Gate, Plan, PlanNode
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import boolean, listing, moment, record, text
+from ductile.web.openapi.schemas import array, boolean, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
 
-_ENDS = listing(record({"plugin": text(), "command": text()}))
+_ENDPOINTS = array(record({"plugin": text(), "command": text()}))
 TOPOLOGY = record(
     {
-        "version": text("Changes with the configuration"),
-        "captured_at": moment(),
-        "plugins": listing(
+        "version": text("Digest of the configuration"),
+        "captured_at": timestamp(),
+        "plugins": array(
             record(
                 {
                     "name": text(),
                     "version": text(),
                     "active": boolean(),
-                    "inputs": listing(record({"signal": text(), "command": text()})),
-                    "outputs": listing(record({"signal": text(), "command": text()})),
+                    "inputs": array(record({"signal": text(), "command": text()})),
+                    "outputs": array(record({"signal": text(), "command": text()})),
                 }
             )
         ),
-        "signals": listing(record({"name": text(), "producers": _ENDS, "consumers": _ENDS})),
+        "signals": array(record({"name": text(), "producers": _ENDPOINTS, "consumers": _ENDPOINTS})),
     }
 )
 
 
-def routes(desk: AppContext) -> Iterable[AnyRoute]:
-    """What the API answers about events between plugins."""
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the topology route."""
 
     async def show_topology(request: Request) -> Response:
-        return json_response({"captured_at": to_text(desk.clock.now()), **topology(desk.snapshot())})
+        return json_response({"captured_at": to_text(ctx.clock.now()), **topology(ctx.snapshot())})
 
     yield Route(
         method="GET",
         path="/topology",
         handler=show_topology,
         scope="system:ro",
-        summary="Which plugin emits which event, and who takes it",
+        summary="Get the producers and consumers of each event type",
         group="discovery",
-        gives={200: TOPOLOGY},
+        responses={200: TOPOLOGY},
     )
 
 
 def topology(snapshot: Snapshot) -> dict[str, Any]:
-    """Which signals the manifests declare and who is waiting for each."""
-    produced, consumed = sorted(set(_produced(snapshot))), sorted(set(_consumed(snapshot)))
-    names = sorted({*snapshot.lanes, *snapshot.unavailable})
+    """Return the declared signals with their producers and consumers, and the inputs and outputs of each plugin."""
+    produced, consumed = sorted(set(_producers(snapshot))), sorted(set(_consumers(snapshot)))
+    names = sorted({*snapshot.plugins, *snapshot.unavailable})
     return {
         "version": snapshot.config.digest,
         "plugins": [
             {
                 "name": name,
                 "version": _version(snapshot, name),
-                "active": name in snapshot.lanes,
+                "active": name in snapshot.plugins,
                 "inputs": [{"signal": at, "command": command} for at, plugin, command in consumed if plugin == name],
                 "outputs": [{"signal": at, "command": command} for at, plugin, command in produced if plugin == name],
             }
             for name in names
         ],
         "signals": [
-            {"name": signal, "producers": _ends(produced, signal), "consumers": _ends(consumed, signal)}
+            {"name": signal, "producers": _endpoints(produced, signal), "consumers": _endpoints(consumed, signal)}
             for signal in sorted({signal for signal, _, _ in (*produced, *consumed)})
         ],
     }
 
 
-Use = tuple[str, str, str]
+SignalUse = tuple[str, str, str]
 """Signal, plugin, command."""
 
 
-def _produced(snapshot: Snapshot) -> Iterator[Use]:
-    for name, lane in snapshot.lanes.items():
-        for command in lane.plugin.manifest.commands.values():
+def _producers(snapshot: Snapshot) -> Iterator[SignalUse]:
+    for name, configured in snapshot.plugins.items():
+        for command in configured.plugin.manifest.commands.values():
             yield from ((emission.event, name, command.name) for emission in command.values.emit)
 
 
-def _consumed(snapshot: Snapshot) -> Iterator[Use]:
-    """By routes, webhooks and the first steps of pipelines."""
+def _consumers(snapshot: Snapshot) -> Iterator[SignalUse]:
+    """Yield the consumers: targets of routes, and first steps of pipelines."""
     settings = snapshot.config.settings
     yield from ((route.event_type, route.to, HANDLE) for route in settings.routes)
     for plan in snapshot.plans.by_name.values():
@@ -96,26 +96,26 @@ def _consumed(snapshot: Snapshot) -> Iterator[Use]:
 
 
 def first_nodes(plan: Plan) -> list[PlanNode]:
-    """The steps that a run may begin with, whatever its switches decide."""
-    following: dict[PlanNode | Gate | None, list[PlanNode | Gate]] = {}
+    """Return the steps that a run can start with, for every outcome of its switches."""
+    targets: dict[PlanNode | Gate | None, list[PlanNode | Gate]] = {}
     for edge in edges(plan):
         if edge.target is not None:
-            following.setdefault(edge.source, []).append(edge.target)
+            targets.setdefault(edge.source, []).append(edge.target)
     found: dict[PlanNode, None] = {}
-    waiting, seen = list(following.get(None, ())), set[Gate]()
-    while waiting:
-        place = waiting.pop(0)
-        if isinstance(place, PlanNode):
-            found[place] = None
-        elif place not in seen:
-            seen.add(place)
-            waiting += following.get(place, ())
+    pending, seen = list(targets.get(None, ())), set[Gate]()
+    while pending:
+        target = pending.pop(0)
+        if isinstance(target, PlanNode):
+            found[target] = None
+        elif target not in seen:
+            seen.add(target)
+            pending += targets.get(target, ())
     return list(found)
 
 
-def _ends(uses: Iterable[Use], signal: str) -> list[dict[str, str]]:
+def _endpoints(uses: Iterable[SignalUse], signal: str) -> list[dict[str, str]]:
     return [{"plugin": plugin, "command": command} for at, plugin, command in uses if at == signal]
 
 
 def _version(snapshot: Snapshot, name: str) -> str:
-    return snapshot.lanes[name].plugin.manifest.version if name in snapshot.lanes else ""
+    return snapshot.plugins[name].plugin.manifest.version if name in snapshot.plugins else ""

@@ -1,7 +1,7 @@
-"""Who calls, and what they may do: bearer tokens and the local socket → principal → yes or no.
+"""Authentication and authorization: bearer tokens and the local socket to principals with scopes.
 
-Every configured token is compared, in constant time and as a digest. Who has no valid token is not told why; who has
-one is told which scope is missing.
+A token is compared with every configured token, as a digest and in constant time. A response to an invalid token does
+not say why it is invalid; a response to a valid token names the missing scope.
 """
 
 import hashlib
@@ -13,57 +13,61 @@ from functools import partial
 from attrs import evolve, frozen
 
 from ductile.config.load.load import Config
-from ductile.config.scopes import FINER, INCLUDED
-from ductile.config.views.token_label import caller
+from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
+from ductile.config.views.token_label import token_label
 from ductile.core.clock import Clock
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 
 ALL = "*"
 ANY_TOKEN = "token"
-"""The scope of routes that every known caller may use."""
+"""The scope of routes that are open to every valid token."""
 EVENTS, EVENTS_WITH_PAYLOAD = "events:meta:ro", "events:payload:ro"
-"""The scopes of the event stream: that something happened, and the words and data that came with it."""
+"""The scopes of the event stream: events without, and with, messages and payload data."""
 
 
 @frozen
 class Principal:
-    """A caller: a name for logs, and its scopes with everything they imply."""
+    """An authenticated caller: its name in logs, and its scopes including all implied ones."""
 
     name: str
     scopes: frozenset[str]
 
     @property
     def granted(self) -> frozenset[str]:
-        """Those of its scopes that no other one implies."""
+        """The scopes that no other scope implies."""
         return frozenset(
-            one for one in self.scopes if not any(one in implied((other,)) - {other} for other in self.scopes)
+            scope
+            for scope in self.scopes
+            if not any(scope in expand_scopes((other,)) - {other} for other in self.scopes)
         )
 
-    def may(self, scope: str, *, plugin: str | None = None) -> bool:
-        """True with that scope, or with the one that speaks of this plugin alone: `plugin:echo:ro`."""
+    def has_scope(self, scope: str, *, plugin: str | None = None) -> bool:
+        """True if the caller has the scope, or its equivalent for this plugin, such as `plugin:echo:ro`."""
         if ALL in self.scopes or scope in self.scopes or scope == ANY_TOKEN:
             return True
         if plugin is None or not scope.startswith("plugin:"):
             return False
-        right = scope.rpartition(":")[2]
-        narrow = {f"plugin:{plugin}:{right}", f"plugin:{plugin}:rw"} - FINER
+        access = scope.rpartition(":")[2]
+        narrow = {f"plugin:{plugin}:{access}", f"plugin:{plugin}:rw"} - FINE_SCOPES
         return not narrow.isdisjoint(self.scopes)
 
-    def sees(self, plugin: str) -> bool:
-        """True unless every right this caller has over plugins is over others."""
-        rights = [scope for scope in self.scopes if scope.startswith("plugin:")]
-        is_narrow = bool(rights) and all(scope.count(":") == 2 and scope not in FINER for scope in rights)
-        return ALL in self.scopes or not is_narrow or self.may("plugin:ro", plugin=plugin)
+    def can_see(self, plugin: str) -> bool:
+        """True unless all plugin scopes of the caller are for other plugins."""
+        plugin_scopes = [scope for scope in self.scopes if scope.startswith("plugin:")]
+        is_narrow = bool(plugin_scopes) and all(
+            scope.count(":") == 2 and scope not in FINE_SCOPES for scope in plugin_scopes
+        )
+        return ALL in self.scopes or not is_narrow or self.has_scope("plugin:ro", plugin=plugin)
 
 
 OPERATOR = Principal("operator", frozenset({ALL}))
-"""Whoever can open the local socket."""
+"""The caller on the local socket."""
 
 
 @frozen
 class Key:
-    """One token that may call: its digest, whose it is, and until when."""
+    """The digest of a valid token, with its principal and expiry."""
 
     digest: bytes
     principal: Principal
@@ -72,47 +76,47 @@ class Key:
 
 @frozen
 class Keyring:
-    """Every token that may call."""
+    """All valid tokens."""
 
     keys: tuple[Key, ...]
 
     @classmethod
-    def of(cls, config: Config) -> "Keyring":
+    def from_config(cls, config: Config) -> "Keyring":
         keys = []
         for token in config.settings.api.auth.tokens:
-            principal = Principal(caller(token), implied(token.scopes))
+            principal = Principal(token_label(token), expand_scopes(token.scopes))
             keys.append(Key(_digest(token.token.reveal()), principal, token.expires_at))
         for named in config.settings.tokens:
             grant = config.grants.get(named.name)
             if grant is not None and not grant.refused:
-                principal = Principal(named.name, implied(grant.scopes))
+                principal = Principal(named.name, expand_scopes(grant.scopes))
                 keys.append(Key(_digest(named.key.reveal()), principal, named.expires_at))
         return cls(tuple(keys))
 
     def find(self, token: str, *, now: datetime) -> Principal | None:
-        """The principal of this token. Takes as long for a wrong or expired token as for a right one."""
+        """Return the principal of a token; None if it is unknown or expired. Constant time for every token."""
         presented, found = _digest(token), None
         for key in self.keys:
-            is_good = key.expires_at is None or now < key.expires_at
-            if hmac.compare_digest(key.digest, presented) and is_good:
+            is_current = key.expires_at is None or now < key.expires_at
+            if hmac.compare_digest(key.digest, presented) and is_current:
                 found = key.principal
         return found
 
 
-def implied(scopes: Iterable[str]) -> frozenset[str]:
-    """`rw` includes `ro`, and `ro` the finer scopes that it is made of.
+def expand_scopes(scopes: Iterable[str]) -> frozenset[str]:
+    """Return the scopes with all that they imply: `rw` implies `ro`, and `ro` implies its finer scopes.
 
-    A finer one comes with no other `rw`: `plugin:invoke:rw` speaks of a plugin that is called invoke, and of no other.
+    Finer scopes have no `rw` form: `plugin:invoke:rw` is a scope for the plugin named invoke.
     """
     granted = set(scopes)
-    granted |= {f"{scope.removesuffix(':rw')}:ro" for scope in granted if scope.endswith(":rw")} - FINER
-    return frozenset(granted.union(*(INCLUDED.get(scope, ()) for scope in granted)))
+    granted |= {f"{scope.removesuffix(':rw')}:ro" for scope in granted if scope.endswith(":rw")} - FINE_SCOPES
+    return frozenset(granted.union(*(IMPLIED_SCOPES.get(scope, ()) for scope in granted)))
 
 
-def authorizer(
+def make_authorizer(
     keyring: Callable[[], Keyring], clock: Clock, on_use: Callable[[str, datetime], None] = lambda _name, _now: None
 ) -> Callable[[AnyRoute, Request], Request | Response]:
-    """The check of every request, against the keyring of the moment; `on_use` hears whose token was good, and when."""
+    """Return the check of every request against the current keyring. `on_use` receives the name of each valid token."""
     return partial(_authorize, keyring, clock, on_use)
 
 
@@ -138,31 +142,31 @@ def _authorize(
     if principal is None:
         return _unauthorized("invalid token")
     on_use(principal.name, now)
-    if not principal.may(route.scope, plugin=request.params.get("plugin")):
-        return forbidden(principal, route.scope, plugin=request.params.get("plugin"))
+    if not principal.has_scope(route.scope, plugin=request.params.get("plugin")):
+        return forbidden_response(principal, route.scope, plugin=request.params.get("plugin"))
     return evolve(request, principal=principal)
 
 
-def forbidden(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:
-    """What the bearer of a token is told that may not do this: what it takes, and what its own token has."""
+def forbidden_response(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:
+    """Return a 403 that names the required scope and the scopes of the token."""
     narrow = f"plugin:{plugin}:{scope.rpartition(':')[2]}" if plugin is not None and scope.startswith("plugin:") else ""
     needed = f"{scope} or {narrow}" if narrow else scope
     held = sorted(principal.granted)
-    hint = f"it takes the scope {needed}; this token has {', '.join(held) or 'none'}"
+    hint = f"Required scope: {needed}. Scopes of this token: {', '.join(held) or 'none'}."
     return refusal_response(
         403, "insufficient_scope", "insufficient scope", hint=hint, context={"needed": scope, "held": held}
     )
 
 
 def require_scope(request: Request, scope: str, *, plugin: str | None = None) -> None:
-    """Refuses a caller who lacks a scope that its route alone does not ask for."""
+    """Raise HTTPError 403 if the caller lacks a scope that the route itself does not require."""
     principal: Principal = request.principal
-    if not principal.may(scope, plugin=plugin):
-        raise HTTPError(forbidden(principal, scope, plugin=plugin))
+    if not principal.has_scope(scope, plugin=plugin):
+        raise HTTPError(forbidden_response(principal, scope, plugin=plugin))
 
 
 def _unauthorized(message: str) -> Response:
-    hint = "send `Authorization: Bearer TOKEN`"
+    hint = "Send `Authorization: Bearer TOKEN`."
     return refusal_response(401, "unauthorized", message, hint=hint, headers=(("www-authenticate", "Bearer"),))
 
 

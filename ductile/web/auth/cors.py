@@ -1,7 +1,6 @@
-"""Which web pages may use the API from a browser: those of the origins that the operator lists, and no others.
+"""CORS: which web origins may use the API from a browser.
 
-Pure. A browser asks before it sends (preflight) and looks at the answer's headers before a page may read it; whoever is
-not a browser is not concerned.
+Pure. The operator lists the origins in `api.allowed_origins`. Requests without an Origin header are not affected.
 """
 
 from collections.abc import Callable, Collection
@@ -11,9 +10,9 @@ from attrs import evolve
 from ductile.web.messages import Headers, Request, Response
 
 Origins = Callable[[], Collection[str]]
-"""Those of the moment; nobody asks unless a browser does."""
+"""Returns the allowed origins of the current configuration."""
 
-PREFLIGHT: Headers = (
+PREFLIGHT_HEADERS: Headers = (
     ("access-control-allow-methods", "GET, POST, PUT, DELETE, OPTIONS"),
     (
         "access-control-allow-headers",
@@ -21,7 +20,10 @@ PREFLIGHT: Headers = (
     ),
     ("access-control-max-age", "300"),
 )
-READABLE: Headers = (("access-control-expose-headers", "Idempotent-Replayed, Link, Retry-After"), ("vary", "Origin"))
+EXPOSED_HEADERS: Headers = (
+    ("access-control-expose-headers", "Idempotent-Replayed, Link, Retry-After"),
+    ("vary", "Origin"),
+)
 
 
 def is_allowed(request: Request, origins: Origins) -> bool:
@@ -30,16 +32,16 @@ def is_allowed(request: Request, origins: Origins) -> bool:
 
 
 def preflight(request: Request, origins: Origins) -> Response | None:
-    """The answer to a browser that asks whether its page may send; None for any other request."""
+    """Return the response to a CORS preflight of an allowed origin; None for any other request."""
     if request.method != "OPTIONS" or not is_allowed(request, origins):
         return None
-    return Response(status=204, headers=PREFLIGHT)
+    return Response(status=204, headers=PREFLIGHT_HEADERS)
 
 
-def readable(request: Request | None, response: Response, origins: Origins) -> Response:
-    """The answer, with what lets the page that asked read it, if it may."""
+def with_cors_headers(request: Request | None, response: Response, origins: Origins) -> Response:
+    """Add CORS headers to the response if the origin of the request is allowed."""
     if request is None or not is_allowed(request, origins):
         return response
     origin = request.headers["origin"][0]
-    own: Headers = (("access-control-allow-origin", origin), ("access-control-allow-credentials", "true"))
-    return evolve(response, headers=(*response.headers, *own, *READABLE))
+    allow: Headers = (("access-control-allow-origin", origin), ("access-control-allow-credentials", "true"))
+    return evolve(response, headers=(*response.headers, *allow, *EXPOSED_HEADERS))

@@ -1,7 +1,6 @@
-"""The tokens of the API, seen from outside: whose they are, what they may do, until when, and when they were used.
+"""`GET /system/tokens`: names, scopes, expiry and last use of the API tokens, never the tokens themselves.
 
-Never the token itself. A use is noted in memory at once and in the ledger within a minute; the runtime keeps that going
-beside the listener.
+A use is recorded in memory at once and in the ledger within a minute. The runtime runs the writer task.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,102 +11,114 @@ import trio
 from attrs import define, field
 
 from ductile.config.load.load import Config
-from ductile.config.views.token_label import caller
+from ductile.config.views.token_label import token_label
 from ductile.core.clock import to_text
 from ductile.core.errors import LedgerError
 from ductile.ledger.storage.writer import Ledger
-from ductile.ledger.tables import token_uses
+from ductile.ledger.tables import receipts
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import boolean, listing, moment, nullable, record, text
+from ductile.web.openapi.schemas import array, boolean, nullable, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
 
-EVERY_SECONDS = 60.0
-LAST_WORDS_SECONDS = 5.0
+WRITE_INTERVAL = 60.0
+FINAL_WRITE_TIMEOUT = 5.0
 
 
 @define(eq=False)
 class TokenUses:
-    """Who has called since the last time that was written down."""
+    """The last uses of tokens that are not in the ledger yet."""
 
     ledger: Ledger
     warn: Callable[[str], None] = lambda _: None
-    fresh: dict[str, datetime] = field(factory=dict)
-    _noted: trio.Event = field(factory=trio.Event)
+    pending: dict[str, datetime] = field(factory=dict)
+    _has_pending: trio.Event = field(factory=trio.Event)
 
-    def note(self, name: str, now: datetime) -> None:
-        """The token was used; the ledger will know within a minute."""
-        self.fresh[name] = now
-        self._noted.set()
+    def record(self, name: str, now: datetime) -> None:
+        """Record a use of the token."""
+        self.pending[name] = now
+        self._has_pending.set()
 
-    async def known(self) -> dict[str, datetime]:
-        return {**await self.ledger.read(token_uses.all_uses), **self.fresh}
+    async def last_uses(self) -> dict[str, datetime]:
+        """Return the last use of each token, by name."""
+        return {**await self.ledger.read(receipts.last_token_uses), **self.pending}
 
-    async def keep(self) -> None:
-        """Writes until it is cancelled, at most once a minute."""
+    async def run(self) -> None:
+        """Write the recorded uses to the ledger, at most once a minute, until cancelled."""
         try:
             while True:
-                await self._noted.wait()
+                await self._has_pending.wait()
                 await self._write()
-                await trio.sleep(EVERY_SECONDS)
+                await trio.sleep(WRITE_INTERVAL)
         finally:
-            with trio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+            with trio.move_on_after(FINAL_WRITE_TIMEOUT, shield=True):
                 await self._write()
 
     async def _write(self) -> None:
-        uses, self.fresh, self._noted = self.fresh, {}, trio.Event()
+        uses, self.pending, self._has_pending = self.pending, {}, trio.Event()
         if not uses:
             return
         try:
-            await self.ledger.write(token_uses.put_all, uses)
+            await self.ledger.write(receipts.put_token_uses, uses)
         except LedgerError as error:
-            self.warn(f"cannot write down which tokens were used: {error}")
-            self.fresh = {**uses, **self.fresh}
-            self._noted.set()
+            self.warn(f"cannot store the last uses of tokens: {error}")
+            self.pending = {**uses, **self.pending}
+            self._has_pending.set()
 
 
-def routes(desk: AppContext, uses: TokenUses) -> Iterable[AnyRoute]:
-    """What the API answers about its tokens."""
+def routes(ctx: AppContext, uses: TokenUses) -> Iterable[AnyRoute]:
+    """Return the routes of the API tokens."""
 
-    async def show(request: Request) -> Response:
-        known, now = await uses.known(), desk.clock.now()
-        return json_response({"tokens": [_shown(one, known, now) for one in _tokens(desk.snapshot().config)]})
+    async def list_tokens(request: Request) -> Response:
+        last_uses, now = await uses.last_uses(), ctx.clock.now()
+        return json_response(
+            {"tokens": [_token_view(token, last_uses, now) for token in _configured_tokens(ctx.snapshot().config)]}
+        )
 
-    shown = record(
+    schema = record(
         {
-            "name": text("What logs call it"),
-            "source": text("Where it is written: api.auth.tokens or tokens.yaml"),
-            "scopes": listing(text()),
-            "expires_at": nullable(moment()),
+            "name": text("The name in logs"),
+            "source": text("Where it is configured: api.auth.tokens or tokens.yaml"),
+            "scopes": array(text()),
+            "expires_at": nullable(timestamp()),
             "expired": boolean(),
-            "last_used_at": nullable(moment()),
-            "refused": nullable(text("Why it opens nothing, if it does not")),
+            "last_used_at": nullable(timestamp()),
+            "refused": nullable(text("Why the token is not accepted; null if it is")),
         }
     )
     yield Route(
         method="GET",
         path="/system/tokens",
-        handler=show,
+        handler=list_tokens,
         scope="system:ro",
         group="system",
-        summary="The tokens that may call: their scopes, when they expire and when they were last used",
-        gives={200: record({"tokens": listing(shown)})},
+        summary="List API tokens with their scopes, expiry and last use",
+        responses={200: record({"tokens": array(schema)})},
     )
 
 
-def _tokens(config: Config) -> Iterator[dict[str, Any]]:
+def _configured_tokens(config: Config) -> Iterator[dict[str, Any]]:
     for token in config.settings.api.auth.tokens:
-        about = {"name": caller(token), "source": "api.auth.tokens", "scopes": token.scopes}
-        yield {**about, "expires_at": token.expires_at}
+        yield {
+            "name": token_label(token),
+            "source": "api.auth.tokens",
+            "scopes": token.scopes,
+            "expires_at": token.expires_at,
+        }
     for named in config.settings.tokens:
         grant = config.grants.get(named.name)
         if grant is not None:
-            about = {"name": named.name, "source": "tokens.yaml", "scopes": grant.scopes}
-            yield {**about, "expires_at": named.expires_at, "refused": grant.refused}
+            yield {
+                "name": named.name,
+                "source": "tokens.yaml",
+                "scopes": grant.scopes,
+                "expires_at": named.expires_at,
+                "refused": grant.refused,
+            }
 
 
-def _shown(token: dict[str, Any], known: dict[str, datetime], now: datetime) -> dict[str, Any]:
-    expires_at, used_at = token["expires_at"], known.get(token["name"])
+def _token_view(token: dict[str, Any], last_uses: dict[str, datetime], now: datetime) -> dict[str, Any]:
+    expires_at, used_at = token["expires_at"], last_uses.get(token["name"])
     return {
         **token,
         "scopes": sorted(token["scopes"]),

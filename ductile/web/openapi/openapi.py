@@ -1,7 +1,6 @@
-"""The API described by itself: the route table and the manifests as OpenAPI 3.1.
+"""The OpenAPI 3.1 document of the API, built from the route table and the plugin manifests.
 
-Pure functions of the table and of the plugins a caller may see; the two handlers only hand them over. Nothing is said
-here that a route or a manifest does not say.
+Pure functions of the table and of the plugins that a caller may see, and two routes that serve the document.
 """
 
 import re
@@ -14,112 +13,125 @@ from ductile.core.errors import NotFound
 from ductile.core.formats import strict_json
 from ductile.core.threads import run_in_thread
 from ductile.plugin.manifest import Command, CommandType
-from ductile.web.api.catalog import seen_lanes
+from ductile.web.api.catalog import visible_plugins
 from ductile.web.auth.auth import ANY_TOKEN
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.schemas import ERROR, Schema, anything, by_name, nullable, record, text
-from ductile.web.routes import AnyRoute, ChannelRoute, Route
+from ductile.web.openapi.schemas import ERROR, Argument, Header, Schema, any_value, mapping, nullable, record, text
+from ductile.web.routes import AnyRoute, Route, WebSocketRoute
 
 TITLE = "Ductile Gateway"
-MOST_KEPT = 8
-"""Descriptions for callers who see different plugins."""
+MAX_CACHED_DOCUMENTS = 8
+"""One document for each set of visible plugins."""
 TRIGGER = "/plugin/{plugin}/{command}"
 DOCUMENT = record(
-    {"openapi": text(), "info": by_name(anything()), "paths": by_name(anything()), "components": by_name(anything())},
+    {
+        "openapi": text(),
+        "info": mapping(any_value()),
+        "paths": mapping(any_value()),
+        "components": mapping(any_value()),
+    },
     is_closed=False,
     description="An OpenAPI 3.1 document.",
 )
-MEANINGS = {
-    101: "The connection speaks WebSocket from now on",
-    200: "Done",
-    202: "Accepted: it is durable and goes on by itself",
-    204: "Done, and there is nothing to say",
-    400: "The request cannot be understood",
-    401: "No valid token",
-    403: "The token may not do this",
-    404: "There is nothing with that name or id",
-    409: "It is there, but this cannot be done with it now",
-    413: "Too large",
+STATUS_DESCRIPTIONS = {
+    101: "Switching to WebSocket",
+    200: "Success",
+    202: "Accepted and durable",
+    204: "Success, no content",
+    400: "Invalid request",
+    401: "Missing or invalid token",
+    403: "Insufficient scope",
+    404: "Not found",
+    409: "Conflict with the current state",
+    413: "Body too large",
     415: "The body is not JSON",
-    422: "Understood, but not possible",
-    426: "This path speaks WebSocket only",
-    503: "Try again later",
-    504: "It takes too long",
+    422: "The request cannot be processed",
+    426: "WebSocket upgrade required",
+    503: "Temporarily unavailable",
+    504: "Timeout",
 }
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_SHORT = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array"}
+_SHORT_TYPES = {
+    "str": "string",
+    "text": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+}
 
 
-def routes(desk: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable[AnyRoute]:
-    """The description of everything in `table`, whatever is in it by the time it is asked for."""
-
-    known: dict[frozenset[str], tuple[object, bytes]] = {}
+def routes(ctx: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable[AnyRoute]:
+    """Return the routes that describe `table`, as it is at the time of the request."""
+    cache: dict[frozenset[str], tuple[object, bytes]] = {}
 
     async def describe(request: Request) -> Response:
-        snapshot = desk.snapshot()
-        lanes = list(seen_lanes(snapshot, request))
-        seen = frozenset(lane.name for lane in lanes)
-        made = known.get(seen)
-        if made is None or made[0] is not snapshot:
-            # Large configurations take a while; nobody else waits for it, and one description serves everybody.
-            text = await run_in_thread(lambda: strict_json.dumps(document(table(), lanes)).encode())
-            if len(known) >= MOST_KEPT:
-                known.clear()
-            made = known[seen] = (snapshot, text)
-        return encoded_json_response(made[1])
+        snapshot = ctx.snapshot()
+        plugins = list(visible_plugins(snapshot, request))
+        names = frozenset(configured.name for configured in plugins)
+        cached = cache.get(names)
+        if cached is None or cached[0] is not snapshot:
+            # In a thread, because large configurations take long.
+            text = await run_in_thread(lambda: strict_json.dumps(build_document(table(), plugins)).encode())
+            if len(cache) >= MAX_CACHED_DOCUMENTS:
+                cache.clear()
+            cached = cache[names] = (snapshot, text)
+        return encoded_json_response(cached[1])
 
     async def describe_plugin(request: Request) -> Response:
-        lane = desk.snapshot().lane(request.params["plugin"])
-        if not request.principal.sees(lane.name):
-            raise NotFound(f"there is no plugin {lane.name!r}")
-        return json_response(document((), [lane], _trigger_in(table())))
+        configured = ctx.snapshot().plugin(request.params["plugin"])
+        if not request.principal.can_see(configured.name):
+            raise NotFound(f"there is no plugin {configured.name!r}")
+        return json_response(build_document((), [configured], _find_trigger(table())))
 
     yield Route(
         method="GET",
         path="/openapi.json",
         handler=describe,
         scope=ANY_TOKEN,
-        summary="This API as OpenAPI 3.1",
+        summary="Get the OpenAPI 3.1 document of this API",
         group="discovery",
-        gives={200: DOCUMENT},
+        responses={200: DOCUMENT},
     )
     yield Route(
         method="GET",
         path="/plugin/{plugin}/openapi.json",
         handler=describe_plugin,
         scope=ANY_TOKEN,
-        summary="The commands of one plugin as OpenAPI 3.1",
+        summary="Get the OpenAPI 3.1 document of one plugin's commands",
         group="discovery",
-        gives={200: DOCUMENT},
-        refuses=(409,),
+        responses={200: DOCUMENT},
+        error_statuses=(409,),
     )
 
 
-def document(
-    table: Iterable[AnyRoute], lanes: Iterable[ConfiguredPlugin], trigger: Route | None = None
+def build_document(
+    table: Iterable[AnyRoute], plugins: Iterable[ConfiguredPlugin], trigger: Route | None = None
 ) -> dict[str, Any]:
-    """The OpenAPI document of these routes, and of every command of these plugins if there is a route to run them."""
+    """Build the OpenAPI document of the routes, with one operation per plugin command if a trigger route exists."""
     listed = [route for route in table if not _is_ingress(route)]
-    trigger = trigger or _trigger_in(listed)
+    trigger = trigger or _find_trigger(listed)
     paths: dict[str, dict[str, Any]] = {}
-    for route in sorted(listed, key=lambda route: isinstance(route, ChannelRoute)):
-        operation = _channel(route) if isinstance(route, ChannelRoute) else _operation(route)
+    for route in sorted(listed, key=lambda route: isinstance(route, WebSocketRoute)):
+        operation = _websocket_operation(route) if isinstance(route, WebSocketRoute) else _operation(route)
         paths.setdefault(route.path, {}).setdefault(_method(route), operation)
     if trigger is not None:
-        for lane in lanes:
-            for command in lane.plugin.manifest.commands.values():
-                paths[f"/plugin/{lane.name}/{command.name}"] = {"post": _command(lane.name, command, trigger)}
+        for configured in plugins:
+            for command in configured.plugin.manifest.commands.values():
+                paths[f"/plugin/{configured.name}/{command.name}"] = {
+                    "post": _command_operation(configured.name, command, trigger)
+                }
     schemas: dict[str, Any] = {}
-    shared = {path: _shared(item, schemas) for path, item in paths.items()}
+    shared = {path: _extract_shared(item, schemas) for path, item in paths.items()}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": TITLE,
             "version": __version__,
-            "description": "An automation runtime: jobs in, plugins run, everything on record.",
+            "description": "A durable job runtime for plugins and pipelines.",
         },
-        "tags": [{"name": name} for name in dict.fromkeys(_groups(shared))],
+        "tags": [{"name": name} for name in dict.fromkeys(_tags(shared))],
         "paths": shared,
         "components": {
             "schemas": dict(sorted(schemas.items())),
@@ -129,54 +141,54 @@ def document(
 
 
 def _is_ingress(route: AnyRoute) -> bool:
-    """True for what other instances send to, signed: nothing for callers."""
+    """True for the signed relay ingress, which is not part of the public API."""
     return route.scope is None and route.method not in ("GET", "WEBSOCKET")
 
 
-def _trigger_in(table: Iterable[AnyRoute]) -> Route | None:
+def _find_trigger(table: Iterable[AnyRoute]) -> Route | None:
     found = (route for route in table if isinstance(route, Route) and (route.method, route.path) == ("POST", TRIGGER))
     return next(found, None)
 
 
-def _groups(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _tags(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for item in paths.values():
         for operation in item.values():
             yield from operation.get("tags", ())
 
 
-# ── one operation ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _method(route: AnyRoute) -> str:
-    return "get" if isinstance(route, ChannelRoute) else route.method.lower()
+    return "get" if isinstance(route, WebSocketRoute) else route.method.lower()
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    operation = _outline(route) | {"parameters": _parameters(route), "responses": _responses(route)}
-    if route.takes is not None:
-        operation["requestBody"] = _body(route.takes)
+    operation = _operation_base(route) | {"parameters": _parameters(route), "responses": _responses(route)}
+    if route.request_body is not None:
+        operation["requestBody"] = _request_body(route.request_body)
     return operation
 
 
-def _channel(route: ChannelRoute) -> dict[str, Any]:
-    answers = {101: None, 426: ERROR, **dict.fromkeys(_refusals(route), ERROR)}
-    parameters = _in_path(route.path) + [_parameter("query", argument) for argument in route.asks]
-    responses = {str(status): _answer(status, schema) for status, schema in sorted(answers.items())}
-    return _outline(route) | {"parameters": parameters, "responses": responses}
+def _websocket_operation(route: WebSocketRoute) -> dict[str, Any]:
+    schemas = {101: None, 426: ERROR, **dict.fromkeys(_error_statuses(route), ERROR)}
+    parameters = _path_parameters(route.path) + [_parameter("query", argument) for argument in route.query]
+    responses = {str(status): _response(status, schema) for status, schema in sorted(schemas.items())}
+    return _operation_base(route) | {"parameters": parameters, "responses": responses}
 
 
-def _command(plugin: str, command: Command, trigger: Route) -> dict[str, Any]:
-    """The trigger route, with everything known about one command."""
+def _command_operation(plugin: str, command: Command, trigger: Route) -> dict[str, Any]:
+    """Return the operation of the trigger route for one command."""
     payload = payload_schema(command.input_schema)
-    asked = [_parameter("query", argument) for argument in trigger.asks]
-    asked += [_parameter("header", header) for header in trigger.heeds]
-    operation = _outline(trigger) | {
+    parameters = [_parameter("query", argument) for argument in trigger.query]
+    parameters += [_parameter("header", header) for header in trigger.headers]
+    operation = _operation_base(trigger) | {
         "operationId": f"{plugin}__{command.name}",
         "summary": f"Run {plugin}.{command.name}",
         "tags": [f"plugin {plugin}"],
         "x-required-scope": "plugin:rw" if command.type is CommandType.WRITE else trigger.scope,
-        "parameters": asked,
-        "requestBody": _body(record({}, {"payload": nullable(payload)})),
+        "parameters": parameters,
+        "requestBody": _request_body(record({}, {"payload": nullable(payload)})),
         "responses": _responses(trigger),
     }
     if command.description:
@@ -184,9 +196,9 @@ def _command(plugin: str, command: Command, trigger: Route) -> dict[str, Any]:
     return operation
 
 
-def _outline(route: AnyRoute) -> dict[str, Any]:
-    words = re.sub(r"[^A-Za-z0-9]+", "_", route.path).strip("_") or "root"
-    outline: dict[str, Any] = {"operationId": f"{route.method.lower()}_{words}", "summary": route.summary}
+def _operation_base(route: AnyRoute) -> dict[str, Any]:
+    name = re.sub(r"[^A-Za-z0-9]+", "_", route.path).strip("_") or "root"
+    outline: dict[str, Any] = {"operationId": f"{route.method.lower()}_{name}", "summary": route.summary}
     if route.group:
         outline["tags"] = [route.group]
     if route.scope is None:
@@ -195,77 +207,82 @@ def _outline(route: AnyRoute) -> dict[str, Any]:
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
-    asked = [_parameter("query", argument) for argument in route.asks]
-    return _in_path(route.path) + asked + [_parameter("header", header) for header in route.heeds]
+    query = [_parameter("query", argument) for argument in route.query]
+    return _path_parameters(route.path) + query + [_parameter("header", header) for header in route.headers]
 
 
-def _in_path(path: str) -> list[dict[str, Any]]:
+def _path_parameters(path: str) -> list[dict[str, Any]]:
     schema = {"type": "string", "format": "uuid"} if path.startswith("/job/") else {"type": "string", "minLength": 1}
     return [{"name": name, "in": "path", "required": True, "schema": schema} for name in re.findall(r"\{(\w+)\}", path)]
 
 
-def _parameter(place: str, asked: Any) -> dict[str, Any]:
-    described = {"description": asked.description} if asked.description else {}
-    return {"name": asked.name, "in": place, "required": False, "schema": asked.schema, **described}
+def _parameter(location: str, parameter: Argument | Header) -> dict[str, Any]:
+    description = {"description": parameter.description} if parameter.description else {}
+    return {"name": parameter.name, "in": location, "required": False, "schema": parameter.schema, **description}
 
 
-def _body(schema: Schema) -> dict[str, Any]:
+def _request_body(schema: Schema) -> dict[str, Any]:
     return {"required": False, "content": {"application/json": {"schema": schema}}}
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    answers: dict[int, dict[str, Any]] = {}
-    for status, schema in route.gives.items():
-        answers[status] = _answer(status, schema, route.media)
-    for status in _refusals(route):
-        also = route.gives.get(status)
-        answers[status] = _answer(status, ERROR if also is None else {"anyOf": [also, ERROR]})
-    return {str(status): answer for status, answer in sorted(answers.items())}
+    responses: dict[int, dict[str, Any]] = {}
+    for status, schema in route.responses.items():
+        responses[status] = _response(status, schema, route.media_type)
+    for status in _error_statuses(route):
+        declared = route.responses.get(status)
+        responses[status] = _response(status, ERROR if declared is None else {"anyOf": [declared, ERROR]})
+    return {str(status): response for status, response in sorted(responses.items())}
 
 
-def _refusals(route: AnyRoute) -> set[int]:
-    """The statuses of the errors that follow from what the route is, and of its own."""
+def _error_statuses(route: AnyRoute) -> set[int]:
+    """Return the error statuses that follow from the route's properties, and those that it declares."""
     statuses = {400, 503}
     if route.scope is not None:
         statuses |= {401} if route.scope == ANY_TOKEN else {401, 403}
     if "{" in route.path:
         statuses.add(404)
     if isinstance(route, Route):
-        statuses |= {413, 415} if route.takes is not None else set()
-        statuses.update(route.refuses)
+        statuses |= {413, 415} if route.request_body is not None else set()
+        statuses.update(route.error_statuses)
     return statuses
 
 
-def _answer(status: int, schema: Schema | None, media: str = "application/json") -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": MEANINGS.get(status, "See the error")}
+def _response(status: int, schema: Schema | None, media_type: str = "application/json") -> dict[str, Any]:
+    response: dict[str, Any] = {"description": STATUS_DESCRIPTIONS.get(status, "Error")}
     if schema is not None:
-        answer["content"] = {media: {"schema": schema}}
-    return answer
+        response["content"] = {media_type: {"schema": schema}}
+    return response
 
 
-# ── schemas ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── schemas ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def payload_schema(written: Mapping[str, Any] | None) -> Schema:
-    """A manifest's `input_schema`, compact or JSON Schema, as one that OpenAPI takes; loose where it cannot be read."""
-    if not written:
+def payload_schema(declared: Mapping[str, Any] | None) -> Schema:
+    """Return the `input_schema` of a manifest, compact or JSON Schema, as an OpenAPI schema.
+
+    Falls back to a permissive schema where the input is invalid.
+    """
+    if not declared:
         return {"type": "object"}
-    is_whole = "properties" in written or written.get("type") == "object" or any(key[0:1] == "$" for key in written)
-    if is_whole:
-        return written if _is_sound(written) else {"type": "object"}
-    return {"type": "object", "properties": {name: _expanded(value) for name, value in written.items()}}
+    is_json_schema = (
+        "properties" in declared or declared.get("type") == "object" or any(key[0:1] == "$" for key in declared)
+    )
+    if is_json_schema:
+        return declared if _is_valid_schema(declared) else {"type": "object"}
+    return {"type": "object", "properties": {name: _expand_type(value) for name, value in declared.items()}}
 
 
-def _expanded(value: Any) -> Schema:
-    """`string`, `int`, or a schema of its own; anything else is shown as a remark."""
+def _expand_type(value: Any) -> Schema:
+    """Expand a type name such as `string` or `int`, or return a nested schema. Other text becomes the description."""
     if isinstance(value, str):
-        name = _SHORT.get(value, value)
+        name = _SHORT_TYPES.get(value, value)
         return {"type": name} if name in _TYPES else {"description": value}
-    return value if isinstance(value, Mapping) and _is_sound(value) else {}
+    return value if isinstance(value, Mapping) and _is_valid_schema(value) else {}
 
 
-def _is_sound(schema: Any) -> bool:
-    """True if the parts of a schema that readers trip over are what they must be, and it refers to nothing outside."""
+def _is_valid_schema(schema: Any) -> bool:
+    """True if the schema has valid types, properties and combinators, and no references."""
     if not isinstance(schema, Mapping) or "$ref" in schema or "$dynamicRef" in schema:
         return isinstance(schema, bool)
     kinds = schema.get("type", "object")
@@ -273,23 +290,23 @@ def _is_sound(schema: Any) -> bool:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not known or not isinstance(properties, Mapping) or not isinstance(required, list):
         return False
-    inside = [*properties.values(), *(schema[key] for key in ("items", "additionalProperties", "not") if key in schema)]
+    nested = [*properties.values(), *(schema[key] for key in ("items", "additionalProperties", "not") if key in schema)]
     for key in ("anyOf", "oneOf", "allOf"):
         if not isinstance(schema.get(key, []), list):
             return False
-        inside += schema.get(key, [])
-    return all(isinstance(name, str) for name in required) and all(map(_is_sound, inside))
+        nested += schema.get(key, [])
+    return all(isinstance(name, str) for name in required) and all(map(_is_valid_schema, nested))
 
 
-def _shared(data: Any, schemas: dict[str, Any]) -> Any:
-    """`data` with every schema that has a title replaced by a reference to it, and put into `schemas` once."""
+def _extract_shared(data: Any, schemas: dict[str, Any]) -> Any:
+    """Move every titled schema in `data` to `schemas`, and return `data` with references to them."""
     if isinstance(data, list | tuple):
-        return [_shared(item, schemas) for item in data]
+        return [_extract_shared(item, schemas) for item in data]
     if not isinstance(data, Mapping):
         return data
-    inside = {name: _shared(value, schemas) for name, value in data.items()}
-    title = inside.get("title")
-    is_named = isinstance(title, str) and title.isidentifier() and inside.get("type") == "object"
-    if is_named and schemas.setdefault(str(title), inside) == inside:
+    result = {name: _extract_shared(value, schemas) for name, value in data.items()}
+    title = result.get("title")
+    is_named = isinstance(title, str) and title.isidentifier() and result.get("type") == "object"
+    if is_named and schemas.setdefault(str(title), result) == result:
         return {"$ref": f"#/components/schemas/{title}"}
-    return inside
+    return result

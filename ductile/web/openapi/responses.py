@@ -1,28 +1,28 @@
-"""Jobs, attempts and numbers about them as schemas: what the rooms that show them promise.
+"""The response schemas and query arguments of the API routes.
 
-Values only. What does not apply to a job is left out of it, so most members are optional.
+Values only. Members that do not apply to a job are omitted, so most members are optional.
 """
 
 from datetime import timedelta
 
 from ductile.core.model import AttemptStatus, BreakerState, JobStatus
-from ductile.ledger.reports.filters import MOST_IN_A_PAGE
+from ductile.ledger.reports.filters import MAX_PAGE_SIZE
 from ductile.ledger.reports.job_stats import TREND_SLOTS
 from ductile.ledger.reports.trees import TreeStatus
 from ductile.web.openapi.schemas import (
     Argument,
     Schema,
-    anything,
+    any_value,
+    array,
     boolean,
-    by_name,
     choice,
     integer,
-    listing,
-    moment,
+    mapping,
     nullable,
     number,
     record,
     text,
+    timestamp,
 )
 
 WINDOWS = {
@@ -34,55 +34,55 @@ WINDOWS = {
 }
 
 COUNT = integer(minimum=0)
-WAIT = Argument("wait", text(), "How long to wait for the end, such as 10s; at most api.max_sync_timeout")
-DRY_RUN = Argument("dry_run", boolean(), "Only say what would change")
+WAIT = Argument("wait", text(), "Time to wait for the end, such as 10s; at most api.max_sync_timeout")
+DRY_RUN = Argument("dry_run", boolean(), "Report what would change without changing it")
 
-_RESULTS: dict[str, Schema] = {
-    "last_error": text("Why it failed"),
-    "result": anything("The plugin's own answer, as it came"),
-    "output": text("What it printed, where that is no answer"),
+_RESULT_FIELDS: dict[str, Schema] = {
+    "last_error": text("Error of the last failed attempt"),
+    "result": any_value("The response of the plugin, unchanged"),
+    "output": text("The output of the plugin, if it is not a JSON object"),
 }
-_NAMED: dict[str, Schema] = {
+_JOB_FIELDS: dict[str, Schema] = {
     "job_id": text(),
     "plugin": text(),
     "command": text(),
     "status": choice(JobStatus),
 }
-_TIMES: dict[str, Schema] = {"started_at": moment(), "completed_at": moment()}
-_PLACE: dict[str, Schema] = {"parent_job_id": text(), "pipeline": text(), "step_id": text()}
-_TRIES: dict[str, Schema] = {
-    "submitted_by": text("Who asked for it"),
+_TIME_FIELDS: dict[str, Schema] = {"started_at": timestamp(), "completed_at": timestamp()}
+_TREE_FIELDS: dict[str, Schema] = {"parent_job_id": text(), "pipeline": text(), "step_id": text()}
+_ATTEMPT_FIELDS: dict[str, Schema] = {
+    "submitted_by": text("Origin of the job, such as api or scheduler"),
     "attempt": integer(minimum=1),
     "max_attempts": integer(minimum=1),
-    "root_job_id": text("The first job of its tree"),
-    "created_at": moment(),
+    "root_job_id": text("The root job of its tree"),
+    "created_at": timestamp(),
 }
 
 JOB = record(
-    {**_NAMED, **_TRIES},
+    {**_JOB_FIELDS, **_ATTEMPT_FIELDS},
     {
-        **_PLACE,
-        **_TIMES,
-        **_RESULTS,
-        "next_retry_at": moment(),
-        "stderr": text("What it has written so far"),
-        "tree_status": choice(TreeStatus, "Of the first job of a run, once it is over: how the whole run stands"),
+        **_TREE_FIELDS,
+        **_TIME_FIELDS,
+        **_RESULT_FIELDS,
+        "next_retry_at": timestamp(),
+        "stderr": text("Stderr of a running job so far"),
+        "tree_status": choice(TreeStatus, "Status of the whole run; only for an ended root job"),
     },
     title="Job",
 )
 NODE = record(
-    {**_NAMED, "attempt": integer(minimum=1), "created_at": moment()},
+    {**_JOB_FIELDS, "attempt": integer(minimum=1), "created_at": timestamp()},
     {
-        **_PLACE,
-        **_TIMES,
-        **_RESULTS,
-        "terminal": boolean("Its run may end with it"),
-        "tolerated": boolean("It failed and was allowed to"),
+        **_TREE_FIELDS,
+        **_TIME_FIELDS,
+        **_RESULT_FIELDS,
+        "terminal": boolean("True if it belongs to a terminal step"),
+        "tolerated": boolean("True if its failure does not fail the run"),
         "duration_ms": COUNT,
     },
     title="TreeNode",
 )
-TREE = listing(NODE)
+TREE = array(NODE)
 ACCEPTED = record(
     {"job_id": text(), "status": choice(JobStatus), "plugin": text(), "command": text()},
     title="Accepted",
@@ -96,7 +96,7 @@ RUN = record(
         "job_id": text(),
         "status": choice(JobStatus),
         "duration_ms": COUNT,
-        "result": anything("Of the last job with which the run may end"),
+        "result": any_value("Result of the last terminal job"),
         "tree": TREE,
     },
     title="Run",
@@ -106,17 +106,17 @@ STILL_RUNNING = record(
     title="StillRunning",
 )
 PAYLOAD = record(
-    {}, {"payload": nullable(by_name(anything(), "What the plugin or the first step gets"))}, title="Payload"
+    {}, {"payload": nullable(mapping(any_value(), "Input of the plugin or of the first step"))}, title="Payload"
 )
 LISTED_JOB = record(
-    {**_NAMED, **_TRIES},
+    {**_JOB_FIELDS, **_ATTEMPT_FIELDS},
     {
-        **_PLACE,
-        **_TIMES,
+        **_TREE_FIELDS,
+        **_TIME_FIELDS,
         "schedule_id": text(),
-        "slot_at": moment(),
-        "next_retry_at": moment(),
-        "last_error": text("Why it failed"),
+        "slot_at": timestamp(),
+        "next_retry_at": timestamp(),
+        "last_error": text("Error of the last failed attempt"),
     },
     title="ListedJob",
 )
@@ -127,49 +127,49 @@ ATTEMPT = record(
         "plugin": text(),
         "command": text(),
         "status": choice(AttemptStatus),
-        "job_status": choice(JobStatus, "What the job became by it; queued if it was tried again"),
+        "job_status": choice(JobStatus, "Status of the job after the attempt; queued for a retry"),
         "attempt": integer(minimum=1),
         "submitted_by": text(),
-        "created_at": moment(),
-        "completed_at": moment(),
+        "created_at": timestamp(),
+        "completed_at": timestamp(),
     },
     {
-        "started_at": moment(),
+        "started_at": timestamp(),
         "duration_ms": COUNT,
         "exit_code": integer(),
         "signal": integer(),
         "stderr": text(),
-        "result_omitted": boolean("There is a result, too large for a list"),
-        **_RESULTS,
+        "result_omitted": boolean("True if the result is too large for a list"),
+        **_RESULT_FIELDS,
     },
     title="Attempt",
 )
-_PAGE: dict[str, Schema] = {
-    "total": integer("How many fit, or how many were counted", minimum=0),
-    "total_is_exact": boolean("False: there may be more than `total`"),
-    "next_cursor": nullable(text("For ?cursor=; null at the end")),
-    "limit": integer("How many a page has at most", minimum=1, maximum=MOST_IN_A_PAGE),
+_PAGE_FIELDS: dict[str, Schema] = {
+    "total": integer("Matching items, or the number counted so far", minimum=0),
+    "total_is_exact": boolean("False if there may be more than `total`"),
+    "next_cursor": nullable(text("Value for ?cursor= of the next page; null on the last page")),
+    "limit": integer("Maximum number of items in a page", minimum=1, maximum=MAX_PAGE_SIZE),
 }
-JOB_PAGE = record({"jobs": listing(LISTED_JOB, maxItems=MOST_IN_A_PAGE), **_PAGE})
-LOG_PAGE = record({"logs": listing(ATTEMPT, maxItems=MOST_IN_A_PAGE), **_PAGE})
+JOB_PAGE = record({"jobs": array(LISTED_JOB, maxItems=MAX_PAGE_SIZE), **_PAGE_FIELDS})
+LOG_PAGE = record({"logs": array(ATTEMPT, maxItems=MAX_PAGE_SIZE), **_PAGE_FIELDS})
 
 _FILTERS = (
     Argument("plugin", text()),
     Argument("command", text()),
-    Argument("status", text(), "One status; pending, ok and error are understood"),
+    Argument("status", text(), "A status; pending, ok and error are accepted as aliases"),
     Argument("submitted_by", text()),
     Argument("schedule_id", text()),
     Argument("pipeline", text()),
-    Argument("root", text(), "The first job of a tree: only this tree"),
+    Argument("root", text(), "Only the tree of this root job"),
     Argument("job_id", text()),
-    Argument("from", text(), "From this moment on (RFC 3339)"),
-    Argument("to", text(), "Before this moment"),
-    Argument("query", text(), "Words to find"),
-    Argument("limit", integer(minimum=1), f"50 if not given; more than {MOST_IN_A_PAGE} is read as that"),
-    Argument("cursor", text(), "`next_cursor` of the page before"),
+    Argument("from", text(), "Start of the time range, inclusive (RFC 3339)"),
+    Argument("to", text(), "End of the time range, exclusive (RFC 3339)"),
+    Argument("query", text(), "Words that must all occur"),
+    Argument("limit", integer(minimum=1), f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
+    Argument("cursor", text(), "`next_cursor` of the previous page"),
 )
 JOB_FILTERS = _FILTERS
-LOG_FILTERS = (*_FILTERS, Argument("include_result", boolean(), "Show results, too (jobs:result:ro)"))
+LOG_FILTERS = (*_FILTERS, Argument("include_result", boolean(), "Include results; requires jobs:result:ro"))
 
 WELCOME = record(
     {
@@ -177,22 +177,22 @@ WELCOME = record(
         "description": text(),
         "version": text(),
         "uptime_seconds": COUNT,
-        "discovery": by_name(text("A path"), "Where to go"),
+        "discovery": mapping(text("A path"), "Main paths of the API"),
     }
 )
 HEALTH = record(
     {
         "status": choice(("ok", "degraded")),
         "uptime_seconds": COUNT,
-        "queue_depth": integer("Waiting and running, counted up to 10,000", minimum=0),
+        "queue_depth": integer("Queued and running jobs, counted up to 10,000", minimum=0),
         "plugins_loaded": COUNT,
         "plugins_circuit_open": COUNT,
         "version": text(),
-        "oldest_claimable_seconds": number("How long the oldest job that could run has waited"),
+        "oldest_claimable_seconds": number("Age of the oldest job that is ready to start"),
     },
     title="Health",
 )
-SUMMARY = record({"window": text(), "stats": by_name(COUNT, "Status → jobs")})
+SUMMARY = record({"window": text(), "stats": mapping(COUNT, "Number of jobs by status")})
 QUEUE = record(
     {
         "queue_depth": COUNT,
@@ -201,71 +201,73 @@ QUEUE = record(
         "dead_count": COUNT,
         "waiting_for_key_count": COUNT,
         "waiting_joins_count": COUNT,
-        "active_jobs": listing(
+        "active_jobs": array(
             record(
                 {
                     "job_id": text(),
                     "plugin": text(),
                     "command": text(),
-                    "started_at": moment(),
-                    "timeout_seconds": nullable(number("How long it may run; null: nobody ends it")),
+                    "started_at": timestamp(),
+                    "timeout_seconds": nullable(number("Timeout of the attempt; null if it has none")),
                 }
             )
         ),
-        "plugin_lanes": listing(
+        "plugin_lanes": array(
             record(
                 {
                     "plugin": text(),
                     "active_count": COUNT,
                     "ready_count": COUNT,
-                    "oldest_ready_at": nullable(moment()),
-                    "is_claimable": boolean("False: nothing of it may start now"),
+                    "oldest_ready_at": nullable(timestamp()),
+                    "is_claimable": boolean("False if its jobs cannot start now"),
                 }
             )
         ),
     }
 )
-_TIMING: dict[str, Schema] = {
+_TIMING_FIELDS: dict[str, Schema] = {
     "step": text("The command, or pipeline/step"),
     "sample_count": COUNT,
     "p50_ms": COUNT,
     "p95_ms": COUNT,
     "p99_ms": COUNT,
-    "trend_p95_ms": listing(nullable(COUNT), "The window in equal parts", minItems=TREND_SLOTS, maxItems=TREND_SLOTS),
+    "trend_p95_ms": array(
+        nullable(COUNT), "The 95th percentile in equal parts of the window", minItems=TREND_SLOTS, maxItems=TREND_SLOTS
+    ),
 }
 STOPWATCH = record(
     {
         "plugin": text(),
         "window": choice(WINDOWS),
-        "captured_at": moment(),
-        "steps": listing(record(_TIMING, {"subs": listing(record(_TIMING))})),
+        "captured_at": timestamp(),
+        "steps": array(record(_TIMING_FIELDS, {"subs": array(record(_TIMING_FIELDS))})),
     }
 )
 
-_NAMES = listing(text())
+_NAMES = array(text())
 _FINDING = record({"category": text(), "message": text(), "field": text()}, {"file": text(), "line": COUNT})
-TASKS = record({"name": text(), "tasks": listing(anything(), "The same, for each task in its nurseries")})
+TASKS = record({"name": text(), "tasks": array(any_value(), "The child tasks, with the same members")})
 RELOADED = record(
     {
         "status": choice(("reloaded", "unchanged", "planned")),
-        "reloaded_at": nullable(moment()),
+        "reloaded_at": nullable(timestamp()),
         "message": text(),
         "changes": record(
-            {"settings": _NAMES, "unavailable": by_name(text()), "unsealed": _NAMES},
+            {"settings": _NAMES, "unavailable": mapping(text()), "unsealed": _NAMES},
             is_closed=False,
-            description="Besides, by section: added, removed and changed",
+            description="Also has added, removed and changed names by section",
         ),
-        "next_runs": by_name(
-            record({"before": nullable(moment()), "after": nullable(moment())}), "Of the schedules that changed"
+        "next_runs": mapping(
+            record({"before": nullable(timestamp()), "after": nullable(timestamp())}), "Next runs of changed schedules"
         ),
-        "ended_jobs": by_name(COUNT, "Waiting jobs that end, by plugin"),
-        "errors": listing(_FINDING, "What does not work, and the service does without"),
-        "warnings": listing(_FINDING, "What else is worth a look"),
+        "ended_jobs": mapping(COUNT, "Queued jobs that end, by plugin"),
+        "errors": array(_FINDING, "Errors; the parts they concern are disabled"),
+        "warnings": array(_FINDING, "Warnings"),
     }
 )
 SCHEDULES = record(
     {
-        "jobs": listing(
+        "jobs": array(
             record(
                 {
                     "plugin": text(),
@@ -278,14 +280,14 @@ SCHEDULES = record(
                 },
                 {
                     "reason": text(),
-                    "next_run_at": moment(),
+                    "next_run_at": timestamp(),
                     "next_run_local": text(),
                     "held_reason": text(),
-                    "last_fired_at": moment(),
+                    "last_fired_at": timestamp(),
                     "last_fired_local": text(),
-                    "last_slot_at": moment(),
+                    "last_slot_at": timestamp(),
                     "last_job_id": text(),
-                    "last_success_at": moment(),
+                    "last_success_at": timestamp(),
                     "last_success_job_id": text(),
                 },
             )
@@ -297,36 +299,36 @@ SCHEDULE_CHANGED = record(
         "plugin": text(),
         "schedule_id": text(),
         "status": choice(("paused", "scheduled")),
-        "changed": boolean("False if it was so before"),
+        "changed": boolean("False if the status was the same before"),
         "dry_run": boolean(),
     },
     title="ScheduleChanged",
 )
-_OF_SCHEDULE: dict[str, Schema] = {"plugin": text(), "schedule_id": text(), "command": text()}
-SCHEDULE_RUN = record({"job_id": text(), "status": choice(JobStatus), **_OF_SCHEDULE})
-SCHEDULE_PLANNED = record({"status": choice(("planned",)), "dry_run": boolean(), **_OF_SCHEDULE})
-_BREAKER: dict[str, Schema] = {
+_SCHEDULE_FIELDS: dict[str, Schema] = {"plugin": text(), "schedule_id": text(), "command": text()}
+SCHEDULE_RUN = record({"job_id": text(), "status": choice(JobStatus), **_SCHEDULE_FIELDS})
+SCHEDULE_PLANNED = record({"status": choice(("planned",)), "dry_run": boolean(), **_SCHEDULE_FIELDS})
+_BREAKER_FIELDS: dict[str, Schema] = {
     "command": text(),
     "state": choice(BreakerState),
     "failure_count": COUNT,
     "threshold": COUNT,
 }
-_BREAKER_TIMES: dict[str, Schema] = {
-    "opened_at": moment(),
-    "probe_from": moment(),
+_BREAKER_OPTIONAL: dict[str, Schema] = {
+    "opened_at": timestamp(),
+    "probe_from": timestamp(),
     "probe_job_id": text(),
-    "last_failure_at": moment(),
+    "last_failure_at": timestamp(),
     "last_job_id": text(),
 }
-ALL_BREAKERS = record({"breakers": listing(record({"plugin": text(), **_BREAKER}, _BREAKER_TIMES))})
+ALL_BREAKERS = record({"breakers": array(record({"plugin": text(), **_BREAKER_FIELDS}, _BREAKER_OPTIONAL))})
 BREAKERS = record(
     {
         "plugin": text(),
-        "breakers": listing(
+        "breakers": array(
             record(
                 {
-                    **_BREAKER,
-                    "transitions": listing(
+                    **_BREAKER_FIELDS,
+                    "transitions": array(
                         record(
                             {
                                 "id": text(),
@@ -335,12 +337,12 @@ BREAKERS = record(
                                 "failure_count": COUNT,
                                 "reason": nullable(text()),
                                 "job_id": nullable(text()),
-                                "created_at": moment(),
+                                "created_at": timestamp(),
                             }
                         )
                     ),
                 },
-                _BREAKER_TIMES,
+                _BREAKER_OPTIONAL,
             )
         ),
     }
@@ -348,7 +350,7 @@ BREAKERS = record(
 BREAKERS_RESET = record(
     {
         "plugin": text(),
-        "reset": listing(record({"command": text(), "previous_state": choice(BreakerState), "failure_count": COUNT})),
+        "reset": array(record({"command": text(), "previous_state": choice(BreakerState), "failure_count": COUNT})),
         "dry_run": boolean(),
     }
 )

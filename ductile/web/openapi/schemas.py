@@ -1,7 +1,6 @@
-"""JSON schemas in few words: how a route tells what it takes and what it gives.
+"""Functions that build JSON schemas (OpenAPI 3.1) for route descriptions.
 
-Pure values in the dialect of OpenAPI 3.1. A schema with a title is one that several routes share; the description of
-the API lists it once under that name.
+Pure. A schema with a title becomes a shared component of the OpenAPI document.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 @frozen
 class Argument:
-    """One query argument of a route."""
+    """A query argument of a route."""
 
     name: str
     schema: Schema
@@ -23,7 +22,7 @@ class Argument:
 
 @frozen
 class Header:
-    """One request header that means something to a route."""
+    """A request header that a route reads."""
 
     name: str
     schema: Schema
@@ -42,7 +41,7 @@ def choice(options: Iterable[str], description: str = "") -> Schema:
     return _described({"type": "string", "enum": [str(option) for option in options]}, description)
 
 
-def moment(description: str = "") -> Schema:
+def timestamp(description: str = "") -> Schema:
     return _described({"type": "string", "format": "date-time"}, description)
 
 
@@ -58,7 +57,7 @@ def boolean(description: str = "") -> Schema:
     return _described({"type": "boolean"}, description)
 
 
-def anything(description: str = "") -> Schema:
+def any_value(description: str = "") -> Schema:
     return _described({}, description)
 
 
@@ -66,12 +65,12 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def listing(items: Schema, description: str = "", **rules: Any) -> Schema:
+def array(items: Schema, description: str = "", **rules: Any) -> Schema:
     return _described({"type": "array", "items": items, **rules}, description)
 
 
-def by_name(values: Schema, description: str = "") -> Schema:
-    """An object whose keys are names and whose values all look alike."""
+def mapping(values: Schema, description: str = "") -> Schema:
+    """An object with arbitrary keys, whose values have the same schema."""
     return _described({"type": "object", "additionalProperties": values}, description)
 
 
@@ -83,7 +82,7 @@ def record(
     description: str = "",
     is_closed: bool = True,
 ) -> Schema:
-    """An object with these members; a closed one has no others."""
+    """An object with these members; a closed object has no others."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -100,12 +99,12 @@ def record(
 
 ERROR = record(
     {
-        "error": text("What is wrong, in words"),
-        "code": text("A stable name for it"),
-        "status": integer("The HTTP status"),
-        "hint": text("What to do about it; empty if nobody knows"),
-        "context": by_name(anything(), "What the words speak of"),
+        "error": text("Error message"),
+        "code": text("Stable error code"),
+        "status": integer("HTTP status"),
+        "hint": text("How to fix it; may be empty"),
+        "context": mapping(any_value(), "Values that the message refers to"),
     },
     title="Error",
-    description="The shape of every error.",
+    description="An error response.",
 )

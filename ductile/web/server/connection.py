@@ -1,8 +1,8 @@
 """Hypercorn's connection and HTTP/1.1 protocol, as Ductile uses them.
 
-Hypercorn runs each connection: h11, its streams, WebSockets, one task per request. Added here: strict framing, a
-decision from the head alone, refusals in the JSON shape of every error, no HTTP/2. Builds on internals of Hypercorn
-0.18; a test holds the versions.
+Hypercorn runs each connection: h11, streams, WebSockets, one task per request. This module adds strict framing,
+routing and authorization from the head alone, JSON error responses, and no HTTP/2. Depends on internals of Hypercorn
+0.18; a test pins the version.
 """
 
 import sys
@@ -26,22 +26,22 @@ from hypercorn.typing import ConnectionState
 
 from ductile.web.messages import HTTPError
 from ductile.web.messages import Response as SiteResponse
-from ductile.web.routes import MIB, ChannelRoute
-from ductile.web.server.exchange import Exchange, handshake_request, plain_request, raw_headers
+from ductile.web.routes import MIB, WebSocketRoute
+from ductile.web.server.exchange import Exchange, clean_handshake, raw_headers, strip_upgrade
 from ductile.web.server.framing import StrictConnection
 from ductile.web.server.limits import WRITE_BYTES, ConnectionStage, GuardedStream
 from ductile.web.site import Site
 
 EXCHANGE = "exchange"
-"""The key of the exchange in the state of an ASGI scope."""
-PING_SECONDS = 20.0
+"""The key of the exchange in the state of the ASGI scope."""
+PING_INTERVAL = 20.0
 CLOSE_FRAME = b"\x88"
-COMPLETE = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
+COMPLETE_STATES = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
 
 @frozen
-class Hosting:
-    """What all connections of a server share."""
+class ServerContext:
+    """The objects that all connections of a server share."""
 
     site: Site
     app: ASGIWrapper
@@ -50,15 +50,15 @@ class Hosting:
 
 
 class HttpConnection(TCPServer):
-    """One connection, from accepted to closed."""
+    """An accepted connection."""
 
-    def __init__(self, hosting: Hosting, stream: GuardedStream) -> None:
+    def __init__(self, hosting: ServerContext, stream: GuardedStream) -> None:
         super().__init__(hosting.app, hosting.config, hosting.context, cast(Any, {}), cast(Any, stream))
         self._site = hosting.site
         self._guarded = stream
 
     async def run(self) -> None:
-        """Serve requests one after the other until either side closes."""
+        """Serve requests one at a time until either side closes."""
         try:
             async with TaskGroup() as task_group:
                 self._task_group = task_group
@@ -71,22 +71,24 @@ class HttpConnection(TCPServer):
             await self._close()
 
     async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated):  # the guarded stream has the idle timeout
+        if isinstance(event, Updated):  # the guarded stream enforces the idle timeout
             return
         if isinstance(event, RawData) and not self.send_lock.locked():
-            # Nearly always this is all, without a task switch between a handler's result and its response.
+            # Usually sends all data, without a task switch between a handler's result and its response.
             rest = self._guarded.send_now(event.data)
             if not rest:
                 return
             event = RawData(rest)
         await super().protocol_send(event)
         if self._guarded.is_broken:
-            await cast(HttpProtocol, self.protocol).can_read.set()  # the reader may wait for the end of this response
+            await cast(
+                HttpProtocol, self.protocol
+            ).can_read.set()  # the reader may be waiting for the end of this response
 
     async def _read_data(self) -> None:
         protocol = cast(HttpProtocol, self.protocol)
         try:
-            while not protocol.said_goodbye and (data := await self._guarded.receive_some()):
+            while not protocol.has_sent_close and (data := await self._guarded.receive_some()):
                 await protocol.handle(RawData(data))
         except HTTPError as refusal:
             await protocol.refuse(refusal.response)
@@ -114,7 +116,7 @@ class HttpProtocol(H11Protocol):
         )
         self.connection = StrictConnection(stream.limits, stream.enter)
         self.can_read = cast(Any, _NextRequest(self, stream))
-        self.said_goodbye = False
+        self.has_sent_close = False
         self._site = site
         self._guarded = stream
         self.exchange = self._new_exchange()
@@ -125,15 +127,15 @@ class HttpProtocol(H11Protocol):
         return isinstance(self.connection, H11WSConnection)
 
     async def refuse(self, response: SiteResponse) -> None:
-        """Answer what is not complete or not valid, unless its response has begun. The connection closes behind it."""
+        """Send an error response to an incomplete or invalid request, unless its response has started. Then close."""
         if self.connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         exchange = self.exchange if self.stream is not None else self._new_exchange()
         exchange.is_refused = True
-        response = self._site.dressed(exchange.request, response)
+        response = self._site.with_cors_headers(exchange.request, response)
         body = cast(bytes, response.body)
-        own = [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        headers = [*raw_headers(response.headers), *own, *self.config.response_headers("h11")]
+        framing = [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers = [*raw_headers(response.headers), *framing, *self.config.response_headers("h11")]
         await self._send_h11_event(h11.Response(status_code=response.status, headers=headers))
         if not exchange.is_head:
             await self._send_h11_event(h11.Data(data=body))
@@ -150,16 +152,16 @@ class HttpProtocol(H11Protocol):
             await super().stream_send(self._closing(event) if self._is_last(event) else event)
             exchange.is_answered.set()
         elif isinstance(event, Body):
-            for piece in _pieces(event):
-                exchange.sent_bytes += len(piece.data)
-                await super().stream_send(piece)
+            for part in _split_body(event):
+                exchange.sent_bytes += len(part.data)
+                await super().stream_send(part)
         elif isinstance(event, EndBody):
             await super().stream_send(event)
             exchange.is_complete = True
             exchange.report()
         else:
-            if isinstance(event, Data) and event.data.startswith(CLOSE_FRAME):  # Hypercorn sends each frame on its own
-                self.said_goodbye = True
+            if isinstance(event, Data) and event.data.startswith(CLOSE_FRAME):  # Hypercorn sends each frame separately
+                self.has_sent_close = True
             await super().stream_send(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -167,21 +169,21 @@ class HttpProtocol(H11Protocol):
         exchange.decide(request)
         self.connection_state = ConnectionState(cast(Any, {EXCHANGE: exchange}))
         if exchange.refusal is not None and isinstance(self.connection, StrictConnection):
-            self.connection.client_is_waiting_for_100_continue = False  # its body is not wanted
-        if isinstance(exchange.route, ChannelRoute) and exchange.refusal is None:
-            await super()._create_stream(handshake_request(request))
-            await self._hold_until_answered(exchange)
+            self.connection.client_is_waiting_for_100_continue = False  # the body is not read
+        if isinstance(exchange.route, WebSocketRoute) and exchange.refusal is None:
+            await super()._create_stream(clean_handshake(request))
+            await self._wait_until_answered(exchange)
         else:
-            await super()._create_stream(plain_request(request))
+            await super()._create_stream(strip_upgrade(request))
 
-    async def _hold_until_answered(self, exchange: Exchange) -> None:
-        """Keep back what the client sends before its upgrade is accepted: Hypercorn fails on it."""
+    async def _wait_until_answered(self, exchange: Exchange) -> None:
+        """Buffer what the client sends before its upgrade is accepted: Hypercorn fails on it."""
         self._guarded.enter(ConnectionStage.HANDLING)
-        if await self._guarded.hangs_up_before(exchange.is_answered):
+        if await self._guarded.disconnects_before(exchange.is_answered):
             raise trio.ClosedResourceError
 
     async def _maybe_recycle(self) -> None:
-        """Take no further request from a client that is gone, also none that it has sent ahead."""
+        """Read no further request from a disconnected client, including pipelined ones."""
         if self._guarded.is_broken:
             await self._close_stream()
             await self.can_read.set()
@@ -190,14 +192,14 @@ class HttpProtocol(H11Protocol):
             await super()._maybe_recycle()
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Ignore every offer of HTTP/2."""
+        """Ignore every HTTP/2 upgrade."""
 
     async def _send_error_response(self, status_code: int) -> None:
         if isinstance(self.connection, StrictConnection):
             await self.refuse(self.connection.refusal.response)
 
     async def _send_h11_event(self, event: Any) -> None:
-        """Send the head of a response together with the first part of its body."""
+        """Send the head of a response together with the first chunk of its body."""
         try:
             data = self._head + (self.connection.send(event) or b"")
         except h11.LocalProtocolError:
@@ -209,8 +211,8 @@ class HttpProtocol(H11Protocol):
             await self.send(RawData(data=data))
 
     def _is_last(self, response: Response) -> bool:
-        """True if the connection cannot carry another request behind this response."""
-        is_unread = self.connection.their_state not in COMPLETE
+        """True if the connection cannot carry another request after this response."""
+        is_unread = self.connection.their_state not in COMPLETE_STATES
         return response.status_code >= 200 and (is_unread or self.context.terminated.is_set())
 
     @staticmethod
@@ -223,9 +225,9 @@ class HttpProtocol(H11Protocol):
 
 
 class _NextRequest:
-    """The event at which Hypercorn keeps a pipelined request until the one before it is answered.
+    """The event that holds a pipelined request until the previous one is answered.
 
-    Stands in for Hypercorn's, which does not notice a client that hangs up meanwhile.
+    Replaces Hypercorn's event, which does not detect a client that disconnects meanwhile.
     """
 
     def __init__(self, protocol: HttpProtocol, stream: GuardedStream) -> None:
@@ -236,12 +238,12 @@ class _NextRequest:
     async def wait(self) -> None:
         if self._stream.is_broken:
             raise trio.ClosedResourceError
-        if not self._event.is_set() and await self._stream.hangs_up_before(self._event):
+        if not self._event.is_set() and await self._stream.disconnects_before(self._event):
             await self._protocol.handle(Closed())
             await self._protocol.exchange.has_ended.wait()
         connection = self._protocol.connection
         is_ready = isinstance(connection, StrictConnection) and connection.their_state is h11.IDLE
-        if not self._event.is_set() or not is_ready:  # cancelled, or closed by a drain: what follows is not answered
+        if not self._event.is_set() or not is_ready:  # cancelled or draining: drop the next request
             raise trio.ClosedResourceError
 
     async def set(self) -> None:
@@ -254,8 +256,8 @@ class _NextRequest:
         return self._event.is_set()
 
 
-def _pieces(body: Body) -> Iterator[Body]:
-    """Divide a large body, so that a client that does not read costs no second copy of it."""
+def _split_body(body: Body) -> Iterator[Body]:
+    """Split a large body, so that a client that does not read costs no second copy of it."""
     if len(body.data) <= WRITE_BYTES:
         yield body
         return
@@ -264,11 +266,11 @@ def _pieces(body: Body) -> Iterator[Body]:
         yield Body(stream_id=body.stream_id, data=bytes(view[start : start + WRITE_BYTES]))
 
 
-def hypercorn_config() -> Config:
+def make_hypercorn_config() -> Config:
     config = Config()
     config.accesslog = config.errorlog = None
     config.include_server_header = False
     config.keep_alive_max_requests = sys.maxsize
-    config.websocket_ping_interval = PING_SECONDS
+    config.websocket_ping_interval = PING_INTERVAL
     config.websocket_max_message_size = MIB
     return config

@@ -1,6 +1,6 @@
-"""One request and its response in progress: the decision from its head, and what is reported of it.
+"""A request and its response in progress: routing and authorization from the head, and the access log entry.
 
-Knows h11's request and the site. Does not know sockets: the protocol begins an exchange, the app answers it.
+Knows h11's request and the site. Does not know sockets: the protocol creates an exchange, the app answers it.
 """
 
 import re
@@ -12,9 +12,9 @@ import trio
 from attrs import define, field
 
 from ductile.web.messages import Headers, HTTPError, Request, Response, refusal_response
-from ductile.web.routes import AnyRoute, ChannelRoute, decode_path, decode_query
+from ductile.web.routes import AnyRoute, WebSocketRoute, decode_path, decode_query
 from ductile.web.server.limits import too_large
-from ductile.web.site import Served, Site
+from ductile.web.site import AccessLogEntry, Site
 
 WEBSOCKET_VERSION = "13"
 RawHeaders = list[tuple[bytes, bytes]]
@@ -22,36 +22,36 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 @define(eq=False, kw_only=True)
 class Exchange:
-    """A request whose head is complete, or what was refused before there was one."""
+    """A request with a complete head, or one that was refused before its head was complete."""
 
     site: Site
     peer: str
     abort: Callable[[], None]
-    """Close the connection now."""
+    """Close the connection immediately."""
     started_at: float = field(factory=trio.current_time)
     request: Request | None = None
     route: AnyRoute | None = None
     refusal: Response | None = None
-    """The response, if the head alone decides it."""
+    """The error response, if the head alone determines it."""
     is_head: bool = False
     has_body: bool = False
     status: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     is_refused: bool = False
-    """The protocol has answered, since the rest of the request is not valid or too slow."""
+    """The protocol has sent an error response: the rest of the request is invalid or too slow."""
     is_complete: bool = False
-    """The last byte of the response has been handed to the socket."""
+    """The last byte of the response was written to the socket."""
     until: Callable[[], Awaitable[None]] | None = None
     is_answered: trio.Event = field(factory=trio.Event)
-    """The response has begun."""
+    """Set when the response has started."""
     has_ended: trio.Event = field(factory=trio.Event)
-    """The app has nothing more to do for this request."""
+    """Set when the app has finished this request."""
     _is_reported: bool = False
 
     def decide(self, head: h11.Request) -> None:
-        """Match and authorize the request from its head alone, before a byte of its body is read."""
-        headers = gathered(head.headers)
+        """Match and authorize the request from its head alone, before its body is read."""
+        headers = group_headers(head.headers)
         self.is_head = head.method == b"HEAD"
         self.received_bytes = sum(len(name) + len(value) + 4 for name, value in head.headers) + len(head.target)
         length = int(headers.get("content-length", ("0",))[0])
@@ -60,7 +60,7 @@ class Exchange:
             self.request = self._request(head, headers)
             wants_websocket = self._wants_websocket(head, headers)
             self.route, self.request = self.site.admit(self.request, wants_websocket=wants_websocket)
-            if isinstance(self.route, ChannelRoute):
+            if isinstance(self.route, WebSocketRoute):
                 require_handshake(headers)
             elif length > self.route.max_body:
                 raise too_large(self.route.max_body)
@@ -68,13 +68,13 @@ class Exchange:
             self.refusal = refusal.response
 
     def report(self) -> None:
-        """Report the exchange, once."""
+        """Write the access log entry, once."""
         if self._is_reported:
             return
         self._is_reported = True
         request = self.request
         self.site.on_request(
-            Served(
+            AccessLogEntry(
                 peer=self.peer,
                 method=request.method if request else "",
                 path=request.path if request else "",
@@ -109,8 +109,8 @@ class Exchange:
         )
 
 
-def gathered(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, tuple[str, ...]]:
-    """Return every value of each header, by its lower-case name."""
+def group_headers(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, tuple[str, ...]]:
+    """Return all values of each header, by lower-case name."""
     headers: dict[str, tuple[str, ...]] = {}
     for raw_name, raw_value in fields:
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
@@ -119,14 +119,14 @@ def gathered(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, tuple[str, ...]
 
 
 def require_handshake(headers: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse what asks for a WebSocket without the headers of its handshake."""
+    """Raise HTTPError if the headers are not a valid WebSocket handshake."""
     if headers.get("sec-websocket-version") != (WEBSOCKET_VERSION,):
         raise HTTPError(
             refusal_response(
                 426,
                 "websocket_version_unknown",
-                f"only version {WEBSOCKET_VERSION} of WebSocket is supported",
-                hint=f"send Sec-WebSocket-Version: {WEBSOCKET_VERSION}",
+                f"only WebSocket version {WEBSOCKET_VERSION} is supported",
+                hint=f"Send Sec-WebSocket-Version: {WEBSOCKET_VERSION}.",
                 headers=(
                     ("connection", "upgrade"),
                     ("upgrade", "websocket"),
@@ -136,30 +136,30 @@ def require_handshake(headers: Mapping[str, tuple[str, ...]]) -> None:
         )
     keys = headers.get("sec-websocket-key", ())
     if len(keys) != 1 or not _WEBSOCKET_KEY.fullmatch(keys[0]):
-        message = "this is not the handshake of a WebSocket: it must have exactly one Sec-WebSocket-Key, in base64"
-        raise HTTPError(refusal_response(400, "bad_handshake", message, hint="connect with a WebSocket client"))
+        message = "invalid WebSocket handshake: exactly one base64 Sec-WebSocket-Key is required"
+        raise HTTPError(refusal_response(400, "bad_handshake", message, hint="Connect with a WebSocket client."))
 
 
-def plain_request(head: h11.Request) -> h11.Request:
-    """Return the request without its offers to switch protocols."""
+def strip_upgrade(head: h11.Request) -> h11.Request:
+    """Return the request without Upgrade headers."""
     if not any(name == b"upgrade" for name, _ in head.headers):
         return head
     return _with_headers(head, [(name, value) for name, value in head.headers if name != b"upgrade"])
 
 
-def handshake_request(head: h11.Request) -> h11.Request:
-    """Return the handshake without what else it offers: no HTTP/2, no compression, no subprotocol."""
-    own = (b"connection", b"upgrade")
-    kept = [(name, value) for name, value in head.headers if name not in own and name not in _OFFERS]
-    return _with_headers(head, [*kept, (b"connection", b"upgrade"), (b"upgrade", b"websocket")])
+def clean_handshake(head: h11.Request) -> h11.Request:
+    """Return a plain WebSocket handshake: no HTTP/2, compression, subprotocol or cookie."""
+    upgrade = (b"connection", b"upgrade")
+    headers = [(name, value) for name, value in head.headers if name not in upgrade and name not in _DROPPED_HEADERS]
+    return _with_headers(head, [*headers, (b"connection", b"upgrade"), (b"upgrade", b"websocket")])
 
 
 def raw_headers(headers: Headers) -> RawHeaders:
-    """Return the headers as bytes. Raises ValueError for one that would not stay one header."""
+    """Encode the headers. Raises ValueError for an invalid name or value, such as one with a line break."""
     return [_raw_header(name, value) for name, value in headers]
 
 
-@lru_cache(maxsize=512)  # most responses have the same few headers
+@lru_cache(maxsize=512)  # most responses share a few headers
 def _raw_header(name: str, value: str) -> tuple[bytes, bytes]:
     if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
         raise ValueError(f"header {name!r} cannot be sent as it is")
@@ -174,7 +174,7 @@ def _tokens(headers: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
     return {token.strip().lower() for value in headers.get(name, ()) for token in value.split(",")}
 
 
-_OFFERS = (b"sec-websocket-extensions", b"sec-websocket-protocol", b"http2-settings", b"cookie")
+_DROPPED_HEADERS = (b"sec-websocket-extensions", b"sec-websocket-protocol", b"http2-settings", b"cookie")
 _WEBSOCKET_KEY = re.compile(r"[A-Za-z0-9+/]{1,64}={0,2}")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")

@@ -1,7 +1,7 @@
-"""The limits of a connection: how many there may be, how long each part of a request may take, and how much is read.
+"""Connection limits: the number of connections, the time for each part of a request, and the bytes read.
 
-Owns every number, the guarded stream that applies them to one socket, and the choice of the connection that is closed
-when a listener is full. Does not know HTTP: the protocol reports which part of a request comes next.
+Owns the limits, the guarded stream that applies them to one socket, and the eviction of connections when a listener is
+full. Does not know HTTP: the protocol reports the stage of each request.
 """
 
 import os
@@ -23,7 +23,7 @@ LOCAL_PEER = "unix"
 
 @frozen(kw_only=True)
 class ConnectionLimits:
-    """What clients may use of one listener."""
+    """The limits of one listener."""
 
     connections: int = 256
     connections_per_peer: int = 64
@@ -35,23 +35,23 @@ class ConnectionLimits:
     body_seconds_per_mib: float = 1.0
     idle_seconds: float = 30.0
     write_stall_seconds: float = 30.0
-    # At the connection limit, a connection without a request for this long is closed before any other.
+    # At the connection limit, connections that were idle for this long are evicted first.
     idle_yields_after_seconds: float = 1.0
-    # At the connection limit, a client is as slow as its bytes take longer than at this rate, to send or to read.
+    # At the connection limit, the lag of a client is measured against this rate, for sending and for reading.
     expected_bytes_per_second: int = 64 * 1024
-    # A client that is still sending when we close needs time to read the response before the reset.
+    # A client that is still sending at the close needs time to read the response before the reset.
     linger_seconds: float = 1.0
     linger_bytes: int = MIB
-    # The same for a connection that is closed because of the connection limit.
+    # The same for an evicted connection.
     rejected_linger_seconds: float = 0.1
 
-    def body_patience(self, received: int) -> float:
-        """Return the seconds in which a body must be complete, given what has been received."""
+    def body_timeout(self, received: int) -> float:
+        """Return the seconds in which a body must be complete, given the bytes received."""
         return self.body_seconds + self.body_seconds_per_mib * received / MIB
 
 
 class ConnectionStage(Enum):
-    """What a connection is doing."""
+    """The stage of a connection."""
 
     IDLE = auto()
     HEAD = auto()
@@ -61,9 +61,9 @@ class ConnectionStage(Enum):
 
 
 class GuardedStream:
-    """One accepted socket. Every read and write is bounded in time; it can be evicted while it waits for its client.
+    """An accepted socket with timeouts for every read and write. Can be evicted while it waits for its client.
 
-    Implements what Hypercorn's connection needs of a `trio.SocketStream`.
+    Implements the part of `trio.SocketStream` that Hypercorn's connection uses.
     """
 
     def __init__(self, stream: trio.SocketStream, peer: str, limits: ConnectionLimits) -> None:
@@ -73,14 +73,14 @@ class GuardedStream:
         self.stage = ConnectionStage.IDLE
         self.since = trio.current_time()
         self.received = 0
-        """Bytes of the current stage."""
+        """Bytes received in the current stage."""
         self._stream = stream
         self._ahead = bytearray()
         self._waiting: trio.CancelScope | None = None
         self._writing_since: float | None = None
         self.is_evicted = False
         self.is_broken = False
-        """A write has failed: no response reaches this client."""
+        """A write has failed: no response can reach this client."""
         self._is_reading = self._is_rejected = self._sends_more = False
 
     @property
@@ -89,41 +89,41 @@ class GuardedStream:
 
     def enter(self, stage: ConnectionStage) -> None:
         self.stage, self.since, self.received = stage, trio.current_time(), 0
-        if self._waiting is not None:  # a read is pending: its client asked for something else before
+        if self._waiting is not None:  # a pending read gets the timeout of the new stage
             self._waiting.deadline = self._deadline()
 
     def lag(self, now: float) -> float:
-        """Return how many seconds the client is behind one of the expected rate."""
+        """Return the seconds by which the client is behind the expected rate."""
         if self._writing_since is not None:
             return now - self._writing_since - WRITE_BYTES / self.limits.expected_bytes_per_second
         return now - self.since - self.received / self.limits.expected_bytes_per_second
 
     def is_stalled(self, now: float) -> bool:
-        """True if the client reads its response slower than at the expected rate."""
+        """True if the client reads its response more slowly than the expected rate."""
         return self._writing_since is not None and self.lag(now) > 0
 
     def evict(self, *, is_rejected: bool = False) -> None:
-        """End the wait for this client. With `is_rejected` an incomplete request is answered with 503."""
+        """Stop waiting for this client. With `is_rejected`, an incomplete request gets a 503."""
         self.is_evicted, self._is_rejected = True, is_rejected
         is_writing = self._writing_since is not None
         if is_writing and (is_rejected or self.is_stalled(trio.current_time())):
-            self.abort()  # its place is taken: it must not live on for the patience of a write
+            self.abort()  # its slot is taken: it must not stay open until the write timeout
         elif self._waiting is not None:
             self._waiting.deadline = self._deadline()
 
     def reject(self) -> None:
-        """Answer with 503 instead of reading anything: there is no place for this connection."""
+        """Send a 503 without reading a request: there is no free slot for this connection."""
         self.enter(ConnectionStage.HEAD)
         self.evict(is_rejected=True)
 
     def abort(self) -> None:
-        """Close the socket now, also under a blocked write: Hypercorn shields its writes from cancellation."""
+        """Close the socket immediately, even during a blocked write: Hypercorn shields writes from cancellation."""
         self.socket.close()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return the next bytes, or b"" when the client has closed, was idle for too long or was evicted.
+        """Return the next bytes, or b"" if the client has closed, was idle for too long or was evicted.
 
-        Raises Refusal if a request that has begun takes too long or has to be rejected.
+        Raises HTTPError if an incomplete request takes too long or is rejected.
         """
         if self.is_closing:
             return b""
@@ -137,54 +137,54 @@ class GuardedStream:
             return b""
         raise too_many_connections() if self._is_rejected else too_slow(self.stage)
 
-    async def hangs_up_before(self, event: trio.Event) -> bool:
-        """Wait for `event`; return True as soon as the client closes its side. A bounded part is read ahead."""
-        hung_up, self._sends_more = False, True
+    async def disconnects_before(self, event: trio.Event) -> bool:
+        """Wait for `event`. Returns True as soon as the client closes its side. Reads ahead up to READ_BYTES."""
+        disconnected, self._sends_more = False, True
 
         async def watch() -> None:
-            nonlocal hung_up
+            nonlocal disconnected
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 while len(self._ahead) < READ_BYTES and (data := await self._read()):
                     self._ahead += data
             if len(self._ahead) < READ_BYTES:
-                hung_up = True
+                disconnected = True
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await event.wait()
             nursery.cancel_scope.cancel()
-        return hung_up
+        return disconnected
 
     def send_now(self, data: bytes) -> bytes:
-        """Write what the kernel takes at once and return the rest; all of it if the connection is broken."""
+        """Write without blocking and return the unwritten rest; all of it if the connection is broken."""
         try:
             return data[os.write(self.socket.fileno(), data) :]
         except OSError:
             return data
 
     async def send_all(self, data: bytes) -> None:
-        """Write all of `data`. Raises BrokenResourceError if the client reads nothing for too long."""
+        """Write all data. Raises BrokenResourceError if the client does not read in time."""
         view = memoryview(data)
         try:
             for start in range(0, len(data), WRITE_BYTES):
-                await self._send_piece(view[start : start + WRITE_BYTES])
+                await self._send_chunk(view[start : start + WRITE_BYTES])
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.is_broken = True
             raise
 
-    async def _send_piece(self, piece: memoryview) -> None:
-        # The place of an evicted connection is taken: it must end soon.
+    async def _send_chunk(self, chunk: memoryview) -> None:
+        # The slot of an evicted connection is taken: it must end soon.
         seconds = self.limits.linger_seconds if self.is_evicted else self.limits.write_stall_seconds
         self._writing_since = trio.current_time()
         try:
-            with trio.move_on_after(seconds) as patience:
-                await self._stream.send_all(piece)
+            with trio.move_on_after(seconds) as timeout:
+                await self._stream.send_all(chunk)
         except trio.BusyResourceError as error:  # the socket is being closed
             raise trio.ClosedResourceError from error
         finally:
             self._writing_since = None
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             self.abort()
             raise trio.BrokenResourceError("the client does not read")
 
@@ -192,7 +192,7 @@ class GuardedStream:
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Close the socket. A client that may still be sending has a moment to read the response before."""
+        """Close the socket. A client that may still be sending first gets time to read the response."""
         if self.stage is ConnectionStage.CLOSING:
             return
         is_unread = self._sends_more or self.stage in (ConnectionStage.HEAD, ConnectionStage.BODY)
@@ -211,7 +211,7 @@ class GuardedStream:
             trio.move_on_after(seconds) as self._waiting,
             suppress(trio.BrokenResourceError, trio.ClosedResourceError),
         ):
-            while self._is_reading:  # the read that was cancelled above ends in its own task
+            while self._is_reading:  # the cancelled read ends in its own task
                 await trio.lowlevel.checkpoint()
             left = self.limits.linger_bytes
             while left > 0 and (data := await self._read()):
@@ -235,7 +235,7 @@ class GuardedStream:
         return data
 
     def _deadline(self) -> float:
-        if self.is_evicted and self.stage is not ConnectionStage.HANDLING:  # a complete request gets its response
+        if self.is_evicted and self.stage is not ConnectionStage.HANDLING:  # complete requests get their response
             return float("-inf")
         match self.stage:
             case ConnectionStage.IDLE:
@@ -243,7 +243,7 @@ class GuardedStream:
             case ConnectionStage.HEAD:
                 return self.since + self.limits.header_seconds
             case ConnectionStage.BODY:
-                return self.since + self.limits.body_patience(self.received)
+                return self.since + self.limits.body_timeout(self.received)
             case _:
                 return float("inf")
 
@@ -258,12 +258,12 @@ class ConnectionLimiter:
         self._per_peer: Counter[str] = Counter()
 
     def admit(self, stream: GuardedStream) -> bool:
-        """Count this connection, if necessary in the place of an evicted one; False if there is no place."""
+        """Count this connection, evicting another if necessary. Returns False if none can be evicted."""
         peer, limits = stream.peer, self._limits
         is_over_peer_limit = self._per_peer[peer] >= limits.connections_per_peer and not self._is_exempt(peer)
         if is_over_peer_limit or len(self._open) >= limits.connections:
-            rivals = (one for one in self._open if one.peer == peer) if is_over_peer_limit else self._open
-            evicted = min(filter(is_evictable, rivals), key=self._eviction_order, default=None)
+            candidates = (other for other in self._open if other.peer == peer) if is_over_peer_limit else self._open
+            evicted = min(filter(is_evictable, candidates), key=self._eviction_order, default=None)
             if evicted is None:
                 return False
             self.release(evicted)
@@ -273,13 +273,13 @@ class ConnectionLimiter:
         return True
 
     def release(self, stream: GuardedStream) -> None:
-        """Free the place of this connection; nothing happens if it was freed before."""
+        """Free the slot of this connection, if it has one."""
         if stream in self._open:
             self._open.remove(stream)
             self._per_peer -= Counter({stream.peer: 1})
 
     def close_idle(self) -> None:
-        """End every connection that has no complete request head."""
+        """Close every connection without a complete request head."""
         for stream in self._open:
             if stream.stage in (ConnectionStage.IDLE, ConnectionStage.HEAD):
                 stream.evict()
@@ -293,7 +293,7 @@ class ConnectionLimiter:
         return peer == LOCAL_PEER or self._is_trusted_proxy(peer)
 
     def _eviction_order(self, stream: GuardedStream) -> tuple[bool, float]:
-        """Sort connections that have been idle for a while first, then by lag, the slowest first."""
+        """Sort idle connections first, then by lag, the slowest first."""
         lag = stream.lag(trio.current_time())
         is_unused = (
             stream.stage in (ConnectionStage.IDLE, ConnectionStage.CLOSING)
@@ -303,21 +303,21 @@ class ConnectionLimiter:
 
 
 def is_evictable(stream: GuardedStream) -> bool:
-    """True unless a complete request is being handled and its client reads the response."""
+    """True unless a complete request is being handled and its client reads the response in time."""
     return stream.stage is not ConnectionStage.HANDLING or stream.is_stalled(trio.current_time())
 
 
 def too_slow(stage: ConnectionStage) -> HTTPError:
     part = "header" if stage is ConnectionStage.HEAD else "body"
     message = f"the {part} did not arrive in time"
-    return HTTPError(refusal_response(408, "too_slow", message, hint="send it again, in one go"))
+    return HTTPError(refusal_response(408, "too_slow", message, hint="Send the request again without pauses."))
 
 
 def too_many_connections() -> HTTPError:
-    hint = "close some, or try later"
+    hint = "Close some connections, or try again later."
     return HTTPError(refusal_response(503, "too_many_connections", "too many connections", hint=hint))
 
 
 def too_large(max_body: int) -> HTTPError:
-    hint = "send less, or raise its max_body_size"
+    hint = "Send a smaller body, or raise max_body_size."
     return HTTPError(refusal_response(413, "body_too_large", f"the body is over {max_body} bytes", hint=hint))

@@ -1,7 +1,7 @@
-"""Listening sockets: TCP and unix, bound before anything else starts, and those that a configuration asks for.
+"""Listening sockets: TCP and unix, and the set of listeners of a configuration.
 
-Plain synchronous functions, so that a busy address is a plain error and the CLI finds the local socket without an event
-loop. Does not accept connections and imports no HTTP server.
+Synchronous, so that a busy address is a plain error before anything starts, and the CLI finds the local socket without
+an event loop. Does not accept connections and imports no HTTP server.
 """
 
 import errno
@@ -22,23 +22,23 @@ from ductile.core.errors import Complaint, ConfigInvalid, DuctileError, NotAllow
 if TYPE_CHECKING:
     from ductile.config.load.load import Config
 
-# A client that finds this queue full waits for seconds in the kernel; the connection limiter answers at once.
+# Large, because a client waits for seconds when this queue is full; the connection limiter responds immediately.
 BACKLOG = 4096
-# Bytes of a path that fit into sockaddr_un, without its closing NUL.
-LONGEST_SOCKET_PATH = 107
+# The size of sockaddr_un.sun_path without its terminating NUL.
+MAX_SOCKET_PATH_BYTES = 107
 SHARED_DIRECTORY = Path("/tmp")
 
 
 class AddressBusy(DuctileError):
-    """The address is in use by another process."""
+    """The address is already in use."""
 
     code, exit_code, status = "address_in_use", 75, 503
-    hint = "stop what listens there, or choose another address with `listen`"
+    hint = "Stop the process that uses it, or set another address with `listen`."
 
 
 @frozen
 class Listener:
-    """A listening socket. `address` is for people; `identity` tells this socket file from a later one at its path."""
+    """A listening socket. `address` is its display form, `identity` the device and inode of its socket file."""
 
     sock: socket.socket
     address: str
@@ -47,15 +47,15 @@ class Listener:
     identity: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Close the socket and remove its file, unless another process has created a new one there."""
+        """Close the socket and remove its file, unless another process has replaced the file."""
         self.sock.close()
         if self.path is not None and _identity(self.path) == self.identity:
             self.path.unlink(missing_ok=True)
 
 
 def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Listener:
-    """Listen at `host:port`; port 0 takes a free one. An empty host means every interface."""
-    sock = bound_tcp(listen)
+    """Listen on `host:port`. Port 0 selects a free port; an empty host means every interface."""
+    sock = bind_tcp(listen)
     try:
         # Accepted sockets inherit these two.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,14 +63,14 @@ def open_tcp(listen: str, *, stall_seconds: float = 30.0) -> Listener:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(listen, error) from error
+        raise _listen_error(listen, error) from error
     bound_host, bound_port = sock.getsockname()[:2]
     shown_host = f"[{bound_host}]" if ":" in bound_host else bound_host
     return Listener(sock, f"http://{shown_host}:{bound_port}", port=bound_port)
 
 
-def bound_tcp(listen: str) -> socket.socket:
-    """Bind a socket to `host:port` without listening. Raises the error that prevents it."""
+def bind_tcp(listen: str) -> socket.socket:
+    """Bind a socket to `host:port` without listening. Raises the error that `open_tcp` would raise."""
     host, port = parse_listen(listen)
     family, address = _resolve(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -81,39 +81,39 @@ def bound_tcp(listen: str) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _cannot_listen(listen, error) from error
+        raise _listen_error(listen, error) from error
     return sock
 
 
 def open_unix(path: Path) -> Listener:
-    """Listen at `path`, for its owner only, whatever the umask. A socket file without a listener is replaced."""
-    _prepare(path)
+    """Listen on a unix socket with mode 0600, whatever the umask. Replaces a stale socket file."""
+    _prepare_directory(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if require_free_socket(path):
             path.unlink(missing_ok=True)
-        # The mode given to the open socket is the one the file gets, so there is no moment with another.
+        # The file inherits the mode of the socket, so it never exists with another mode.
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(os.fspath(path))
-        path.chmod(0o600)  # a umask can only have taken away more
+        path.chmod(0o600)  # the umask can have removed bits
         sock.listen(BACKLOG)
         return Listener(sock, f"unix:{path}", path=path, identity=_identity(path))
     except OSError as error:
         sock.close()
-        raise _cannot_listen(str(path), error) from error
+        raise _listen_error(str(path), error) from error
     except DuctileError:
         sock.close()
         raise
 
 
 def local_socket_path(state_dir: Path) -> Path:
-    """Where the service with this state directory listens for its operator; the CLI asks the same question.
+    """Return the path of the local socket of the service with this state directory.
 
-    A name too long for the OS becomes a short one in a directory of the owner alone; NotAllowed if one is there that is
-    not: in a shared place another user could have made it, to receive what is meant for the service.
+    A path that is too long for the OS is replaced by a short one in a private directory below /tmp. Raises NotAllowed
+    if that directory is not private: another user could have created it to impersonate the service.
     """
     path = state_dir.absolute() / "ductile.sock"
-    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
         return path
     try:
         owner = state_dir.stat().st_uid
@@ -127,11 +127,11 @@ def local_socket_path(state_dir: Path) -> Path:
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `[v6]:port` or `:port`."""
+    """Parse `host:port`, `[v6]:port` or `:port`. Raises ConfigInvalid."""
     match = _LISTEN.fullmatch(listen)
     if match is None or int(match["port"]) > 65535:
         raise ConfigInvalid(
-            [Complaint(f"{listen!r} is not an address: write host:port, like 127.0.0.1:8080", "listen")]
+            [Complaint(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:8080", "listen")]
         )
     return match["v6"] or match["host"] or "", int(match["port"])
 
@@ -146,48 +146,48 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigInvalid([Complaint(f"{host!r} is not an address of this host: {error}", "listen")]) from error
-    # "localhost" has two addresses; the older one is where clients look first.
+    # "localhost" has two addresses; clients try IPv4 first.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
 
 
-def _prepare(path: Path) -> None:
-    """The fallback directory exists and is ours alone; in a shared place another user could have made it."""
+def _prepare_directory(path: Path) -> None:
+    """Create the private directory below /tmp if the path needs it. Raises NotAllowed if it is not private."""
     if path.parent.parent != SHARED_DIRECTORY or not path.parent.name.startswith("ductile-"):
         return
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _require_private(path.parent, os.geteuid())
     except OSError as error:
-        raise _cannot_listen(str(path), error) from error
+        raise _listen_error(str(path), error) from error
 
 
 def _require_private(folder: Path, *owners: int) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o077:
         raise NotAllowed(
-            f"{folder} is not a directory of this user alone",
-            hint="remove it, or give the service a state directory with a shorter path",
+            f"{folder} is not a private directory of this user",
+            hint="Remove it, or use a state directory with a shorter path.",
         )
 
 
 def require_free_socket(path: Path) -> bool:
-    """True if a socket without a listener is there, False if there is nothing; anything else is raised."""
+    """Return True for a stale socket file, False if there is no file. Raises if the path is in use."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     if not stat.S_ISSOCK(found.st_mode):
-        raise DuctileError(f"{path} is there already and is not a socket", hint="move it away and start again")
+        raise DuctileError(f"{path} exists and is not a socket", hint="Move it away, then start again.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             return True
-        except BlockingIOError:  # its queue is full, so it has a listener
+        except BlockingIOError:  # its queue is full, so it is in use
             pass
-    raise AddressBusy(f"{path} is in use", hint="another instance is listening there; stop it first")
+    raise AddressBusy(f"{path} is in use", hint="Another instance uses it. Stop that instance first.")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -198,35 +198,35 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _cannot_listen(address: str, error: OSError) -> DuctileError:
+def _listen_error(address: str, error: OSError) -> DuctileError:
     reason = error.strerror or str(error)
     match error.errno:
         case errno.EADDRINUSE:
             return AddressBusy(
                 f"cannot listen on {address}: {reason}",
-                hint="another program has this address: stop it, or choose another one with `listen`",
+                hint="Another process uses this address. Stop it, or set another address with `listen`.",
                 context={"address": address},
             )
         case errno.EACCES | errno.EPERM:
             return NotAllowed(
                 f"cannot listen on {address}: {reason}",
-                hint="ports below 1024 and foreign directories need more rights",
+                hint="Ports below 1024 and directories of other users need more privileges.",
             )
         case _:
             return ConfigInvalid([Complaint(f"cannot listen on {address}: {reason}", "listen")])
 
 
-# ── of a configuration ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── listeners of a configuration ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def open_listeners(config: "Config") -> Iterator[list[Listener]]:
-    """Open the API's address and the local socket. A busy port is a plain error, before anything runs."""
+    """Open the API address and the local socket."""
     settings = config.settings
     with ExitStack() as opened:
         listeners = [open_unix(local_socket_path(settings.state.path.parent))]
         opened.callback(listeners[0].close)
-        if _listens(config):
+        if _api_address_is_open(config):
             listeners.insert(0, open_tcp(settings.api.listen))
             opened.callback(listeners[0].close)
         yield listeners
@@ -234,62 +234,62 @@ def open_listeners(config: "Config") -> Iterator[list[Listener]]:
 
 @contextmanager
 def open_webhook_listener(config: "Config") -> Iterator[list[Listener]]:
-    """Open the address for deliveries, if the configuration has endpoints."""
+    """Open the webhook address, if the configuration has endpoints."""
     with ExitStack() as opened:
         listeners = []
-        if listen := _listens_for_webhooks(config):
+        if listen := _webhook_address(config):
             listeners.append(open_tcp(listen))
             opened.callback(listeners[0].close)
         yield listeners
 
 
 def require_free_listeners(config: "Config") -> None:
-    """Raise the error that would prevent opening the listeners now. Accepts no connection and creates no file."""
+    """Raise the error that opening the listeners would raise. Accepts no connection and creates no file."""
     require_free_socket(local_socket_path(config.settings.state.path.parent))
-    with ExitStack() as bound:  # together: two names may mean one address
-        if _listens(config):
-            bound.enter_context(bound_tcp(config.settings.api.listen))
-        if listen := _listens_for_webhooks(config):
-            bound.enter_context(bound_tcp(listen))
+    with ExitStack() as bound:  # all at once: two names may resolve to one address
+        if _api_address_is_open(config):
+            bound.enter_context(bind_tcp(config.settings.api.listen))
+        if listen := _webhook_address(config):
+            bound.enter_context(bind_tcp(listen))
 
 
-def require_same_places(old: "Config", new: "Config") -> None:
-    """Raise RestartNeeded if a setting differs that cannot change while the service runs."""
+def require_reloadable(old: "Config", new: "Config") -> None:
+    """Raise RestartNeeded if a setting differs that a reload cannot change."""
     fixed = {
         "service.synchronous": (old.settings.service.synchronous, new.settings.service.synchronous),
         "service.log_format": (old.settings.service.log_format, new.settings.service.log_format),
         "state.path": (old.settings.state.path, new.settings.state.path),
-        "api.enabled": (_listens(old), _listens(new)),
+        "api.enabled": (_api_address_is_open(old), _api_address_is_open(new)),
         "api.listen": (old.settings.api.listen, new.settings.api.listen),
         "api.max_body_size": (old.settings.api.max_body_size, new.settings.api.max_body_size),
-        "webhooks.listen": (_listens_for_webhooks(old), _listens_for_webhooks(new)),
-        "remote_ingress.listen_path": (_listens_for_peers(old), _listens_for_peers(new)),
-        "remote_ingress.max_body_size": (_takes_from_peers(old), _takes_from_peers(new)),
+        "webhooks.listen": (_webhook_address(old), _webhook_address(new)),
+        "remote_ingress.listen_path": (_peer_path(old), _peer_path(new)),
+        "remote_ingress.max_body_size": (_peer_max_body(old), _peer_max_body(new)),
     }
-    moved = [
-        new.complaint("cannot change while the service runs; restart it", path, "service")
+    changed = [
+        new.complaint("cannot change while the service runs; restart the service", path, "service")
         for path, (was, now) in fixed.items()
         if was != now
     ]
-    if moved:
-        raise RestartNeeded(moved)
+    if changed:
+        raise RestartNeeded(changed)
 
 
-def _listens(config: "Config") -> bool:
-    """True if the API's address is open: for callers, or for peers alone, which need no token there."""
+def _api_address_is_open(config: "Config") -> bool:
+    """True if the configuration opens `api.listen`, for the API or for relay peers alone."""
     return config.settings.api.enabled or config.settings.remote_ingress is not None
 
 
-def _listens_for_webhooks(config: "Config") -> str | None:
+def _webhook_address(config: "Config") -> str | None:
     section = config.settings.webhooks
     return section.listen if section.endpoints else None
 
 
-def _listens_for_peers(config: "Config") -> str | None:
+def _peer_path(config: "Config") -> str | None:
     ingress = config.settings.remote_ingress
     return ingress.listen_path if ingress else None
 
 
-def _takes_from_peers(config: "Config") -> int | None:
+def _peer_max_body(config: "Config") -> int | None:
     ingress = config.settings.remote_ingress
     return ingress.max_body_size if ingress else None

@@ -1,4 +1,4 @@
-"""Trusted proxies: which peers may say for whom they forward a request, and which address that is.
+"""Trusted proxies: which peers may forward requests, and the client address of a forwarded request.
 
 Pure. The operator lists the proxies in `webhooks.trusted_proxies`; from any other peer `X-Forwarded-For` is ignored.
 """
@@ -12,7 +12,7 @@ from attrs import frozen
 
 @frozen
 class TrustedProxies:
-    """The networks whose `X-Forwarded-For` is used."""
+    """The networks whose `X-Forwarded-For` header is trusted."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
@@ -23,12 +23,12 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self.networks)
 
     def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str:
-        """Return the right-most address that is not a trusted proxy itself; `peer` if it may not say so, or cannot."""
+        """Return the right-most forwarded address that is not a trusted proxy, or `peer` if it is untrusted."""
         if not self.includes(peer):
             return peer
         for text in reversed([part.strip() for value in forwarded_for for part in value.split(",")]):
             address = parse_address(text)
-            if address is None:  # what stands left of it cannot be trusted
+            if address is None:  # addresses to the left of it cannot be trusted
                 return peer
             if not self.includes(str(address)):
                 return str(address)
@@ -36,8 +36,8 @@ class TrustedProxies:
 
 
 @lru_cache(maxsize=8)
-def trusted_proxies(texts: tuple[str, ...]) -> TrustedProxies:
-    """Parse the addresses and networks of a configuration. Raises ValueError for what is neither."""
+def parse_proxies(texts: tuple[str, ...]) -> TrustedProxies:
+    """Parse addresses and networks. Raises ValueError for an invalid one."""
     return TrustedProxies(tuple(_networks(texts)))
 
 

@@ -1,7 +1,7 @@
-"""The HTTP server: accepts connections of open listeners, limits them, serves them with Hypercorn, and stops.
+"""The HTTP server: accepts connections on open listeners, limits them, serves them with Hypercorn, and stops.
 
-Owns the nursery of connections; an error in one never reaches another or the listener. Knows nothing of paths and
-handlers (the site does) or of HTTP (the connection does). The runtime starts one server per site.
+Owns the nursery of connections: an error in one connection does not affect another. Does not know routes (the site
+does) or HTTP (the connection does). The runtime starts one server per site.
 """
 
 import errno
@@ -13,15 +13,15 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.trio.worker_context import WorkerContext
 
 from ductile.web.server.app import App
-from ductile.web.server.connection import Hosting, HttpConnection, hypercorn_config
+from ductile.web.server.connection import HttpConnection, ServerContext, make_hypercorn_config
 from ductile.web.server.limits import LOCAL_PEER, ConnectionLimiter, ConnectionLimits, GuardedStream
 from ductile.web.server.listeners import Listener
 from ductile.web.site import Site
 
 GRACE_SECONDS = 10.0
-# accept() reports these when the process or the host has run out of something; it will have it again.
-OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-RETRY_ACCEPT_SECONDS = 0.1
+# accept() raises these while the process or the host lacks a resource; the condition is temporary.
+RESOURCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+ACCEPT_RETRY_INTERVAL = 0.1
 
 
 async def serve(
@@ -33,11 +33,11 @@ async def serve(
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `site` at every listener until `stopping`. Then listeners and idle connections close at once, and requests
-    in progress have `grace_seconds`. Reports the addresses once it accepts.
+    """Serve `site` on every listener until `stopping`, then drain: close listeners and idle connections at once, and
+    give requests in progress `grace_seconds`. Reports the addresses when it accepts connections.
     """
     limits = limits or ConnectionLimits()
-    hosting = Hosting(site, ASGIWrapper(cast(Any, App(site))), hypercorn_config(), WorkerContext(None))
+    hosting = ServerContext(site, ASGIWrapper(cast(Any, App(site))), make_hypercorn_config(), WorkerContext(None))
     limiters = [ConnectionLimiter(limits, lambda peer: site.trusted_proxies().includes(peer)) for _ in listeners]
     try:
         async with trio.open_nursery() as serving:
@@ -62,7 +62,7 @@ async def serve(
 
 
 async def _abort_when_cancelled(limiters: Sequence[ConnectionLimiter]) -> None:
-    """Close every socket when the server is cancelled: Hypercorn's shielded writes end only then."""
+    """Close every socket when the server is cancelled, because Hypercorn shields its writes."""
     try:
         await trio.sleep_forever()
     finally:
@@ -73,7 +73,7 @@ async def _abort_when_cancelled(limiters: Sequence[ConnectionLimiter]) -> None:
 async def _accept(
     listener: Listener,
     limiter: ConnectionLimiter,
-    hosting: Hosting,
+    hosting: ServerContext,
     limits: ConnectionLimits,
     connections: trio.Nursery,
 ) -> None:
@@ -82,17 +82,17 @@ async def _accept(
         try:
             stream = await accepting.accept()
         except OSError as error:
-            if error.errno not in OUT_OF_RESOURCES:
+            if error.errno not in RESOURCE_ERRNOS:
                 raise
             hosting.site.on_fault(error, f"accepting at {listener.address}")
-            await trio.sleep(RETRY_ACCEPT_SECONDS)
+            await trio.sleep(ACCEPT_RETRY_INTERVAL)
         else:
             guarded = GuardedStream(stream, _peer_of(stream, listener), limits)
             connections.start_soon(_serve_connection, guarded, limiter, hosting, name=f"connection {guarded.peer}")
 
 
-async def _serve_connection(stream: GuardedStream, limiter: ConnectionLimiter, hosting: Hosting) -> None:
-    """Serve one connection from accepted to closed. An error in it is reported and goes no further."""
+async def _serve_connection(stream: GuardedStream, limiter: ConnectionLimiter, hosting: ServerContext) -> None:
+    """Serve one connection until it is closed. Exceptions are reported and not propagated."""
     try:
         if not limiter.admit(stream):
             stream.reject()
@@ -109,5 +109,5 @@ def _peer_of(stream: trio.SocketStream, listener: Listener) -> str:
         return LOCAL_PEER
     try:
         return str(stream.socket.getpeername()[0]).removeprefix("::ffff:")
-    except OSError:  # it has left already; the first read reports that
+    except OSError:  # already disconnected; the first read reports it
         return "unknown"

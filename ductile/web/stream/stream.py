@@ -1,7 +1,6 @@
-"""The journal as it grows, over SSE and WebSocket: the routes, how events are written, how many may follow.
+"""The event stream over SSE and WebSocket: its routes, encodings and limit of subscribers.
 
-A client that is slow or gone costs nobody anything: it can go on where it was. What it gets is the reader's business.
-The runtime adds the routes.
+A slow or disconnected client does not affect others and can resume at its position. The cursor selects the events.
 """
 
 from collections import Counter
@@ -17,164 +16,162 @@ from ductile.core.errors import DuctileError
 from ductile.core.hub import JOURNAL
 from ductile.web.auth.auth import EVENTS
 from ductile.web.context import AppContext
-from ductile.web.messages import SAFE_HEADERS, Channel, Request, Response
-from ductile.web.openapi.schemas import Argument, Header, integer, listing, text
-from ductile.web.routes import AnyRoute, ChannelRoute, Route
+from ductile.web.messages import SAFE_HEADERS, Request, Response, WebSocket
+from ductile.web.openapi.schemas import Argument, Header, array, integer, text
+from ductile.web.routes import AnyRoute, Route, WebSocketRoute
 from ductile.web.site import Authorize
-from ductile.web.stream.broadcast import Feed, frame_of
-from ductile.web.stream.cursor import MOST_KINDS, Over, StreamCursor, open_reader
+from ductile.web.stream.broadcast import JournalFeed, make_frame
+from ductile.web.stream.cursor import MAX_KINDS, StreamCursor, StreamEnded, open_cursor
 from ductile.web.stream.event_types import OPENED
 
 RECONNECT_MILLISECONDS = 1000
-PIECE_BYTES = 32 * 1024
-MOST_STREAMS, MOST_STREAMS_PER_PEER = 128, 48
-"""Fewer than there may be connections, so that listeners never keep out those who have something to ask."""
+CHUNK_BYTES = 32 * 1024
+MAX_STREAMS, MAX_STREAMS_PER_PEER = 128, 48
+"""Lower than the connection limits, so that subscribers cannot block other requests."""
 STREAM_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"), *SAFE_HEADERS)
 
-ASKS = (
-    Argument(
-        "kind", listing(text(), maxItems=MOST_KINDS), "Only events of this name; `*` at its end stands for any rest"
-    ),
-    Argument("plugin", text(), "Only what concerns this plugin"),
-    Argument("job", text(), "Only what concerns this job"),
-    Argument("tree", text(), "Only what concerns the tree of this root job"),
-    Argument("since", integer(minimum=0), "Go on after this position; 0: from the first event that is kept"),
+QUERY = (
+    Argument("kind", array(text(), maxItems=MAX_KINDS), "Only events of this type; a trailing `*` is a wildcard"),
+    Argument("plugin", text(), "Only events of this plugin"),
+    Argument("job", text(), "Only events of this job"),
+    Argument("tree", text(), "Only events of the tree of this root job"),
+    Argument("since", integer(minimum=0), "Start after this position; 0 starts at the oldest event"),
 )
 
 
 class TooManyStreams(DuctileError):
-    """As many readers as may follow the events follow them already."""
+    """The limit of event streams is reached."""
 
     code, exit_code, status = "too_many_streams", 75, 503
-    hint = "close some, or try later"
+    hint = "Close some streams, or try again later."
 
 
-def routes(desk: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
-    """The two ways to follow what happens."""
-    room = StreamSlots()
-    feed = Feed(desk.ledger)
+def routes(ctx: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
+    """Return the SSE and WebSocket routes."""
+    slots = StreamSlots()
+    feed = JournalFeed(ctx.ledger)
 
-    async def listen(request: Request) -> Response:
-        reader = await open_reader(desk, feed, request, partial(authorize, sse, request))
-        room.require(request.peer)
-        return Response(headers=STREAM_HEADERS, body=_pieces(reader, room, request.peer), until=reader.is_over)
+    async def stream_events(request: Request) -> Response:
+        cursor = await open_cursor(ctx, feed, request, partial(authorize, sse, request))
+        slots.require_free(request.peer)
+        body = _sse_body(cursor, slots, request.peer)
+        return Response(headers=STREAM_HEADERS, body=body, until=cursor.wait_until_ended)
 
-    async def converse(request: Request, channel: Channel) -> None:
-        reader = await open_reader(desk, feed, request, partial(authorize, socket, request))
-        room.require(request.peer)
-        with room.one_more(request.peer):
-            await _converse(reader, channel)
+    async def serve_websocket(request: Request, websocket: WebSocket) -> None:
+        cursor = await open_cursor(ctx, feed, request, partial(authorize, socket, request))
+        slots.require_free(request.peer)
+        with slots.slot(request.peer):
+            await _serve_websocket(cursor, websocket)
 
     sse = Route(
         method="GET",
         path="/events",
-        handler=listen,
+        handler=stream_events,
         scope=EVENTS,
-        summary="What happens, as it happens (server-sent events)",
+        summary="Stream events as server-sent events",
         group="events",
-        asks=ASKS,
-        heeds=(Header("last-event-id", integer(minimum=0), "Go on after this event; wins over `since`"),),
-        gives={200: text("Events, each with `id`, `event` and `data`")},
-        media="text/event-stream",
+        query=QUERY,
+        headers=(Header("last-event-id", integer(minimum=0), "Resume after this event; overrides `since`"),),
+        responses={200: text("Events, each with `id`, `event` and `data`")},
+        media_type="text/event-stream",
         waits=True,
     )
-    socket = ChannelRoute(
+    socket = WebSocketRoute(
         path="/events/ws",
-        handler=converse,
+        handler=serve_websocket,
         scope=EVENTS,
-        summary="What happens, as it happens (WebSocket)",
+        summary="Stream events over a WebSocket",
         group="events",
-        asks=ASKS,
+        query=QUERY,
     )
     yield from (sse, socket)
 
 
 @define(eq=False)
 class StreamSlots:
-    """How many follow the events now."""
+    """The number of open streams by peer."""
 
-    _inside: Counter[str] = field(factory=Counter)
+    _open: Counter[str] = field(factory=Counter)
 
-    def require(self, peer: str) -> None:
-        """Raises TooManyStreams if there is no room for one more of this peer."""
-        total, mine = self._inside.total(), self._inside[peer]
-        if total >= MOST_STREAMS or (peer != "unix" and mine >= MOST_STREAMS_PER_PEER):
-            raise TooManyStreams(
-                f"{total} readers follow the events, {mine} of them from there", hint="close some, or try later"
-            )
+    def require_free(self, peer: str) -> None:
+        """Raise TooManyStreams if the limit of streams, in total or for this peer, is reached."""
+        total, of_peer = self._open.total(), self._open[peer]
+        if total >= MAX_STREAMS or (peer != "unix" and of_peer >= MAX_STREAMS_PER_PEER):
+            raise TooManyStreams(f"{total} streams are open, {of_peer} of them from this address")
 
     @contextmanager
-    def one_more(self, peer: str) -> Iterator[None]:
-        self._inside[peer] += 1
+    def slot(self, peer: str) -> Iterator[None]:
+        """Count one stream of the peer."""
+        self._open[peer] += 1
         try:
             yield
         finally:
-            self._inside[peer] -= 1
-            self._inside += Counter()  # forgets those at zero
+            self._open[peer] -= 1
+            self._open += Counter()  # removes peers without streams
 
 
-# ── the two ways to send ────────────────────────────────────────────────────────────────────────────────────────────
+# ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _pieces(reader: StreamCursor, room: StreamSlots, peer: str) -> AsyncIterator[bytes]:
-    """The body of an SSE answer; each piece is sent at once."""
-    with room.one_more(peer), reader.desk.hub.watch(JOURNAL) as hints:
-        # With the position from the start: whoever has to reconnect before the first event misses nothing.
-        yield b"retry: %d\nid: %d\n\n" % (RECONNECT_MILLISECONDS, reader.last)
+async def _sse_body(cursor: StreamCursor, slots: StreamSlots, peer: str) -> AsyncIterator[bytes]:
+    """Yield the chunks of an SSE response. Each is sent immediately."""
+    with slots.slot(peer), cursor.ctx.hub.watch(JOURNAL) as hints:
+        # Send the position first, so that a client that reconnects before the first event misses nothing.
+        yield b"retry: %d\nid: %d\n\n" % (RECONNECT_MILLISECONDS, cursor.position)
         while True:
             try:
-                frames = await reader.next(hints)
-            except Over as over:
-                yield f": {over.words}\n\n".encode()
+                frames = await cursor.next_frames(hints)
+            except StreamEnded as ended:
+                yield f": {ended.reason}\n\n".encode()
                 return
-            for piece in _joined(frame.server_sent(is_full=reader.is_full) for frame in frames):
-                yield piece
+            for chunk in _join_blocks(frame.server_sent(is_full=cursor.is_full) for frame in frames):
+                yield chunk
             if not frames:
-                yield b": still here\nid: %d\n\n" % reader.last
+                yield b": keep-alive\nid: %d\n\n" % cursor.position
 
 
-def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Many blocks as few pieces."""
-    piece = bytearray()
+def _join_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join blocks to chunks of about CHUNK_BYTES."""
+    chunk = bytearray()
     for block in blocks:
-        piece += block
-        if len(piece) >= PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    if piece:
-        yield bytes(piece)
+        chunk += block
+        if len(chunk) >= CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    if chunk:
+        yield bytes(chunk)
 
 
-async def _converse(reader: StreamCursor, channel: Channel) -> None:
-    """The whole conversation, from its acceptance to the reason for its end."""
-    opened = frame_of(OPENED, reader.last, to_text(reader.desk.clock.now()), {"position": reader.last})
-    await channel.accept()
+async def _serve_websocket(cursor: StreamCursor, websocket: WebSocket) -> None:
+    """Accept the WebSocket, send events until the stream ends, and close it with the reason."""
+    opened = make_frame(OPENED, cursor.position, to_text(cursor.ctx.clock.now()), {"position": cursor.position})
+    await websocket.accept()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_ignore_messages, channel)
-        nursery.start_soon(_cut_when_over, reader, channel)
-        await channel.send(opened.message(is_full=True))
-        over = await _send_all(reader, channel)
-        await channel.close(over.code, over.words)
+        nursery.start_soon(_discard_messages, websocket)
+        nursery.start_soon(_abort_when_ended, cursor, websocket)
+        await websocket.send(opened.message(is_full=True))
+        ended = await _send_frames(cursor, websocket)
+        await websocket.close(ended.code, ended.reason)
         nursery.cancel_scope.cancel()
 
 
-async def _send_all(reader: StreamCursor, channel: Channel) -> Over:
-    with reader.desk.hub.watch(JOURNAL) as hints:
+async def _send_frames(cursor: StreamCursor, websocket: WebSocket) -> StreamEnded:
+    with cursor.ctx.hub.watch(JOURNAL) as hints:
         while True:
             try:
-                for frame in await reader.next(hints):
-                    reader.require_right()
-                    await channel.send(frame.message(is_full=reader.is_full))
-            except Over as over:
-                return over
+                for frame in await cursor.next_frames(hints):
+                    cursor.require_access()
+                    await websocket.send(frame.message(is_full=cursor.is_full))
+            except StreamEnded as ended:
+                return ended
 
 
-async def _ignore_messages(channel: Channel) -> None:
-    """A client has nothing to say here; what it says all the same is not kept."""
+async def _discard_messages(websocket: WebSocket) -> None:
+    """Discard messages of the client: the stream is one-way."""
     while True:
-        await channel.receive()
+        await websocket.receive()
 
 
-async def _cut_when_over(reader: StreamCursor, channel: Channel) -> None:
-    await reader.is_over()
-    channel.cut()
+async def _abort_when_ended(cursor: StreamCursor, websocket: WebSocket) -> None:
+    await cursor.wait_until_ended()
+    websocket.abort()

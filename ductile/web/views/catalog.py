@@ -1,6 +1,6 @@
-"""What can be used, as plain data: a plugin, one of its commands, a pipeline.
+"""Plugins, commands and pipelines as JSON data, for the API and for `ductile system describe`.
 
-Knows no request. `catalog` answers with it; `system describe` tells the same of a configuration that nobody has loaded.
+Pure. Does not know requests or scopes.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ from ductile.plugin.manifest import Command, CommandType
 TIERS = {CommandType.READ: "READ", CommandType.WRITE: "WRITE"}
 
 
-def plugin_view(lane: ConfiguredPlugin) -> dict[str, Any]:
-    """One plugin and everything it can be asked to do."""
-    manifest = lane.plugin.manifest
-    commands = [_command(command) for command in manifest.commands.values()]
-    return {**about(lane), "protocol": manifest.protocol, "commands": commands}
+def plugin_view(configured: ConfiguredPlugin) -> dict[str, Any]:
+    """Return a plugin with all its commands."""
+    manifest = configured.plugin.manifest
+    commands = [_command_view(command) for command in manifest.commands.values()]
+    return {**plugin_summary(configured), "protocol": manifest.protocol, "commands": commands}
 
 
-def about(lane: ConfiguredPlugin) -> dict[str, Any]:
-    """What every list says of a plugin."""
-    manifest = lane.plugin.manifest
-    return {"name": lane.name, "version": manifest.version, "description": manifest.description}
+def plugin_summary(configured: ConfiguredPlugin) -> dict[str, Any]:
+    """Return the fields that every list of plugins shows."""
+    manifest = configured.plugin.manifest
+    return {"name": configured.name, "version": manifest.version, "description": manifest.description}
 
 
-def _command(command: Command) -> dict[str, Any]:
+def _command_view(command: Command) -> dict[str, Any]:
     return {
         "name": command.name,
         "type": str(command.type),
@@ -38,23 +38,23 @@ def _command(command: Command) -> dict[str, Any]:
     }
 
 
-def skill_view(lane: ConfiguredPlugin, command: Command) -> dict[str, Any]:
-    """How one command of a plugin is asked for."""
+def skill_view(configured: ConfiguredPlugin, command: Command) -> dict[str, Any]:
+    """Return a plugin command as a skill, with its endpoint."""
     return {
-        "name": f"plugin.{lane.name}.{command.name}",
+        "name": f"plugin.{configured.name}.{command.name}",
         "kind": "plugin",
         "description": command.description,
-        "endpoint": f"POST /plugin/{lane.name}/{command.name}",
+        "endpoint": f"POST /plugin/{configured.name}/{command.name}",
         "tier": TIERS[command.type],
-        "plugin": lane.name,
+        "plugin": configured.name,
         "command": command.name,
         "idempotent": command.idempotent,
         "retry_safe": command.retry_safe,
     }
 
 
-def run_view(plan: Plan) -> dict[str, Any]:
-    """How one pipeline is started."""
+def pipeline_view(plan: Plan) -> dict[str, Any]:
+    """Return a pipeline as a skill, with its endpoint."""
     trigger = plan.on or plan.hook or ""
     return {
         "name": f"pipeline.{plan.name}",

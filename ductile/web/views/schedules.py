@@ -1,16 +1,16 @@
-"""Schedules and breakers as the JSON that the API and the commands answer with.
+"""Schedules and breakers as JSON data, for the API and the CLI.
 
-Without the event loop, so that commands show the same while no service runs. What is shown comes from a configuration
-and from the ledger; nothing is reckoned here that the scheduler has decided.
+Synchronous, so that the CLI can show the same data without a running service. Computes no due times: those are the
+scheduler's, read from the ledger.
 """
 
 from collections.abc import Iterable
 from datetime import datetime, tzinfo
 from typing import Any
 
-from ductile.calendar.zones import local_text
+from ductile.calendar.zones import format_local
 from ductile.config.sections.relay import BREAKER
-from ductile.config.sections.schedules import HOST_ZONE, definition_hash, definition_of
+from ductile.config.sections.schedules import HOST_ZONE, build_definition, definition_hash
 from ductile.config.sections.settings import PluginEntry, Schedule
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
@@ -19,17 +19,17 @@ from ductile.core.model import Breaker, BreakerState
 from ductile.core.units import format_duration
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import breakers
-from ductile.ledger.tables.breakers import Transition
+from ductile.ledger.tables.breakers import BreakerTransition
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY
 
 MODES = ("every", "cron", "at", "after")
-UNSEEN = "no service has seen it yet"
-EDITED = "edited since a service last saw it"
+NOT_LOADED = "not loaded by a service yet"
+CHANGED = "changed since a service last loaded it"
 
 
 def schedules_view(snapshot: Snapshot, entries: Iterable[ScheduleEntry]) -> list[dict[str, Any]]:
-    """Every schedule that is written, in the order of the configuration."""
+    """Return every configured schedule, in the order of the configuration."""
     known = {(entry.plugin, entry.schedule_id): entry for entry in entries}
     return [
         schedule_view(snapshot, plugin, schedule, known.get((plugin, schedule.id)))
@@ -38,27 +38,30 @@ def schedules_view(snapshot: Snapshot, entries: Iterable[ScheduleEntry]) -> list
     ]
 
 
-def written_schedule(snapshot: Snapshot, plugin: str, schedule_id: str | None) -> Schedule:
-    """The schedule of that name; without one, the only one that the plugin has."""
+def find_schedule(snapshot: Snapshot, plugin: str, schedule_id: str | None) -> Schedule:
+    """Return the schedule with this id; without an id, the only schedule of the plugin.
+
+    Raises NotFound, or UsageInvalid if the plugin has several schedules and no id is given.
+    """
     entry = snapshot.config.settings.plugins.get(plugin)
     if entry is None:
-        snapshot.lane(plugin)  # says what is wrong with the name
-    written = {schedule.id: schedule for schedule in entry.schedules} if entry else {}
-    ids = ", ".join(written)
-    if schedule_id is None and len(written) == 1:
-        return next(iter(written.values()))
-    if schedule_id in written:
-        return written[schedule_id]
-    if not written:
-        raise NotFound(f"plugin {plugin} has no schedules", hint=f"write some under plugins.{plugin}.schedules")
+        snapshot.plugin(plugin)  # raises the error for an unknown name
+    schedules = {schedule.id: schedule for schedule in entry.schedules} if entry else {}
+    ids = ", ".join(schedules)
+    if schedule_id is None and len(schedules) == 1:
+        return next(iter(schedules.values()))
+    if schedule_id in schedules:
+        return schedules[schedule_id]
+    if not schedules:
+        raise NotFound(f"plugin {plugin} has no schedules", hint=f"Add one under plugins.{plugin}.schedules.")
     if schedule_id is None:
-        raise UsageInvalid(f"plugin {plugin} has several schedules", hint=f"name one of them: {ids}")
-    close = did_you_mean(schedule_id, written)
-    raise NotFound(f"plugin {plugin} has no schedule {schedule_id[:80]!r}{close}", hint=f"it has {ids}")
+        raise UsageInvalid(f"plugin {plugin} has several schedules", hint=f"Select one of: {ids}.")
+    close = did_you_mean(schedule_id, schedules)
+    raise NotFound(f"plugin {plugin} has no schedule {schedule_id[:80]!r}{close}", hint=f"Its schedules: {ids}.")
 
 
-def when_text(schedule: Schedule) -> str:
-    """`every 5m`, `cron 0 2 * * *`, `at 2026-03-01T07:00:00Z` or `after 10m`."""
+def format_trigger(schedule: Schedule) -> str:
+    """Return `every 5m`, `cron 0 2 * * *`, `at 2026-03-01T07:00:00Z` or `after 10m`."""
     if schedule.every is not None:
         return f"every {format_duration(schedule.every)}"
     if schedule.at is not None:
@@ -66,104 +69,106 @@ def when_text(schedule: Schedule) -> str:
     return f"after {format_duration(schedule.after)}" if schedule.after is not None else f"cron {schedule.cron}"
 
 
-def zone_of(schedule: Schedule) -> tzinfo:
-    return definition_of("", schedule).zone
+def get_zone(schedule: Schedule) -> tzinfo:
+    return build_definition("", schedule).zone
 
 
 def schedule_view(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> dict[str, Any]:
-    """One schedule and what the ledger remembers of it; what is not known is left out."""
+    """Return a schedule with its ledger state. Unknown members are omitted."""
     status, reason = _status(snapshot, plugin, schedule, entry)
     content: dict[str, Any] = {
         "plugin": plugin,
         "schedule_id": schedule.id,
         "command": schedule.command,
         "mode": next(mode for mode in MODES if getattr(schedule, mode) is not None),
-        "when": when_text(schedule),
+        "when": format_trigger(schedule),
         "status": status,
         "reason": reason,
         "timezone": schedule.timezone or HOST_ZONE.tzname(None),
     }
-    if entry is not None and reason != EDITED:
-        content |= _times(entry, zone_of(schedule), is_coming=status == "scheduled")
+    if entry is not None and reason != CHANGED:
+        content |= _times(entry, get_zone(schedule), is_scheduled=status == "scheduled")
     return {name: value for name, value in content.items() if value is not None}
 
 
 def _status(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> tuple[str, str | None]:
-    """In one word whether it will fire; and why not, or what else there is to know."""
+    """Return the status of a schedule, and the reason for it if there is one."""
     unavailable = snapshot.why_unavailable(plugin)
     if unavailable is not None:
         return "invalid", f"plugin {plugin} {unavailable}"
     if entry is None:
-        return "scheduled", UNSEEN
+        return "scheduled", NOT_LOADED
     if entry.status is EntryStatus.PAUSED_MANUAL:
         return "paused", entry.reason
     if entry.definition_hash != definition_hash(schedule):
-        return "scheduled", EDITED
+        return "scheduled", CHANGED
     if entry.status is EntryStatus.EXHAUSTED:
         return "exhausted", "one_shot_exhausted"
     return "scheduled", None
 
 
-def _times(entry: ScheduleEntry, zone: tzinfo, *, is_coming: bool) -> dict[str, Any]:
-    coming = entry.next_run_at if is_coming else None
+def _times(entry: ScheduleEntry, zone: tzinfo, *, is_scheduled: bool) -> dict[str, Any]:
+    next_run_at = entry.next_run_at if is_scheduled else None
     return {
-        "next_run_at": _moment(coming),
-        "next_run_local": local_text(coming, zone) if coming else None,
-        "held_reason": entry.held_reason if is_coming else None,
-        "last_fired_at": _moment(entry.last_fired_at),
-        "last_fired_local": local_text(entry.last_fired_at, zone) if entry.last_fired_at else None,
-        "last_slot_at": _moment(entry.last_slot_at),
+        "next_run_at": _format_time(next_run_at),
+        "next_run_local": format_local(next_run_at, zone) if next_run_at else None,
+        "held_reason": entry.held_reason if is_scheduled else None,
+        "last_fired_at": _format_time(entry.last_fired_at),
+        "last_fired_local": format_local(entry.last_fired_at, zone) if entry.last_fired_at else None,
+        "last_slot_at": _format_time(entry.last_slot_at),
         "last_job_id": entry.last_job_id,
-        "last_success_at": _moment(entry.last_success_at),
+        "last_success_at": _format_time(entry.last_success_at),
         "last_success_job_id": entry.last_success_job_id,
     }
 
 
 def breakers_view(db: Db, snapshot: Snapshot, plugin: str, command: str | None, *, transitions: int) -> dict[str, Any]:
-    """The breaker of every command of the plugin that is scheduled or was counted, each with its latest history."""
-    shown = []
-    for name in _commands(db, snapshot, plugin, command):
+    """Return the breakers of a plugin's scheduled or counted commands, each with its latest transitions."""
+    views = []
+    for name in _breaker_commands(db, snapshot, plugin, command):
         history = breakers.history(db, plugin, name, limit=transitions)
-        view = _breaker(snapshot, breakers.get(db, plugin, name))
-        shown.append({**view, "transitions": [_transition(one) for one in history]})
-    return {"plugin": plugin, "breakers": shown}
+        view = _breaker_view(snapshot, breakers.get(db, plugin, name))
+        views.append({**view, "transitions": [_transition_view(transition) for transition in history]})
+    return {"plugin": plugin, "breakers": views}
 
 
 def all_breakers_view(db: Db, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Every breaker that has counted something, by plugin and command."""
-    return [{"plugin": one.plugin, **_breaker(snapshot, one)} for one in breakers.all_breakers(db)]
+    """Return every breaker with a recorded failure or success, by plugin and command."""
+    return [{"plugin": breaker.plugin, **_breaker_view(snapshot, breaker)} for breaker in breakers.all_breakers(db)]
 
 
-def resettable(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[Breaker]:
-    """The breakers of the plugin, or of its command, that a reset changes."""
-    found = [breakers.get(db, plugin, name) for name in _commands(db, snapshot, plugin, command)]
-    return [one for one in found if one.state is not BreakerState.CLOSED or one.failure_count]
+def find_resettable(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[Breaker]:
+    """Return the breakers of a plugin, or of one command, that a reset would change."""
+    found = [breakers.get(db, plugin, name) for name in _breaker_commands(db, snapshot, plugin, command)]
+    return [breaker for breaker in found if breaker.state is not BreakerState.CLOSED or breaker.failure_count]
 
 
-def _commands(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[str]:
+def _breaker_commands(db: Db, snapshot: Snapshot, plugin: str, command: str | None) -> list[str]:
     if plugin == RELAY:
-        return _instances(db, snapshot, command)
+        return _relay_instances(db, snapshot, command)
     entry = snapshot.config.settings.plugins.get(plugin)
     if entry is None or command is not None:
-        lane = snapshot.lane(plugin)  # says what is wrong with the name
+        configured = snapshot.plugin(plugin)  # raises the error for an unknown name
         if command is not None:
-            return [lane.command(command).name]
+            return [configured.command(command).name]
     scheduled = [schedule.command for schedule in entry.schedules] if entry else []
-    return sorted({*scheduled, *(one.command for one in breakers.all_breakers(db) if one.plugin == plugin)})
+    return sorted({*scheduled, *(breaker.command for breaker in breakers.all_breakers(db) if breaker.plugin == plugin)})
 
 
-def _instances(db: Db, snapshot: Snapshot, name: str | None) -> list[str]:
-    """A relay has no commands; each instance has a breaker of its own."""
-    written = {instance.name for instance in snapshot.config.settings.instances}
+def _relay_instances(db: Db, snapshot: Snapshot, name: str | None) -> list[str]:
+    """Return the relay instances that have a breaker: a relay has one breaker per instance instead of per command."""
+    names = {instance.name for instance in snapshot.config.settings.instances}
     if name is None:
-        return sorted({*written, *(one.command for one in breakers.all_breakers(db) if one.plugin == RELAY)})
-    if name not in written:
-        close = did_you_mean(name, written)
-        raise NotFound(f"there is no instance {name[:80]!r}{close}", hint=f"known: {', '.join(sorted(written))}")
+        return sorted({*names, *(breaker.command for breaker in breakers.all_breakers(db) if breaker.plugin == RELAY)})
+    if name not in names:
+        close = did_you_mean(name, names)
+        raise NotFound(
+            f"instance {name[:80]!r} does not exist{close}", hint=f"Known instances: {', '.join(sorted(names))}."
+        )
     return [name]
 
 
-def _breaker(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
+def _breaker_view(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
     entry = snapshot.config.settings.plugins.get(breaker.plugin, PluginEntry())
     rules = BREAKER if breaker.plugin == RELAY else entry.circuit_breaker
     opened_at = breaker.opened_at if breaker.state is BreakerState.OPEN else None
@@ -172,26 +177,26 @@ def _breaker(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
         "state": str(breaker.state),
         "failure_count": breaker.failure_count,
         "threshold": rules.threshold,
-        "opened_at": _moment(breaker.opened_at),
-        "probe_from": _moment(opened_at + rules.reset_after) if opened_at else None,
+        "opened_at": _format_time(breaker.opened_at),
+        "probe_from": _format_time(opened_at + rules.reset_after) if opened_at else None,
         "probe_job_id": breaker.probe_job_id,
-        "last_failure_at": _moment(breaker.last_failure_at),
+        "last_failure_at": _format_time(breaker.last_failure_at),
         "last_job_id": breaker.last_job_id,
     }
     return {name: value for name, value in content.items() if value is not None}
 
 
-def _transition(one: Transition) -> dict[str, Any]:
+def _transition_view(transition: BreakerTransition) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "from_state": one.from_state,
-        "to_state": one.to_state,
-        "failure_count": one.failure_count,
-        "reason": one.reason,
-        "job_id": one.job_id,
-        "created_at": to_text(one.created_at),
+        "id": transition.id,
+        "from_state": transition.from_state,
+        "to_state": transition.to_state,
+        "failure_count": transition.failure_count,
+        "reason": transition.reason,
+        "job_id": transition.job_id,
+        "created_at": to_text(transition.created_at),
     }
 
 
-def _moment(moment: datetime | None) -> str | None:
-    return to_text(moment) if moment else None
+def _format_time(at: datetime | None) -> str | None:
+    return to_text(at) if at else None

@@ -1,7 +1,7 @@
-"""What comes to a webhook: the endpoint it is for, and the delivery as an event with what makes it unique. Pure.
+"""Webhook endpoints, and the conversion of a delivery to an event with its idempotency key. Pure.
 
-A body is read only after its signature was found good, and only as what the endpoint says it is; it becomes a payload
-and can never pose as an event. Does not know what a delivery leads to; `webhooks` does.
+A body is parsed only after its signature was verified, and only in the format of the endpoint. It becomes the payload
+of an event and cannot set other event fields. Does not start runs; the receiver does.
 """
 
 import uuid
@@ -14,84 +14,80 @@ from urllib.parse import parse_qsl
 from attrs import field, frozen
 from blake3 import blake3
 
-from ductile.config.checks.rules import CREDENTIALS
+from ductile.config.checks.rules import CREDENTIAL_HEADERS
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.errors import DuctileError, Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.secret import Secret
 from ductile.ledger.tables.rejected_deliveries import UNREAD_BODY, RejectedDelivery
 from ductile.pipeline.run.events import Event
-from ductile.pipeline.run.ingress import EventType, TypeRefused
+from ductile.pipeline.run.ingress import EventTypeInvalid, EventTypeTemplate
 from ductile.web.messages import Request
-from ductile.web.site import Served
+from ductile.web.site import AccessLogEntry
 from ductile.web.webhooks.signatures import SignatureVerdict, Verifier
 
-DEEPEST = strict_json.MAX_DEPTH - 4
-"""The core wraps a body in an event, and what becomes of it in more; all of that is read again."""
-MOST_FIELDS = 1000
-LONGEST_ID = 256
-LONGEST_HEADER = 512
-KEPT_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "host", "user-agent", "x-github-event"})
+MAX_BODY_DEPTH = strict_json.MAX_DEPTH - 4
+"""Lower than the JSON limit, because the body is nested in an event and in job payloads that are parsed again."""
+MAX_FORM_FIELDS = 1000
+MAX_DELIVERY_ID_CHARS = 256
+MAX_HEADER_CHARS = 512
+RECORDED_HEADERS = frozenset(
+    {"content-type", "content-encoding", "content-length", "host", "user-agent", "x-github-event"}
+)
 GITHUB_EVENT = "x-github-event"
 FORM, JSON = "application/x-www-form-urlencoded", "application/json"
 
 
 class DeliveryRefused(DuctileError):
-    """The delivery cannot be taken."""
+    """The delivery is invalid."""
 
     code, exit_code, status = "delivery_refused", 1, 400
-    hint = "whoever runs this Ductile sees the reason with `ductile webhook receipts`"
+    hint = "The operator sees the reason with `ductile webhook receipts`."
 
     def __init__(self, message: str | None = None, *, reason: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason or str(self)
-        """What the operator hears; it may say more than the sender is told."""
+        """The reason for the operator. It may be more detailed than the message for the sender."""
 
 
 class Forbidden(DeliveryRefused):
     """forbidden"""
 
     code, exit_code, status = "forbidden", 77, 403
-    hint = f"sign the raw body with the endpoint's secret; {DeliveryRefused.hint}"
+    hint = f"Sign the raw body with the secret of the endpoint. {DeliveryRefused.hint}"
 
 
 class WrongMediaType(DeliveryRefused):
-    """The body is not encoded as this endpoint expects."""
+    """The media type of the body is not supported by this endpoint."""
 
     code, status = "wrong_media_type", 415
-    hint = "send what the endpoint takes: JSON, or a form where its `body` is `form`"
+    hint = "Send JSON, or a form if the `body` of the endpoint is `form`."
 
 
 class IdReused(DeliveryRefused):
-    """Another delivery had this id."""
+    """The delivery id was used by another delivery."""
 
     code, status = "delivery_id_reused", 409
-    hint = "send every delivery under an id of its own"
-
-
-class RunRefused(DeliveryRefused):
-    """A run with this payload cannot begin."""
-
-    code, status = "run_refused", 422
+    hint = "Send each delivery with a unique id."
 
 
 class Unavailable(DeliveryRefused):
-    """This endpoint takes nothing at the moment."""
+    """The endpoint is temporarily unavailable."""
 
     code, exit_code, status = "endpoint_unavailable", 75, 503
-    hint = "send it again later; whoever runs this Ductile sees the reason with `ductile webhook receipts`"
+    hint = f"Send the delivery again later. {DeliveryRefused.hint}"
 
 
 @frozen(kw_only=True)
 class Endpoint:
-    """One address, with everything that is decided before a delivery comes."""
+    """A webhook endpoint with everything that its settings determine."""
 
     settings: WebhookEndpoint
     path: str
     source: str
-    """Who its jobs and events come from."""
+    """The `submitted_by` of its jobs and the `source` of its events."""
     verifier: Verifier
-    event_type: EventType
+    event_type: EventTypeTemplate
     id_header: str | None
     forwarded: tuple[str, ...]
 
@@ -100,14 +96,14 @@ class Endpoint:
         known = (secrets[name] for name in settings.secret_ref if name in secrets)
         verifier = Verifier.of(settings.scheme, known, settings.signature_header)
         id_header = settings.delivery_id_header or verifier.scheme.delivery_id_header
-        private = CREDENTIALS | {verifier.header}
+        private = CREDENTIAL_HEADERS | {verifier.header}
         names = (name.lower() for name in settings.forward_headers)
         return cls(
             settings=settings,
             path=settings.path,
             source=f"webhook:{settings.path}",
             verifier=verifier,
-            event_type=EventType.of(settings.event or _default_type(settings)),
+            event_type=EventTypeTemplate.parse(settings.event or _default_type(settings)),
             id_header=id_header.lower() if id_header else None,
             forwarded=tuple(name for name in dict.fromkeys(names) if name not in private),
         )
@@ -115,99 +111,99 @@ class Endpoint:
 
 @frozen(kw_only=True)
 class Delivery:
-    """A signed and well-formed delivery."""
+    """A verified and well-formed delivery."""
 
     event: Event = field(repr=False)
     key: str | None
-    """What it is known by if it comes again; None: every delivery is a new one."""
+    """Identifies repeated deliveries; None if every delivery is new."""
     body_hash: str | None
-    """Tells a repetition from another delivery under the same key; None where the key says enough."""
+    """Distinguishes a repetition from another delivery with the same key; None if the key is sufficient."""
 
 
-def payload_of_body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
-    """The body as an object; what is none is its only member `body`."""
+def parse_body(endpoint: Endpoint, request: Request) -> dict[str, Any]:
+    """Parse the body as an object. Other JSON values are wrapped as `{"body": value}`. Raises DeliveryRefused."""
     encoding = (request.header("content-encoding") or "identity").lower()
     if encoding != "identity":
-        raise WrongMediaType(f"the body is compressed ({encoding[:40]})", hint="send it as it is")
+        raise WrongMediaType(f"the body is compressed ({encoding[:40]})", hint="Send it without compression.")
     if endpoint.settings.body == "form":
-        if _declared(request) == JSON:
-            raise WrongMediaType("the body is JSON, this endpoint takes forms", hint=f"send {FORM}")
-        return _form(request.body)
+        if _declared_media_type(request) == JSON:
+            raise WrongMediaType("the body is JSON, but this endpoint takes forms", hint=f"Send {FORM}.")
+        return _parse_form(request.body)
     try:
-        content = strict_json.loads(request.body, source="body", max_depth=DEEPEST)
+        content = strict_json.loads(request.body, source="body", max_depth=MAX_BODY_DEPTH)
     except Unreadable as error:
-        # The declared type never chooses how a body is read: many senders of JSON declare a form.
-        if _declared(request) == FORM:
-            raise WrongMediaType("the body is a form, this endpoint takes JSON", hint=f"send {JSON}") from error
+        # Content-Type does not select the parser: many senders of JSON declare a form.
+        if _declared_media_type(request) == FORM:
+            raise WrongMediaType("the body is a form, but this endpoint takes JSON", hint=f"Send {JSON}.") from error
         raise DeliveryRefused(f"the body is not JSON: {error.reason}") from error
     return content if isinstance(content, dict) else {"body": content}
 
 
-def _declared(request: Request) -> str:
+def _declared_media_type(request: Request) -> str:
     return (request.header("content-type") or "").partition(";")[0].strip().lower()
 
 
 def read_delivery(
     endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any], *, now: datetime
 ) -> Delivery:
-    """The event that the delivery becomes, and what it is known by."""
+    """Convert a verified request to a delivery. Raises DeliveryRefused."""
     try:
-        kind = endpoint.event_type.filled(request.header)
-    except TypeRefused as refused:
+        kind = endpoint.event_type.render(request.header)
+    except EventTypeInvalid as refused:
         raise DeliveryRefused(str(refused)) from refused
     headers = {name: value for name in endpoint.forwarded if (value := request.header(name)) is not None}
-    key, is_whole = _key(endpoint, request, verdict, payload)
+    key, is_sufficient = _delivery_key(endpoint, request, verdict, payload)
     return Delivery(
         event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
         key=key,
-        body_hash=blake3(request.body).hexdigest() if key is not None and not is_whole else None,
+        body_hash=blake3(request.body).hexdigest() if key is not None and not is_sufficient else None,
     )
 
 
 def is_ping(endpoint: Endpoint, request: Request) -> bool:
-    """Whether GitHub only wants to know that somebody listens here."""
+    """True for a GitHub ping that the endpoint answers itself."""
     settings = endpoint.settings
     return settings.scheme == "github" and settings.ping == "answer" and request.header(GITHUB_EVENT) == "ping"
 
 
-def refused_delivery(
-    endpoint: Endpoint, request: Request, refused: DeliveryRefused, *, now: datetime
+def rejected_delivery(
+    endpoint: Endpoint, request: Request, reason: str, status: int, *, now: datetime
 ) -> RejectedDelivery:
-    """What is kept of a delivery that was not taken: enough to find out why, no body and no credentials."""
-    names = {*KEPT_HEADERS, endpoint.verifier.header, endpoint.id_header, *endpoint.forwarded}
-    kept = {
-        name: [value[:LONGEST_HEADER] for value in values]
+    """Return the record of a rejected delivery: selected headers and a digest of the body, no credentials."""
+    names = {*RECORDED_HEADERS, endpoint.verifier.header, endpoint.id_header, *endpoint.forwarded}
+    headers = {
+        name: [value[:MAX_HEADER_CHARS] for value in values]
         for name, values in request.headers.items()
         if name in names or name.endswith(("-signature", "-signature-256", "-timestamp", "-id"))
     }
     return RejectedDelivery(
         at=now,
         path=request.path,
-        reason=refused.reason,
-        status=refused.status,
+        reason=reason,
+        status=status,
         peer=request.peer,
         body_sha256=sha256(request.body).hexdigest(),
         body_bytes=len(request.body),
-        headers=kept,
+        headers=headers,
     )
 
 
-def unread_delivery(exchange: Served, reason: str, *, now: datetime) -> RejectedDelivery:
-    """What is kept of one that was sent away before its body was read: when, from where and why."""
+def unread_delivery(entry: AccessLogEntry, reason: str, *, now: datetime) -> RejectedDelivery:
+    """Return the record of a delivery that was rejected before its body was read."""
     return RejectedDelivery(
         at=now,
-        path=exchange.path,
+        path=entry.path,
         reason=reason,
-        status=exchange.status,
-        peer=exchange.peer,
+        status=entry.status,
+        peer=entry.peer,
         body_sha256=UNREAD_BODY,
         body_bytes=0,
         headers={},
     )
 
 
-def challenge_in(endpoint: Endpoint, payload: Mapping[str, Any]) -> str | None:
-    """What Slack wants to hear when an address is entered there; None for everything else."""
+def find_challenge(endpoint: Endpoint, payload: Mapping[str, Any]) -> str | None:
+    """Return the challenge of a Slack URL verification; None for every other payload."""
     if endpoint.settings.scheme != "slack" or payload.get("type") != "url_verification":
         return None
     challenge = payload.get("challenge")
@@ -219,41 +215,44 @@ def _default_type(settings: WebhookEndpoint) -> str:
     return f"webhook.{name}" if name else "webhook"
 
 
-def _key(
+def _delivery_key(
     endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any]
 ) -> tuple[str | None, bool]:
-    """What the delivery is known by, and whether that alone says that two are the same."""
-    if endpoint.id_header is not None and (found := _only(endpoint.id_header, request)) is not None:
+    """Return the key of the delivery, and whether equal keys alone mean the same delivery."""
+    if endpoint.id_header is not None and (found := _single_header(endpoint.id_header, request)) is not None:
         return found, False
     if verdict.delivery_id is not None:
         return verdict.delivery_id, False
-    # Senders that name the event inside of the body may count their attempts in there, too.
+    # Senders with the event id in the body may also count their attempts there, so bodies of retries can differ.
     member = endpoint.verifier.scheme.delivery_id_member
     named = payload.get(member) if member is not None else None
-    if isinstance(named, str) and 0 < len(named) <= LONGEST_ID:
+    if isinstance(named, str) and 0 < len(named) <= MAX_DELIVERY_ID_CHARS:
         return named, True
-    return verdict.once, True
+    return verdict.signed_digest, True
 
 
-def _only(header: str, request: Request) -> str | None:
+def _single_header(header: str, request: Request) -> str | None:
     values: Iterable[str] = request.headers.get(header, ())
     match tuple(values):
         case () | ("",):
             return None
-        case (found,) if len(found) <= LONGEST_ID:
+        case (found,) if len(found) <= MAX_DELIVERY_ID_CHARS:
             return found
         case _:
-            raise DeliveryRefused(f"the header {header} is given twice, or longer than {LONGEST_ID} characters")
+            raise DeliveryRefused(f"the header {header} is repeated or longer than {MAX_DELIVERY_ID_CHARS} characters")
 
 
-def _form(body: bytes) -> dict[str, Any]:
-    """Fields by name, a list where a name is repeated. GitHub and Slack put a JSON object into a lone `payload`."""
+def _parse_form(body: bytes) -> dict[str, Any]:
+    """Parse a form to fields by name; repeated fields become a list.
+
+    A single `payload` field with a JSON object is unwrapped: GitHub and Slack send it.
+    """
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FORM_FIELDS)
     except UnicodeDecodeError as error:
         raise DeliveryRefused("the body is not a form: it is not UTF-8") from error
     except ValueError as error:
-        raise DeliveryRefused(f"the body is not a form: it has more than {MOST_FIELDS} fields") from error
+        raise DeliveryRefused(f"the body is not a form: it has more than {MAX_FORM_FIELDS} fields") from error
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name not in fields:
@@ -262,15 +261,15 @@ def _form(body: bytes) -> dict[str, Any]:
             fields[name].append(value)
         else:
             fields[name] = [fields[name], value]
-    return _unwrapped(fields)
+    return _unwrap_payload(fields)
 
 
-def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
+def _unwrap_payload(fields: dict[str, Any]) -> dict[str, Any]:
     wrapped = fields.get("payload")
     if len(fields) != 1 or not isinstance(wrapped, str):
         return fields
     try:
-        content = strict_json.loads(wrapped, source="payload", max_depth=DEEPEST)
+        content = strict_json.loads(wrapped, source="payload", max_depth=MAX_BODY_DEPTH)
     except Unreadable:
         return fields
     return content if isinstance(content, dict) else fields

@@ -1,7 +1,7 @@
-"""Signed ingress: a delivery becomes durable work, once, before it is acknowledged.
+"""The webhook receiver: verifies a delivery, stores its jobs and its receipt in one transaction, then responds.
 
-Route, method, size and time limits are the server's; then signature, body, commit, 202. Secrets and paths are those of
-the configuration of the moment. The runtime serves the site on `webhooks.listen`.
+The server enforces method, size and time limits. Paths and secrets come from the current configuration. The runtime
+serves the site on `webhooks.listen`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,72 +16,76 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, FollowUps, are_few
+from ductile.core.model import Budget, FollowUps, is_small_write
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import Receipt
 from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.run.events import Event
-from ductile.pipeline.run.ingress import arrive, begin_with, hand_over, refused_plugin
+from ductile.pipeline.run.ingress import (
+    create_handle_job,
+    route_external_event,
+    trigger_run_with,
+    unavailable_plugin_reason,
+)
 from ductile.pipeline.run.route import TooManyFollowUps
 from ductile.web.api.jobs import health
-from ductile.web.context import AppContext, submit
+from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
-from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, Table
-from ductile.web.server.proxies import trusted_proxies
-from ductile.web.site import Served, Site
+from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, RouteTable
+from ductile.web.server.proxies import parse_proxies
+from ductile.web.site import AccessLogEntry, Site
 from ductile.web.webhooks.deliveries import (
     Delivery,
     DeliveryRefused,
     Endpoint,
     Forbidden,
     IdReused,
-    RunRefused,
     Unavailable,
-    challenge_in,
+    find_challenge,
     is_ping,
-    payload_of_body,
+    parse_body,
     read_delivery,
-    refused_delivery,
+    rejected_delivery,
     unread_delivery,
 )
 from ductile.web.webhooks.rejections import PING, REFUSED, REPEATED, RejectionCounter
 
-KEPT = timedelta(days=7)
-"""How long a delivery is known."""
-UNREAD = {408: "too slow", 413: "the body is too large"}
-"""What is refused before there is a body to look at, by its answer."""
-PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
+RECEIPT_LIFETIME = timedelta(days=7)
+"""How long repeated deliveries are recognized."""
+UNREAD_REASONS = {408: "too slow", 413: "the body is too large"}
+"""Reasons for responses that the server sends before the body is read, by status."""
+FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
-def site(
-    desk: AppContext,
-    tally: RejectionCounter,
+def build_site(
+    ctx: AppContext,
+    rejections: RejectionCounter,
     *,
-    on_request: Callable[[Served], None] = lambda _: None,
+    on_request: Callable[[AccessLogEntry], None] = lambda _: None,
     on_fault: Callable[[BaseException, str], None] = lambda _error, _where: None,
 ) -> Site:
-    """What `webhooks.listen` serves: every endpoint, and /healthz."""
+    """Build the site of `webhooks.listen`: every endpoint, and /healthz."""
 
-    def served(exchange: Served) -> None:
-        if exchange.route is not None and exchange.status in UNREAD:
-            tally.count(REFUSED, exchange.path, UNREAD[exchange.status])
-            tally.keep_one(exchange.path, partial(unread_delivery, exchange, UNREAD[exchange.status]))
-            desk.meters.deliveries[exchange.path, "refused"] += 1
-        on_request(exchange)
+    def count_unread(entry: AccessLogEntry) -> None:
+        if entry.route is not None and entry.status in UNREAD_REASONS:
+            rejections.count(REFUSED, entry.path, UNREAD_REASONS[entry.status])
+            rejections.record(entry.path, partial(unread_delivery, entry, UNREAD_REASONS[entry.status]))
+            ctx.metrics.deliveries[entry.path, "refused"] += 1
+        on_request(entry)
 
     return Site(
-        table=EndpointTable(Receiver(desk, tally)),
+        table=EndpointTable(Receiver(ctx, rejections)),
         authorize=lambda _, request: request,
-        trusted_proxies=lambda: trusted_proxies(desk.snapshot().config.settings.webhooks.trusted_proxies),
-        on_request=served,
+        trusted_proxies=lambda: parse_proxies(ctx.snapshot().config.settings.webhooks.trusted_proxies),
+        on_request=count_unread,
         on_fault=on_fault,
     )
 
 
-class EndpointTable(Table):
-    """The endpoints of the configuration of the moment, each at exactly its path."""
+class EndpointTable(RouteTable):
+    """The endpoints of the current configuration, matched by their exact paths."""
 
     def __init__(self, receiver: "Receiver") -> None:
         super().__init__([Route(method="GET", path="/healthz", handler=receiver.show_health)])
@@ -106,79 +110,82 @@ class EndpointTable(Table):
 
 @define(eq=False)
 class Receiver:
-    """Whoever takes deliveries."""
+    """The handler of deliveries."""
 
-    desk: AppContext
-    tally: RejectionCounter
+    ctx: AppContext
+    rejections: RejectionCounter
     _known: tuple[Config, Mapping[str, Endpoint]] | None = None
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """By path; made once for each configuration."""
-        config = self.desk.snapshot().config
+        """Return the endpoints by path, cached for each configuration."""
+        config = self.ctx.snapshot().config
         if self._known is None or self._known[0] is not config:
-            self._known = (config, endpoints_of(config))
+            self._known = (config, build_endpoints(config))
         return self._known[1]
 
     async def show_health(self, request: Request) -> Response:
-        if not (self.desk.snapshot().config.settings.webhooks.public_health or is_local(request)):
-            raise NotAllowed("/healthz answers this host only", hint="webhooks.public_health: true opens it")
-        return await health(self.desk, request)
+        if not (self.ctx.snapshot().config.settings.webhooks.public_health or is_local(request)):
+            raise NotAllowed(
+                "/healthz is available on this host only", hint="Set webhooks.public_health: true to make it public."
+            )
+        return await health(self.ctx, request)
 
     async def receive(self, request: Request) -> Response:
-        """202 with the job's id, after the job is durable; the same again for the same delivery."""
+        """Return 202 with the job id when the job is durable. A repeated delivery gets the same response."""
         endpoint = self.endpoints().get(request.path)
-        if endpoint is None:  # a reload took it away while the body came
-            raise NotFound("there is nothing at this path", hint=PATHS_HINT)
+        if endpoint is None:  # removed by a reload while the body was read
+            raise NotFound("no such path", hint=PATHS_HINT)
         try:
-            return await self._take(endpoint, request)
-        except DeliveryRefused as refused:
-            self.tally.count(REFUSED, endpoint.path, refused.reason)
-            self.tally.keep_one(endpoint.path, partial(refused_delivery, endpoint, request, refused))
-            self.desk.meters.deliveries[endpoint.path, "refused"] += 1
+            return await self._accept(endpoint, request)
+        except (DeliveryRefused, RunRefused) as error:
+            reason = error.reason if isinstance(error, DeliveryRefused) else str(error)
+            self.rejections.count(REFUSED, endpoint.path, reason)
+            self.rejections.record(endpoint.path, partial(rejected_delivery, endpoint, request, reason, error.status))
+            self.ctx.metrics.deliveries[endpoint.path, "refused"] += 1
             raise
 
-    async def _take(self, endpoint: Endpoint, request: Request) -> Response:
-        now = self.desk.clock.now()
-        verdict = endpoint.verifier.verdict(request.headers, request.body, now=now)
+    async def _accept(self, endpoint: Endpoint, request: Request) -> Response:
+        now = self.ctx.clock.now()
+        verdict = endpoint.verifier.verify(request.headers, request.body, now=now)
         if not verdict.is_valid:
             raise Forbidden(reason=verdict.reason or "")
         if is_ping(endpoint, request):
-            self.tally.count(PING, endpoint.path, request.header(endpoint.id_header or "") or "")
+            self.rejections.count(PING, endpoint.path, request.header(endpoint.id_header or "") or "")
             return json_response({"status": "pong"})
-        payload = payload_of_body(endpoint, request)
-        challenge = challenge_in(endpoint, payload)
+        payload = parse_body(endpoint, request)
+        challenge = find_challenge(endpoint, payload)
         if challenge is not None:
             return json_response({"challenge": challenge})
         delivery = read_delivery(endpoint, request, verdict, payload, now=now)
         try:
-            taken = await self._store(endpoint, delivery, now)
+            accepted = await self._store(endpoint, delivery, now)
         except LedgerError as error:
-            raise Unavailable("the delivery was not stored", reason=str(error), hint="send it again later") from error
-        self.desk.meters.deliveries[endpoint.path, "repeated" if taken.is_repeat else "accepted"] += 1
-        if taken.is_repeat:
-            self.tally.count(REPEATED, endpoint.path, delivery.key or "")
-        return _acknowledged(endpoint, taken.answer)
+            raise Unavailable("the delivery was not stored", reason=str(error), hint="Send it again later.") from error
+        self.ctx.metrics.deliveries[endpoint.path, "repeated" if accepted.is_repeat else "accepted"] += 1
+        if accepted.is_repeat:
+            self.rejections.count(REPEATED, endpoint.path, delivery.key or "")
+        return _acknowledge(endpoint, accepted.response)
 
-    async def _again(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery | None":
-        """The first answer to a delivery that is known already, whatever has become of its target."""
+    async def _find_repeat(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery | None":
+        """Return the first response to a repeated delivery, even if its target no longer exists."""
         if delivery.key is None:
             return None
-        receipt = await self.desk.ledger.read(receipts.get, endpoint.source, delivery.key, now=now)
-        return _repeated(receipt, delivery) if receipt is not None else None
+        receipt = await self.ctx.ledger.read(receipts.get, endpoint.source, delivery.key, now=now)
+        return _repeat_response(receipt, delivery) if receipt is not None else None
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery":
-        snapshot = self.desk.snapshot()
+        snapshot = self.ctx.snapshot()
         try:
-            runs = runs_of(endpoint, delivery.event, snapshot)
+            runs = plan_runs(endpoint, delivery.event, snapshot)
         except DuctileError:
-            if (taken := await self._again(endpoint, delivery, now)) is None:
+            if (accepted := await self._find_repeat(endpoint, delivery, now)) is None:
                 raise
-            await self.desk.ledger.until_durable()  # the first request may still wait for the disk
-            return taken
+            await self.ctx.ledger.until_durable()  # the first request may still be waiting for the disk
+            return accepted
         service = snapshot.config.settings.service
         failpoint("enqueue.before_begin")
         work = partial(
-            accept,
+            store_delivery,
             delivery=delivery,
             runs=runs,
             scope=endpoint.source,
@@ -186,45 +193,45 @@ class Receiver:
             default_ttl=service.dedupe_ttl,
             budget=snapshot.budget,
         )
-        taken = await submit(self.desk, work, is_large=not are_few(*runs))
+        accepted = await submit(self.ctx, work, is_large=not is_small_write(*runs))
         failpoint("enqueue.after_commit")
-        return taken
+        return accepted
 
 
 @frozen
 class AcceptedDelivery:
-    """A delivery that is in the ledger, and what its sender is told."""
+    """A stored delivery with the response for its sender."""
 
-    answer: str
+    response: str
     is_repeat: bool = False
 
 
-def endpoints_of(config: Config) -> dict[str, Endpoint]:
+def build_endpoints(config: Config) -> dict[str, Endpoint]:
     secrets = {token.name: token.key for token in config.settings.tokens}
     return {entry.path: Endpoint.of(entry, secrets) for entry in config.settings.webhooks.endpoints}
 
 
-def runs_of(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[FollowUps, ...]:
-    """What the delivery starts. Unavailable where it could only end at once, because of the configuration."""
-    entry, world, by = endpoint.settings, snapshot.world, endpoint.source
+def plan_runs(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[FollowUps, ...]:
+    """Return the runs that the delivery starts. Raises Unavailable if the configuration prevents them."""
+    entry, routing, by = endpoint.settings, snapshot.routing, endpoint.source
     if entry.event is not None:
-        return arrive(event, world, submitted_by=by)
+        return route_external_event(event, routing, submitted_by=by)
     if entry.plugin is not None:
-        lane = snapshot.lanes.get(entry.plugin)
-        lacks_handle = lane is not None and HANDLE not in lane.plugin.manifest.commands
-        if why := world.target(entry.plugin).refused or ("has no command handle" if lacks_handle else None):
+        configured = snapshot.plugins.get(entry.plugin)
+        lacks_handle = configured is not None and HANDLE not in configured.plugin.manifest.commands
+        if why := routing.target(entry.plugin).refused or ("has no command handle" if lacks_handle else None):
             raise Unavailable(reason=f"plugin {entry.plugin} {why}")
-        return (hand_over(entry.plugin, event, world, submitted_by=by),)
+        return (create_handle_job(entry.plugin, event, routing, submitted_by=by),)
     try:
-        run = begin_with(snapshot.plans.named(entry.pipeline or ""), event, world, submitted_by=by)
+        run = trigger_run_with(snapshot.plans.require(entry.pipeline or ""), event, routing, submitted_by=by)
     except TooManyFollowUps as error:
-        raise RunRefused(f"the run cannot begin: {error}") from error
-    if why := refused_plugin(run, world):
+        raise RunRefused(f"the run cannot start: {error}", hint=DeliveryRefused.hint) from error
+    if why := unavailable_plugin_reason(run, routing):
         raise Unavailable(reason=why)
     return (run,)
 
 
-def accept(
+def store_delivery(
     db: Db,
     delivery: Delivery,
     runs: tuple[FollowUps, ...],
@@ -234,26 +241,26 @@ def accept(
     default_ttl: timedelta,
     budget: Budget,
 ) -> AcceptedDelivery:
-    """Insert the receipt of the delivery, then start its runs; for a repeated delivery return the first answer."""
+    """Insert the receipt of the delivery and start its runs. A repeated delivery returns the first response."""
     key, body_hash = delivery.key, delivery.body_hash
-    if key is not None and not receipts.put(db, scope, key, now=now, keep=KEPT, body_hash=body_hash):
+    if key is not None and not receipts.put(db, scope, key, now=now, ttl=RECEIPT_LIFETIME, body_hash=body_hash):
         receipt = receipts.get(db, scope, key, now=now)
-        assert receipt is not None, "a valid receipt stood in the way"
-        return _repeated(receipt, delivery)
+        assert receipt is not None, "a valid receipt must exist"
+        return _repeat_response(receipt, delivery)
     roots = []
     for run in runs:
-        made = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget)
-        roots += [made[0].job_id] if made else []
+        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget)
+        roots += [enqueued[0].job_id] if enqueued else []
     first = roots[0] if roots else None
-    answer = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})
+    response = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})
     if key is not None:
-        receipts.note_answer(db, scope, key, job_id=first, response=answer)
-    return AcceptedDelivery(answer)
+        receipts.set_response(db, scope, key, job_id=first, response=response)
+    return AcceptedDelivery(response)
 
 
 def is_local(request: Request) -> bool:
-    """Whether somebody on this host asks; a proxy on this host asks for others."""
-    if any(name in request.headers for name in PROXIED):
+    """True if the client is on this host. A request with forwarding headers comes from a proxy for another host."""
+    if any(name in request.headers for name in FORWARDING_HEADERS):
         return False
     try:
         return ip_address(request.peer).is_loopback
@@ -261,14 +268,16 @@ def is_local(request: Request) -> bool:
         return False
 
 
-def _repeated(receipt: Receipt, delivery: Delivery) -> AcceptedDelivery:
+def _repeat_response(receipt: Receipt, delivery: Delivery) -> AcceptedDelivery:
     if delivery.body_hash is not None and receipt.body_hash not in (None, delivery.body_hash):
-        raise IdReused("another delivery had this id", reason=f"another body came under the id {receipt.key}")
+        raise IdReused(
+            "the delivery id was used by another delivery", reason=f"the id {receipt.key} was used with another body"
+        )
     return AcceptedDelivery(receipt.response or "{}", is_repeat=True)
 
 
-def _acknowledged(endpoint: Endpoint, answer: str) -> Response:
-    # Slack shows the answer to a command to whoever typed it, and takes nothing but 200 for success.
+def _acknowledge(endpoint: Endpoint, response: str) -> Response:
+    # Slack shows the response to the user who typed the command, and accepts only 200 as success.
     if endpoint.settings.scheme == "slack" and endpoint.settings.body == "form":
         return Response(status=200, headers=SAFE_HEADERS)
-    return encoded_json_response(answer.encode(), 202)
+    return encoded_json_response(response.encode(), 202)

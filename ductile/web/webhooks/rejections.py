@@ -1,7 +1,7 @@
-"""What was refused at a door, counted: one row of the journal for each endpoint and minute, however much is sent.
+"""Counts of rejected and repeated deliveries: one journal row per kind, path and minute.
 
-A row says what was refused or came again, and why. Counting never waits and never grows: whoever sends without end
-fills neither memory nor disk. The runtime keeps it going beside the listener.
+Counting does not block, and memory and disk use are bounded however many requests arrive. The runtime runs the writer
+task.
 """
 
 from collections import Counter
@@ -19,72 +19,74 @@ from ductile.ledger.tables import journal, rejected_deliveries
 from ductile.ledger.tables.rejected_deliveries import RejectedDelivery
 
 REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
-MOST_REFUSED = 10
-"""Of each path between two times of writing."""
-EVERY_SECONDS = 60.0
-MOST_LABELS = 8
+MAX_RECORDED_PER_PATH = 10
+"""Rejected deliveries recorded with their headers, between two writes."""
+WRITE_INTERVAL = 60.0
+MAX_LABELS = 8
 OTHERS = "others"
-LAST_WORDS_SECONDS = 5.0
+FINAL_WRITE_TIMEOUT = 5.0
 
 Counts: TypeAlias = dict[tuple[str, str], Counter[str]]
 
 
 @define(eq=False)
 class RejectionCounter:
-    """Counts by kind and path; `label` is the reason, or the delivery."""
+    """Counts by journal kind and path. A label is the reason of a rejection, or the key of a repeated delivery."""
 
     ledger: Ledger
     clock: Clock
     warn: Callable[[str], None] = lambda _: None
     _counts: Counts = field(factory=dict)
-    _refused: dict[str, list[RejectedDelivery]] = field(factory=dict)
+    _recorded: dict[str, list[RejectedDelivery]] = field(factory=dict)
     _since: datetime | None = None
-    _counted: trio.Event = field(factory=trio.Event)
+    _has_counts: trio.Event = field(factory=trio.Event)
 
     def count(self, kind: str, path: str, label: str) -> None:
-        """One more of these will be in the journal within a minute."""
+        """Count one request. The journal has it within a minute."""
         self._since = self._since or self.clock.now()
         labels = self._counts.setdefault((kind, path), Counter())
-        labels[label if label in labels or len(labels) < MOST_LABELS else OTHERS] += 1
-        self._counted.set()
+        labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += 1
+        self._has_counts.set()
 
-    def keep_one(self, path: str, describe: Callable[..., RejectedDelivery]) -> None:
-        """This refusal will be on record with its headers, unless there were enough of its path in the last minute."""
-        kept = self._refused.setdefault(path, [])
-        if len(kept) < MOST_REFUSED:
-            kept.append(describe(now=self.clock.now()))
+    def record(self, path: str, describe: Callable[..., RejectedDelivery]) -> None:
+        """Record a rejected delivery with its headers, up to MAX_RECORDED_PER_PATH between two writes."""
+        recorded = self._recorded.setdefault(path, [])
+        if len(recorded) < MAX_RECORDED_PER_PATH:
+            recorded.append(describe(now=self.clock.now()))
 
-    async def keep(self) -> None:
-        """Writes until it is cancelled: the first at once, what follows it together."""
+    async def run(self) -> None:
+        """Write counts to the ledger until cancelled: the first at once, later ones once per WRITE_INTERVAL."""
         try:
             while True:
-                await self._counted.wait()
+                await self._has_counts.wait()
                 await self._write()
-                await trio.sleep(EVERY_SECONDS)
+                await trio.sleep(WRITE_INTERVAL)
         finally:
-            with trio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+            with trio.move_on_after(FINAL_WRITE_TIMEOUT, shield=True):
                 await self._write()
 
     async def _write(self) -> None:
         counts, since, now = self._counts, self._since, self.clock.now()
         if not counts or since is None:
             return
-        self._counts, self._since, self._counted = {}, None, trio.Event()
-        rows = [(kind, _content(path, labels, since)) for (kind, path), labels in counts.items()]
-        refused, self._refused = self._refused, {}
+        self._counts, self._since, self._has_counts = {}, None, trio.Event()
+        rows = [(kind, _journal_data(path, labels, since)) for (kind, path), labels in counts.items()]
+        recorded, self._recorded = self._recorded, {}
         try:
-            await self.ledger.write(_append, rows, [one for kept in refused.values() for one in kept], now=now)
+            await self.ledger.write(
+                _insert, rows, [delivery for deliveries in recorded.values() for delivery in deliveries], now=now
+            )
         except LedgerError as error:
-            self.warn(f"cannot write down what was refused: {error}")
-            self._take_back(counts, since)
-            self._refused = refused
+            self.warn(f"cannot store rejected deliveries: {error}")
+            self._restore(counts, since)
+            self._recorded = recorded
             return
         for kind, content in rows:
-            if kind.endswith(".refused"):  # a repetition is the sender's way to be sure, nothing to worry about
+            if kind.endswith(".refused"):  # repeated deliveries are normal and not logged
                 why = "; ".join(f"{number} × {label}" for label, number in content["why"].items())
-                self.warn(f"refused at {content['path']}: {why}")
+                self.warn(f"rejected at {content['path']}: {why}")
 
-    def _take_back(self, counts: Counts, since: datetime) -> None:
+    def _restore(self, counts: Counts, since: datetime) -> None:
         for (kind, path), labels in counts.items():
             for label, number in labels.items():
                 self.count(kind, path, label)
@@ -92,11 +94,13 @@ class RejectionCounter:
         self._since = since
 
 
-def _content(path: str, labels: Counter[str], since: datetime) -> dict[str, Any]:
+def _journal_data(path: str, labels: Counter[str], since: datetime) -> dict[str, Any]:
     return {"path": path, "count": labels.total(), "why": dict(labels), "since": to_text(since)}
 
 
-def _append(db: Any, rows: list[tuple[str, dict[str, Any]]], refused: list[RejectedDelivery], *, now: datetime) -> None:
+def _insert(
+    db: Any, rows: list[tuple[str, dict[str, Any]]], rejected: list[RejectedDelivery], *, now: datetime
+) -> None:
     for kind, content in rows:
         journal.append(db, kind, now=now, data=content)
-    rejected_deliveries.put_all(db, refused)
+    rejected_deliveries.put_all(db, rejected)

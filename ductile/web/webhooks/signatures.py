@@ -1,7 +1,7 @@
-"""The signature schemes: is a delivery signed with one of these secrets? Pure, over bytes, in constant time.
+"""Verification of webhook signatures, for each supported scheme. Pure, in constant time.
 
-A header that is missing, given twice or not exactly in its format is a "no" with a reason for the operator, never an
-exception. Knows nothing of endpoints or of what a delivery leads to.
+A missing, repeated or malformed header is a negative verdict with a reason for the operator, not an exception. Does not
+know endpoints.
 """
 
 import base64
@@ -16,39 +16,39 @@ from attrs import field, frozen
 from ductile.core.secret import Secret
 
 TOLERANCE_SECONDS = 300
-"""How far a signed moment may lie before or after ours."""
-MOST_SIGNATURES = 16
+"""The accepted difference between a signed timestamp and the clock."""
+MAX_SIGNATURES = 16
 
 Headers = Mapping[str, tuple[str, ...]]
 
 
 class MalformedSignature(Exception):
-    """The headers do not claim a signature in the way of the scheme; the message says why."""
+    """The signature headers do not have the format of the scheme. The message says why."""
 
 
 @frozen(kw_only=True)
 class SignatureHeaders:
-    """What the headers of a delivery say about its signature."""
+    """The parsed signature headers of a delivery."""
 
     signatures: tuple[bytes, ...] = ()
-    """Any one of them suffices."""
-    before: bytes = b""
-    """What was signed in front of the body."""
+    """One valid signature is sufficient."""
+    prefix: bytes = b""
+    """The signed bytes before the body."""
     sent_at: int | None = None
     delivery_id: str | None = None
 
 
 @frozen(kw_only=True)
 class SignatureVerdict:
-    """Whether a delivery is signed. `reason` is for the operator and never for the sender."""
+    """The result of a verification. `reason` is for the operator and must not be sent to the sender."""
 
     reason: str | None = None
-    """None: it is."""
+    """Why the signature is invalid; None if it is valid."""
     delivery_id: str | None = None
-    """The sender's own, if the scheme signs one."""
-    once: str | None = None
-    """What was signed, as a digest, where that has a moment in it: no other delivery has the same, whichever of several
-    good signatures it shows."""
+    """The signed delivery id of the sender, if the scheme has one."""
+    signed_digest: str | None = None
+    """The digest of the signed bytes, if they include a timestamp. Identifies the delivery, whichever of several valid
+    signatures it has."""
 
     @property
     def is_valid(self) -> bool:
@@ -57,20 +57,20 @@ class SignatureVerdict:
 
 @frozen(kw_only=True)
 class Scheme:
-    """How one family of senders signs."""
+    """A signature scheme."""
 
     header: str
     read: Callable[[Headers, str], SignatureHeaders]
     key_of: Callable[[str], bytes]
     delivery_id_header: str | None = None
-    """Names a delivery, but is not signed."""
+    """The header with the delivery id, which is not signed."""
     delivery_id_member: str | None = None
-    """The member of the signed body that names a delivery."""
+    """The member of the signed body with the delivery id."""
 
 
 @frozen(kw_only=True)
 class Verifier:
-    """One scheme with the secrets of one sender."""
+    """A signature scheme with the secrets of one endpoint."""
 
     scheme: Scheme
     header: str
@@ -78,31 +78,31 @@ class Verifier:
 
     @classmethod
     def of(cls, scheme: str, secrets: Iterable[Secret], header: str | None = None) -> "Verifier":
-        """Secrets that are empty, or not what the scheme takes for one, never verify anything."""
+        """Build a verifier. Secrets that are empty or invalid for the scheme are ignored."""
         known = SCHEMES[scheme]
         keys = tuple(key for secret in secrets if (key := known.key_of(secret.reveal())))
         return cls(scheme=known, header=(header or known.header).lower(), keys=keys)
 
-    def verdict(self, headers: Headers, body: bytes, *, now: datetime) -> SignatureVerdict:
-        """Takes as long for a wrong signature as for a right one, and as long for none."""
+    def verify(self, headers: Headers, body: bytes, *, now: datetime) -> SignatureVerdict:
+        """Verify the signature. Takes constant time for valid, invalid and missing signatures."""
         try:
             claim, reason = self.scheme.read(headers, self.header), None
         except MalformedSignature as malformed:
             claim, reason = SignatureHeaders(), str(malformed)
         if claim.sent_at is not None and abs(now.timestamp() - claim.sent_at) > TOLERANCE_SECONDS:
-            reason = f"it was signed more than {TOLERANCE_SECONDS} s before or after now"
-        signed = claim.before + body
-        is_fitting = self._fits(claim, signed)
+            reason = f"the signed timestamp differs from the clock by more than {TOLERANCE_SECONDS} s"
+        signed = claim.prefix + body
+        is_match = self._matches(claim, signed)
         if not self.keys:
             reason = "the endpoint has no usable secret"
-        if reason is None and not is_fitting:
-            reason = "the signature fits no secret of the endpoint"
+        if reason is None and not is_match:
+            reason = "the signature matches no secret of the endpoint"
         if reason is not None:
             return SignatureVerdict(reason=reason)
         once = sha256(signed).hexdigest() if claim.sent_at is not None else None
-        return SignatureVerdict(delivery_id=claim.delivery_id, once=once)
+        return SignatureVerdict(delivery_id=claim.delivery_id, signed_digest=once)
 
-    def _fits(self, claim: SignatureHeaders, signed: bytes) -> bool:
+    def _matches(self, claim: SignatureHeaders, signed: bytes) -> bool:
         found = False
         for key in self.keys:
             expected = hmac.digest(key, signed, sha256)
@@ -111,7 +111,7 @@ class Verifier:
         return found
 
 
-# ── how each scheme is read ─────────────────────────────────────────────────────────────────────────────────────────
+# ── parsing of signature headers ─────────────────────────────────────────────────────────────────────────────────────
 
 _HEX = "[0-9A-Fa-f]{64}"
 _PLAIN = re.compile(f"(?:sha256=)?({_HEX})")
@@ -119,92 +119,94 @@ _GITHUB = re.compile(f"sha256=({_HEX})")
 _SLACK = re.compile(f"v0=({_HEX})")
 _STRIPE = re.compile(f"({_HEX})")
 _BASE64 = re.compile("[A-Za-z0-9+/]{43}=")
-_MOMENT = re.compile("[0-9]{1,12}")
+_TIMESTAMP = re.compile("[0-9]{1,12}")
 _MESSAGE_ID = re.compile(r"[!-\-/-~]{1,256}")
-"""Without a full stop: it ends the id in what is signed."""
+"""Without a full stop, which terminates the id in the signed bytes."""
 
 
 def _read_plain(headers: Headers, header: str) -> SignatureHeaders:
-    return SignatureHeaders(signatures=(_hex(_PLAIN, _only(headers, header), header),))
+    return SignatureHeaders(signatures=(_parse_hex(_PLAIN, _single_header(headers, header), header),))
 
 
 def _read_github(headers: Headers, header: str) -> SignatureHeaders:
-    return SignatureHeaders(signatures=(_hex(_GITHUB, _only(headers, header), header),))
+    return SignatureHeaders(signatures=(_parse_hex(_GITHUB, _single_header(headers, header), header),))
 
 
 def _read_stripe(headers: Headers, header: str) -> SignatureHeaders:
-    """`t=1492774577,v1=<hex>,v1=<hex>`; other members are for others."""
-    moments, signatures = [], []
-    for member in _only(headers, header).split(","):
+    """Parse `t=1492774577,v1=<hex>,v1=<hex>`. Other members are ignored."""
+    timestamps, signatures = [], []
+    for member in _single_header(headers, header).split(","):
         name, _, value = member.partition("=")
         if name == "t":
-            moments.append(value)
+            timestamps.append(value)
         elif name == "v1":
-            signatures.append(_hex(_STRIPE, value, header))
-    if len(moments) != 1:
-        raise MalformedSignature(f"the header {header} does not have exactly one moment t=")
-    sent_at = _moment(moments[0], header)
-    return SignatureHeaders(signatures=_some(signatures, header), before=f"{moments[0]}.".encode(), sent_at=sent_at)
+            signatures.append(_parse_hex(_STRIPE, value, header))
+    if len(timestamps) != 1:
+        raise MalformedSignature(f"the header {header} does not have exactly one timestamp t=")
+    sent_at = _parse_timestamp(timestamps[0], header)
+    return SignatureHeaders(
+        signatures=_require_count(signatures, header), prefix=f"{timestamps[0]}.".encode(), sent_at=sent_at
+    )
 
 
 def _read_slack(headers: Headers, header: str) -> SignatureHeaders:
-    signature = _hex(_SLACK, _only(headers, header), header)
-    moment = _only(headers, "x-slack-request-timestamp")
-    sent_at = _moment(moment, "x-slack-request-timestamp")
-    return SignatureHeaders(signatures=(signature,), before=f"v0:{moment}:".encode(), sent_at=sent_at)
+    signature = _parse_hex(_SLACK, _single_header(headers, header), header)
+    timestamp = _single_header(headers, "x-slack-request-timestamp")
+    sent_at = _parse_timestamp(timestamp, "x-slack-request-timestamp")
+    return SignatureHeaders(signatures=(signature,), prefix=f"v0:{timestamp}:".encode(), sent_at=sent_at)
 
 
 def _read_standard(headers: Headers, header: str) -> SignatureHeaders:
-    """`v1,<base64> v1,<base64>`; id and moment are in headers that begin like the signature's own."""
+    """Parse `v1,<base64> v1,<base64>`. The id and timestamp headers share the prefix of the signature header."""
     family = header.removesuffix("-signature")
     signatures = []
-    for member in _only(headers, header).split(" "):
+    for member in _single_header(headers, header).split(" "):
         version, comma, encoded = member.partition(",")
         if not comma or (version == "v1" and not _BASE64.fullmatch(encoded)):
-            raise MalformedSignature(f"the header {header} is not in its format")
+            raise MalformedSignature(f"the header {header} is malformed")
         if version == "v1":
             signatures.append(base64.b64decode(encoded))
-    message, moment = _only(headers, f"{family}-id"), _only(headers, f"{family}-timestamp")
+    message, timestamp = _single_header(headers, f"{family}-id"), _single_header(headers, f"{family}-timestamp")
     if not _MESSAGE_ID.fullmatch(message):
-        raise MalformedSignature(f"the header {family}-id is not in its format")
+        raise MalformedSignature(f"the header {family}-id is malformed")
     return SignatureHeaders(
-        signatures=_some(signatures, header),
-        before=f"{message}.{moment}.".encode(),
-        sent_at=_moment(moment, f"{family}-timestamp"),
+        signatures=_require_count(signatures, header),
+        prefix=f"{message}.{timestamp}.".encode(),
+        sent_at=_parse_timestamp(timestamp, f"{family}-timestamp"),
         delivery_id=message,
     )
 
 
-def _only(headers: Headers, name: str) -> str:
+def _single_header(headers: Headers, name: str) -> str:
     values = headers.get(name, ())
     if len(values) != 1:
         raise MalformedSignature(
-            f"the header {name} is given {len(values)} times" if values else f"it has no header {name}"
+            f"the header {name} is repeated {len(values)} times" if values else f"the header {name} is missing"
         )
     return values[0]
 
 
-def _hex(pattern: re.Pattern[str], text: str, header: str) -> bytes:
-    # The pattern comes first: `fromhex` also takes blanks, and comparing text fails for letters beyond ASCII.
+def _parse_hex(pattern: re.Pattern[str], text: str, header: str) -> bytes:
+    # Match the pattern first: `fromhex` also accepts whitespace.
     match = pattern.fullmatch(text)
     if match is None:
-        raise MalformedSignature(f"the header {header} is not in its format")
+        raise MalformedSignature(f"the header {header} is malformed")
     return bytes.fromhex(match[1])
 
 
-def _moment(text: str, header: str) -> int:
-    if not _MOMENT.fullmatch(text):
-        raise MalformedSignature(f"the moment in the header {header} is not in whole seconds")
+def _parse_timestamp(text: str, header: str) -> int:
+    if not _TIMESTAMP.fullmatch(text):
+        raise MalformedSignature(f"the timestamp in the header {header} is not in whole seconds")
     return int(text)
 
 
-def _some(signatures: list[bytes], header: str) -> tuple[bytes, ...]:
-    if not 1 <= len(signatures) <= MOST_SIGNATURES:
+def _require_count(signatures: list[bytes], header: str) -> tuple[bytes, ...]:
+    if not 1 <= len(signatures) <= MAX_SIGNATURES:
         raise MalformedSignature(f"the header {header} has {len(signatures)} signatures")
     return tuple(signatures)
 
 
-# ── what each scheme takes for a key ────────────────────────────────────────────────────────────────────────────────
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _text_key(secret: str) -> bytes:
@@ -212,7 +214,7 @@ def _text_key(secret: str) -> bytes:
 
 
 def _base64_key(secret: str) -> bytes:
-    """The bytes behind `whsec_<base64>`; none if it is not base64."""
+    """Decode `whsec_<base64>`. Returns no bytes if it is not base64."""
     encoded = secret.removeprefix("whsec_")
     try:
         return base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)

@@ -1,23 +1,27 @@
-"""Rules between values: what contradicts itself is refused at load."""
+"""Rules between values: contradictions are errors at load."""
 
 import pytest
 
 from ductile.core.errors import ConfigInvalid
-from tests.config.conftest import Home
+from tests.config.conftest import ConfigDir
 
 ENDPOINT = "plugin: p, secret_ref: t, signature_header: X-Sig"
-BREACHES: list[tuple[str, str, str]] = [
-    ("service: {job_queue_retention: 1h, dedupe_ttl: 2h}", "service.job_queue_retention", "shorter than dedupe_ttl"),
+VIOLATIONS: list[tuple[str, str, str]] = [
+    (
+        "service: {job_queue_retention: 1h, dedupe_ttl: 2h}",
+        "service.job_queue_retention",
+        "must not be shorter than dedupe_ttl",
+    ),
     ("service: {tick_interval: 99ms}", "service.tick_interval", "100ms or longer"),
     ("service: {tick_interval: 0}", "service.tick_interval", "100ms or longer"),
     ("service: {name: Küche}\nremote_ingress: {peers: []}", "service.name", "lower-case words joined by '-'"),
-    ("api: {enabled: true}", "api", "has no token"),
+    ("api: {enabled: true}", "api", "has no usable token"),
     (
         "api:\n  auth: {tokens: [{token: aaaaaaaaaaaaaaaa}, {token: aaaaaaaaaaaaaaaa}]}",
         "api.auth.tokens[1].token",
         "the same",
     ),
-    ("service: {admission: {require_api_auth: true}}", "api", "has no token"),
+    ("service: {admission: {require_api_auth: true}}", "api", "has no usable token"),
     (
         "api: {auth: {tokens: [{name: a, token: aaaaaaaaaaaaaaaa}, {name: a, token: bbbbbbbbbbbbbbbb}]}}",
         "api.auth.tokens[1].name",
@@ -26,11 +30,11 @@ BREACHES: list[tuple[str, str, str]] = [
     (
         "api: {auth: {tokens: [{name: token-3fa9c1, token: aaaaaaaaaaaaaaaa}]}}",
         "api.auth.tokens[0].name",
-        "'token-3fa9c1' is how a token without a name is called",
+        "'token-3fa9c1' is reserved for tokens without a name",
     ),
-    ("api: {allowed_origins: ['*']}", "api.allowed_origins[0]", "is no origin"),
-    ("api: {allowed_origins: ['https://a.example/']}", "api.allowed_origins[0]", "is no origin"),
-    ("remote_ingress: {listen_path: /relay}", "remote_ingress.listen_path", "a path of the API itself"),
+    ("api: {allowed_origins: ['*']}", "api.allowed_origins[0]", "is not an origin"),
+    ("api: {allowed_origins: ['https://a.example/']}", "api.allowed_origins[0]", "is not an origin"),
+    ("remote_ingress: {listen_path: /relay}", "remote_ingress.listen_path", "is reserved by the API"),
     (
         "service: {max_workers: 2}\nplugins: {p: {parallelism: 3}}",
         "plugins.p.parallelism",
@@ -44,16 +48,20 @@ BREACHES: list[tuple[str, str, str]] = [
         "plugins.p.schedules[0].command",
         "cannot be scheduled",
     ),
-    ("plugins: {p: {schedules: [{after: 5m, catch_up: run_all}]}}", "plugins.p.schedules[0].catch_up", "`every` only"),
+    (
+        "plugins: {p: {schedules: [{after: 5m, catch_up: run_all}]}}",
+        "plugins.p.schedules[0].catch_up",
+        "requires `every`",
+    ),
     (
         "plugins: {p: {schedules: [{cron: '0 0 * * *', catch_up: run_once}]}}",
         "plugins.p.schedules[0].catch_up",
-        "`every` only",
+        "requires `every`",
     ),
     (
         "plugins: {p: {schedules: [{after: 5m, jitter: 1s}]}}",
         "plugins.p.schedules[0].jitter",
-        "`every` and `cron` only",
+        "requires `every` or `cron`",
     ),
     (
         "plugins: {p: {schedules: [{every: 5m, jitter: 6m}]}}",
@@ -63,14 +71,18 @@ BREACHES: list[tuple[str, str, str]] = [
     (
         "plugins: {p: {schedules: [{every: 5m, preferred_window: {start: '8:00', end: '08:00'}}]}}",
         "plugins.p.schedules[0].preferred_window",
-        "begins and ends at the same time",
+        "starts and ends at the same time",
     ),
     (
         "plugins: {p: {schedules: [{every: 5m, not_on: [0, 1, 2, 3, 4, 5, sat, 7]}]}}",
         "plugins.p.schedules[0].not_on",
-        "would never run",
+        "never fires",
     ),
-    ("plugins: {p: {config: {key_ref: other}}}", "plugins.p.config.key_ref", "the name of a token in tokens.yaml (t)"),
+    (
+        "plugins: {p: {config: {key_ref: other}}}",
+        "plugins.p.config.key_ref",
+        "the name of a token in tokens.yaml (known: t)",
+    ),
     ("plugins: {p: {config: {key_ref: 5}}}", "plugins.p.config.key_ref", "the name of a token"),
     ("plugins: {p: {config: {key_ref: [t]}}}", "plugins.p.config.key_ref", "the name of a token"),
     (
@@ -106,53 +118,53 @@ BREACHES: list[tuple[str, str, str]] = [
     (
         "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t, scheme: standard-webhooks}]}",
         "webhooks.endpoints[0].secret_ref",
-        "a secret in base64",
+        "a base64-encoded secret",
     ),
     (
         f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}, forward_headers: [X-A, Cookie]}}]}}",
         "webhooks.endpoints[0].forward_headers",
-        "Cookie carries credentials",
+        "Cookie contains credentials",
     ),
     (
         f"webhooks: {{endpoints: [{{path: /healthz, {ENDPOINT}}}]}}",
         "webhooks.endpoints[0].path",
-        "taken by the health check",
+        "reserved for the health check",
     ),
     (
         f"webhooks: {{endpoints: [{{path: /a/../b, {ENDPOINT}}}]}}",
         "webhooks.endpoints[0].path",
-        "'/a/../b' can never be asked for: leave out %, empty parts, `.` and `..`",
+        "'/a/../b' cannot be requested: remove %, empty segments, `.` and `..`",
     ),
     (
         f"webhooks: {{endpoints: [{{path: /a%20b, {ENDPOINT}}}]}}",
         "webhooks.endpoints[0].path",
-        "'/a%20b' can never be asked for: leave out %, empty parts, `.` and `..`",
+        "'/a%20b' cannot be requested: remove %, empty segments, `.` and `..`",
     ),
     (
         "webhooks: {endpoints: [{path: /a, event: 'x.{kind}', secret_ref: t, scheme: github}]}",
         "webhooks.endpoints[0].event",
-        "'x.{kind}': braces are only for headers, such as {header.X-GitHub-Event}",
+        "'x.{kind}': braces are only allowed for headers, such as {header.X-GitHub-Event}",
     ),
     (
         "webhooks: {endpoints: [{path: /a, event: 'ductile.step.failed', secret_ref: t, scheme: github}]}",
         "webhooks.endpoints[0].event",
-        "'ductile.step.failed': types that begin with `ductile.` belong to the core",
+        "'ductile.step.failed': event types that start with `ductile.` are reserved",
     ),
     (
         "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: [t, u], scheme: github}]}",
         "webhooks.endpoints[0].secret_ref",
-        "has no source",
+        "must be the name of a token",
     ),
     (
         f"api: {{enabled: true, listen: 'x:1', auth: {{tokens: [{{token: a}}]}}}}\n"
         f"webhooks: {{listen: 'x:1', endpoints: [{{path: /a, {ENDPOINT}}}]}}",
         "webhooks.listen",
-        "the API's address too",
+        "also the address of the API",
     ),
     (
         "instances: [{name: a, base_url: 'http://x', ingress_path: /p, secret_ref: u}]",
         "instances[0].secret_ref",
-        "has no source",
+        "must be the name of a token",
     ),
     (
         "instances: [{name: a, base_url: 'http://x', ingress_path: /p, secret_ref: t},"
@@ -160,7 +172,11 @@ BREACHES: list[tuple[str, str, str]] = [
         "instances[1].name",
         "used twice",
     ),
-    ("remote_ingress: {peers: [{name: a, secret_ref: u}]}", "remote_ingress.peers[0].secret_ref", "has no source"),
+    (
+        "remote_ingress: {peers: [{name: a, secret_ref: u}]}",
+        "remote_ingress.peers[0].secret_ref",
+        "must be the name of a token",
+    ),
     (
         "remote_ingress: {peers: [{name: a, secret_ref: t}, {name: a, secret_ref: t}]}",
         "remote_ingress.peers[0].name",
@@ -169,51 +185,52 @@ BREACHES: list[tuple[str, str, str]] = [
     (
         "remote_ingress: {require_key_id: true, peers: [{name: a, secret_ref: t}]}",
         "remote_ingress.peers[0].key_id",
-        "require_key_id asks for it",
+        "require_key_id requires it",
     ),
 ]
 
 
 @pytest.fixture
-def base(home: Home) -> Home:
-    """A configuration with one token, sealed."""
-    home.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234}]")
-    home.write("config.yaml", "include: [tokens.yaml]")
-    home.lock()
-    return home
+def base_config(config_dir: ConfigDir) -> ConfigDir:
+    """A sealed configuration with one token."""
+    config_dir.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234}]")
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
+    config_dir.seal()
+    return config_dir
 
 
-@pytest.mark.parametrize(("text", "path", "words"), BREACHES)
-def test_values_that_contradict_each_other_are_refused(base: Home, text: str, path: str, words: str) -> None:
-    """At the place that has to be changed, with the reason."""
-    told = {complaint.path: complaint for complaint in base.complaints(f"include: [tokens.yaml]\n{text}")}
-    assert words in told[path].message
-    assert told[path].mark is not None
-    assert told[path].category != "config"
+def test_values_that_contradict_each_other_are_refused(base_config: ConfigDir) -> None:
+    """At the value to change, with the reason."""
+    failures = []
+    for text, path, reason in VIOLATIONS:
+        complaints = {found.path: found for found in base_config.complaints(f"include: [tokens.yaml]\n{text}")}
+        found = complaints.get(path)
+        if found is None or reason not in found.message or found.mark is None or found.category == "config":
+            failures.append((text, path, reason, complaints))
+    assert failures == []
 
 
-def test_a_name_of_two_who_may_call_is_refused(home: Home) -> None:
-    """Wherever the two are written. A secret that opens nothing may be called like a caller."""
-    home.write("scopes.json", '{"scopes": ["jobs:ro"]}')
+def test_two_api_tokens_must_not_have_the_same_name(config_dir: ConfigDir) -> None:
+    """In either file. A named secret without scopes may have the name of an API token."""
+    config_dir.write("scopes.json", '{"scopes": ["jobs:ro"]}')
     tokens = (
         "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: scopes.json}, {name: s, key: abcdefghijk}]"
     )
-    home.write("tokens.yaml", tokens)
+    config_dir.write("tokens.yaml", tokens)
     text = "include: [tokens.yaml]\napi: {auth: {tokens: [{name: s, token: aaaaaaaaaaaaaaaa}, %s]}}"
-    home.write("config.yaml", text % "{name: t, token: bbbbbbbbbbbbbbbb}")
-    with pytest.raises(ConfigInvalid, match=r"config.yaml:2: api.auth.tokens\[1\].name: is used twice") as told:
-        home.lock()
-    assert len(told.value.complaints) == 1
-    home.write("config.yaml", text % "{name: u, token: bbbbbbbbbbbbbbbb}")
-    home.lock()
+    config_dir.write("config.yaml", text % "{name: t, token: bbbbbbbbbbbbbbbb}")
+    with pytest.raises(ConfigInvalid, match=r"config.yaml:2: api.auth.tokens\[1\].name: is used twice") as caught:
+        config_dir.seal()
+    assert len(caught.value.complaints) == 1
+    config_dir.write("config.yaml", text % "{name: u, token: bbbbbbbbbbbbbbbb}")
+    config_dir.seal()
 
 
-def test_two_tokens_with_one_name_are_refused(home: Home) -> None:
-    """A reference must mean one secret."""
-    home.write("tokens.yaml", "tokens: [{name: t, key: a}, {name: t, key: b}]")
-    home.write("config.yaml", "include: [tokens.yaml]")
+def test_two_named_secrets_must_not_have_the_same_name(config_dir: ConfigDir) -> None:
+    config_dir.write("tokens.yaml", "tokens: [{name: t, key: a}, {name: t, key: b}]")
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
     with pytest.raises(ConfigInvalid, match=r"tokens\[1\]\.name: 't' is used twice"):
-        home.lock()
+        config_dir.seal()
 
 
 @pytest.mark.parametrize(
@@ -234,18 +251,16 @@ def test_two_tokens_with_one_name_are_refused(home: Home) -> None:
         "remote_ingress: {require_key_id: true, peers: [{name: a, key_id: k, secret_ref: t}]}",
     ],
 )
-def test_values_that_agree_are_accepted(base: Home, text: str) -> None:
-    """The rules forbid contradictions, nothing else."""
-    assert base.load(f"include: [tokens.yaml]\n{text}").digest
+def test_values_that_do_not_contradict_each_other_are_accepted(base_config: ConfigDir, text: str) -> None:
+    assert base_config.load(f"include: [tokens.yaml]\n{text}").digest
 
 
-def test_contradictions_unset_variables_and_broken_grants_are_told_together(base: Home) -> None:
-    """One run, all of it."""
-    base.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: gone.json}]")
-    base.write(
+def test_violations_unset_variables_and_scope_file_errors_are_reported_together(base_config: ConfigDir) -> None:
+    base_config.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: gone.json}]")
+    base_config.write(
         "config.yaml", "include: [tokens.yaml]\nservice: {tick_interval: 1ms}\nplugins: {p: {env: {A: '${GONE}'}}}"
     )
     with pytest.raises(ConfigInvalid, match="tick_interval") as caught:
-        base.lock()
+        base_config.seal()
     assert "environment variable GONE is not set" in str(caught.value)
     assert "gone.json: does not exist" in str(caught.value)

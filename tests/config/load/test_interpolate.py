@@ -1,4 +1,4 @@
-"""`${NAME}` in values: a value stays a value, whatever is in it."""
+"""Interpolation of `${NAME}`: a value stays a value, whatever it contains."""
 
 from typing import Any
 
@@ -6,61 +6,60 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.config.load.interpolate import interpolate, read_env_file
+from ductile.config.load.interpolate import interpolate, parse_env_file
 from ductile.core.errors import ConfigInvalid
 from ductile.core.formats import strict_yaml
-from tests.config.conftest import Home
+from tests.config.conftest import ConfigDir
 
 
-def resolved(text: str, **environment: str) -> Any:
+def resolve(text: str, **environment: str) -> Any:
     return interpolate(strict_yaml.load(text.encode(), source="c"), environment).root.data()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "two\nlines",
-        "a: b",
-        "\nadmin: true",
-        "'",
-        '"',
-        "'\"'",
-        "- item",
-        "# comment",
-        "{}",
-        "[",
-        "*alias",
-        "&anchor",
-        "!tag",
-        "%",
-        "|",
-        ">",
-        "null",
-        "true",
-        "1.10",
-        "0700",
-        "",
-        " ",
-        "\t",
-        "${OTHER}",
-        "$${OTHER}",
-        "$V",
-        "\\",
-        "\u2028",
-        "\x1b[31m",
-        "ключ: значение",
-    ],
-)
-def test_a_value_is_put_in_as_it_is(value: str) -> None:
-    """It cannot add keys, change types, or be resolved a second time."""
-    expected = {"a": value, "b": f"<{value}>", "c": [value]}
-    assert resolved("{a: '${V}', b: '<${V}>', c: ['${V}']}", V=value, OTHER="never") == expected
+VALUES = [
+    "two\nlines",
+    "a: b",
+    "\nadmin: true",
+    "'",
+    '"',
+    "'\"'",
+    "- item",
+    "# comment",
+    "{}",
+    "[",
+    "*alias",
+    "&anchor",
+    "!tag",
+    "%",
+    "|",
+    ">",
+    "null",
+    "true",
+    "1.10",
+    "0700",
+    "",
+    " ",
+    "\t",
+    "${OTHER}",
+    "$${OTHER}",
+    "$V",
+    "\\",
+    "\u2028",
+    "\x1b[31m",
+    "ключ: значение",
+]
+
+
+def test_a_value_is_inserted_unchanged() -> None:
+    """It cannot add keys, change types or be interpolated again."""
+    text = "{a: '${V}', b: '<${V}>', c: ['${V}']}"
+    results = [(value, resolve(text, V=value, OTHER="never")) for value in VALUES]
+    assert [pair for pair in results if pair[1] != {"a": pair[0], "b": f"<{pair[0]}>", "c": [pair[0]]}] == []
 
 
 @given(st.text(), st.text())
-def test_no_value_ever_changes_the_shape(one: str, two: str) -> None:
-    """Whatever the environment holds, the tree keeps its keys."""
-    assert set(resolved("{a: '${ONE}', b: {c: '${TWO}'}}", ONE=one, TWO=two)) == {"a", "b"}
+def test_no_value_changes_the_keys(first: str, second: str) -> None:
+    assert set(resolve("{a: '${ONE}', b: {c: '${TWO}'}}", ONE=first, TWO=second)) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -80,14 +79,13 @@ def test_no_value_ever_changes_the_shape(one: str, two: str) -> None:
     ],
 )
 def test_only_a_name_in_braces_is_a_reference(written: str, expected: str) -> None:
-    """`$${` is a literal `${`; there are no defaults and no other forms."""
-    assert resolved(f"a: '{written}'", V="x") == {"a": expected}
+    """`$${` is a literal `${`. There are no defaults."""
+    assert resolve(f"a: '{written}'", V="x") == {"a": expected}
 
 
-def test_keys_are_never_resolved(home: Home) -> None:
-    """The environment gives values, not structure."""
-    assert resolved("{'${V}': 1}", V="x") == {"${V}": 1}
-    assert "plugins.${V}" in home.refusal("plugins: {'${V}': {}}", {"V": "x"})
+def test_keys_are_not_interpolated(config_dir: ConfigDir) -> None:
+    assert resolve("{'${V}': 1}", V="x") == {"${V}": 1}
+    assert "plugins.${V}" in config_dir.errors("plugins: {'${V}': {}}", {"V": "x"})
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,10 @@ def test_keys_are_never_resolved(home: Home) -> None:
         ("service: {drain_timeout: '${V}s'}", "service.drain_timeout", "0:00:03"),
     ],
 )
-def test_typed_keys_take_a_value_from_the_environment(home: Home, text: str, path: str, expected: str) -> None:
-    """A number is a number wherever it comes from."""
-    value: Any = home.load(text, {"V": "3"}).settings
+def test_typed_keys_accept_values_from_the_environment(
+    config_dir: ConfigDir, text: str, path: str, expected: str
+) -> None:
+    value: Any = config_dir.load(text, {"V": "3"}).settings
     for name in path.split("."):
         value = getattr(value, name)
     assert str(value) == expected
@@ -125,52 +124,46 @@ UNSET_WARNINGS = [
 
 
 @pytest.mark.parametrize("text", UNSET_ERRORS)
-def test_an_unset_variable_is_an_error_where_something_waits_for_it(home: Home, text: str) -> None:
-    """Tokens, secrets, and the configuration of enabled plugins, lists included."""
-    (told,) = home.complaints(text)
-    assert (told.message, told.category) == ("environment variable GONE is not set", "env_vars")
-    assert told.mark is not None
+def test_an_unset_variable_is_an_error_in_secrets_and_enabled_plugins(config_dir: ConfigDir, text: str) -> None:
+    (complaint,) = config_dir.complaints(text)
+    assert (complaint.message, complaint.category) == ("environment variable GONE is not set", "env_vars")
+    assert complaint.mark is not None
 
 
 @pytest.mark.parametrize("text", UNSET_WARNINGS)
-def test_an_unset_variable_elsewhere_stays_literal_with_a_warning(home: Home, text: str) -> None:
-    """As in the original, but said."""
-    told = [warning for warning in home.load(text).warnings if warning.category == "env_vars"]
-    assert [warning.message for warning in told] == ["environment variable GONE is not set"]
+def test_an_unset_variable_elsewhere_stays_literal_with_a_warning(config_dir: ConfigDir, text: str) -> None:
+    warnings = [warning for warning in config_dir.load(text).warnings if warning.category == "env_vars"]
+    assert [warning.message for warning in warnings] == ["environment variable GONE is not set"]
 
 
-def test_an_unset_variable_in_tokens_yaml_is_an_error(home: Home) -> None:
-    """A secret without a source is none."""
-    home.write("tokens.yaml", "tokens: [{name: t, key: '${GONE}'}]")
-    home.write("config.yaml", "include: [tokens.yaml]")
+def test_an_unset_variable_in_tokens_yaml_is_an_error(config_dir: ConfigDir) -> None:
+    config_dir.write("tokens.yaml", "tokens: [{name: t, key: '${GONE}'}]")
+    config_dir.write("config.yaml", "include: [tokens.yaml]")
     with pytest.raises(ConfigInvalid, match="environment variable GONE is not set"):
-        home.lock()
+        config_dir.seal()
 
 
-def test_a_typed_key_with_an_unset_variable_says_both(home: Home) -> None:
-    """What is wrong is the variable, not the number."""
-    told = home.refusal("service: {max_workers: '${GONE}'}")
-    assert "service.max_workers: '${GONE}' is not a whole number" in told
-    assert "service.max_workers: environment variable GONE is not set" in told
+def test_an_unset_variable_in_a_typed_key_is_reported_with_the_type_error(config_dir: ConfigDir) -> None:
+    errors = config_dir.errors("service: {max_workers: '${GONE}'}")
+    assert "service.max_workers: '${GONE}' is not a whole number" in errors
+    assert "service.max_workers: environment variable GONE is not set" in errors
 
 
-def test_an_empty_variable_is_set(home: Home) -> None:
-    """But an empty secret is refused."""
-    assert home.load("plugins: {a: {config: {k: '${V}'}}}", {"V": ""}).settings.plugins["a"].config == {"k": ""}
-    assert "a secret must have a value" in home.refusal("api: {auth: {tokens: [{token: '${V}'}]}}", {"V": ""})
+def test_an_empty_variable_is_set_but_not_a_valid_secret(config_dir: ConfigDir) -> None:
+    assert config_dir.load("plugins: {a: {config: {k: '${V}'}}}", {"V": ""}).settings.plugins["a"].config == {"k": ""}
+    assert "a secret must have a value" in config_dir.errors("api: {auth: {tokens: [{token: '${V}'}]}}", {"V": ""})
 
 
-def test_values_cannot_fill_the_memory(home: Home) -> None:
-    """A large value that is used a hundred thousand times is refused before it is put in."""
+def test_the_size_of_interpolated_values_is_limited(config_dir: ConfigDir) -> None:
+    """A large value with many references is refused before it is inserted."""
     text = f"a: ['{'${V}' * 10_000}']"
-    told = home.refusal(f"plugins: {{p: {{config: {{{text}}}}}}}", {"V": "v" * 100_000})
-    assert "plugins.p.config.a[0]: the values of ${NAME} would add more than 16,777,216 characters" in told
+    errors = config_dir.errors(f"plugins: {{p: {{config: {{{text}}}}}}}", {"V": "v" * 100_000})
+    assert "plugins.p.config.a[0]: the values of ${NAME} would add more than 16,777,216 characters" in errors
 
 
-def test_a_variable_that_is_not_text_is_told(home: Home) -> None:
-    """Bytes that are not UTF-8 can neither be stored nor sent."""
-    told = home.refusal("plugins: {a: {config: {k: '${V}'}}}", {"V": "\udcff"})
-    assert "environment variable V is not UTF-8 text" in told
+def test_a_variable_that_is_not_utf8_is_an_error(config_dir: ConfigDir) -> None:
+    errors = config_dir.errors("plugins: {a: {config: {k: '${V}'}}}", {"V": "\udcff"})
+    assert "environment variable V is not UTF-8 text" in errors
 
 
 @pytest.mark.parametrize(
@@ -185,7 +178,7 @@ def test_a_variable_that_is_not_text_is_told(home: Home) -> None:
         ("A='", "'"),
         ("A=''", ""),
         ("A=", ""),
-        ("A=b # kept", "b # kept"),
+        ("A=b # text", "b # text"),
         ("A=b=c", "b=c"),
         ("A=${B}", "${B}"),
         ("A='b\"", "'b\""),
@@ -193,6 +186,6 @@ def test_a_variable_that_is_not_text_is_told(home: Home) -> None:
         ("A=b\r", "b"),
     ],
 )
-def test_an_env_line_is_name_and_value(line: str, expected: str) -> None:
-    """Optional export, one pair of quotes; nothing is expanded."""
-    assert read_env_file(f"# first\n\n{line}\n".encode(), source="e") == {"A": expected}
+def test_env_file_lines(line: str, expected: str) -> None:
+    """Optional `export`, one pair of quotes; nothing is expanded."""
+    assert parse_env_file(f"# first\n\n{line}\n".encode(), source="e") == {"A": expected}

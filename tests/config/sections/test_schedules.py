@@ -1,4 +1,4 @@
-"""From schedules as written to definitions: every key arrives, and the hash changes exactly when the slots do."""
+"""Calendar definitions of configured schedules: every key is converted, and the hash changes only with the slots."""
 
 import json
 import os
@@ -13,16 +13,18 @@ import pytest
 
 from ductile.calendar.cron import parse_line
 from ductile.calendar.definition import After, At, CatchUp, Definition, Every, History
-from ductile.calendar.due import look
+from ductile.calendar.due import evaluate
 from ductile.calendar.windows import Window
-from ductile.config.sections.schedules import HOST_ZONE, definition_hash, definition_of
+from ductile.config.sections.schedules import HOST_ZONE, build_definition, definition_hash
 from ductile.config.sections.settings import Schedule
-from tests.config.conftest import Home, spelled
+from tests.config.conftest import ConfigDir, yaml_at
 
 
-def written(home: Home, schedule: str) -> Schedule:
-    """The one schedule of a configuration."""
-    return home.load(spelled("plugins.echo.schedules[0]", f"{{{schedule}}}")).settings.plugins["echo"].schedules[0]
+def load_schedule(config_dir: ConfigDir, schedule: str) -> Schedule:
+    """Load a configuration with one schedule and return it."""
+    return (
+        config_dir.load(yaml_at("plugins.echo.schedules[0]", f"{{{schedule}}}")).settings.plugins["echo"].schedules[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,19 +37,18 @@ def written(home: Home, schedule: str) -> Schedule:
         ("after: 30s", After(timedelta(seconds=30))),
     ],
 )
-def test_each_kind_of_schedule_becomes_its_definition(home: Home, schedule: str, when: object) -> None:
-    """Exactly one of four."""
-    assert definition_of("echo", written(home, schedule)).when == when
+def test_each_kind_of_schedule_is_converted(config_dir: ConfigDir, schedule: str, when: object) -> None:
+    assert build_definition("echo", load_schedule(config_dir, schedule)).when == when
 
 
-def test_every_key_about_time_arrives(home: Home) -> None:
-    """Both windows count, weekdays from Sunday, the zone by its name."""
-    schedule = written(
-        home,
+def test_every_time_key_is_converted(config_dir: ConfigDir) -> None:
+    """Both windows apply; weekdays count from Sunday."""
+    schedule = load_schedule(
+        config_dir,
         "id: nightly, cron: '0 2 * * *', jitter: 10m, timezone: Europe/Berlin, not_on: [sat, 7], only_between: "
         "'22:00-6:00', preferred_window: {start: '1:00', end: '05:30'}",
     )
-    assert definition_of("echo", schedule) == Definition(
+    assert build_definition("echo", schedule) == Definition(
         plugin="echo",
         schedule_id="nightly",
         when=parse_line("0 2 * * *"),
@@ -56,7 +57,9 @@ def test_every_key_about_time_arrives(home: Home) -> None:
         windows=(Window(time(22), time(6)), Window(time(1), time(5, 30))),
         not_on=frozenset({0, 6}),
     )
-    assert definition_of("echo", written(home, "every: 1h, catch_up: run_all")).catch_up is CatchUp.RUN_ALL
+    assert (
+        build_definition("echo", load_schedule(config_dir, "every: 1h, catch_up: run_all")).catch_up is CatchUp.RUN_ALL
+    )
 
 
 SAME = [
@@ -66,7 +69,7 @@ SAME = [
     ("cron: '0 8 * * mon-fri', timezone: UTC", "cron: '00 8  * * 1,2,3-5', timezone: UTC"),
     ("at: '2026-03-01T08:00:00+01:00'", "at: '2026-03-01T07:00:00Z'"),
 ]
-OTHER = [
+DIFFERENT = [
     ("every: 1h", "every: 2h"),
     ("every: 1h", "every: 1h, command: sync"),
     ("every: 1h", "after: 1h"),
@@ -80,11 +83,13 @@ OTHER = [
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"), [(*pair, True) for pair in SAME] + [(*pair, False) for pair in OTHER]
+    ("left", "right", "same"), [(*pair, True) for pair in SAME] + [(*pair, False) for pair in DIFFERENT]
 )
-def test_the_hash_changes_when_the_slots_or_the_command_do(home: Home, one: str, other: str, same: bool) -> None:
-    """Another notation, jitter, window, policy or payload does not start a schedule anew."""
-    first, second = definition_hash(written(home, one)), definition_hash(written(home, other))
+def test_the_hash_changes_only_with_the_slots_or_the_command(
+    config_dir: ConfigDir, left: str, right: str, same: bool
+) -> None:
+    """Another notation, jitter, window, policy or payload does not reset a schedule."""
+    first, second = definition_hash(load_schedule(config_dir, left)), definition_hash(load_schedule(config_dir, right))
     assert (first == second) is same
     assert len(first) == 64
 
@@ -99,12 +104,12 @@ def test_the_hash_changes_when_the_slots_or_the_command_do(home: Home, one: str,
         ),
     ],
 )
-def test_the_hash_is_the_one_that_ledgers_have(home: Home, line: str, known: str) -> None:
-    """A new version that hashed differently would start every schedule anew."""
-    assert definition_hash(written(home, line)) == known
+def test_the_hash_is_stable_across_versions(config_dir: ConfigDir, line: str, known: str) -> None:
+    """A different hash would reset every schedule in existing ledgers."""
+    assert definition_hash(load_schedule(config_dir, line)) == known
 
 
-ASK = """
+PRINT_HOST_ZONE = """
 import json, sys
 from datetime import UTC, datetime
 from ductile.config.sections.schedules import HOST_ZONE
@@ -113,12 +118,13 @@ print(json.dumps([HOST_ZONE.tzname(None), *(wall.isoformat() for wall in walls)]
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "CET-1CEST,M3.5.0,M10.5.0/3", ":Europe/Berlin"])
-def test_the_zone_of_the_host_is_what_its_c_library_says(zone: str) -> None:
-    """Also in notations that are no IANA names; the repeated hour is told apart."""
-    moments = ["2026-03-29 00:59", "2026-03-29 01:00", "2026-10-25 00:30", "2026-10-25 01:30"]
+def test_the_time_zone_of_the_host_is_that_of_its_c_library(zone: str) -> None:
+    """Also for TZ values that are not IANA names. Repeated hours are distinguished."""
+    times = ["2026-03-29 00:59", "2026-03-29 01:00", "2026-10-25 00:30", "2026-10-25 01:30"]
     done = subprocess.run(
-        [sys.executable, "-c", ASK, *moments], env={"TZ": zone}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PRINT_HOST_ZONE, *times], env={"TZ": zone}, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == [
         "CET/CEST",
@@ -129,24 +135,23 @@ def test_the_zone_of_the_host_is_what_its_c_library_says(zone: str) -> None:
     ]
 
 
-def test_a_schedule_without_a_zone_has_the_hosts(home: Home) -> None:
-    """For cron lines and windows alike."""
+def test_a_schedule_without_a_time_zone_uses_that_of_the_host(config_dir: ConfigDir) -> None:
     for schedule in ("cron: '0 8 * * *'", "every: 1h, only_between: '08:00-22:00'"):
-        assert definition_of("echo", written(home, schedule)).zone is HOST_ZONE
+        assert build_definition("echo", load_schedule(config_dir, schedule)).zone is HOST_ZONE
 
 
 @pytest.mark.parametrize(
     "zone",
     ["America", "''", "Europe/" + "x" * 5000, '"Europe/Berlin\\0"', "europe/berlin", "../UTC", "Mars/Olympus", "1"],
 )
-def test_a_zone_that_is_none_is_a_complaint_that_names_the_schedule(home: Home, zone: str) -> None:
-    """Never a traceback, whatever the zone database makes of the name."""
-    refused = home.refusal(spelled("plugins.echo.schedules[0]", f"{{every: 1h, timezone: {zone}}}"))
-    assert "plugins.echo.schedules[0].timezone" in refused
-    assert "IANA" in refused
+def test_an_invalid_time_zone_is_reported_at_the_schedule(config_dir: ConfigDir, zone: str) -> None:
+    """Whatever exception the zone database raises."""
+    errors = config_dir.errors(yaml_at("plugins.echo.schedules[0]", f"{{every: 1h, timezone: {zone}}}"))
+    assert "plugins.echo.schedules[0].timezone" in errors
+    assert "IANA" in errors
 
 
-NO_ZONES = """
+WITHOUT_ZONE_DATA = """
 import sys
 sys.modules["tzdata"] = None
 from ductile.cli import main
@@ -154,14 +159,15 @@ main()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC"])
-def test_a_host_without_zone_data_is_told_so(home: Home, zone: str) -> None:
-    """A complaint at the schedule that needs it, and exit 78; schedules without a zone do not need any."""
-    home.plugin("echo")
+def test_missing_time_zone_data_is_reported_at_the_schedule(config_dir: ConfigDir, zone: str) -> None:
+    """Exit code 78. Schedules without a time zone need no data."""
+    config_dir.plugin("echo")
     listed = f"[{{id: a, every: 1h}}, {{id: b, every: 2h, timezone: {zone}}}]"
-    home.write("config.yaml", f"plugin_roots: [plugins]\nplugins: {{echo: {{schedules: {listed}}}}}\n")
+    config_dir.write("config.yaml", f"plugin_roots: [plugins]\nplugins: {{echo: {{schedules: {listed}}}}}\n")
     done = subprocess.run(
-        [sys.executable, "-c", NO_ZONES, "config", "check", "--config", str(home.root)],
+        [sys.executable, "-c", WITHOUT_ZONE_DATA, "config", "check", "--config", str(config_dir.root)],
         env={"PYTHONTZPATH": ""},
         capture_output=True,
         text=True,
@@ -173,13 +179,13 @@ def test_a_host_without_zone_data_is_told_so(home: Home, zone: str) -> None:
     assert done.returncode == os.EX_CONFIG
 
 
-def quickest(work: Callable[[], object]) -> timedelta:
-    """Of several tries, so that a busy host does not count."""
+def fastest(work: Callable[[], object]) -> timedelta:
+    """Return the shortest of several runs, so that load on the host does not matter."""
     times = []
     for _ in range(7):
-        began = time_now()
+        started = time_now()
         work()
-        times.append(time_now() - began)
+        times.append(time_now() - started)
     return timedelta(seconds=min(times))
 
 
@@ -188,21 +194,19 @@ RARE = ["0 0 29 2 *", "0 0 31 12 *", "30 2 29 2 */7", "0 0 13 * fri", "59 23 31 
 
 @pytest.mark.parametrize("line", RARE)
 @pytest.mark.parametrize("zone", ["UTC", "Africa/Casablanca", "Australia/Lord_Howe"])
-def test_the_next_run_is_reckoned_not_searched_for(line: str, zone: str) -> None:
-    """Two milliseconds, also when it is decades away."""
+def test_the_next_run_is_computed_within_two_milliseconds(line: str, zone: str) -> None:
+    """Even if it is decades away."""
     schedule = Schedule(id="rare", cron=line, timezone=zone)
     now = datetime(2096, 3, 1, tzinfo=UTC)
-    definition, history = definition_of("echo", schedule), History(anchored_at=now)
-    assert look(definition, history, now).next_at is not None
-    assert quickest(lambda: look(definition, history, now)) < timedelta(milliseconds=2)
+    definition, history = build_definition("echo", schedule), History(anchored_at=now)
+    assert evaluate(definition, history, now).next_at is not None
+    assert fastest(lambda: evaluate(definition, history, now)) < timedelta(milliseconds=2)
 
 
 @pytest.mark.parametrize("line", ["0 0 30 2 *", "0 0 31 4 *", "0 0 31 2,4,6,9,11 *", "0 0 30,31 feb */2"])
-def test_a_date_that_never_comes_is_refused_without_a_search(line: str) -> None:
-    """Within five milliseconds."""
-
-    def refused() -> None:
-        with pytest.raises(ValueError, match="never comes"):
+def test_a_date_that_never_occurs_is_rejected_within_five_milliseconds(line: str) -> None:
+    def parse() -> None:
+        with pytest.raises(ValueError, match="never occurs"):
             parse_line(line)
 
-    assert quickest(refused) < timedelta(milliseconds=5)
+    assert fastest(parse) < timedelta(milliseconds=5)

@@ -1,4 +1,4 @@
-"""What JSON means to Ductile: exact, one value, always storable, and what is written can be read again."""
+"""JSON is decoded exactly and strictly, always storable, and encoded so that it can be decoded again."""
 
 import inspect
 import json
@@ -42,8 +42,8 @@ from ductile.core.formats.strict_json import Parsed, dumps, loads, parse
         ('{"a": {"a": 1}, "A": 2}', {"a": {"a": 1}, "A": 2}),
     ],
 )
-def test_a_value_is_read_exactly(text: str, value: object) -> None:
-    """Whole numbers are exact at any size, and bytes and text mean the same."""
+def test_a_value_is_decoded_exactly(text: str, value: object) -> None:
+    """Integers are exact at any size. Bytes and text are equivalent."""
     for content in (text, text.encode()):
         got = loads(content)
         assert got == value
@@ -51,12 +51,11 @@ def test_a_value_is_read_exactly(text: str, value: object) -> None:
 
 
 def test_keys_keep_their_order() -> None:
-    """What a plugin says first is shown first."""
     assert list(loads(b'{"b": 1, "a": 2, "c": 3}')) == ["b", "a", "c"]
 
 
 def test_a_lone_surrogate_becomes_the_replacement_character() -> None:
-    """In values and keys, at any depth, with the number of places that were altered."""
+    """In values and keys, at any depth, and the replacements are counted."""
     text = r'{"\ud800": ["a\udc00b\ud800", "\ud83d\ude00"], "k": {"x": "\uDBFF\u0041"}}'
     expected = {"\ufffd": ["a\ufffdb\ufffd", "\N{GRINNING FACE}"], "k": {"x": "\ufffdA"}}
     assert parse(text.encode()) == Parsed(expected, replaced=4, text=text)
@@ -69,19 +68,18 @@ def test_an_escaped_backslash_is_not_a_surrogate() -> None:
 
 
 def test_text_with_raw_surrogates_is_made_storable() -> None:
-    """Text that came from a file name can hold what bytes cannot."""
+    """Text from a file name can contain surrogates."""
     text = '{"a\udcff": "\udcff"}'
     assert parse(text) == Parsed({"a\ufffd": "\ufffd"}, replaced=2, text=text)
 
 
 def test_a_replacement_that_makes_keys_equal_is_a_duplicate() -> None:
-    """Nothing is lost silently, not even to the repair."""
     with pytest.raises(Unreadable, match='duplicate key "\ufffd"'):
         loads(rb'{"\ud800": 1, "\ud801": 2}')
 
 
-def test_what_is_read_can_be_stored() -> None:
-    """SQLite takes every text that comes out, and gives it back whole."""
+def test_a_decoded_value_can_be_stored() -> None:
+    """SQLite stores and returns every decoded text unchanged."""
     value = loads(rb'["\ud800", "\u0000a", "\uffff"]')
     with sqlite3.connect(":memory:") as database:
         stored = database.execute("SELECT ?, ?, ?", value).fetchone()
@@ -89,15 +87,13 @@ def test_what_is_read_can_be_stored() -> None:
     assert list(stored) == value
 
 
-def test_an_error_names_the_source_the_place_and_the_reason() -> None:
-    """One line that can be shown as it is."""
+def test_an_error_has_source_position_and_reason() -> None:
     with pytest.raises(Unreadable, match=r'^stdout:3:4: duplicate key "a"$') as caught:
         loads(b'{\n  "a": 1,\n   "a": 2}', source="stdout")
     assert (caught.value.mark.line, caught.value.mark.column) == (3, 4)
 
 
-def test_a_long_key_is_cut_in_the_message() -> None:
-    """A message stays a line, whatever a plugin sends."""
+def test_a_long_key_is_truncated_in_the_message() -> None:
     key = json.dumps("k" * 100_000)
     with pytest.raises(Unreadable) as caught:
         loads(f"{{{key}: 1, {key}: 2}}")
@@ -105,21 +101,20 @@ def test_a_long_key_is_cut_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 64, 200])
-def test_the_caller_says_how_deep_is_too_deep(depth: int) -> None:
-    """Exactly `max_depth` collections may stand inside each other."""
+def test_the_caller_sets_the_maximum_depth(depth: int) -> None:
+    """Exactly `max_depth` nested collections are allowed."""
     assert loads("[" * depth + "]" * depth, max_depth=depth) is not None
     with pytest.raises(Unreadable, match=f"nested deeper than {depth}"):
         loads("[" * (depth + 1) + "]" * (depth + 1), max_depth=depth)
 
 
-def test_brackets_beside_each_other_or_in_strings_are_not_depth() -> None:
-    """Only what is open at the same time counts."""
+def test_adjacent_brackets_and_brackets_in_strings_do_not_add_depth() -> None:
     assert len(loads("[" + "[]," * 200 + '"[[[[[["]', max_depth=2)) == 201
 
 
 @pytest.mark.parametrize("frames_left", [30, 60, 100])
-def test_a_nearly_full_stack_is_an_error_of_ours(frames_left: int) -> None:
-    """A decoder called from deep inside other code answers with a value or with `Unreadable`."""
+def test_a_nearly_full_stack_is_an_unreadable_text(frames_left: int) -> None:
+    """The decoder never raises RecursionError."""
 
     def called_from(depth: int, text: str) -> str:
         if depth:
@@ -130,13 +125,13 @@ def test_a_nearly_full_stack_is_an_error_of_ours(frames_left: int) -> None:
             return error.reason
         return "a value"
 
-    room = sys.getrecursionlimit() - len(inspect.stack(0)) - frames_left
-    assert called_from(room, "[" * 20 + "]" * 20) in ("a value", "nested too deeply for the stack that is left")
-    assert called_from(room, "[" * 100_000) == "nested deeper than 64"
+    depth = sys.getrecursionlimit() - len(inspect.stack(0)) - frames_left
+    assert called_from(depth, "[" * 20 + "]" * 20) in ("a value", "nested too deeply for the remaining stack")
+    assert called_from(depth, "[" * 100_000) == "nested deeper than 64"
 
 
-def test_exactly_the_limit_of_values_is_read() -> None:
-    """A million values, the list itself among them; commas in strings are no values."""
+def test_exactly_the_maximum_number_of_values_is_decoded() -> None:
+    """A million values, including the list itself. Commas in strings do not count."""
     assert len(loads("[" + "0," * 999_998 + "0]")) == 999_999
     assert loads('"' + "," * 1_000_001 + '"') == "," * 1_000_001
     with pytest.raises(Unreadable, match="more than 1,000,000 values"):
@@ -152,8 +147,8 @@ FRAGMENTED = st.lists(st.sampled_from(FRAGMENTS), max_size=20).map(lambda parts:
 
 @settings(deadline=None)
 @given(st.binary(max_size=40) | FRAGMENTED)
-def test_any_text_is_read_or_refused(content: bytes) -> None:
-    """Bad input is one `Unreadable` with a place in or right after the text, never anything else."""
+def test_any_input_is_decoded_or_refused(content: bytes) -> None:
+    """The only error is `Unreadable`, with a position in or right after the text."""
     try:
         value = loads(content, source="f")
     except Unreadable as error:
@@ -178,28 +173,26 @@ DATA = st.recursive(
 
 @settings(deadline=None)
 @given(DATA)
-def test_what_is_written_is_read_back_the_same(data: Any) -> None:
-    """Every value keeps its type, every number its digits, every key its text."""
+def test_encoded_data_is_decoded_to_the_same_data(data: Any) -> None:
     text = dumps(data)
     assert repr(loads(text.encode())) == repr(data)
 
 
 @settings(deadline=None)
 @given(st.text() | st.lists(st.text(), max_size=3))
-def test_what_is_written_can_always_be_encoded(data: Any) -> None:
-    """A lone surrogate never leaves as one."""
+def test_encoded_text_has_no_lone_surrogates(data: Any) -> None:
     assert loads(dumps(data).encode()) is not None
 
 
-def test_json_is_written_compactly_with_its_characters() -> None:
-    """No blanks, no escapes for what UTF-8 can say, tuples as lists, big integers exact."""
+def test_json_is_encoded_compactly_without_ascii_escapes() -> None:
+    """Tuples become lists; big integers are exact."""
     assert dumps({"a": (1, 2.5, None), "é": "\N{GRINNING FACE}\n", "n": 2**70}) == (
         '{"a":[1,2.5,null],"é":"\N{GRINNING FACE}\\n","n":1180591620717411303424}'
     )
 
 
-def test_a_lone_surrogate_is_replaced_when_written() -> None:
-    """In values and keys; a replacement that makes two keys equal is refused."""
+def test_a_lone_surrogate_is_replaced_when_encoding() -> None:
+    """In values and keys. A replacement that makes two keys equal is refused."""
     assert dumps({"\ud800": ["a\udfff"]}) == '{"\ufffd":["a\ufffd"]}'
     with pytest.raises(ValueError, match="duplicate key"):
         dumps(dict.fromkeys(["\ud800", "\ud801"], 1))
@@ -208,29 +201,26 @@ def test_a_lone_surrogate_is_replaced_when_written() -> None:
 @pytest.mark.parametrize(
     "data", [math.nan, [math.inf], {"a": -math.inf}, [10**4300]], ids=["nan", "inf", "-inf", "digits"]
 )
-def test_a_number_json_does_not_have_is_not_written(data: Any) -> None:
-    """Never `NaN` for a reader to stumble over, never `null` in its place."""
+def test_a_number_that_json_cannot_represent_is_not_encoded(data: Any) -> None:
     with pytest.raises(ValueError, match="is not JSON"):
         dumps(data)
 
 
 @pytest.mark.parametrize("data", [object(), {"a": {1}}, [b"bytes"]])
-def test_a_type_json_does_not_have_is_not_written(data: Any) -> None:
-    """Nothing is turned into text behind the caller's back."""
+def test_a_type_that_json_does_not_have_is_not_encoded(data: Any) -> None:
     with pytest.raises(TypeError, match="cannot be written as JSON"):
         dumps(data)
 
 
 @pytest.mark.parametrize("key", [1, None, True, 1.5])
-def test_only_text_can_be_a_key(key: Any) -> None:
-    """`{1: …}` would otherwise come back as `{"1": …}`, or as two keys that are equal."""
+def test_only_strings_can_be_keys(key: Any) -> None:
+    """`{1: …}` would otherwise be decoded as `{"1": …}`."""
     with pytest.raises(TypeError, match="a key must be text"):
         dumps([{"a": ({key: 1},)}])
 
 
-def test_a_value_inside_itself_is_not_written() -> None:
-    """An endless text is an error, not a crash."""
+def test_a_value_that_contains_itself_is_not_encoded() -> None:
     around: list[Any] = []
     around.append(around)
-    with pytest.raises(ValueError, match="in itself"):
+    with pytest.raises(ValueError, match="contains itself"):
         dumps(around)

@@ -1,4 +1,4 @@
-"""What YAML means to Ductile, where every value stands, and that what is written can be read again."""
+"""YAML is decoded with a position for every value, and encoded so that it can be decoded again."""
 
 import math
 from typing import Any
@@ -29,87 +29,89 @@ def members(node: YamlNode) -> dict[str, YamlNode]:
 
 
 def places(text: str) -> dict[str, tuple[int, int]]:
-    """Path → line and column."""
+    """Return line and column by path."""
     return {path: (node.mark.line, node.mark.column) for path, node in load(text.encode(), source="text.yaml").walk()}
 
 
 # Scalars
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("", None),
-        ("~", None),
-        ("null", None),
-        ("NULL", None),
-        ("nUll", "nUll"),
-        ("true", True),
-        ("False", False),
-        ("TRUE", True),
-        ("tRue", "tRue"),
-        ("yes", "yes"),
-        ("no", "no"),
-        ("on", "on"),
-        ("off", "off"),
-        ("y", "y"),
-        ("12", 12),
-        ("-7", -7),
-        ("+7", 7),
-        ("0700", 700),
-        ("0o17", 15),
-        ("0x1F", 31),
-        ("-0x1f", "-0x1f"),
-        ("0o8", "0o8"),
-        ("1_000", "1_000"),
-        ("1,000", "1,000"),
-        ("12:30", "12:30"),
-        ("1:30:00", "1:30:00"),
-        ("1.5", 1.5),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("-1e3", -1000.0),
-        ("1e3", 1000.0),
-        ("1E-2", 0.01),
-        ("e3", "e3"),
-        (".", "."),
-        ("...x", "...x"),
-        ("1.2.3", "1.2.3"),
-        ("2026-01-01", "2026-01-01"),
-        ("2026-01-01T10:00:00Z", "2026-01-01T10:00:00Z"),
-        ("5m", "5m"),
-        ("=", "="),
-        ("<<", "<<"),
-        ("inf", "inf"),
-        ("nan", "nan"),
-        ("-inf", "-inf"),
-        ("'12'", "12"),
-        ('"true"', "true"),
-        ("''", ""),
-        ('"\\0"', "\0"),
-        ('"\\u00e9\\U0001F600\\e"', "é\N{GRINNING FACE}\x1b"),
-        ("|-\n  12", "12"),
-        (">-\n  a\n  b", "a b"),
-        ("!!str 12", "12"),
-        ("!!str ~", "~"),
-        ('!!int "12"', 12),
-        ("!!float 1", 1.0),
-        ("!!float 0x10", 16.0),
-        ('!!bool "true"', True),
-        ("!!null ''", None),
-        ("!!seq [1]", [1]),
-        ("!!map {a: 1}", {"a": 1}),
-    ],
-)
-def test_a_scalar_means_what_yaml_1_2_says(text: str, value: object) -> None:
-    """Numbers, true, false and null are typed; words, times and dates stay the text they are."""
-    got = loaded(f"a: {text}\n")["a"]
-    assert got == value
-    assert type(got) is type(value)
+SCALARS: list[tuple[str, object]] = [
+    ("", None),
+    ("~", None),
+    ("null", None),
+    ("NULL", None),
+    ("nUll", "nUll"),
+    ("true", True),
+    ("False", False),
+    ("TRUE", True),
+    ("tRue", "tRue"),
+    ("yes", "yes"),
+    ("no", "no"),
+    ("on", "on"),
+    ("off", "off"),
+    ("y", "y"),
+    ("12", 12),
+    ("-7", -7),
+    ("+7", 7),
+    ("0700", 700),
+    ("0o17", 15),
+    ("0x1F", 31),
+    ("-0x1f", "-0x1f"),
+    ("0o8", "0o8"),
+    ("1_000", "1_000"),
+    ("1,000", "1,000"),
+    ("12:30", "12:30"),
+    ("1:30:00", "1:30:00"),
+    ("1.5", 1.5),
+    (".5", 0.5),
+    ("5.", 5.0),
+    ("-1e3", -1000.0),
+    ("1e3", 1000.0),
+    ("1E-2", 0.01),
+    ("e3", "e3"),
+    (".", "."),
+    ("...x", "...x"),
+    ("1.2.3", "1.2.3"),
+    ("2026-01-01", "2026-01-01"),
+    ("2026-01-01T10:00:00Z", "2026-01-01T10:00:00Z"),
+    ("5m", "5m"),
+    ("=", "="),
+    ("<<", "<<"),
+    ("inf", "inf"),
+    ("nan", "nan"),
+    ("-inf", "-inf"),
+    ("'12'", "12"),
+    ('"true"', "true"),
+    ("''", ""),
+    ('"\\0"', "\0"),
+    ('"\\u00e9\\U0001F600\\e"', "é\N{GRINNING FACE}\x1b"),
+    ("|-\n  12", "12"),
+    (">-\n  a\n  b", "a b"),
+    ("!!str 12", "12"),
+    ("!!str ~", "~"),
+    ('!!int "12"', 12),
+    ("!!float 1", 1.0),
+    ("!!float 0x10", 16.0),
+    ('!!bool "true"', True),
+    ("!!null ''", None),
+    ("!!seq [1]", [1]),
+    ("!!map {a: 1}", {"a": 1}),
+]
 
 
-def test_a_whole_number_is_exact_up_to_4300_digits() -> None:
-    """What Python could not print again is refused, in any base."""
+def test_scalars_follow_yaml_1_2() -> None:
+    """Numbers, true, false and null are typed; words, times and dates are text."""
+    failures = []
+    for text, value in SCALARS:
+        found = loaded(f"a: {text}\n")["a"]
+        if found != value or type(found) is not type(value):
+            failures.append(f"{text!r}: expected {value!r}, got {found!r}")
+    assert failures == []
+
+
+def test_an_integer_is_exact_up_to_4300_digits() -> None:
+    """Python cannot print longer ones. The limit applies in any base."""
     assert loaded("-" + "9" * 4300) == 1 - 10**4300
     assert loaded(f"{10**4299:#x}") == 10**4299
     assert "4,300 digits" in refusal("9" * 4301)
@@ -117,8 +119,8 @@ def test_a_whole_number_is_exact_up_to_4300_digits() -> None:
     assert "4,300 digits" in refusal(f"{10**4300:#o}")
 
 
-def test_a_scalar_keeps_the_text_it_was_written_with() -> None:
-    """A field that wants text gets `1.10` and `0700` as they stand, whatever YAML makes of them."""
+def test_a_scalar_keeps_its_source_text() -> None:
+    """A text field gets `1.10` and `0700` as written."""
     node = members(load(b"version: 1.10\nmode: 0700\nquoted: 'on'\nbare: on\nempty:\ntagged: !!str on", source="f"))
     assert {key: (member.text, member.plain) for key, member in node.items()} == {
         "version": ("1.10", True),
@@ -133,7 +135,7 @@ def test_a_scalar_keeps_the_text_it_was_written_with() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "---\n...\n"])
 def test_an_empty_document_is_null(text: str) -> None:
-    """An empty file is not an error here; who needs content says so."""
+    """The caller decides whether an empty file is an error."""
     node = load(text.encode(), source="text.yaml")
     assert node.value is None
     assert node.mark.line >= 1
@@ -145,8 +147,8 @@ def test_an_empty_document_is_null(text: str) -> None:
 @pytest.mark.parametrize(
     "key", ["on", "yes", "no", "true", "1", "0x1f", "1.10", "2026-01-01", "12:30", ".inf", "=", "9" * 900]
 )
-def test_a_key_is_the_text_it_is_written_with(key: str) -> None:
-    """`on: push` is a key named on, and a key is never a number, a date or a truth value."""
+def test_a_key_is_its_source_text(key: str) -> None:
+    """`on: push` has the key `on`; a key is never a number, a date or a boolean."""
     assert loaded(f"{key}: 1") == {key: 1}
     assert loaded(f"'{key}': 1") == {key: 1}
     assert loaded(f"{{{key}: 1}}") == {key: 1}
@@ -158,22 +160,20 @@ def test_a_key_that_is_null_needs_quotes() -> None:
     assert loaded("'null': 1\n'': 2\n!!str ~: 3") == {"null": 1, "": 2, "~": 3}
 
 
-def test_a_duplicate_key_names_both_lines() -> None:
-    """The last one never wins silently."""
+def test_a_duplicate_key_is_refused_with_both_lines() -> None:
     with pytest.raises(Unreadable, match=r"^conf\.yaml:4:3: duplicate key 'b', first on line 2$"):
         load(b"a:\n  b: 1\n  c: 2\n  'b': 3\n", source="conf.yaml")
 
 
-def test_equal_keys_in_different_mappings_are_fine() -> None:
-    """Only one mapping's own keys must differ."""
+def test_equal_keys_in_different_mappings_are_allowed() -> None:
     assert loaded("a: {a: {a: 1}}\nb: [{a: 1}, {a: 2}]") == {"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}]}
 
 
 # Places
 
 
-def test_every_value_knows_its_place() -> None:
-    """A member stands where its key stands, a list item where it begins; lines and columns count from 1."""
+def test_every_value_has_its_position() -> None:
+    """A member has the position of its key, a list item its own. Lines and columns count from 1."""
     text = "# c\nname: x\nlist:\n  - a: 1\n    b:\n      - 2\n  - [3, {k: 4}]\n  -\n    c: 5\n? long\n: 6\n"
     assert places(text) == {
         "": (2, 1),
@@ -194,21 +194,19 @@ def test_every_value_knows_its_place() -> None:
 
 
 def test_columns_count_characters() -> None:
-    """What an editor shows as column 9 is column 9, whatever the characters weigh in bytes."""
+    """Not bytes, so that they match the columns of an editor."""
     assert places("{é\N{GRINNING FACE}: 1, b: 2}")["b"] == (1, 9)
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_lines_are_counted_with_any_line_end(line_end: str) -> None:
-    """A file from another system is read alike, and complaints point to the same line."""
+def test_lines_are_counted_with_any_line_ending(line_end: str) -> None:
     assert places(line_end.join(["a: 1", "", "b: 2"]))["b"] == (3, 1)
     with pytest.raises(Unreadable) as caught:
         load(line_end.join(["a: 1", "b: \x00"]).encode(), source="f")
     assert (caught.value.mark.line, caught.value.mark.column) == (2, 4)
 
 
-def test_walk_goes_in_the_order_of_the_text() -> None:
-    """The first complaint about a file is about its first mistake."""
+def test_walk_follows_the_order_of_the_text() -> None:
     node = load(b"b: [1, {z: 2, y: 3}]\na: 4", source="f")
     assert [path for path, _ in node.walk()] == ["", "b", "b[0]", "b[1]", "b[1].z", "b[1].y", "a"]
 
@@ -216,8 +214,8 @@ def test_walk_goes_in_the_order_of_the_text() -> None:
 # Aliases and merges
 
 
-def test_an_alias_is_the_value_it_names() -> None:
-    """Scalars, lists and mappings can be shared; the member that holds an alias stands where its own key is."""
+def test_an_alias_is_the_anchored_value() -> None:
+    """A member with an alias has the position of its own key."""
     text = "base: &base {x: [1]}\nword: &word 0700\ncopy: *base\nlist: [*word, *base]\n"
     assert loaded(text) == {"base": {"x": [1]}, "word": 700, "copy": {"x": [1]}, "list": [700, {"x": [1]}]}
     assert places(text)["copy"] == (3, 1)
@@ -225,18 +223,17 @@ def test_an_alias_is_the_value_it_names() -> None:
     assert places(text)["list[1]"] == (4, 15)
 
 
-def test_an_anchor_can_be_given_again() -> None:
-    """The nearest one above counts."""
+def test_an_anchor_can_be_redefined() -> None:
+    """An alias refers to the nearest anchor above."""
     assert loaded("- &a 1\n- *a\n- &a 2\n- *a") == [1, 1, 2, 2]
 
 
 def test_keys_can_be_anchored_and_aliased() -> None:
-    """An anchored key is a value like any other where it is used as one."""
     assert loaded("&k 12: a\nb: *k\nc: {*k : d}") == {"12": "a", "b": 12, "c": {"12": "d"}}
 
 
-def test_what_is_written_wins_over_what_is_merged() -> None:
-    """`<<` adds what the mapping does not say itself, wherever it stands; of several, the first one wins."""
+def test_own_keys_take_precedence_over_merged_ones() -> None:
+    """At any position of `<<`. Of several merged mappings, the first one wins."""
     text = "one: &one {a: 1, b: 1}\ntwo: &two {b: 2, c: 2}\n"
     assert loaded(text + "m: {<<: *one, a: 9}")["m"] == {"a": 9, "b": 1}
     assert loaded(text + "m: {a: 9, <<: *one}")["m"] == {"a": 9, "b": 1}
@@ -245,35 +242,33 @@ def test_what_is_written_wins_over_what_is_merged() -> None:
     assert loaded("m: {<<: []}")["m"] == {}
 
 
-def test_a_merged_member_stands_where_it_was_written() -> None:
-    """A complaint about it points to the line that has to change."""
+def test_a_merged_member_has_the_position_of_its_source() -> None:
     text = "base: &base\n  a: 1\nuse:\n  <<: *base\n  b: 2\n"
     assert places(text)["use.a"] == (2, 3)
     assert places(text)["use.b"] == (5, 3)
 
 
-def test_a_quoted_merge_key_is_a_key() -> None:
-    """Quotes always mean text."""
+def test_a_quoted_merge_key_is_an_ordinary_key() -> None:
     assert loaded("'<<': 1") == {"<<": 1}
     assert loaded("- <<") == ["<<"]
 
 
-def test_an_alias_counts_as_what_it_stands_for() -> None:
-    """Neither `data` nor `walk` can be made to produce more than the limit of nodes."""
+def test_an_alias_counts_as_many_nodes_as_its_target() -> None:
+    """Neither `data` nor `walk` can produce more nodes than the limit."""
     thousand = "a: &a [" + "1, " * 989 + "]\n"
     within = load((thousand + "b: [" + "*a, " * 99 + "]\n").encode(), source="f")
     assert sum(1 for _ in within.walk()) < strict_yaml.MAX_NODES
     assert "more than 100,000 keys and values" in refusal("a: &a [" + "1, " * 1010 + "]\nb: [" + "*a, " * 99 + "]\n")
 
 
-def test_exactly_the_limit_of_nodes_is_read() -> None:
-    """100,000 keys and values, not one more: the list itself is one of them."""
+def test_exactly_the_maximum_number_of_nodes_is_read() -> None:
+    """100,000 keys and values, including the list itself."""
     assert len(loaded("- a\n" * 99_999)) == 99_999
     assert "more than 100,000" in refusal("- a\n" * 100_000)
 
 
-def test_exactly_the_limit_of_bytes_is_read() -> None:
-    """1 MiB, not one byte more."""
+def test_exactly_the_maximum_size_is_read() -> None:
+    """1 MiB."""
     assert loaded("a" * strict_yaml.MAX_BYTES) == "a" * strict_yaml.MAX_BYTES
     assert "larger than 1,048,576 bytes" in refusal("a" * (strict_yaml.MAX_BYTES + 1))
 
@@ -290,8 +285,8 @@ FRAGMENTED = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map(lambda parts:
 
 @settings(deadline=None)
 @given(st.binary(max_size=60) | FRAGMENTED)
-def test_any_text_is_read_or_refused(content: bytes) -> None:
-    """Bad input is one `Unreadable` with a place in or right after the text, never anything else."""
+def test_any_input_is_decoded_or_refused(content: bytes) -> None:
+    """The only error is `Unreadable`, with a position in or right after the text."""
     try:
         data = load(content, source="f").data()
     except Unreadable as error:
@@ -318,8 +313,7 @@ def test_any_text_is_read_or_refused(content: bytes) -> None:
         ("a: b: c\n", "f:1:5"),
     ],
 )
-def test_without_libyaml_the_same_rules_hold(text: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PyYAML without its C extension reads the same texts, only slower."""
+def test_the_same_rules_apply_without_libyaml(text: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strict_yaml, "_PARSER", yaml.SafeLoader)
     if expected is None:
         assert load(text.encode(), source="f").data() == {"a": [1, 2], "b": [1, 2]}
@@ -362,15 +356,14 @@ DATA = st.recursive(
 
 @settings(deadline=None)
 @given(DATA)
-def test_what_is_written_is_read_back_the_same(data: Any) -> None:
-    """Every value keeps its type and every key its text, whatever they look like."""
+def test_encoded_data_is_decoded_to_the_same_data(data: Any) -> None:
     again = load(dump(data).encode(), source="f").data()
     assert again == data
     assert repr(again) == repr(data)
 
 
-def test_a_dump_reads_like_a_person_wrote_it() -> None:
-    """Quotes only where they are needed, text of several lines as a block, keys in their order."""
+def test_a_dump_is_block_style_with_minimal_quoting() -> None:
+    """Multi-line text as a block; keys in order."""
     data = {
         "on": "push",
         "every": "5m",
@@ -402,8 +395,8 @@ def test_a_dump_reads_like_a_person_wrote_it() -> None:
     )
 
 
-def test_other_readers_get_the_same_values_from_a_dump() -> None:
-    """A reader of YAML 1.1, such as PyYAML, does not turn our text into booleans, numbers or dates."""
+def test_yaml_1_1_parsers_read_the_same_values_from_a_dump() -> None:
+    """Text does not become booleans, numbers or dates."""
     words = [
         "yes",
         "No",
@@ -424,8 +417,7 @@ def test_other_readers_get_the_same_values_from_a_dump() -> None:
     assert yaml.safe_load(dump(words)) == words
 
 
-def test_a_lone_surrogate_is_replaced_when_written() -> None:
-    """A dump can always be encoded and read."""
+def test_a_lone_surrogate_is_replaced_when_encoding() -> None:
     assert loaded(dump({"a": "x\ud800y"})) == {"a": "x\ufffdy"}
 
 
@@ -434,27 +426,24 @@ def test_a_lone_surrogate_is_replaced_when_written() -> None:
     [math.nan, math.inf, [-math.inf], [10**4300], {"a": -(10**4300)}],
     ids=["nan", "inf", "-inf", "digits", "-digits"],
 )
-def test_a_number_yaml_could_not_read_back_is_not_written(data: Any) -> None:
-    """Better an error at the writer than a file that cannot be loaded."""
+def test_a_number_that_cannot_be_decoded_is_not_encoded(data: Any) -> None:
     with pytest.raises(ValueError, match="cannot be written as YAML"):
         dump(data)
 
 
 @pytest.mark.parametrize("data", [object(), {"a": {1, 2}}, [b"bytes"]])
-def test_a_type_yaml_does_not_have_is_not_written(data: Any) -> None:
-    """Nothing is turned into text behind the caller's back."""
+def test_a_type_that_yaml_does_not_have_is_not_encoded(data: Any) -> None:
     with pytest.raises(TypeError, match="cannot be written as YAML"):
         dump(data)
 
 
-def test_only_text_can_be_a_key_when_written() -> None:
-    """`load` gives text keys, so anything else would come back changed."""
+def test_only_strings_can_be_keys() -> None:
     with pytest.raises(TypeError, match="a key must be text, not int"):
         dump({1: "a"})
 
 
-def test_what_is_nested_too_deeply_is_not_written() -> None:
-    """32 levels can be read back, 33 could not; a value inside itself ends there too."""
+def test_data_that_is_nested_too_deeply_is_not_encoded() -> None:
+    """32 levels are allowed. A value that contains itself is refused too."""
     deep: Any = 1
     for _ in range(32):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""The single-instance lock: the kernel decides, the text in the file only informs."""
+"""The single-instance lock: only the kernel lock counts, the text in the file is informational."""
 
 import os
 import signal
@@ -14,7 +14,9 @@ import pytest
 
 from ductile.core.errors import AlreadyRunning, LedgerError
 from ductile.core.instance import lock
-from ductile.core.instance.lock import holder, instance_lock, is_held, lock_paths
+from ductile.core.instance.lock import instance_lock, is_locked, lock_paths, read_holder
+
+pytestmark = pytest.mark.process
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 HOLD = """
@@ -47,8 +49,8 @@ def another_process(program: str, *arguments: Path) -> Iterator[subprocess.Popen
         process.kill()
 
 
-def test_the_second_instance_is_told_who_holds_the_lock(tmp_path: Path) -> None:
-    """Exit 75, with the pid of the holder as information."""
+def test_a_second_instance_fails_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    """Exit code 75."""
     with another_process(HOLD, tmp_path, tmp_path / "ductile.db") as first:
         with (
             pytest.raises(AlreadyRunning, match=f"held by process {first.pid} since 20") as refused,
@@ -58,7 +60,7 @@ def test_the_second_instance_is_told_who_holds_the_lock(tmp_path: Path) -> None:
         assert (refused.value.exit_code, refused.value.context["pid"]) == (75, first.pid)
 
 
-def test_old_and_new_never_run_together(tmp_path: Path) -> None:
+def test_the_original_and_this_ductile_exclude_each_other(tmp_path: Path) -> None:
     """The original locks `<database without extension>.pid`; so do we."""
     database = tmp_path / "state" / "ductile.db"
     database.parent.mkdir()
@@ -69,50 +71,48 @@ def test_old_and_new_never_run_together(tmp_path: Path) -> None:
     ):
         pass
     with instance_lock(tmp_path, database, now=NOW):
-        assert is_held(database.with_suffix(".pid"))
+        assert is_locked(database.with_suffix(".pid"))
 
 
-def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
-    """The kernel releases the lock; a stale file with a strange pid does not matter."""
+def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
+    """The stale pid in the file does not matter."""
     with another_process(HOLD, tmp_path, tmp_path / "ductile.db") as first:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
     with instance_lock(tmp_path, tmp_path / "ductile.db", now=NOW):
-        assert holder(tmp_path / "ductile.lock") == (os.getpid(), "2026-02-08T09:30:00.000000Z")
+        assert read_holder(tmp_path / "ductile.lock") == (os.getpid(), "2026-02-08T09:30:00.000000Z")
 
 
-def test_files_are_private_and_stay(tmp_path: Path) -> None:
-    """0600 whatever the umask; never removed, so that a name cannot be locked twice."""
+def test_lock_files_are_private_and_never_removed(tmp_path: Path) -> None:
+    """Mode 0600 regardless of the umask."""
     before = os.umask(0)
     try:
         with instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
-            assert all(is_held(path) for path in lock_paths(tmp_path, tmp_path / "x.db"))
+            assert all(is_locked(path) for path in lock_paths(tmp_path, tmp_path / "x.db"))
     finally:
         os.umask(before)
     for path in lock_paths(tmp_path, tmp_path / "x.db"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert not is_held(path)
+        assert not is_locked(path)
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "99999999999999999999", "-1 x", "٣"])
-def test_any_text_in_a_free_lock_file_is_fine(tmp_path: Path, content: str) -> None:
-    """Only the lock counts."""
+def test_the_text_in_an_unlocked_file_does_not_matter(tmp_path: Path, content: str) -> None:
     (tmp_path / "ductile.lock").write_text(content)
-    assert holder(tmp_path / "ductile.lock")[0] is None
+    assert read_holder(tmp_path / "ductile.lock")[0] is None
     with instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
         pass
 
 
-def test_the_first_lock_is_given_back_when_the_second_is_refused(tmp_path: Path) -> None:
-    """A refused start leaves nothing locked."""
+def test_the_first_lock_is_released_if_the_second_is_refused(tmp_path: Path) -> None:
     with another_process(ORIGINAL, tmp_path / "x.pid"):
         with pytest.raises(AlreadyRunning), instance_lock(tmp_path, tmp_path / "x.db", now=NOW):
             pass
-        assert not is_held(tmp_path / "ductile.lock")
+        assert not is_locked(tmp_path / "ductile.lock")
 
 
-def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
-    """Nobody makes us truncate a stranger's file."""
+def test_a_symlink_as_lock_file_is_refused(tmp_path: Path) -> None:
+    """Otherwise the target would be truncated."""
     precious = tmp_path / "precious"
     precious.write_text("keep")
     (tmp_path / "ductile.lock").symlink_to(precious)
@@ -121,24 +121,22 @@ def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     assert precious.read_text() == "keep"
 
 
-def test_a_lock_whose_file_is_no_longer_in_its_place_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A restore exchanges the directory between opening and locking: another process may lock the new file."""
+def test_a_lock_on_a_replaced_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore may replace the directory between opening and locking."""
     state = tmp_path / "state"
     state.mkdir()
-    take = lock._take
+    real_lock = lock._lock
 
-    def exchange_and_take(descriptor: int) -> None:
+    def exchange_and_lock(descriptor: int) -> None:
         if not (tmp_path / "aside").exists():
             state.rename(tmp_path / "aside")
             state.mkdir()
             (state / lock.LOCK_NAME).touch()
-        take(descriptor)
+        real_lock(descriptor)
 
-    monkeypatch.setattr(lock, "_take", exchange_and_take)
+    monkeypatch.setattr(lock, "_lock", exchange_and_lock)
 
     with pytest.raises(AlreadyRunning), instance_lock(state, state / "ductile.db", now=NOW):
         pass
     with instance_lock(state, state / "ductile.db", now=NOW):
-        assert is_held(state / lock.LOCK_NAME)
+        assert is_locked(state / lock.LOCK_NAME)

@@ -1,4 +1,4 @@
-"""`plugin check` finds each misbehaviour, and names it by the rule that is broken."""
+"""`plugin check` finds each misbehaviour and names the failed rule."""
 
 import json
 import re
@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from ductile.devkit.checks.rules import LEVELS, RULES
-from tests.devkit.kit import PYTHON, cli, write_fixture, write_plugin
+from tests.devkit.helpers import PYTHON_PLUGIN, cli, write_fixture, write_plugin
 from tests.zoo.catalogue import ZOO
 
 
-def broken(report: dict[str, Any], *, up_to: str = "robust") -> list[str]:
-    """The rules that are broken, the highest levels left out."""
-    kept = LEVELS[: LEVELS.index(up_to) + 1]
-    return [rule["rule"] for rule in report["rules"] if rule["result"] == "fail" and rule["level"] in kept]
+def failed_rules(report: dict[str, Any], *, up_to: str = "robust") -> list[str]:
+    """Return the failed rules up to a level."""
+    levels = LEVELS[: LEVELS.index(up_to) + 1]
+    return [rule["rule"] for rule in report["rules"] if rule["result"] == "fail" and rule["level"] in levels]
 
 
-ANIMALS = [
+MISBEHAVING = [
     ("z01_silent", {}, ["protocol.framing"]),
     ("z03_banner_first", {}, ["protocol.framing"]),
     ("z04_two_answers", {}, ["protocol.framing"]),
@@ -43,18 +43,20 @@ ANIMALS = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "config", "rules"), ANIMALS, ids=[animal[0] for animal in ANIMALS])
-def test_every_animal_breaks_the_rule_of_its_vice(folder: str, config: dict[str, Any], rules: list[str]) -> None:
-    """And no other."""
+@pytest.mark.parametrize(("folder", "config", "rules"), MISBEHAVING, ids=[case[0] for case in MISBEHAVING])
+def test_every_misbehaving_plugin_fails_exactly_its_rules(
+    folder: str, config: dict[str, Any], rules: list[str]
+) -> None:
+    """And no others."""
     deadline = "2s" if "protocol.deadline" in rules else "60s"
-    given = ("--plugin-config", json.dumps(config), "--run-writes", "--deadline", deadline, "--json")
-    done = cli("plugin", "check", ZOO / folder, *given)
+    options = ("--plugin-config", json.dumps(config), "--run-writes", "--deadline", deadline, "--json")
+    done = cli("plugin", "check", ZOO / folder, *options)
 
-    assert broken(done.json) == rules
+    assert failed_rules(done.json) == rules
     assert done.exit_code == 1
 
 
-VICES = {
+DEFECTS = {
     "robust.secrets": 'print("with", config, file=sys.stderr)',
     "robust.files": 'open("left.txt", "w").close()',
     "protocol.unknown_fields": 'if len(request) > 9:\n    answer = {"status": "error", "error": "what is all this?"}',
@@ -65,26 +67,26 @@ VICES = {
     "exemplary.declared_events": 'answer["events"] = [{"type": "surprise"}]',
     "exemplary.idempotent": 'answer["events"] = [{"type": "looked", "dedupe_key": str(time.time_ns())}]',
 }
-"""Rule → how a plugin that is otherwise without fault breaks it."""
+"""Rule → the code that makes an otherwise correct plugin fail it."""
 
 
-@pytest.mark.parametrize("rule", VICES)
-def test_a_plugin_with_one_vice_breaks_one_rule(tmp_path: Path, rule: str) -> None:
-    """The report names it, says where it was seen and what to do about it."""
-    script = PYTHON % VICES[rule]
+@pytest.mark.parametrize("rule", DEFECTS)
+def test_a_plugin_with_one_defect_fails_one_rule(tmp_path: Path, rule: str) -> None:
+    """The report has the rule, the request and the advice."""
+    script = PYTHON_PLUGIN % DEFECTS[rule]
     if rule == "robust.other_protocol":
         script = script.replace('if request["protocol"] != 2:', "if False:")
-    plugin = write_plugin(tmp_path / "vicious", script)
+    plugin = write_plugin(tmp_path / "defective", script)
     (plugin / "README.md").write_text("poll, health, api_key")
     write_fixture(plugin, {"request": {"command": "poll", "payload": {}}})
 
     report = cli("plugin", "check", plugin, "--level", "exemplary", "--json").json
 
-    found = [name for name in broken(report, up_to="exemplary") if name != "exemplary.health"]
+    found = [name for name in failed_rules(report, up_to="exemplary") if name != "exemplary.health"]
     assert found == [rule]
-    (told,) = [one for one in report["rules"] if one["rule"] == rule]
-    assert told["reason"].startswith("poll: ") or rule == "robust.files"
-    assert told["todo"] == RULES[rule].todo
+    (finding,) = [result for result in report["rules"] if result["rule"] == rule]
+    assert finding["reason"].startswith("poll: ") or rule == "robust.files"
+    assert finding["todo"] == RULES[rule].todo
 
 
 STUBBORN = """#!/bin/sh
@@ -96,20 +98,22 @@ case $(cat) in
 esac
 echo '{"status": "ok", "result": "looked"}'
 """
-"""Takes its time over plain requests, whoever asks it to end."""
+"""Takes four seconds for unchanged requests and ignores SIGTERM."""
 
 
-def test_a_plugin_that_would_answer_in_time_must_still_end_when_it_is_told(tmp_path: Path) -> None:
+def test_a_plugin_must_exit_on_sigterm_even_if_it_would_finish_in_time(tmp_path: Path) -> None:
     """A service that stops does not wait for it."""
     plugin = write_plugin(tmp_path / "stubborn", STUBBORN)
     write_fixture(plugin, {"request": {"command": "poll", "payload": {}}})
 
-    assert broken(cli("plugin", "check", plugin, "--deadline", "60s", "--json").json) == ["robust.sigterm"]
+    assert failed_rules(cli("plugin", "check", plugin, "--deadline", "60s", "--json").json) == ["robust.sigterm"]
 
 
-def test_a_plugin_without_fault_reaches_the_highest_level_it_can(tmp_path: Path) -> None:
-    """Everything but `health` is there: robust holds, exemplary does not."""
-    plugin = write_plugin(tmp_path / "good", PYTHON % 'answer["events"] = [{"type": "looked", "payload": {"n": 1}}]')
+def test_a_correct_plugin_reaches_its_highest_level(tmp_path: Path) -> None:
+    """Without `health` that is robust, not exemplary."""
+    plugin = write_plugin(
+        tmp_path / "good", PYTHON_PLUGIN % 'answer["events"] = [{"type": "looked", "payload": {"n": 1}}]'
+    )
     (plugin / "README.md").write_text("poll and api_key")
     write_fixture(plugin, {"request": {"command": "poll"}, "expect": {"response": {"result": "looked"}}})
 
@@ -117,32 +121,32 @@ def test_a_plugin_without_fault_reaches_the_highest_level_it_can(tmp_path: Path)
     demanding = cli("plugin", "check", plugin, "--level", "exemplary")
 
     assert (report["level"], report["demanded"], report["holds"]) == ("robust", "robust", True)
-    assert broken(report, up_to="exemplary") == ["exemplary.health"]
+    assert failed_rules(report, up_to="exemplary") == ["exemplary.health"]
     assert (demanding.exit_code, "fail  exemplary.health" in demanding.stdout) == (1, True)
-    assert "good: level robust; exemplary does not hold" in demanding.stdout
+    assert "good: level robust; exemplary failed" in demanding.stdout
     assert {rule["rule"] for rule in report["rules"]} == set(RULES)
 
 
-def test_a_writing_command_is_run_only_where_a_fixture_or_the_author_says_so(tmp_path: Path) -> None:
-    """Nobody wants a check to send mail."""
+def test_a_writing_command_runs_only_with_a_fixture_or_run_writes(tmp_path: Path) -> None:
+    """A check must not have side effects by default."""
     mark = tmp_path / "written"
-    script = PYTHON % f'open({str(mark)!r}, "a").write("x")'
-    plugin = write_plugin(tmp_path / "writer", script, manifest=MANIFEST_OF_A_WRITER)
+    script = PYTHON_PLUGIN % f'open({str(mark)!r}, "a").write("x")'
+    plugin = write_plugin(tmp_path / "writer", script, manifest=WRITER_MANIFEST)
 
     careful = cli("plugin", "check", plugin, "--json")
     assert not mark.exists()
-    assert broken(careful.json) == ["protocol.runs"]
+    assert failed_rules(careful.json) == ["protocol.runs"]
     assert careful.json["level"] == "manifest"
 
     allowed = cli("plugin", "check", plugin, "--run-writes", "--json")
     assert mark.exists()
-    assert broken(allowed.json) == []
+    assert failed_rules(allowed.json) == []
 
 
-def test_the_first_level_runs_nothing(tmp_path: Path) -> None:
-    """And claims no more than was looked at."""
+def test_the_manifest_level_runs_nothing(tmp_path: Path) -> None:
+    """The report does not claim a higher level."""
     mark = tmp_path / "ran"
-    plugin = write_plugin(tmp_path / "quiet", PYTHON % f'open({str(mark)!r}, "w").close()')
+    plugin = write_plugin(tmp_path / "quiet", PYTHON_PLUGIN % f'open({str(mark)!r}, "w").close()')
 
     done = cli("plugin", "check", plugin, "--level", "manifest", "--json")
 
@@ -150,20 +154,22 @@ def test_the_first_level_runs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("declared", "rules"), [("<configured event>", []), ("seen", ["exemplary.declared_events"])])
-def test_an_event_that_the_configuration_names_is_declared_as_such(
+def test_a_configurable_event_type_is_declared_with_a_placeholder(
     tmp_path: Path, declared: str, rules: list[str]
 ) -> None:
-    """`<configured key>` stands for any event."""
-    plugin = write_plugin(tmp_path / "named", PYTHON % 'answer["events"] = [{"type": "mine", "payload": {"n": 1}}]')
+    """`<configured key>` matches any event."""
+    plugin = write_plugin(
+        tmp_path / "named", PYTHON_PLUGIN % 'answer["events"] = [{"type": "mine", "payload": {"n": 1}}]'
+    )
     _edit(plugin, "event: looked", f"event: {declared}")
 
     report = cli("plugin", "check", plugin, "--json").json
 
     others = ("exemplary.health", "exemplary.readme", "exemplary.fixtures")
-    assert [rule for rule in broken(report, up_to="exemplary") if rule not in others] == rules
+    assert [rule for rule in failed_rules(report, up_to="exemplary") if rule not in others] == rules
 
 
-MANIFEST_OF_A_WRITER = """\
+WRITER_MANIFEST = """\
 manifest_spec: ductile.plugin
 manifest_version: 1
 name: {name}
@@ -174,17 +180,17 @@ commands: [{{name: send, type: write}}]
 """
 
 
-def test_required_configuration_must_be_missed_for_good(tmp_path: Path) -> None:
-    """A plugin that would be tried again and again without it breaks a rule; 78 keeps it."""
+def test_missing_required_configuration_must_fail_without_retry(tmp_path: Path) -> None:
+    """Exit code 78 passes; an ordinary error fails the rule."""
     needs = "config_keys: {required: [path]}"
-    loose = MANIFEST_OF_A_WRITER.replace("type: write", "type: read") + needs.replace("{", "{{").replace("}", "}}")
+    loose = WRITER_MANIFEST.replace("type: write", "type: read") + needs.replace("{", "{{").replace("}", "}}")
     for name, script, rules in (
         ("sorry", 'if not config.get("path"): sys.exit(78)', []),
         ("again", 'config["path"]', ["robust.configuration"]),
     ):
-        plugin = write_plugin(tmp_path / name, PYTHON % script, manifest=loose)
+        plugin = write_plugin(tmp_path / name, PYTHON_PLUGIN % script, manifest=loose)
         write_fixture(plugin, {"request": {"command": "send", "config": {"path": "/"}}})
-        assert broken(cli("plugin", "check", plugin, "--json").json) == rules
+        assert failed_rules(cli("plugin", "check", plugin, "--json").json) == rules
 
 
 @pytest.mark.parametrize(
@@ -198,17 +204,15 @@ def test_required_configuration_must_be_missed_for_good(tmp_path: Path) -> None:
         (lambda folder: _edit(folder, "type: read, ", ""), "manifest.types"),
     ],
 )
-def test_a_manifest_that_is_wrong_or_incomplete_stops_at_the_first_level(
-    tmp_path: Path, change: Any, rule: str
-) -> None:
-    """What cannot be loaded is not run."""
-    plugin = write_plugin(tmp_path / "odd", PYTHON % "")
+def test_an_invalid_or_incomplete_manifest_fails_the_manifest_level(tmp_path: Path, change: Any, rule: str) -> None:
+    """A plugin that cannot be loaded is not run."""
+    plugin = write_plugin(tmp_path / "odd", PYTHON_PLUGIN % "")
     change(plugin)
 
     done = cli("plugin", "check", plugin, "--json")
 
     assert done.exit_code == 1
-    assert rule in broken(done.json, up_to="manifest")
+    assert rule in failed_rules(done.json, up_to="manifest")
     assert done.json["level"] is None
 
 
@@ -219,7 +223,7 @@ def _edit(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["manifest", "entrypoint"])
-def test_a_plugin_that_changes_itself_is_found_out(tmp_path: Path, victim: str) -> None:
+def test_a_plugin_that_modifies_its_own_files_fails(tmp_path: Path, victim: str) -> None:
     """Its seal would break at every run."""
     plugin = tmp_path / "saw"
     shutil.copytree(ZOO / "z65_saws_off_its_branch", plugin)
@@ -227,12 +231,12 @@ def test_a_plugin_that_changes_itself_is_found_out(tmp_path: Path, victim: str) 
 
     report = cli("plugin", "check", plugin, "--run-writes", "--plugin-config", config, "--json").json
 
-    (told,) = [one for one in report["rules"] if one["rule"] == "robust.files"]
-    assert (told["result"], "changed in its own folder: " in told["reason"]) == ("fail", True)
+    (finding,) = [result for result in report["rules"] if result["rule"] == "robust.files"]
+    assert (finding["result"], "changed in its own folder: " in finding["reason"]) == ("fail", True)
 
 
 def test_the_plugin_in_the_documentation_is_robust(tmp_path: Path) -> None:
-    """Nobody learns bad habits from it."""
+    """The example in docs/plugins.md passes the check."""
     text = (ZOO.parents[1] / "docs" / "plugins.md").read_text()
     manifest, script = (re.findall(rf"```{lang}\n(.*?)```", text, re.DOTALL)[0] for lang in ("yaml", "python"))
     plugin = write_plugin(tmp_path / "disk", "")
@@ -242,17 +246,17 @@ def test_the_plugin_in_the_documentation_is_robust(tmp_path: Path) -> None:
 
     done = cli("plugin", "check", plugin, "--plugin-config", '{"path": "/"}', "--json")
 
-    assert (broken(done.json), done.json["level"]) == ([], "robust")
+    assert (failed_rules(done.json), done.json["level"]) == ([], "robust")
 
 
 def test_the_documentation_explains_every_rule() -> None:
-    """In the words of the report."""
+    """With the text of the report."""
     text = (ZOO.parents[1] / "docs" / "plugins.md").read_text()
 
-    assert [name for name, rule in RULES.items() if f"| `{name}` | {rule.asks} |" not in text] == []
+    assert [name for name, rule in RULES.items() if f"| `{name}` | {rule.requirement} |" not in text] == []
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """One JSON object, with a code."""
     done = cli("plugin", "check", tmp_path / "nothing", "--json")
 

@@ -1,4 +1,4 @@
-"""Which plugins are paused, as this process knows it and as the ledger has it."""
+"""Paused plugins, in memory and in the ledger."""
 
 from pathlib import Path
 
@@ -10,17 +10,17 @@ from ductile.engine.control.pause import PausedPlugins
 from ductile.ledger.storage.writer import open_ledger
 
 
-async def test_requests_that_become_durable_together_all_count(tmp_path: Path) -> None:
-    """Their callers resume in any order; the order of the commits decides."""
+async def test_concurrent_pauses_and_resumes_all_take_effect(tmp_path: Path) -> None:
+    """The order of the commits decides, not the order in which their callers resume."""
     async with open_ledger(tmp_path / "ledger" / "state.db") as ledger:
-        pausing = await PausedPlugins.load(ledger, Hub(), Clock())
+        paused_plugins = await PausedPlugins.load(ledger, Hub(), Clock())
         for _ in range(20):
             async with trio.open_nursery() as nursery:
                 for plugin in ("echo", "other"):
-                    nursery.start_soon(pausing.pause, plugin, "maintenance")
-            assert set(pausing.paused) == {"echo", "other"}
+                    nursery.start_soon(paused_plugins.pause, plugin, "maintenance")
+            assert set(paused_plugins.paused) == {"echo", "other"}
             async with trio.open_nursery() as nursery:
                 for plugin in ("echo", "other"):
-                    nursery.start_soon(pausing.resume, plugin)
-            assert pausing.paused == {}
+                    nursery.start_soon(paused_plugins.resume, plugin)
+            assert paused_plugins.paused == {}
         assert (await PausedPlugins.load(ledger, Hub(), Clock())).paused == {}

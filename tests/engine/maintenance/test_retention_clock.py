@@ -1,4 +1,4 @@
-"""How much of the past may be forgotten, whatever the clock says."""
+"""Retention prunes by real time, even if the wall clock is wrong."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ductile.core.model import Completion, Evidence, NewFact, NewJob, Succeeded
-from ductile.engine.maintenance.retention_clock import MARKS, RetentionClock
+from ductile.engine.maintenance.retention_clock import MAX_MARKS, RetentionClock
 from ductile.engine.scheduling.simulate import VirtualClock
 from ductile.ledger.admin.retention import Pruned, RetentionPolicy, prune
 from ductile.ledger.completion.record import record
@@ -22,7 +22,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 @pytest.mark.parametrize(
-    ("stopped_for", "then", "believed"),
+    ("stopped_for", "uptime", "expected"),
     [
         (HOUR, timedelta(), NOON + HOUR),
         (HOUR, HOUR, NOON + 2 * HOUR),
@@ -32,30 +32,30 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
         (3650 * DAY, HOUR, NOON + 2 * DAY),
     ],
 )
-async def test_the_past_goes_by_no_faster_than_can_be_believed(
-    tmp_path: Path, stopped_for: timedelta, then: timedelta, believed: datetime
+async def test_the_retention_clock_follows_a_jump_slowly(
+    tmp_path: Path, stopped_for: timedelta, uptime: timedelta, expected: datetime
 ) -> None:
-    """A short stop is believed at once; a long one, or a clock that is wrong by years, a day in every hour."""
+    """It trusts a stop of up to one day. After a longer one it advances a day per hour."""
     clock = VirtualClock(NOON)
     async with open_ledger(tmp_path / "ledger" / "state.db", synchronous="off") as ledger:
         await ledger.write(journal.append, "run.ended", now=NOON)
-        clock.pass_to(NOON + stopped_for)
-        past = await RetentionClock.of(ledger, clock)
-        clock.pass_to(clock.now() + then)
-        assert past.now(clock) == believed
+        clock.advance_to(NOON + stopped_for)
+        retention_clock = await RetentionClock.load(ledger, clock)
+        clock.advance_to(clock.now() + uptime)
+        assert retention_clock.now(clock) == expected
 
 
-async def test_a_clock_that_jumps_ahead_while_the_service_runs_is_not_believed(tmp_path: Path) -> None:
+async def test_a_clock_that_jumps_ahead_while_the_service_runs_is_not_trusted(tmp_path: Path) -> None:
     async with open_ledger(tmp_path / "ledger" / "state.db", synchronous="off") as ledger:
         clock = VirtualClock(NOON)
-        past = await RetentionClock.of(ledger, clock)
+        retention_clock = await RetentionClock.load(ledger, clock)
         clock.jump(3650 * DAY)
-        assert past.now(clock) == NOON
+        assert retention_clock.now(clock) == NOON
         clock.jump(-3651 * DAY)
-        assert past.now(clock) == NOON - DAY
+        assert retention_clock.now(clock) == NOON - DAY
 
 
-IN_1970 = datetime(1970, 1, 1, tzinfo=UTC) - NOON
+BACK_TO_1970 = datetime(1970, 1, 1, tzinfo=UTC) - NOON
 POLICY = RetentionPolicy(job_queue=DAY, job_log=30 * DAY, journal=30 * DAY, facts=30 * DAY)
 JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
 
@@ -66,79 +66,81 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
         yield ledger
 
 
-async def ask(ledger: Ledger, clock: VirtualClock) -> None:
+async def enqueue_job(ledger: Ledger, clock: VirtualClock) -> None:
     await ledger.write(enqueue, JOB, now=clock.now())
 
 
-async def run(ledger: Ledger, clock: VirtualClock) -> None:
-    """The oldest job runs and leaves a fact."""
+async def run_job(ledger: Ledger, clock: VirtualClock) -> None:
+    """Run the oldest job, which stores a fact."""
     now = clock.now()
     claimed = await ledger.write(claim, now=now, run_id="run", free={"echo": 1}, limit=1)
     evidence = Evidence(started_at=now, duration=timedelta(seconds=1))
     facts = (NewFact(fact_type="seen", fact_json="{}"),)
-    ending = Completion(job_id=claimed.jobs[0].id, attempt=1, outcome=Succeeded(evidence), facts=facts)
-    await ledger.write(record, ending, now=now)
+    completion = Completion(job_id=claimed.jobs[0].id, attempt=1, outcome=Succeeded(evidence), facts=facts)
+    await ledger.write(record, completion, now=now)
 
 
-async def forget(ledger: Ledger, clock: VirtualClock, past: RetentionClock) -> Pruned:
-    reach = await past.reach(ledger, POLICY, clock)
-    return await ledger.write(prune, POLICY, now=past.now(clock), reach=reach)
+async def prune_expired(ledger: Ledger, clock: VirtualClock, retention_clock: RetentionClock) -> Pruned:
+    reach = await retention_clock.update_watermarks(ledger, POLICY, clock)
+    return await ledger.write(prune, POLICY, now=retention_clock.now(clock), watermarks=reach)
 
 
-def pass_by(clock: VirtualClock, span: timedelta) -> None:
-    clock.pass_to(clock.now() + span)
+def advance(clock: VirtualClock, span: timedelta) -> None:
+    clock.advance_to(clock.now() + span)
 
 
-@pytest.mark.parametrize("waited", [False, True], ids=["new job", "job from before the start"])
-async def test_what_was_written_while_the_clock_stood_far_back_is_not_old_when_it_is_right(
-    ledger: Ledger, waited: bool
+@pytest.mark.parametrize("is_old_job", [False, True], ids=["new job", "job from before the start"])
+async def test_rows_written_while_the_clock_was_far_behind_do_not_expire_when_it_is_corrected(
+    ledger: Ledger, is_old_job: bool
 ) -> None:
     clock = VirtualClock(NOON)
-    if waited:
-        await ask(ledger, clock)
-    past = await RetentionClock.of(ledger, clock)
-    clock.jump(IN_1970)
-    if not waited:
-        await ask(ledger, clock)
-    await run(ledger, clock)
-    clock.jump(-IN_1970)
+    if is_old_job:
+        await enqueue_job(ledger, clock)
+    retention_clock = await RetentionClock.load(ledger, clock)
+    clock.jump(BACK_TO_1970)
+    if not is_old_job:
+        await enqueue_job(ledger, clock)
+    await run_job(ledger, clock)
+    clock.jump(-BACK_TO_1970)
     for _ in range(3):
-        pass_by(clock, timedelta(minutes=1))
-        assert (await forget(ledger, clock, past)).total == 0
+        advance(clock, timedelta(minutes=1))
+        assert (await prune_expired(ledger, clock, retention_clock)).total == 0
 
 
-async def test_it_is_forgotten_when_its_time_has_really_passed(ledger: Ledger) -> None:
+async def test_such_rows_expire_after_their_retention_in_real_time(ledger: Ledger) -> None:
     clock = VirtualClock(NOON)
-    past = await RetentionClock.of(ledger, clock)
-    clock.jump(IN_1970)
-    await ask(ledger, clock)
-    await run(ledger, clock)
-    clock.jump(-IN_1970)
-    gone = []
+    retention_clock = await RetentionClock.load(ledger, clock)
+    clock.jump(BACK_TO_1970)
+    await enqueue_job(ledger, clock)
+    await run_job(ledger, clock)
+    clock.jump(-BACK_TO_1970)
+    pruned_kinds = []
     for hour in range(24 * 32):
-        pass_by(clock, HOUR)
-        pruned = await forget(ledger, clock, past)
-        gone += [(hour // 24, kind) for kind in ("jobs", "attempts", "journal", "facts") if getattr(pruned, kind)]
-    assert gone == [(1, "jobs"), (30, "attempts"), (30, "journal"), (30, "facts")]
+        advance(clock, HOUR)
+        pruned = await prune_expired(ledger, clock, retention_clock)
+        pruned_kinds += [
+            (hour // 24, kind) for kind in ("jobs", "attempts", "journal", "facts") if getattr(pruned, kind)
+        ]
+    assert pruned_kinds == [(1, "jobs"), (30, "attempts"), (30, "journal"), (30, "facts")]
 
 
-async def test_what_a_process_before_this_one_wrote_goes_by_its_own_moments(ledger: Ledger) -> None:
+async def test_rows_of_an_earlier_process_expire_by_their_timestamps(ledger: Ledger) -> None:
     clock = VirtualClock(NOON)
-    await ask(ledger, clock)
-    await run(ledger, clock)
-    pass_by(clock, 2 * DAY)
-    past = await RetentionClock.of(ledger, clock)
-    pass_by(clock, timedelta(hours=2))  # a long stop is caught up with
-    assert (await forget(ledger, clock, past)).jobs == 1
+    await enqueue_job(ledger, clock)
+    await run_job(ledger, clock)
+    advance(clock, 2 * DAY)
+    retention_clock = await RetentionClock.load(ledger, clock)
+    advance(clock, timedelta(hours=2))  # the clock catches up after the stop
+    assert (await prune_expired(ledger, clock, retention_clock)).jobs == 1
 
 
-async def test_a_long_life_is_remembered_in_few_marks(ledger: Ledger) -> None:
+async def test_a_long_uptime_needs_few_marks(ledger: Ledger) -> None:
     clock = VirtualClock(NOON)
-    past = await RetentionClock.of(ledger, clock)
+    retention_clock = await RetentionClock.load(ledger, clock)
     for _ in range(24 * 60):
-        pass_by(clock, timedelta(minutes=50))
-        await past.reach(ledger, POLICY, clock)
-    assert all(len(trail.marks) <= MARKS + 2 for trail in past.trails.values())
+        advance(clock, timedelta(minutes=50))
+        await retention_clock.update_watermarks(ledger, POLICY, clock)
+    assert all(len(history.marks) <= MAX_MARKS + 2 for history in retention_clock.histories.values())
 
 
 def count(db: Db) -> int:
@@ -146,13 +148,13 @@ def count(db: Db) -> int:
     return number
 
 
-async def test_of_many_jobs_each_goes_when_its_time_has_come(ledger: Ledger) -> None:
-    """A job an hour for three days, on a clock that is right: a day of them is there, and a step of the marks."""
+async def test_each_of_many_jobs_expires_after_its_own_retention(ledger: Ledger) -> None:
+    """With a job per hour and a correct clock, the jobs of one day remain, plus one step of the marks."""
     clock = VirtualClock(NOON)
-    past = await RetentionClock.of(ledger, clock)
+    retention_clock = await RetentionClock.load(ledger, clock)
     for _ in range(72):
-        await ask(ledger, clock)
-        await run(ledger, clock)
-        pass_by(clock, HOUR)
-        await forget(ledger, clock, past)
+        await enqueue_job(ledger, clock)
+        await run_job(ledger, clock)
+        advance(clock, HOUR)
+        await prune_expired(ledger, clock, retention_clock)
     assert await ledger.read(count) in (24, 25)

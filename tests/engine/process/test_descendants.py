@@ -1,4 +1,4 @@
-"""Descendants that a plugin leaves behind are found and ended, and only those of the attempt that has ended."""
+"""The sweep kills the descendants of an attempt that has ended, and no others."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import trio
 
 from ductile.engine.process import descendants
 from ductile.engine.process.descendants import ProcessTable
-from ductile.engine.process.procfs import Glance, adopted_children
+from ductile.engine.process.procfs import ProcessStat, adopted_children
 from ductile.engine.process.run import Finished
 from tests.engine.builders import run_plugin
 from tests.engine.conftest import MakePlugin
@@ -47,8 +47,8 @@ async def run(argv: list[str], env: Env, table: ProcessTable, pids: list[int] | 
     return ended
 
 
-async def test_a_daemon_without_traces_is_ended_while_an_older_job_runs(make_plugin: MakePlugin, env: Env) -> None:
-    """It belongs to the attempt that started it, although an older attempt could be its ancestor."""
+async def test_a_daemon_is_killed_while_an_older_job_runs(make_plugin: MakePlugin, env: Env) -> None:
+    """Its tag identifies the attempt that started it."""
     table, older, pids = ProcessTable(), make_plugin(UNTIL_SIGNALLED), list[int]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, older.argv, env, table, pids)
@@ -58,8 +58,8 @@ async def test_a_daemon_without_traces_is_ended_while_an_older_job_runs(make_plu
     assert (ended.exit_code, ended.swept, ended.lost) == (0, 1, False)
 
 
-async def test_the_end_of_one_attempt_spares_the_daemons_of_a_running_one(make_plugin: MakePlugin, env: Env) -> None:
-    """A daemon lives as long as its own attempt."""
+async def test_the_daemon_of_a_running_attempt_survives_the_end_of_another(make_plugin: MakePlugin, env: Env) -> None:
+    """A daemon is killed when its own attempt ends."""
     table, longer, pids = ProcessTable(), make_plugin(DAEMON + UNTIL_SIGNALLED), list[int]()
     ended: list[Finished] = []
 
@@ -75,7 +75,7 @@ async def test_the_end_of_one_attempt_spares_the_daemons_of_a_running_one(make_p
     assert ended[0].swept == 1
 
 
-async def test_an_orphan_that_cannot_be_attributed_is_reported_and_ended_when_no_other_attempt_runs(
+async def test_an_orphan_without_a_tag_is_reported_and_killed_when_no_other_attempt_runs(
     make_plugin: MakePlugin, env: Env
 ) -> None:
     """A descendant that changed the inherited limit could belong to any running attempt."""
@@ -98,7 +98,7 @@ async def test_an_unkillable_descendant_does_not_delay_other_attempts(
     table, waits, dies = ProcessTable(), trio.Event(), trio.Event()
     kill_children = descendants.kill_children
 
-    async def kill_late(children: Sequence[Glance]) -> int:
+    async def kill_late(children: Sequence[ProcessStat]) -> int:
         waits.set()
         await dies.wait()
         return await kill_children(children)
@@ -112,14 +112,14 @@ async def test_an_unkillable_descendant_does_not_delay_other_attempts(
     assert (beside.exit_code, beside.swept, beside.lost) == (0, 0, False)
 
 
-async def test_a_descendant_that_another_sweep_sees_dead_counts_for_its_own_attempt(
+async def test_a_killed_descendant_counts_for_its_own_attempt(
     make_plugin: MakePlugin, env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two attempts that end together sweep at the same time."""
+    """A concurrent sweep of another attempt does not reap it."""
     table, waits, dies = ProcessTable(), trio.Event(), trio.Event()
     kill_children, ended = descendants.kill_children, list[Finished]()
 
-    async def kill_twice(children: Sequence[Glance]) -> int:
+    async def kill_twice(children: Sequence[ProcessStat]) -> int:
         for child in children:
             os.kill(child.pid, signal.SIGKILL)
         waits.set()
@@ -138,10 +138,10 @@ async def test_a_descendant_that_another_sweep_sees_dead_counts_for_its_own_atte
     assert [one.swept for one in (beside, *ended)] == [0, 1]
 
 
-async def test_a_descendant_that_must_not_be_signalled_is_reported_and_not_waited_for(
+async def test_a_descendant_of_another_user_is_reported_and_not_waited_for(
     make_plugin: MakePlugin, env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that became another user, as with sudo, would hold up every attempt for as long as it lives."""
+    """A daemon that sudo started would otherwise delay every attempt."""
 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -158,8 +158,8 @@ def start_daemon() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
 
 
-async def test_a_child_from_before_is_not_ended(make_plugin: MakePlugin, env: Env) -> None:
-    """A container's entrypoint can start a daemon and then replace itself by the service."""
+async def test_a_child_from_before_the_start_is_not_killed(make_plugin: MakePlugin, env: Env) -> None:
+    """The entrypoint of a container can start a daemon and then exec the service."""
     child = start_daemon()
     try:
         ended = await run(make_plugin("pass").argv, env, ProcessTable())
@@ -172,7 +172,7 @@ async def test_a_child_from_before_is_not_ended(make_plugin: MakePlugin, env: En
 async def test_an_orphan_of_another_user_is_reported_once(
     make_plugin: MakePlugin, env: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later attempts have nothing to do with it."""
+    """Later attempts do not report it again."""
     table = ProcessTable()
     child = start_daemon()
     monkeypatch.setattr(descendants, "may_signal", lambda pid: pid != child.pid)

@@ -1,4 +1,4 @@
-"""Rules for telling processes apart, and for ending those that nobody owns any more."""
+"""Identify processes, and kill the leftovers of a dead instance."""
 
 import json
 import os
@@ -13,17 +13,17 @@ import pytest
 from attrs import evolve
 
 from ductile.engine.process import procfs
-from ductile.engine.process.limits import ResourceLimits, limited
+from ductile.engine.process.limits import ResourceLimits, with_limits
 from ductile.engine.process.procfs import (
     INSTANCE_MARKER,
     ProcessId,
     adopted_children,
     boot_id,
     find_marked,
-    glance,
     identify,
-    is_same,
+    is_alive,
     kill_marked,
+    read_stat,
 )
 from tests.zoo.catalogue import ZOO
 
@@ -32,7 +32,7 @@ Sleeper = Callable[[dict[str, str]], ProcessId]
 
 @pytest.fixture
 def sleeper() -> Iterator[Sleeper]:
-    """Start a process in a session of its own that would sleep for an hour."""
+    """Return a function that starts a sleeping process in its own session."""
     started = []
 
     def start(env: dict[str, str]) -> ProcessId:
@@ -50,32 +50,32 @@ def sleeper() -> Iterator[Sleeper]:
 # --- identity ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_is_the_same_only_with_its_start_time_and_boot(sleeper: Sleeper) -> None:
-    """A pid alone is nobody: it is given out again."""
+def test_a_process_is_identified_by_pid_start_time_and_boot(sleeper: Sleeper) -> None:
+    """A pid alone can be reused."""
     process = sleeper({})
-    assert is_same(process)
-    assert not is_same(evolve(process, start_ticks=process.start_ticks - 1))
-    assert not is_same(evolve(process, boot_id="another boot"))
+    assert is_alive(process)
+    assert not is_alive(evolve(process, start_ticks=process.start_ticks - 1))
+    assert not is_alive(evolve(process, boot_id="another boot"))
 
 
-def test_a_dead_process_is_not_the_same_even_while_it_is_a_zombie() -> None:
-    """Dead is dead, reaped or not."""
+def test_a_zombie_is_not_alive() -> None:
+    """Neither is a reaped process."""
     child = subprocess.Popen(["/bin/true"])
     process = identify(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process is not None
-    assert not is_same(process)
+    assert not is_alive(process)
     child.wait()
     assert identify(child.pid) != process
 
 
-def test_a_command_name_full_of_brackets_confuses_nobody(tmp_path: Path) -> None:
-    """The name in procfs is the plugin's to choose."""
+def test_a_command_name_can_contain_parentheses(tmp_path: Path) -> None:
+    """A plugin can choose the name that procfs shows."""
     program = tmp_path / "a) R 1 (b c"
     program.symlink_to("/bin/sleep")
     child = subprocess.Popen([program, "3600"])
     try:
-        seen = glance(child.pid)
+        seen = read_stat(child.pid)
         assert seen is not None
         assert (seen.parent, seen.session) == (os.getpid(), os.getsid(0))
     finally:
@@ -83,8 +83,8 @@ def test_a_command_name_full_of_brackets_confuses_nobody(tmp_path: Path) -> None
         child.wait()
 
 
-def test_there_is_no_identity_for_a_pid_that_nobody_has() -> None:
-    """None, not an exception."""
+def test_an_unused_pid_has_no_identity() -> None:
+    """The result is None, not an exception."""
     with subprocess.Popen(["/bin/true"]) as child:
         pass
     assert identify(child.pid) is None
@@ -94,20 +94,20 @@ def test_there_is_no_identity_for_a_pid_that_nobody_has() -> None:
 
 
 async def test_leftovers_are_found_by_their_marker_and_killed(sleeper: Sleeper, instance: str) -> None:
-    """Every process of the instance ends, and no other."""
+    """Every process of the instance is killed, and no other."""
     ours = [sleeper({INSTANCE_MARKER: instance, "DUCTILE_JOB_ID": str(number)}) for number in range(3)]
-    strangers = [sleeper({INSTANCE_MARKER: instance + "0"}), sleeper({}), sleeper({"OTHER": instance})]
+    others = [sleeper({INSTANCE_MARKER: instance + "0"}), sleeper({}), sleeper({"OTHER": instance})]
     assert find_marked(instance, "1") == [ours[1]]
     swept = await kill_marked(instance)
     assert set(swept.killed) == set(ours)
     assert swept.survivors == ()
-    assert [is_same(process) for process in (*ours, *strangers)] == [False] * 3 + [True] * 3
+    assert [is_alive(process) for process in (*ours, *others)] == [False] * 3 + [True] * 3
 
 
-async def test_a_leftover_that_cannot_be_killed_keeps_no_other_alive(
+async def test_an_unkillable_leftover_does_not_protect_the_others(
     sleeper: Sleeper, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its job runs again beside it, and that is said; those of the others do not."""
+    """It is reported as a survivor."""
     ours = [sleeper({INSTANCE_MARKER: instance}) for _ in range(4)]
     stuck, send = min(ours, key=lambda process: process.pid), signal.pidfd_send_signal
 
@@ -117,14 +117,14 @@ async def test_a_leftover_that_cannot_be_killed_keeps_no_other_alive(
                 send(pidfd, number)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", send_in_vain)
-    swept = await kill_marked(instance, patience=1.0)
+    swept = await kill_marked(instance, timeout_seconds=1.0)
     assert (set(swept.killed), swept.survivors) == ({*ours} - {stuck}, (stuck,))
 
 
 async def test_a_stored_leader_that_takes_long_to_die_is_waited_for(
     sleeper: Sleeper, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a marker too: its job must not run beside it."""
+    """Even without a marker: its job must not run twice at the same time."""
     stored, send, tries = sleeper({}), signal.pidfd_send_signal, list[int]()
 
     def send_in_vain_at_first(pidfd: int, number: int) -> None:
@@ -137,27 +137,25 @@ async def test_a_stored_leader_that_takes_long_to_die_is_waited_for(
     assert (swept.killed, swept.survivors, len(tries)) == ((stored,), (), 2)
 
 
-async def test_a_stored_leader_is_killed_with_its_session_though_it_has_no_marker(
-    sleeper: Sleeper, instance: str
-) -> None:
-    """What was written down at its start is enough, if it still is that process."""
+async def test_a_stored_leader_without_a_marker_is_killed(sleeper: Sleeper, instance: str) -> None:
+    """The stored identity is enough if it still matches."""
     stored = sleeper({})
     swept = await kill_marked(instance, [stored])
     assert swept.killed == (stored,)
-    assert not is_same(stored)
+    assert not is_alive(stored)
 
 
-async def test_a_stranger_with_the_pid_of_a_stored_leader_lives(sleeper: Sleeper, instance: str) -> None:
-    """A pid that was given out again, or one from before the last boot, names nobody."""
-    stranger = sleeper({})
-    stored = [evolve(stranger, start_ticks=stranger.start_ticks - 1), evolve(stranger, boot_id="another boot")]
+async def test_another_process_with_the_pid_of_a_stored_leader_is_not_killed(sleeper: Sleeper, instance: str) -> None:
+    """A reused pid, or one from before the last boot, does not match."""
+    other = sleeper({})
+    stored = [evolve(other, start_ticks=other.start_ticks - 1), evolve(other, boot_id="another boot")]
     swept = await kill_marked(instance, stored)
     assert swept.killed == ()
-    assert is_same(stranger)
+    assert is_alive(other)
 
 
-async def test_leftovers_are_not_ours_to_end_when_they_are_us(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that was itself started with a marker does not end itself."""
+async def test_a_process_does_not_kill_itself_as_a_leftover(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service can itself have the marker in its environment."""
     script = f"""
 import sys, trio
 from ductile.engine.process.procfs import kill_marked
@@ -168,22 +166,20 @@ print(trio.run(kill_marked, {instance!r}))
     assert done.stdout == "Leftovers(killed=(), survivors=())\n"
 
 
-def test_a_kernel_without_lists_of_children_shows_the_same_ones(
+def test_children_are_found_on_a_kernel_without_children_lists(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slower, not blind."""
+    """Slower, but complete."""
     process = sleeper({})
     monkeypatch.setattr(procfs, "HAS_CHILDREN_LIST", False)
     assert process.pid in [child.pid for child in adopted_children(known=())]
     assert adopted_children(known={process.pid}) == []
 
 
-@pytest.mark.parametrize("surely_all", [2048, 2], ids=["short", "too_long_for_one_look"])
-def test_the_list_of_children_shows_who_is_there_now(
-    surely_all: int, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many looks it takes."""
-    monkeypatch.setattr(procfs, "_SURELY_ALL", surely_all)
+@pytest.mark.parametrize("max_bytes", [2048, 2], ids=["short", "too_long_for_one_read"])
+def test_the_children_list_is_current(max_bytes: int, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many reads it takes."""
+    monkeypatch.setattr(procfs, "_MAX_COMPLETE_READ_BYTES", max_bytes)
     first = sleeper({})
     assert [child.pid for child in adopted_children(known=())] == [first.pid]
     second = sleeper({})
@@ -211,8 +207,8 @@ json.dump({"before": before, "after": [dumpable(), is_subreaper()], "refused": r
 """
 
 
-def test_a_hardened_service_dumps_nothing_adopts_orphans_and_leaks_no_descriptor() -> None:
-    """Also when it was started with odd descriptors: one more than usual, and stdin and stdout closed."""
+def test_a_hardened_service_has_no_core_dumps_adopts_orphans_and_leaks_no_descriptor() -> None:
+    """Even if it was started with an extra descriptor and with stdin and stdout closed."""
     extra = os.open(os.devnull, os.O_RDONLY)
     try:
         service = subprocess.run(
@@ -230,31 +226,31 @@ def test_a_hardened_service_dumps_nothing_adopts_orphans_and_leaks_no_descriptor
     assert report["refused"] == []
     assert report["seen"]["descriptors"] == [0, 1, 2]
     assert report["seen"]["core_limit"] == ["0", "0"]
-    if report["seen"]["uid"] != 0:  # root may look at everybody
+    if report["seen"]["uid"] != 0:  # root can read all processes
         assert report["seen"]["parent_environ"] == "errno 13"
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_limits_no_shell_is_in_between() -> None:
-    """The ordinary spawn stays fast."""
-    assert limited(["/plugin"], None) == limited(["/plugin"], ResourceLimits()) == ["/plugin"]
+def test_a_plugin_without_limits_needs_no_shell() -> None:
+    """The usual spawn stays fast."""
+    assert with_limits(["/plugin"], None) == with_limits(["/plugin"], ResourceLimits()) == ["/plugin"]
 
 
 def test_a_limit_above_the_hard_limit_of_the_service_is_lowered_to_it() -> None:
-    """An ordinary user could not raise it, and the plugin would not start."""
+    """Only root can raise it, so the plugin would not start."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert f"ulimit -n {hard} " in limited(["/plugin"], ResourceLimits(open_files=hard + 1))[2] + " "
+    assert f"ulimit -n {hard} " in with_limits(["/plugin"], ResourceLimits(open_files=hard + 1))[2] + " "
 
 
-def test_the_name_of_this_boot_does_not_change() -> None:
-    """It is read once and compared for ever."""
+def test_the_boot_id_does_not_change() -> None:
+    """It is cached."""
     assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def test_a_zombie_of_ours_is_no_leftover(instance: str) -> None:
-    """What is dead needs no killing."""
+def test_a_zombie_is_not_a_leftover(instance: str) -> None:
+    """It is dead already."""
     child = subprocess.Popen(["/bin/sleep", "3600"], env={INSTANCE_MARKER: instance})
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

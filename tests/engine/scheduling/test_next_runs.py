@@ -1,4 +1,4 @@
-"""What a reload says about the next runs of schedules, and that the scheduler then does just that."""
+"""The next runs that a reload reports are the ones that the scheduler fires."""
 
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -8,26 +8,26 @@ import pytest
 
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.ledger.tables.schedules import EntryStatus, all_entries
-from tests.engine.stage import HOUR, MINUTE, MakeStage, Stage, open_stages
-from tests.ledger.reading import look
+from tests.engine.scheduler_service import HOUR, MINUTE, SchedulerService, StartService, scheduler_services
+from tests.ledger.reading import read_now
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[MakeStage]:
-    async with open_stages(tmp_path) as make:
+async def start_service(tmp_path: Path) -> AsyncIterator[StartService]:
+    async with scheduler_services(tmp_path) as make:
         yield make
 
 
-def shown(moment: datetime | None) -> str | None:
+def format_time(moment: datetime | None) -> str | None:
     return f"{moment:%H:%M}" if moment else None
 
 
-def told_of(one: Stage, plugins: str) -> dict[str, tuple[str | None, str | None]]:
-    """What is told about a change to these plugins, which is then made."""
-    before = one.snapshot
-    one.configure(plugins)
-    runs = next_runs(before, one.snapshot, look(one.ledger, all_entries), now=one.clock.now())
-    return {name: (shown(run.before), shown(run.after)) for name, run in runs.items()}
+def reload_next_runs(service: SchedulerService, plugins: str) -> dict[str, tuple[str | None, str | None]]:
+    """Reload with these plugins and return the reported next runs."""
+    before = service.snapshot
+    service.configure(plugins)
+    runs = next_runs(before, service.snapshot, read_now(service.ledger, all_entries), now=service.clock.now())
+    return {name: (format_time(run.before), format_time(run.after)) for name, run in runs.items()}
 
 
 def plugins(schedules: str, more: str = "") -> str:
@@ -38,7 +38,7 @@ HOURLY = "{every: 1h}"
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         (plugins(HOURLY), {}),
         (plugins(HOURLY, ", config: {a: 1}"), {}),
@@ -53,23 +53,23 @@ HOURLY = "{every: 1h}"
         (plugins(HOURLY, ", enabled: false"), {"echo/default": ("13:00", None)}),
     ],
 )
-async def test_a_reload_says_when_changed_schedules_run_next(
-    stage: MakeStage, changed: str, told: dict[str, tuple[str | None, str | None]]
+async def test_a_reload_reports_the_next_runs_of_changed_schedules(
+    start_service: StartService, changed: str, expected: dict[str, tuple[str | None, str | None]]
 ) -> None:
-    """Before and after, for those that came, went or changed; and the scheduler agrees."""
-    one = await stage(plugins(HOURLY))
-    await one.pass_for(10 * MINUTE)
-    assert told_of(one, changed) == told
-    fired_before = len(one.jobs())
-    await one.pass_for(10 * HOUR)
-    ran = [shown(datetime.fromisoformat(at)) for at in one.jobs("created_at")[fired_before:]]
-    for _, after in told.values():
+    """Before and after, for added, removed and changed schedules. The scheduler fires them then."""
+    service = await start_service(plugins(HOURLY))
+    await service.advance_by(10 * MINUTE)
+    assert reload_next_runs(service, changed) == expected
+    fired_before = len(service.jobs())
+    await service.advance_by(10 * HOUR)
+    ran = [format_time(datetime.fromisoformat(at)) for at in service.jobs("created_at")[fired_before:]]
+    for _, after in expected.values():
         assert (after in ran) if after else (ran == [])
 
 
-async def test_a_paused_schedule_has_no_next_run(stage: MakeStage) -> None:
-    """Whatever becomes of its definition."""
-    one = await stage(plugins(HOURLY))
-    await one.turn()
-    await one.set_status(EntryStatus.PAUSED_MANUAL)
-    assert told_of(one, plugins("{every: 3h}")) == {"echo/default": (None, None)}
+async def test_a_paused_schedule_has_no_next_run(start_service: StartService) -> None:
+    """Even if its definition changes."""
+    service = await start_service(plugins(HOURLY))
+    await service.tick()
+    await service.set_status(EntryStatus.PAUSED_MANUAL)
+    assert reload_next_runs(service, plugins("{every: 3h}")) == {"echo/default": (None, None)}

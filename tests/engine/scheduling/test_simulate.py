@@ -1,4 +1,4 @@
-"""A simulated schedule does what the scheduler does, and tells it in order."""
+"""A simulation has the same events as the scheduler, in order."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from ductile.config.snapshot import PluginUnavailable
-from ductile.engine.scheduling.simulate import Question, Simulation, simulate
+from ductile.engine.scheduling.simulate import Simulation, SimulationRequest, simulate
 from tests.e2e.service import Home
 from tests.engine.builders import snapshot_of
-from tests.engine.stage import DAY, HOUR, MINUTE, NOON, open_stage
+from tests.engine.scheduler_service import DAY, HOUR, MINUTE, NOON, open_scheduler_service
 
 
 @pytest.fixture
@@ -21,22 +21,23 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def question(home: Home, schedule: str, more: str = "", **values: Any) -> Question:
-    """A day from NOON on, seen for the first time then, unless the test says otherwise."""
+def make_request(home: Home, schedule: str, more: str = "", **values: Any) -> SimulationRequest:
+    """Return a request for one day from NOON, when the schedule is first loaded, with `values` replaced."""
     home.add(f"plugins:\n  echo: {{schedules: [{{{schedule}}}]{', ' * bool(more)}{more}}}\n")
     snapshot = snapshot_of(home)
     defaults: dict[str, Any] = {"start": NOON, "end": NOON + DAY, "plugin": "echo"}
     (written,) = snapshot.config.settings.plugins["echo"].schedules
-    return Question(snapshot=snapshot, schedule=written, **defaults | values)
+    return SimulationRequest(snapshot=snapshot, schedule=written, **defaults | values)
 
 
-def told(story: Simulation, form: str = "%H:%M") -> list[str]:
-    """Every line in a few words."""
+def lines_of(simulation: Simulation, form: str = "%H:%M") -> list[str]:
+    """Return a short line for each event."""
     lines = []
-    for one in story.happenings:
-        slot = f" {one.slot_at:{form}}" if one.slot_at and one.kind == "fired" and one.late else ""
-        count = f" {one.count}" if one.kind == "skipped" else ""
-        lines.append(f"{one.at:{form}} {one.kind}{slot}{count}{f' {one.reason}' if one.reason else ''}")
+    for event in simulation.events:
+        slot = f" {event.slot_at:{form}}" if event.slot_at and event.kind == "fired" and event.delay else ""
+        count = f" {event.count}" if event.kind == "skipped" else ""
+        reason = f" {event.reason}" if event.reason else ""
+        lines.append(f"{event.at:{form}} {event.kind}{slot}{count}{reason}")
     return lines
 
 
@@ -52,19 +53,19 @@ def told(story: Simulation, form: str = "%H:%M") -> list[str]:
         "after: 90m",
     ],
 )
-def test_what_is_simulated_is_what_the_scheduler_does(home: Home, tmp_path: Path, schedule: str) -> None:
-    """The same slots at the same moments, to the microsecond."""
+def test_a_simulation_fires_like_the_scheduler(home: Home, tmp_path: Path, schedule: str) -> None:
+    """The same slots at the same times, to the microsecond."""
     (tmp_path / "real").mkdir()
 
-    async def really() -> list[Any]:
-        async with open_stage(tmp_path / "real", f"  echo: {{schedules: [{{{schedule}}}]}}") as stage:
-            await stage.pass_for(6 * HOUR)
-            return [tuple(map(datetime.fromisoformat, row)) for row in stage.jobs("slot_at, created_at")]
+    async def run_service() -> list[Any]:
+        async with open_scheduler_service(tmp_path / "real", f"  echo: {{schedules: [{{{schedule}}}]}}") as service:
+            await service.advance_by(6 * HOUR)
+            return [tuple(map(datetime.fromisoformat, row)) for row in service.jobs("slot_at, created_at")]
 
-    story = simulate(question(home, schedule, end=NOON + 6 * HOUR + timedelta.resolution))
+    simulation = simulate(make_request(home, schedule, end=NOON + 6 * HOUR + timedelta.resolution))
 
-    fired = [(one.slot_at, one.at) for one in story.happenings if one.kind == "fired"]
-    assert fired == trio.run(really)
+    fired = [(event.slot_at, event.at) for event in simulation.events if event.kind == "fired"]
+    assert fired == trio.run(run_service)
     assert fired
 
 
@@ -76,14 +77,14 @@ def test_what_is_simulated_is_what_the_scheduler_does(home: Home, tmp_path: Path
         ("run_all", ["15:00 up", "15:00 fired 13:00", "15:00 fired 14:00", "15:00 fired"]),
     ],
 )
-def test_what_is_missed_while_the_service_is_down_is_caught_up_as_asked(
+def test_slots_missed_while_the_service_is_down_are_caught_up_as_configured(
     home: Home, catch_up: str, lines: list[str]
 ) -> None:
-    """Down and up are told, and so is what is skipped."""
+    """The events include down, up and skipped slots."""
     down = (NOON + 30 * MINUTE, NOON + 3 * HOUR)
-    story = simulate(question(home, f"every: 1h, catch_up: {catch_up}", end=NOON + 4 * HOUR, down=(down,)))
+    simulation = simulate(make_request(home, f"every: 1h, catch_up: {catch_up}", end=NOON + 4 * HOUR, down=(down,)))
 
-    assert sorted(told(story)) == sorted(["12:00 fired", "12:30 down", *lines])
+    assert sorted(lines_of(simulation)) == sorted(["12:00 fired", "12:30 down", *lines])
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,14 @@ def test_what_is_missed_while_the_service_is_down_is_caught_up_as_asked(
         ("2026-10-25", ["10-24 00:30 fired", "10-25 00:30 fired", "10-25 01:00 clocks", "10-26 01:30 fired"]),
     ],
 )
-def test_changing_clocks_are_told(home: Home, day: str, lines: list[str]) -> None:
-    """A fixed time in the gap fires right after it, one in the repeated hour once."""
+def test_changes_of_the_utc_offset_are_events(home: Home, day: str, lines: list[str]) -> None:
+    """A local time in the gap fires right after it. One in the repeated hour fires once."""
     middle = datetime.fromisoformat(f"{day}T12:00:00+00:00")
-    nightly = question(home, "cron: '30 2 * * *', timezone: Europe/Berlin", start=middle - 1.5 * DAY, end=middle + DAY)
+    nightly = make_request(
+        home, "cron: '30 2 * * *', timezone: Europe/Berlin", start=middle - 1.5 * DAY, end=middle + DAY
+    )
 
-    assert sorted(told(simulate(nightly), "%m-%d %H:%M")) == sorted(lines)
+    assert sorted(lines_of(simulate(nightly), "%m-%d %H:%M")) == sorted(lines)
 
 
 @pytest.mark.parametrize(
@@ -109,37 +112,45 @@ def test_changing_clocks_are_told(home: Home, day: str, lines: list[str]) -> Non
         ("cancel", ["12:00 fired", "12:10 held already_running", "12:10 fired 12:10", "12:20 held already_running"]),
     ],
 )
-def test_jobs_take_as_long_as_one_says(home: Home, if_running: str, lines: list[str]) -> None:
-    """Slots that come while a job is not finished go by the schedule's own rule."""
-    story = simulate(
-        question(home, f"every: 10m, if_running: {if_running}", "parallelism: 1", takes=25 * MINUTE, end=NOON + HOUR)
+def test_jobs_run_for_the_given_duration(home: Home, if_running: str, lines: list[str]) -> None:
+    """`if_running` applies to slots while a job runs."""
+    simulation = simulate(
+        make_request(
+            home, f"every: 10m, if_running: {if_running}", "parallelism: 1", job_duration=25 * MINUTE, end=NOON + HOUR
+        )
     )
 
-    assert told(story)[:4] == lines
+    assert lines_of(simulation)[:4] == lines
 
 
-def test_a_job_that_the_stop_interrupts_runs_again(home: Home) -> None:
-    """It is not finished when the service comes back, so the next slot is skipped."""
+def test_a_job_that_a_stop_interrupts_runs_again(home: Home) -> None:
+    """It runs when the service is back, so the next slot is skipped."""
     down = (NOON + 10 * MINUTE, NOON + 45 * MINUTE)
-    story = simulate(question(home, "every: 50m", takes=20 * MINUTE, down=(down,), end=NOON + 2 * HOUR))
+    simulation = simulate(make_request(home, "every: 50m", job_duration=20 * MINUTE, down=(down,), end=NOON + 2 * HOUR))
 
-    assert told(story) == ["12:00 fired", "12:10 down", "12:45 up", "12:50 skipped 1 already_running", "13:40 fired"]
+    assert lines_of(simulation) == [
+        "12:00 fired",
+        "12:10 down",
+        "12:45 up",
+        "12:50 skipped 1 already_running",
+        "13:40 fired",
+    ]
 
 
-def test_the_grid_of_an_interval_is_the_one_that_the_service_has(home: Home) -> None:
-    """It begins where the schedule was first seen, and what came before the first moment counts as decided."""
-    hourly = question(
+def test_intervals_begin_at_the_anchor_of_the_service(home: Home) -> None:
+    """Slots before the start count as decided."""
+    hourly = make_request(
         home, "every: 1h, catch_up: run_all", anchored_at=NOON - 30 * DAY + 7 * MINUTE, end=NOON + 3 * HOUR
     )
 
-    assert told(simulate(hourly)) == ["12:07 fired", "13:07 fired", "14:07 fired"]
+    assert lines_of(simulate(hourly)) == ["12:07 fired", "13:07 fired", "14:07 fired"]
 
 
 def test_a_delay_counts_from_each_start(home: Home) -> None:
-    """Once after the first moment, and once after the service is up again."""
+    """It fires after the start and after the service is up again."""
     down = (NOON + HOUR, NOON + 2 * HOUR)
 
-    assert told(simulate(question(home, "after: 10m", down=(down,)))) == [
+    assert lines_of(simulate(make_request(home, "after: 10m", down=(down,)))) == [
         "12:10 fired",
         "13:00 down",
         "14:00 up",
@@ -148,18 +159,18 @@ def test_a_delay_counts_from_each_start(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("limit", "is_complete"), [(23, False), (24, True)])
-def test_the_story_is_cut_where_one_says(home: Home, limit: int, is_complete: bool) -> None:
-    """And says so only if something was cut off."""
-    story = simulate(question(home, "every: 1h", most=limit))
+def test_a_simulation_stops_after_max_events(home: Home, limit: int, is_complete: bool) -> None:
+    """It is incomplete only if there were more."""
+    simulation = simulate(make_request(home, "every: 1h", max_events=limit))
 
-    assert (len(story.happenings), story.is_complete) == (limit, is_complete)
+    assert (len(simulation.events), simulation.is_complete) == (limit, is_complete)
 
 
-def test_ten_years_of_a_short_interval_are_not_played_to_their_end(home: Home) -> None:
-    """The bound is on what is told, so the time may be long."""
-    story = simulate(question(home, "every: 1s", end=NOON + 3650 * DAY))
+def test_a_long_simulation_of_a_short_interval_stops_at_the_default_limit(home: Home) -> None:
+    """The number of events is limited, not the period."""
+    simulation = simulate(make_request(home, "every: 1s", end=NOON + 3650 * DAY))
 
-    assert (len(story.happenings), story.is_complete) == (200, False)
+    assert (len(simulation.events), simulation.is_complete) == (200, False)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +183,17 @@ def test_ten_years_of_a_short_interval_are_not_played_to_their_end(home: Home) -
     ],
 )
 def test_the_service_is_up_when_it_is_not_down(home: Home, down: tuple[Any, ...], up: list[Any]) -> None:
-    """Spans may overlap, and reach beyond the time that is asked about."""
+    """Periods can overlap and extend beyond the simulation."""
 
     def hours(spans: Any) -> tuple[tuple[datetime, datetime], ...]:
         return tuple((NOON.replace(hour=first), NOON.replace(hour=last)) for first, last in spans)
 
-    asked = question(home, "every: 1h", end=NOON + 6 * HOUR, down=hours(down))
-    assert tuple(asked.up()) == hours(up)
+    request = make_request(home, "every: 1h", end=NOON + 6 * HOUR, down=hours(down))
+    assert tuple(request.up()) == hours(up)
 
 
 def test_a_plugin_that_cannot_run_cannot_be_simulated(home: Home) -> None:
-    """The reason is the one that everybody gets."""
-    disabled = question(home, "every: 1h", "enabled: false")
+    """The error has the usual reason."""
+    disabled = make_request(home, "every: 1h", "enabled: false")
     with pytest.raises(PluginUnavailable, match="is disabled"):
         simulate(disabled)

@@ -1,4 +1,4 @@
-"""What follows from an ending that the ledger decided itself, and how a run is started."""
+"""Follow-ups of outcomes that the ledger decided itself, and the start of a run."""
 
 import json
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ from ductile.core.model import (
     Skipped,
     Succeeded,
 )
-from ductile.ledger.admin.operate import cancel, end_queued_jobs_of
+from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, end_queued
 from ductile.ledger.queue.enqueue import Enqueued
@@ -31,19 +31,19 @@ from ductile.ledger.queue.recover import Quarantined, recover_orphans
 from ductile.ledger.reports import job_details, trees
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import contexts
-from tests.ledger.conftest import Driver, result_of
+from tests.ledger.conftest import LedgerDriver, result_of
 
 
-class Rescue:
-    """A rule that answers every ending with one job, and remembers what it was asked."""
+class RecordingRule:
+    """A rule that adds one job to every outcome, and records its calls."""
 
-    def __init__(self, drive: Driver, **values: Any) -> None:
-        self.drive, self.values, self.asked = drive, values, list[tuple[Job, Outcome]]()
+    def __init__(self, ledger: LedgerDriver, **values: Any) -> None:
+        self.ledger, self.values, self.calls = ledger, values, list[tuple[Job, Outcome]]()
 
     def __call__(self, job: Job, outcome: Outcome, now: datetime) -> FollowUps:
-        assert now == self.drive.now
-        self.asked.append((job, outcome))
-        child = self.drive.new(plugin="rescue", child_key="rescue", event_context_id="hop", **self.values)
+        assert now == self.ledger.now
+        self.calls.append((job, outcome))
+        child = self.ledger.new(plugin="rescue", child_key="rescue", event_context_id="hop", **self.values)
         return FollowUps(
             contexts=(NewContext(id="hop", accumulated_json='{"a":1}'),),
             children=(child,),
@@ -51,245 +51,256 @@ class Rescue:
         )
 
 
-def refuse(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
+def fail_rule(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
     raise KeyError("no such place")
 
 
-def brought(drive: Driver) -> dict[str, Any]:
-    """What an ending brings for the outcome it expected."""
+def planned_follow_ups(ledger: LedgerDriver) -> dict[str, Any]:
+    """Return the follow-ups of the expected outcome."""
     return {
-        "children": (drive.new(plugin="brought", child_key="brought"),),
+        "children": (ledger.new(plugin="planned", child_key="planned"),),
         "notes": (Note(kind="event.withheld", data={}),),
     }
 
 
-def test_an_ending_that_stands_keeps_what_it_brought(drive: Driver) -> None:
-    """The rule is only for endings nobody knew before the transaction."""
-    rule = Rescue(drive)
-    drive.enqueue()
-    ended = drive.end(drive.claim_one(), Failed("no"), rule=rule, **brought(drive))
+def test_an_outcome_that_stands_keeps_its_planned_follow_ups(ledger: LedgerDriver) -> None:
+    """The rule is only for outcomes that were unknown before the transaction."""
+    rule = RecordingRule(ledger)
+    ledger.enqueue()
+    ended = ledger.end(ledger.claim_one(), Failed("no"), rule=rule, **planned_follow_ups(ledger))
     assert isinstance(ended, Recorded)
-    assert (rule.asked, len(ended.children)) == ([], 1)
-    assert drive.claim_one("brought").parent_job_id == ended.job_id
+    assert (rule.calls, len(ended.children)) == ([], 1)
+    assert ledger.claim_one("planned").parent_job_id == ended.job_id
 
 
-def used_up(drive: Driver) -> Outcome:
-    return Retried("exit 1", timedelta(0), drive.evidence(exit_code=1))
+def attempts_used_up(ledger: LedgerDriver) -> Outcome:
+    return Retried("exit 1", timedelta(0), ledger.evidence(exit_code=1))
 
 
-def cancelled(drive: Driver) -> Outcome:
-    (job_id,) = drive.db.execute("SELECT id FROM job_queue").fetchone()
-    with transaction(drive.db):
-        cancel(drive.db, job_id, "no", now=drive.now)
-    return Interrupted("killed", drive.evidence(signal=15))
+def cancelled(ledger: LedgerDriver) -> Outcome:
+    (job_id,) = ledger.db.execute("SELECT id FROM job_queue").fetchone()
+    with transaction(ledger.db):
+        cancel(ledger.db, job_id, "no", now=ledger.now)
+    return Interrupted("killed", ledger.evidence(signal=15))
 
 
 @pytest.mark.parametrize(
-    ("make", "error"), [(used_up, "attempts used up (1 of 1): exit 1"), (cancelled, "cancelled: no")]
+    ("make", "error"), [(attempts_used_up, "attempts used up (1 of 1): exit 1"), (cancelled, "cancelled: no")]
 )
-def test_another_final_ending_asks_the_rule(drive: Driver, make: Any, error: str) -> None:
-    """What follows is what the rule says about the death; the notes of the attempt stay, its children do not."""
-    rule = Rescue(drive)
-    drive.enqueue(max_attempts=1)
-    job = drive.claim_one()
-    ended = drive.end(job, make(drive), rule=rule, **brought(drive))
+def test_another_final_outcome_gets_its_follow_ups_from_the_rule(ledger: LedgerDriver, make: Any, error: str) -> None:
+    """The notes of the attempt stay; its planned children do not."""
+    rule = RecordingRule(ledger)
+    ledger.enqueue(max_attempts=1)
+    job = ledger.claim_one()
+    ended = ledger.end(job, make(ledger), rule=rule, **planned_follow_ups(ledger))
     assert isinstance(ended, Recorded)
     assert (ended.status, ended.tree_is_done) == (JobStatus.DEAD, False)
-    ((asked, outcome),) = rule.asked
-    assert (asked.id, asked.status) == (job.id, JobStatus.RUNNING)
+    ((job_at_call, outcome),) = rule.calls
+    assert (job_at_call.id, job_at_call.status) == (job.id, JobStatus.RUNNING)
     assert isinstance(outcome, Dead)
     assert (outcome.error, outcome.evidence is not None) == (error, True)
-    child = drive.claim_one("rescue")
+    child = ledger.claim_one("rescue")
     assert (child.parent_job_id, child.context) == (job.id, '{"a":1}')
-    assert drive.claim(9, brought=9).jobs == ()
-    assert drive.kinds()[-3:] == ["event.withheld", "event.unmatched", "job.started"]
+    assert ledger.claim(9, planned=9).jobs == ()
+    assert ledger.journal_kinds()[-3:] == ["event.withheld", "event.unmatched", "job.started"]
 
 
-def test_a_state_that_cannot_be_kept_asks_the_rule(drive: Driver) -> None:
-    """A success that turned into a failure is followed by what follows a failure, and by nothing it brought."""
-    rule = Rescue(drive)
-    drive.enqueue()
+def test_a_too_large_state_gets_the_follow_ups_of_a_failure(ledger: LedgerDriver) -> None:
+    """None of the planned follow-ups of the success are written."""
+    rule = RecordingRule(ledger)
+    ledger.enqueue()
     updates = json.dumps({"a": "x" * 100})
-    ended = drive.end(drive.claim_one(), state_updates=updates, state_limit=50, rule=rule, **brought(drive))
+    ended = ledger.end(
+        ledger.claim_one(), state_updates=updates, state_limit=50, rule=rule, **planned_follow_ups(ledger)
+    )
     assert isinstance(ended, Recorded)
     assert ended.status is JobStatus.FAILED
-    assert isinstance(rule.asked[0][1], Failed)
-    assert drive.claim_one("rescue").parent_job_id == ended.job_id
-    assert drive.claim(9, brought=9).jobs == ()
-    assert "event.withheld" not in drive.kinds()
+    assert isinstance(rule.calls[0][1], Failed)
+    assert ledger.claim_one("rescue").parent_job_id == ended.job_id
+    assert ledger.claim(9, planned=9).jobs == ()
+    assert "event.withheld" not in ledger.journal_kinds()
 
 
-def test_an_attempt_that_is_tried_again_asks_nobody(drive: Driver) -> None:
-    """It is not over."""
-    rule = Rescue(drive)
-    drive.enqueue()
-    drive.end(drive.claim_one(), Retried("no", timedelta(0)), rule=rule)
-    assert rule.asked == []
+def test_a_retry_does_not_call_the_rule(ledger: LedgerDriver) -> None:
+    """The job has not ended."""
+    rule = RecordingRule(ledger)
+    ledger.enqueue()
+    ledger.end(ledger.claim_one(), Retried("no", timedelta(0)), rule=rule)
+    assert rule.calls == []
 
 
-def bad_ending(drive: Driver, job: Job, **more: Any) -> Completion:
-    outcome = Succeeded(drive.evidence(stderr="noise"))
-    return Completion(job_id=job.id, attempt=1, outcome=outcome, children=(drive.new(max_attempts=0),), **more)
+def invalid_completion(ledger: LedgerDriver, job: Job, **more: Any) -> Completion:
+    outcome = Succeeded(ledger.evidence(stderr="noise"))
+    return Completion(job_id=job.id, attempt=1, outcome=outcome, children=(ledger.new(max_attempts=0),), **more)
 
 
-def test_a_refused_ending_is_followed_by_what_follows_a_death(drive: Driver) -> None:
-    """The tree of a job that cannot be recorded is rescued like that of any dead job."""
-    rule = Rescue(drive)
-    drive.enqueue(tolerated=True)
-    job = drive.claim_one()
-    (ended,), claimed = drive.turn(bad_ending(drive, job, rule=rule), rescue=1)
+def test_a_completion_that_cannot_be_recorded_gets_the_follow_ups_of_a_dead_job(ledger: LedgerDriver) -> None:
+    """As any other dead job."""
+    rule = RecordingRule(ledger)
+    ledger.enqueue(tolerated=True)
+    job = ledger.claim_one()
+    (ended,), claimed = ledger.record_and_claim(invalid_completion(ledger, job, rule=rule), rescue=1)
     assert isinstance(ended, Recorded)
-    assert (ended.status, len(ended.children), [one.plugin for one in claimed.jobs]) == ("dead", 1, ["rescue"])
-    assert drive.row(job.id)["tolerated"] == 1
-    ((_, outcome),) = rule.asked
+    assert (ended.status, len(ended.children), [claimed_job.plugin for claimed_job in claimed.jobs]) == (
+        "dead",
+        1,
+        ["rescue"],
+    )
+    assert ledger.row(job.id)["tolerated"] == 1
+    ((_, outcome),) = rule.calls
     assert isinstance(outcome, Dead)
     assert outcome.error.startswith("cannot be recorded: IntegrityError")
 
 
 @pytest.mark.parametrize("values", [{"max_attempts": 0}, None], ids=["cannot be written", "raises"])
-def test_a_refusal_whose_followers_are_bad_too_goes_without_and_is_not_tolerated(drive: Driver, values: Any) -> None:
-    """Evidence and breaker come before what follows; but then nothing stands for the failure, so the tree fails."""
-    rule = Rescue(drive, **values) if values else refuse
-    heard: list[JobStatus] = []
+def test_a_dead_job_whose_follow_ups_fail_has_none_and_is_not_tolerated(ledger: LedgerDriver, values: Any) -> None:
+    """Evidence and breaker are still recorded. Without follow-ups the failure counts, so the tree fails."""
+    rule = RecordingRule(ledger, **values) if values else fail_rule
+    seen_statuses: list[JobStatus] = []
 
     def breaker(_: Any, job: Job, status: JobStatus, now: datetime) -> None:
-        heard.append(status)
+        seen_statuses.append(status)
 
-    root = drive.enqueue(tolerated=True)
-    drive.turn(bad_ending(drive, drive.claim_one(), rule=rule, breaker=breaker))
-    report = job_details.job(drive.db, root.job_id)
+    root = ledger.enqueue(tolerated=True)
+    ledger.record_and_claim(invalid_completion(ledger, ledger.claim_one(), rule=rule, breaker=breaker))
+    report = job_details.job(ledger.db, root.job_id)
     assert (report.job.status, report.job.tolerated, report.children) == (JobStatus.DEAD, False, [])
-    assert (report.attempts[0].stderr, heard[-1]) == ("noise", JobStatus.DEAD)
-    assert contexts.get(drive.db, "hop") is None
-    assert trees.tree_outcome(drive.db, root.job_id).status == "failed"
+    assert (report.attempts[0].stderr, seen_statuses[-1]) == ("noise", JobStatus.DEAD)
+    assert contexts.get(ledger.db, "hop") is None
+    assert trees.tree_outcome(ledger.db, root.job_id).status == "failed"
 
 
-def cancel_one(drive: Driver, job_id: str, rule: Any) -> Any:
-    return cancel(drive.db, job_id, "no", now=drive.now, rule=rule)
+def cancel_one(ledger: LedgerDriver, job_id: str, rule: Any) -> Any:
+    return cancel(ledger.db, job_id, "no", now=ledger.now, rule=rule)
 
 
-def remove_plugin(drive: Driver, job_id: str, rule: Any) -> Any:
-    (ended,) = end_queued_jobs_of(drive.db, "echo", "plugin echo is gone", now=drive.now, rule=rule)
+def remove_plugin(ledger: LedgerDriver, job_id: str, rule: Any) -> Any:
+    (ended,) = end_queued_jobs(ledger.db, "echo", "plugin echo is gone", now=ledger.now, rule=rule)
     return ended
 
 
 @pytest.mark.parametrize(
     ("end", "error"), [(cancel_one, "cancelled: no"), (remove_plugin, "plugin echo is gone")], ids=["cancel", "removed"]
 )
-def test_a_job_that_ends_in_the_queue_is_followed_too(drive: Driver, end: Any, error: str) -> None:
-    """In the same transaction; the tree is not done in between."""
-    rule = Rescue(drive)
-    job = drive.enqueue()
-    with transaction(drive.db):
-        ended = end(drive, job.job_id, rule)
+def test_a_job_that_ends_in_the_queue_has_follow_ups(ledger: LedgerDriver, end: Any, error: str) -> None:
+    """In the same transaction. The tree is not done in between."""
+    rule = RecordingRule(ledger)
+    job = ledger.enqueue()
+    with transaction(ledger.db):
+        ended = end(ledger, job.job_id, rule)
     assert (ended.status, ended.tree_is_done, len(ended.children)) == (JobStatus.DEAD, False, 1)
-    ((asked, outcome),) = rule.asked
-    assert (asked.status, outcome) == (JobStatus.QUEUED, Dead(error))
-    assert drive.row(job.job_id)["open_jobs"] == 1
-    assert drive.claim_one("rescue").parent_job_id == job.job_id
+    ((job_at_call, outcome),) = rule.calls
+    assert isinstance(outcome, Dead)
+    assert (job_at_call.status, outcome.error) == (JobStatus.QUEUED, error)
+    assert ledger.row(job.job_id)["open_jobs"] == 1
+    assert ledger.claim_one("rescue").parent_job_id == job.job_id
 
 
 @pytest.mark.parametrize("end", [cancel_one, remove_plugin], ids=["cancel", "removed"])
-def test_a_bad_follower_does_not_keep_a_job_in_the_queue(drive: Driver, end: Any) -> None:
-    """It ends without it, says so, and its failure counts."""
-    job = drive.enqueue(tolerated=True)
-    with transaction(drive.db):
-        ended = end(drive, job.job_id, refuse)
+def test_a_failing_rule_does_not_keep_a_job_in_the_queue(ledger: LedgerDriver, end: Any) -> None:
+    """The job ends without follow-ups and with the reason. Its failure counts."""
+    job = ledger.enqueue(tolerated=True)
+    with transaction(ledger.db):
+        ended = end(ledger, job.job_id, fail_rule)
     assert (ended.status, ended.tree_is_done) == (JobStatus.DEAD, True)
-    row = drive.row(job.job_id)
-    assert row["last_error"].endswith("; what follows cannot be recorded: KeyError: 'no such place'")
+    row = ledger.row(job.job_id)
+    assert row["last_error"].endswith("; its follow-up jobs cannot be recorded: KeyError: 'no such place'")
     assert row["tolerated"] == 0
 
 
-def test_a_skipped_job_never_asks(drive: Driver) -> None:
-    """A duplicate was decided not to run; nothing went wrong that somebody could answer."""
-    job = drive.enqueue()
-    with transaction(drive.db):
-        ended = end_queued(drive.db, job.job_id, 1, Skipped("twin"), now=drive.now, rule=refuse)
+def test_a_skipped_job_does_not_call_the_rule(ledger: LedgerDriver) -> None:
+    """A duplicate was decided not to run."""
+    job = ledger.enqueue()
+    with transaction(ledger.db):
+        ended = end_queued(ledger.db, job.job_id, 1, Skipped("twin"), now=ledger.now, rule=fail_rule)
     assert ended is not None
     assert ended.status is JobStatus.SKIPPED
 
 
-def test_recovery_asks_about_those_it_gives_up(drive: Driver) -> None:
-    """What follows is in the savepoint of the row; a rule that fails sets that row apart and no other."""
-    rule = Rescue(drive)
+def test_recovery_adds_follow_ups_to_jobs_it_ends(ledger: LedgerDriver) -> None:
+    """In the savepoint of the row. A rule that fails quarantines only that row."""
+    rule = RecordingRule(ledger)
     for _ in range(3):
-        drive.enqueue(max_attempts=1)
-    drive.enqueue()
-    lost = drive.claim().jobs
+        ledger.enqueue(max_attempts=1)
+    ledger.enqueue()
+    lost = ledger.claim().jobs
 
-    def picky(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
-        return refuse(job, outcome, now) if job.id == lost[1].id else rule(job, outcome, now)
+    def selective_rule(job: Job, outcome: Outcome, now: datetime) -> FollowUps:
+        return fail_rule(job, outcome, now) if job.id == lost[1].id else rule(job, outcome, now)
 
-    with transaction(drive.db):
-        ended = recover_orphans(drive.db, run_id="run-2", now=drive.now, rule=picky)
-    assert [isinstance(one, Quarantined) for one in ended] == [False, True, False, False]
-    assert [job.id for job, _ in rule.asked] == [lost[0].id, lost[2].id]
-    assert drive.statuses()[:4] == ["dead", "dead", "dead", "queued"]
-    assert len(drive.claim(9, rescue=9).jobs) == 2
+    with transaction(ledger.db):
+        ended = recover_orphans(ledger.db, run_id="run-2", now=ledger.now, rule=selective_rule)
+    assert [isinstance(job, Quarantined) for job in ended] == [False, True, False, False]
+    assert [job.id for job, _ in rule.calls] == [lost[0].id, lost[2].id]
+    assert ledger.statuses()[:4] == ["dead", "dead", "dead", "queued"]
+    assert len(ledger.claim(9, rescue=9).jobs) == 2
 
 
-def test_recovery_sets_a_row_apart_that_has_no_text_where_there_should_be_some(drive: Driver) -> None:
-    """SQLite does not give it as a whole; all others are recovered."""
+def test_recovery_quarantines_a_row_that_sqlite_cannot_decode(ledger: LedgerDriver) -> None:
+    """All others are recovered."""
     for _ in range(2):
-        drive.enqueue()
-    lost = drive.claim().jobs
-    drive.db.execute("UPDATE job_queue SET payload = CAST(x'ff' AS TEXT) WHERE id = ?", (lost[0].id,))
-    with transaction(drive.db):
-        ended = recover_orphans(drive.db, run_id="run-2", now=drive.now)
-    assert [isinstance(one, Quarantined) for one in ended] == [True, False]
-    assert drive.statuses() == ["dead", "queued"]
+        ledger.enqueue()
+    lost = ledger.claim().jobs
+    ledger.db.execute("UPDATE job_queue SET payload = CAST(x'ff' AS TEXT) WHERE id = ?", (lost[0].id,))
+    with transaction(ledger.db):
+        ended = recover_orphans(ledger.db, run_id="run-2", now=ledger.now)
+    assert [isinstance(job, Quarantined) for job in ended] == [True, False]
+    assert ledger.statuses() == ["dead", "queued"]
 
 
-def started(drive: Driver, following: FollowUps) -> list[Enqueued]:
-    with transaction(drive.db):
-        return start_run(drive.db, following, now=drive.now)
+def started(ledger: LedgerDriver, following: FollowUps) -> list[Enqueued]:
+    with transaction(ledger.db):
+        return start_run(ledger.db, following, now=ledger.now)
 
 
-def test_the_first_job_of_a_run_is_its_root(drive: Driver) -> None:
-    """The others are its children, with their contexts, arrivals and notes: all of it or nothing."""
+def test_the_first_job_of_a_run_is_its_root(ledger: LedgerDriver) -> None:
+    """The others are its children. Contexts, arrivals and notes are written with them."""
     context = NewContext(id="c", accumulated_json='{"a":1}')
-    work = drive.new(plugin="work", id="w", join_id="J", event_context_id="c")
+    work = ledger.new(plugin="work", id="w", join_id="J", event_context_id="c")
     following = FollowUps(
         contexts=(context,),
-        children=(drive.new(plugin="core.switch", settled=Prefinished(status=JobStatus.SUCCEEDED)), work, drive.join()),
+        children=(
+            ledger.new(plugin="core.switch", prefinished=Prefinished(status=JobStatus.SUCCEEDED)),
+            work,
+            ledger.join(),
+        ),
         arrivals=(BranchResult(join_id="J", branch=1, payload='"bypassed"'),),
         notes=(Note(kind="event.unmatched", data={}),),
     )
-    root, job, join = started(drive, following)
+    root, job, join = started(ledger, following)
     assert {root.job_id} == {root.root_job_id, job.root_job_id, join.root_job_id}
-    assert (drive.row(root.job_id)["open_jobs"], drive.row("J")["waits_for"]) == (2, 1)
-    claimed = drive.claim_one("work")
+    assert (ledger.row(root.job_id)["open_jobs"], ledger.row("J")["waits_for"]) == (2, 1)
+    claimed = ledger.claim_one("work")
     assert (claimed.parent_job_id, claimed.context) == (root.job_id, '{"a":1}')
-    assert [entry.kind for entry in job_details.job(drive.db, root.job_id).journal] == [
+    assert [entry.kind for entry in job_details.job(ledger.db, root.job_id).journal] == [
         "job.completed",
         "event.unmatched",
     ]
-    drive.end(claimed, arrivals=(BranchResult(join_id="J", payload='"done"'),))
-    assert drive.settle()[0].tree_is_done
-    assert result_of(drive, "J") == ["done", "bypassed"]
+    ledger.end(claimed, arrivals=(BranchResult(join_id="J", payload='"done"'),))
+    assert ledger.resolve_joins()[0].tree_is_done
+    assert result_of(ledger, "J") == ["done", "bypassed"]
 
 
-def test_a_run_that_cannot_be_written_leaves_nothing(drive: Driver) -> None:
-    """One transaction for all of it."""
+def test_a_run_that_cannot_be_enqueued_leaves_nothing(ledger: LedgerDriver) -> None:
+    """It is one transaction."""
     with pytest.raises(Exception, match="CHECK"):
-        started(drive, FollowUps(children=(drive.new(), drive.new(max_attempts=0))))
-    assert drive.statuses() == []
+        started(ledger, FollowUps(children=(ledger.new(), ledger.new(max_attempts=0))))
+    assert ledger.statuses() == []
 
 
 @pytest.mark.parametrize("case", ["duplicate", "exists"])
-def test_a_run_whose_first_job_is_there_already_is_not_started(drive: Driver, case: str) -> None:
-    """The answer is the job that stands for it, and nothing is added to that job's tree."""
-    first = drive.new(dedupe_key="k") if case == "duplicate" else drive.new(id="root")
-    (before,) = started(drive, FollowUps(children=(first,)))
-    drive.end(drive.claim_one())
-    second = FollowUps(contexts=(NewContext(id="c"),), children=(first, drive.new(plugin="other")))
-    (again,) = started(drive, second)
+def test_a_run_whose_first_job_exists_is_not_started(ledger: LedgerDriver, case: str) -> None:
+    """The existing job is returned, and its tree does not change."""
+    first = ledger.new(dedupe_key="k") if case == "duplicate" else ledger.new(id="root")
+    (before,) = started(ledger, FollowUps(children=(first,)))
+    ledger.end(ledger.claim_one())
+    second = FollowUps(contexts=(NewContext(id="c"),), children=(first, ledger.new(plugin="other")))
+    (again,) = started(ledger, second)
     assert (again.job_id, again.is_new) == (before.job_id, False)
-    assert (len(drive.statuses()), contexts.get(drive.db, "c")) == (1, None)
+    assert (len(ledger.statuses()), contexts.get(ledger.db, "c")) == (1, None)
 
 
-def test_a_run_without_jobs_leaves_its_notes(drive: Driver) -> None:
-    """Why nothing was entered is a row of the journal."""
-    assert started(drive, FollowUps(notes=(Note(kind="event.unmatched", data={"why": "empty"}),))) == []
-    assert drive.kinds() == ["event.unmatched"]
+def test_a_run_without_jobs_writes_its_notes(ledger: LedgerDriver) -> None:
+    """They say why no job was created."""
+    assert started(ledger, FollowUps(notes=(Note(kind="event.unmatched", data={"why": "empty"}),))) == []
+    assert ledger.journal_kinds() == ["event.unmatched"]

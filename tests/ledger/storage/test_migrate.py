@@ -1,4 +1,4 @@
-"""Old databases: the original's is adopted, older ones of ours are brought up to date; a backup is made first."""
+"""Migration: databases of the original are adopted, older ledgers are migrated, after a backup."""
 
 import signal
 import sqlite3
@@ -18,7 +18,7 @@ from ductile.ledger.queue.recover import recover_orphans
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage import migrate
 from ductile.ledger.storage.connections import connect_writer, transaction
-from ductile.ledger.storage.identify import APPLICATION_ID, examine
+from ductile.ledger.storage.identify import APPLICATION_ID, identify
 from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_reader, open_writer, schema, tables
 
 ORIGINAL = (Path(__file__).parent / "original.sql").read_text()
@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    """A database as the original leaves it: WAL mode, no version, no application id."""
+    """Create a database as the original leaves it: WAL mode, no version, no application id."""
     path = tmp_path / "ductile.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
@@ -45,8 +45,8 @@ def schema_of(db: sqlite3.Connection) -> set[tuple[str, str]]:
     return set(db.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"))
 
 
-def test_an_adopted_database_has_exactly_the_schema_of_a_new_one(adopted: sqlite3.Connection, tmp_path: Path) -> None:
-    """Whatever road led here, the tables, indexes, views and marks are the same."""
+def test_an_adopted_database_has_the_schema_of_a_new_one(adopted: sqlite3.Connection, tmp_path: Path) -> None:
+    """Tables, indexes, views and pragmas are the same."""
     with closing(open_writer(tmp_path / "new.db", synchronous="off")) as new:
         assert schema_of(adopted) == schema_of(new)
         for pragma in ("application_id", "user_version", "auto_vacuum", "journal_mode"):
@@ -60,7 +60,7 @@ REPLACED = '{"a":"\ufffd"}'
 
 
 def test_text_that_is_not_utf8_is_adopted_as_the_original_read_it(original: Path) -> None:
-    """It stored raw bytes and saw U+FFFD in their place; one such job does not keep the others from running."""
+    """The original stored raw bytes and read U+FFFD. Such a job does not stop the others."""
     with closing(sqlite3.connect(original)) as db, db:
         db.execute(f"UPDATE job_queue SET payload = {NOT_UTF8}, last_error = {NOT_UTF8}")
         db.execute(f"UPDATE job_log SET result = {NOT_UTF8}, stderr = {NOT_UTF8}, last_error = {NOT_UTF8}")
@@ -75,13 +75,15 @@ def test_text_that_is_not_utf8_is_adopted_as_the_original_read_it(original: Path
         assert (len(recovered), len(claimed.jobs)) == (1, 3)
         assert {(job.payload, job.context) for job in claimed.jobs} == {(REPLACED, REPLACED), (REPLACED, None)}
         assert claimed.states["echo"] == REPLACED
-        kept = db.execute("SELECT result, stderr, last_error FROM job_log WHERE id IN ('root-1', 'late-4')").fetchall()
-        assert kept == [(REPLACED,) * 3] * 2
+        logged = db.execute(
+            "SELECT result, stderr, last_error FROM job_log WHERE id IN ('root-1', 'late-4')"
+        ).fetchall()
+        assert logged == [(REPLACED,) * 3] * 2
         assert db.execute("SELECT DISTINCT fact_json FROM plugin_facts").fetchall() == [(REPLACED,)]
 
 
-def test_jobs_keep_their_order_and_learn_their_roots(adopted: sqlite3.Connection) -> None:
-    """Order of arrival is created_at; a parent that is gone makes its child a root; counters fit."""
+def test_adopted_jobs_keep_their_order_and_get_roots(adopted: sqlite3.Connection) -> None:
+    """Ordered by created_at. A job with a missing parent becomes a root. The counters match."""
     statement = "SELECT id, status, root_job_id, open_jobs, tree_jobs FROM job_queue ORDER BY seq"
     assert adopted.execute(statement).fetchall() == [
         ("late", "failed", "late", 0, 1),
@@ -92,8 +94,8 @@ def test_jobs_keep_their_order_and_learn_their_roots(adopted: sqlite3.Connection
     ]
 
 
-def test_moments_get_their_fixed_width(adopted: sqlite3.Connection) -> None:
-    """Trimmed zeros, nanoseconds and offsets all become 27 characters of UTC."""
+def test_adopted_times_get_the_stored_format(adopted: sqlite3.Connection) -> None:
+    """Trimmed zeros, nanoseconds and offsets become 27 characters of UTC."""
     statement = "SELECT created_at, completed_at FROM job_queue WHERE id IN ('root', 'late') ORDER BY seq"
     assert adopted.execute(statement).fetchall() == [
         ("2025-12-31T23:00:01.000000Z", "2025-12-31T23:00:01.000000Z"),
@@ -101,10 +103,10 @@ def test_moments_get_their_fixed_width(adopted: sqlite3.Connection) -> None:
     ]
 
 
-def test_history_is_kept(adopted: sqlite3.Connection) -> None:
-    """Attempts, transitions, facts, state, contexts, breakers, schedules and snapshots are all there."""
+def test_an_adoption_keeps_the_history(adopted: sqlite3.Connection) -> None:
+    """Attempts, transitions, facts, state, contexts, breakers, schedules and snapshots."""
     late = job_details.attempts(adopted, "late")[0]
-    assert (late.status, late.job_status) == ("timed_out", "failed"), "an attempt times out; a job does not"
+    assert (late.status, late.job_status) == ("timed_out", "failed"), "an attempt times out, a job does not"
     root = job_details.job(adopted, "root")
     assert (root.result, root.attempts[0].stderr, root.job.payload) == ('{"ok":1}', "warned", '{"x":1}')
     transitions = "SELECT from_status, to_status, reason FROM job_transitions WHERE job_id = 'root' ORDER BY id"
@@ -119,8 +121,8 @@ def test_history_is_kept(adopted: sqlite3.Connection) -> None:
     assert adopted.execute("SELECT config_hash FROM config_snapshots").fetchall() == [("abc",)]
 
 
-def test_an_adopted_queue_goes_on_where_it_was(adopted: sqlite3.Connection) -> None:
-    """The original's running job is an orphan; its queued ones are claimed, the delayed one when due."""
+def test_the_jobs_of_an_adopted_queue_continue(adopted: sqlite3.Connection) -> None:
+    """The running job is an orphan. Queued jobs are claimed, the delayed one when it is due."""
     with transaction(adopted):
         (orphan,) = recover_orphans(adopted, run_id="first", now=NOW)
         free = dict.fromkeys(("echo", "next", "last"), 9)
@@ -130,8 +132,8 @@ def test_an_adopted_queue_goes_on_where_it_was(adopted: sqlite3.Connection) -> N
 
 
 @pytest.mark.parametrize("stored", ["null", "[1]", "", "{not json"])
-def test_a_state_that_is_no_object_is_adopted_as_an_empty_one(original: Path, stored: str) -> None:
-    """Plugins are given an object, and updates are merged into one."""
+def test_a_state_that_is_not_an_object_is_adopted_as_an_empty_one(original: Path, stored: str) -> None:
+    """Plugins get an object, and updates are merged into it."""
     with closing(sqlite3.connect(original)) as db, db:
         db.execute("INSERT INTO plugin_state VALUES ('odd', ?, '2026-01-01T00:00:06Z')", (stored,))
         db.execute("INSERT INTO plugin_state VALUES ('blob', CAST('{\"b\":1}' AS BLOB), '2026-01-01T00:00:06Z')")
@@ -140,8 +142,8 @@ def test_a_state_that_is_no_object_is_adopted_as_an_empty_one(original: Path, st
     assert states == {"echo": '{"n":2}', "odd": "{}", "blob": '{"b":1}'}
 
 
-def test_an_older_original_without_some_tables_and_columns_is_adopted_too(tmp_path: Path) -> None:
-    """What it lacks becomes NULL or stays empty."""
+def test_an_original_without_some_tables_and_columns_is_adopted(tmp_path: Path) -> None:
+    """Missing values become NULL or stay empty."""
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as db:
         db.executescript(ORIGINAL)
@@ -154,7 +156,7 @@ def test_an_older_original_without_some_tables_and_columns_is_adopted_too(tmp_pa
         assert db.execute("SELECT COUNT(*) FROM job_queue").fetchone() == (5,)
 
 
-def test_a_backup_of_the_original_stands_beside_it(original: Path) -> None:
+def test_an_adoption_creates_a_backup(original: Path) -> None:
     """Complete, private, and still a database of the original."""
     open_writer(original, synchronous="off").close()
     (backup,) = original.parent.glob("ductile.db.backup-v0-*")
@@ -167,7 +169,7 @@ def test_a_backup_of_the_original_stands_beside_it(original: Path) -> None:
 
 
 def test_a_reader_does_not_adopt(original: Path) -> None:
-    """Reading changes nothing; it says what to do."""
+    """It changes nothing, and its error says what to do."""
     before = original.read_bytes()
     with pytest.raises(LedgerError, match="not yet a ledger"), open_reader(original):
         pass
@@ -180,30 +182,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 from ductile.ledger.storage import migrate, open_file
 from ductile.ledger.storage.connections import connect_writer
-from ductile.ledger.storage.identify import examine
+from ductile.ledger.storage.identify import identify
 path, wanted = Path(sys.argv[1]), int(sys.argv[2])
 seen = []
-def about_to(part):
+def on_step(part):
     seen.append(part)
     if len(seen) == wanted:
         os.kill(os.getpid(), signal.SIGKILL)
-condition = examine(path, newest=open_file.SCHEMA_VERSION, tables=open_file.tables())
+info = identify(path, newest=open_file.SCHEMA_VERSION, tables=open_file.tables())
 db = connect_writer(path, "full")
-migrate.bring_up_to_date(
+migrate.migrate(
     db,
     path,
-    condition,
+    info,
     newest=open_file.SCHEMA_VERSION,
     schema=open_file.schema(),
     now=datetime.now(UTC),
-    about_to=about_to,
+    on_step=on_step,
 )
 print(len(seen))
 """
 
 
-def test_killed_at_any_step_it_is_the_old_database_or_the_new_one(original: Path) -> None:
-    """After kill -9 at each part of the adoption the next start finds the old rows and adopts them completely."""
+@pytest.mark.process
+def test_an_adoption_killed_at_any_step_is_complete_or_not_done(original: Path) -> None:
+    """After SIGKILL at each step, the next start finds the old rows and adopts all of them."""
     image = original.read_bytes()
     parts, step = None, 0
     while parts is None:
@@ -225,8 +228,8 @@ def test_killed_at_any_step_it_is_the_old_database_or_the_new_one(original: Path
     assert parts == step - 1 >= 15
 
 
-def test_an_adoption_that_fails_leaves_the_original_as_it_was(original: Path) -> None:
-    """A row that cannot be moved is one clear error; the file is still the original's."""
+def test_a_failed_adoption_leaves_the_original_unchanged(original: Path) -> None:
+    """A row that cannot be adopted is one clear error."""
     with closing(sqlite3.connect(original)) as db:
         db.execute(
             "INSERT INTO job_log (id, job_id, plugin, command, status, attempt, submitted_by, created_at,"
@@ -239,7 +242,7 @@ def test_an_adoption_that_fails_leaves_the_original_as_it_was(original: Path) ->
         assert db.execute("SELECT COUNT(*) FROM job_queue WHERE status = 'timed_out'").fetchone() == (1,)
 
 
-NO_ROOM = """\
+NO_SPACE = """\
 import resource, sqlite3, sys
 from pathlib import Path
 from ductile.ledger.storage import migrate
@@ -248,17 +251,18 @@ migrate.back_up(sqlite3.connect(sys.argv[1]), Path(sys.argv[1] + ".backup"))
 """
 
 
-def test_a_backup_that_cannot_be_written_leaves_nothing(original: Path) -> None:
-    """A service that is started again and again would leave another part of one each time."""
+@pytest.mark.process
+def test_a_failed_backup_leaves_no_file(original: Path) -> None:
+    """Otherwise repeated starts would leave one incomplete copy each."""
     before = {path.name for path in original.parent.iterdir()}
-    done = subprocess.run([sys.executable, "-c", NO_ROOM, original], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", NO_SPACE, original], capture_output=True, text=True, check=False)
 
     assert "LedgerError" in done.stderr
     assert {path.name for path in original.parent.iterdir()} - {"ductile.db-shm", "ductile.db-wal"} == before
 
 
-def test_an_adoption_that_is_refused_again_and_again_leaves_no_backup(original: Path) -> None:
-    """A row that cannot be moved stays one, however often the service is started."""
+def test_a_failed_adoption_leaves_no_backup(original: Path) -> None:
+    """A row that cannot be adopted fails at every start."""
     columns = "id, job_id, plugin, command, status, attempt, submitted_by, created_at, completed_at"
     with closing(sqlite3.connect(original)) as db:
         values = "CAST(x'ff' AS TEXT), 'j', 'p', 'c', 'succeeded', 'many', 's', 'never', 'never'"
@@ -271,14 +275,14 @@ def test_an_adoption_that_is_refused_again_and_again_leaves_no_backup(original: 
     assert list(original.parent.glob("*backup*")) == []
 
 
-def test_an_adoption_for_which_there_is_no_room_leaves_no_backup_either(original: Path) -> None:
-    """Nothing has changed, and there would be another copy for each try on a disk that is full already."""
+def test_an_adoption_on_a_full_disk_leaves_no_backup(original: Path) -> None:
+    """Nothing has changed, and every retry would add another copy."""
     with closing(connect_writer(original, "off")) as db:
-        condition = examine(original, newest=SCHEMA_VERSION, tables=tables())
+        info = identify(original, newest=SCHEMA_VERSION, tables=tables())
         pages = db.execute("PRAGMA page_count").fetchone()[0]
-        db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite says is what it says of a full disk
+        db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite reports the same error as for a full disk
         with pytest.raises(LedgerFull):
-            migrate.bring_up_to_date(db, original, condition, newest=SCHEMA_VERSION, schema=schema(), now=NOW)
+            migrate.migrate(db, original, info, newest=SCHEMA_VERSION, schema=schema(), now=NOW)
         assert db.execute("SELECT COUNT(*) FROM job_queue").fetchone() == (5,)
 
     assert list(original.parent.glob("*backup*")) == []
@@ -286,9 +290,9 @@ def test_an_adoption_for_which_there_is_no_room_leaves_no_backup_either(original
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
 
 
-def test_every_version_has_its_step() -> None:
-    """A schema version without the migration that leads to it could never be reached."""
+def test_every_schema_version_has_a_migration() -> None:
+    """Otherwise the version could never be reached."""
     for number in range(1, SCHEMA_VERSION + 1):
-        assert callable(migrate.load(number))
+        assert callable(migrate.load_migration(number))
     with pytest.raises(LedgerError, match="no migration"):
-        migrate.load(SCHEMA_VERSION + 1)
+        migrate.load_migration(SCHEMA_VERSION + 1)

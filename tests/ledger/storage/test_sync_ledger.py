@@ -1,4 +1,4 @@
-"""The ledger without an event loop."""
+"""SyncLedger: a ledger without an event loop."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def pause(db: Db, plugin: str) -> int:
 
 
 def test_a_read_sees_the_write_before_it(ledger: SyncLedger) -> None:
-    """Within one coroutine, without an event loop."""
+    """In one coroutine, without an event loop."""
 
     async def write_and_read() -> tuple[int, int]:
         return await ledger.write(pause, "a"), await ledger.read(count)
@@ -47,7 +47,7 @@ def test_a_failed_write_writes_nothing(ledger: SyncLedger) -> None:
     assert run_sync(ledger.read(count)) == 0
 
 
-def test_a_coroutine_that_waits_is_refused() -> None:
+def test_a_coroutine_that_waits_is_an_error() -> None:
     """It would hang otherwise."""
     with pytest.raises(RuntimeError, match="no event loop"):
         run_sync(wait())

@@ -1,4 +1,4 @@
-"""The ledger of a service: transactions, durability, cancellation, checkpoints, and what breaks it for good."""
+"""The ledger of a service: transactions, durability, cancellation, checkpoints, and fatal errors."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from ductile.core.model import NewJob
 from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.storage.connections import connect_writer, transaction
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.open_file import open_another_reader, open_reader, open_writer
+from ductile.ledger.storage.open_file import open_reader, open_reader_beside_writer, open_writer
 from ductile.ledger.storage.writer import Ledger, open_ledger
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,7 +53,7 @@ def limit_pages(db: Db, pages: int) -> None:
 
 @define
 class SlowDisk:
-    """Syncs when the gate is open, and counts the syncs."""
+    """A disk that syncs only while `gate` is set, and counts the syncs."""
 
     gate: threading.Event = field(factory=threading.Event)
     begun: threading.Semaphore = field(factory=lambda: threading.Semaphore(0))
@@ -74,29 +74,29 @@ class SlowDisk:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
-    one = SlowDisk()
-    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", one.sync)
-    yield one
-    one.gate.set()
+    disk = SlowDisk()
+    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", disk.sync)
+    yield disk
+    disk.gate.set()
 
 
 # ── transactions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_every_reader_sees_what_was_written(path: Path) -> None:
-    """This process, another reader and the next start see it."""
+async def test_every_reader_sees_a_committed_write(path: Path) -> None:
+    """This process, another reader and the next start."""
     async with open_ledger(path) as ledger:
         await ledger.write(enqueue, JOB, now=NOW)
         assert await ledger.read(count) == 1
         with open_reader(path) as reader:
             assert count(reader) == 1
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "the log was folded into the file"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "the log was checkpointed and removed"
     with open_reader(path) as reader:
         assert count(reader) == 1
 
 
-async def test_a_failed_transaction_writes_nothing_and_fails_alone(path: Path) -> None:
-    """250 of 500 concurrent writes fail; the other 250 are written."""
+async def test_a_failed_transaction_does_not_affect_others(path: Path) -> None:
+    """250 of 500 concurrent writes fail. The other 250 are written."""
 
     def fails(db: Db) -> None:
         queue_one(db)
@@ -119,11 +119,11 @@ async def test_a_failed_transaction_writes_nothing_and_fails_alone(path: Path) -
     assert len(failures) == 250
 
 
-async def test_transactions_follow_each_other(path: Path) -> None:
-    """Those on the event loop wait for one that runs in a thread."""
+async def test_transactions_run_one_after_the_other(path: Path) -> None:
+    """Those on the event loop wait for one in a thread."""
     gate, seen = threading.Event(), []
 
-    def hold(db: Db) -> None:
+    def block(db: Db) -> None:
         queue_one(db)
         gate.wait(30)
 
@@ -132,7 +132,7 @@ async def test_transactions_follow_each_other(path: Path) -> None:
         queue_one(db)
 
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: ledger.transact(hold, in_thread=True))
+        nursery.start_soon(lambda: ledger.transact(block, in_thread=True))
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(5):
             nursery.start_soon(ledger.write, note)
@@ -142,8 +142,8 @@ async def test_transactions_follow_each_other(path: Path) -> None:
     assert seen == [1, 2, 3, 4, 5]
 
 
-async def test_a_transaction_that_sqlite_rolled_back_itself_leaves_the_ledger_usable(path: Path) -> None:
-    """Short of memory, SQLite rolls back on its own and Python raises MemoryError."""
+async def test_the_ledger_is_usable_after_sqlite_rolled_back_by_itself(path: Path) -> None:
+    """Without memory, SQLite rolls back by itself and Python raises MemoryError."""
 
     def fails(db: Db) -> None:
         queue_one(db)
@@ -157,7 +157,7 @@ async def test_a_transaction_that_sqlite_rolled_back_itself_leaves_the_ledger_us
         assert await ledger.read(count) == 1
 
 
-async def test_a_violated_constraint_is_a_ledger_error_for_its_caller(path: Path) -> None:
+async def test_a_violated_constraint_is_a_ledger_error(path: Path) -> None:
     """A sqlite3.Error never leaves the ledger."""
     async with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="CHECK"):
@@ -166,7 +166,7 @@ async def test_a_violated_constraint_is_a_ledger_error_for_its_caller(path: Path
         assert not ledger.broken.is_set()
 
 
-async def test_cancelled_before_it_begins_it_never_starts(path: Path) -> None:
+async def test_a_write_cancelled_before_it_begins_writes_nothing(path: Path) -> None:
     """Also while it waits for another transaction or another process."""
     gate = threading.Event()
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
@@ -181,21 +181,21 @@ async def test_cancelled_before_it_begins_it_never_starts(path: Path) -> None:
         assert scope.cancelled_caught
         gate.set()
         await ledger.write(lambda _: None)
-        stranger = connect_writer(path, "off")
-        with transaction(stranger), trio.move_on_after(0.05) as scope:
+        other = connect_writer(path, "off")
+        with transaction(other), trio.move_on_after(0.05) as scope:
             await ledger.write(queue_one)
         assert scope.cancelled_caught
-        stranger.close()
+        other.close()
         assert await ledger.read(count) == 0
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_cancelled_after_it_began_it_runs_to_its_end(path: Path, slow: SlowDisk, in_thread: bool) -> None:
-    """The caller learns the result: cancelled always means not written."""
+async def test_a_write_cancelled_after_it_began_is_completed(path: Path, slow: SlowDisk, in_thread: bool) -> None:
+    """The caller gets the result: cancelled always means not written."""
     got = []
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
 
-        async def impatient() -> None:
+        async def write() -> None:
             with trio.CancelScope() as scope:
                 nursery.start_soon(cancel_during_sync, scope)
                 await ledger.transact(queue_one, in_thread=in_thread)
@@ -206,12 +206,12 @@ async def test_cancelled_after_it_began_it_runs_to_its_end(path: Path, slow: Slo
             scope.cancel()
             slow.gate.set()
 
-        nursery.start_soon(impatient)
+        nursery.start_soon(write)
     assert got == ["written"]
 
 
-async def test_a_full_disk_acknowledges_nothing_and_recovers(path: Path) -> None:
-    """LedgerFull for the callers; after space returns the same ledger works, without a restart."""
+async def test_a_full_disk_refuses_writes_until_there_is_space(path: Path) -> None:
+    """Callers get LedgerFull. The same ledger then works without a restart."""
     big = NewJob(plugin="echo", command="poll", submitted_by="test", payload='"' + "x" * 200_000 + '"')
     async with open_ledger(path) as ledger:
         await ledger.write(queue_one)
@@ -235,39 +235,39 @@ async def test_a_full_disk_acknowledges_nothing_and_recovers(path: Path) -> None
         assert await ledger.read(count) == 2
 
 
-async def test_another_process_that_writes_too_long_is_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait is bounded, and the next write works."""
+async def test_a_write_gives_up_if_another_process_writes_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With LedgerBusy. The next write works."""
     monkeypatch.setattr("ductile.ledger.storage.connections.BUSY_SECONDS", 0.05)
     async with open_ledger(path) as ledger:
-        stranger = connect_writer(path, "off")
-        with transaction(stranger), pytest.raises(LedgerBusy):
+        other = connect_writer(path, "off")
+        with transaction(other), pytest.raises(LedgerBusy):
             await ledger.write(queue_one)
-        stranger.close()
+        other.close()
         await ledger.write(queue_one)
 
 
 async def test_callers_that_wait_for_another_process_do_not_wait_for_each_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are refused after the same time, not one after the other."""
+    """All of them get the error after the same time."""
     monkeypatch.setattr("ductile.ledger.storage.connections.BUSY_SECONDS", 0.4)
     async with open_ledger(path) as ledger:
-        stranger = connect_writer(path, "off")
+        other = connect_writer(path, "off")
 
         async def write() -> None:
             with pytest.raises(LedgerBusy):
                 await ledger.write(queue_one)
 
-        with transaction(stranger), trio.fail_after(2):
+        with transaction(other), trio.fail_after(2):
             async with trio.open_nursery() as nursery:
                 for _ in range(20):
                     nursery.start_soon(write)
-        stranger.close()
+        other.close()
         await ledger.write(queue_one)
 
 
-async def test_another_process_that_writes_does_not_hold_up_the_event_loop(path: Path) -> None:
-    """The write waits, other tasks run, and `stuck_seconds` shows it."""
+async def test_another_process_that_writes_does_not_block_the_event_loop(path: Path) -> None:
+    """Other tasks run, and `stuck_seconds` shows the wait."""
     done = trio.Event()
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
 
@@ -276,13 +276,13 @@ async def test_another_process_that_writes_does_not_hold_up_the_event_loop(path:
             done.set()
 
         assert ledger.stuck_seconds() == 0
-        stranger = connect_writer(path, "off")
-        with transaction(stranger):
+        other = connect_writer(path, "off")
+        with transaction(other):
             nursery.start_soon(write)
             while ledger.stuck_seconds() == 0:
                 await trio.lowlevel.checkpoint()
             assert not done.is_set()
-        stranger.close()
+        other.close()
         await done.wait()
         assert await ledger.read(count) == 1
         assert ledger.stuck_seconds() == 0
@@ -292,7 +292,7 @@ async def test_another_process_that_writes_does_not_hold_up_the_event_loop(path:
 
 
 async def test_a_write_returns_after_the_sync(path: Path, slow: SlowDisk) -> None:
-    """The row is committed and can be read, but its writer does not go on before the disk has it."""
+    """The row is committed and readable before, but the writer waits for the disk."""
     returned: list[bool] = []
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
 
@@ -324,8 +324,8 @@ async def test_one_sync_covers_all_commits_before_it(path: Path, slow: SlowDisk)
     assert slow.syncs == 2
 
 
-async def test_without_waiting_a_commit_returns_before_its_sync_and_is_synced_soon(path: Path, slow: SlowDisk) -> None:
-    """`until_durable` waits for it, by number or for all so far."""
+async def test_a_commit_without_wait_is_synced_later(path: Path, slow: SlowDisk) -> None:
+    """`until_durable` waits for it, by number or for all commits so far."""
     durable: list[int | None] = []
     async with open_ledger(path) as ledger, trio.open_nursery() as nursery:
         await ledger.transact(queue_one, wait=False)
@@ -355,10 +355,10 @@ async def test_a_transaction_that_writes_nothing_is_not_synced(path: Path, slow:
         await slow.has_begun()
         seen: list[int] = []
 
-        async def look() -> None:
+        async def read_count() -> None:
             seen.append(await ledger.write(count))
 
-        nursery.start_soon(look)
+        nursery.start_soon(read_count)
         await trio.testing.wait_all_tasks_blocked()
         assert seen == []
         slow.gate.set()
@@ -366,7 +366,7 @@ async def test_a_transaction_that_writes_nothing_is_not_synced(path: Path, slow:
     assert slow.syncs == 1
 
 
-async def test_a_commit_in_a_thread_can_be_waited_for_as_soon_as_it_can_be_seen(path: Path, slow: SlowDisk) -> None:
+async def test_until_durable_covers_a_commit_in_a_thread_that_is_visible(path: Path, slow: SlowDisk) -> None:
     """A reader may see the row before the event loop has counted the commit."""
     begun, durable = threading.Event(), trio.Event()
 
@@ -380,7 +380,7 @@ async def test_a_commit_in_a_thread_can_be_waited_for_as_soon_as_it_can_be_seen(
             await trio.lowlevel.checkpoint()
         is_seen = False
         while not is_seen:  # without an await, so that the event loop cannot count the commit meanwhile
-            with open_another_reader(path) as db:
+            with open_reader_beside_writer(path) as db:
                 is_seen = count(db) == 1
 
         async def wait() -> None:
@@ -399,7 +399,7 @@ async def test_a_commit_in_a_thread_can_be_waited_for_as_soon_as_it_can_be_seen(
 async def test_without_full_durability_no_write_waits_for_the_disk(
     path: Path, slow: SlowDisk, synchronous: Any
 ) -> None:
-    """A commit counts when it is written, and is announced."""
+    """A commit counts as durable when it is written, and is announced."""
     announced: list[int] = []
     async with open_ledger(path, synchronous=synchronous, on_commit=lambda: announced.append(1)) as ledger:
         await ledger.write(queue_one)
@@ -409,7 +409,7 @@ async def test_without_full_durability_no_write_waits_for_the_disk(
 
 
 async def test_commits_are_announced_when_they_are_durable(path: Path, slow: SlowDisk) -> None:
-    """Event streams show nothing that a power cut could take back."""
+    """Event streams show nothing that a power failure could undo."""
     announced = trio.Event()
     async with open_ledger(path, on_commit=announced.set) as ledger, trio.open_nursery() as nursery:
         nursery.start_soon(ledger.write, queue_one)
@@ -420,11 +420,11 @@ async def test_commits_are_announced_when_they_are_durable(path: Path, slow: Slo
         await announced.wait()
 
 
-# ── what breaks it ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── fatal errors ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_failed_sync_acknowledges_nothing_and_breaks_the_ledger(path: Path, slow: SlowDisk) -> None:
-    """What the disk has kept is no longer known: every waiter gets the error, and later writes are refused."""
+async def test_a_failed_sync_breaks_the_ledger(path: Path, slow: SlowDisk) -> None:
+    """It is unknown what reached the disk: every waiting caller gets the error, and later writes are refused."""
     refused: list[str] = []
     slow.error = OSError(5, "Input/output error")
     announced: list[int] = []
@@ -475,7 +475,7 @@ async def test_no_sync_follows_a_failed_one(path: Path, slow: SlowDisk) -> None:
 async def test_a_sync_that_takes_too_long_is_an_error(
     path: Path, slow: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every shield has a bound."""
+    """Every shield has a time limit."""
     monkeypatch.setattr("ductile.ledger.storage.writer.SYNC_TIMEOUT", 0.05)
     async with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="not confirmed"):
@@ -517,8 +517,9 @@ trio.run(main)
 """
 
 
-def test_a_failed_write_breaks_the_ledger_for_good(path: Path) -> None:
-    """After an I/O error nothing is believed any more: every later write is refused until the process is replaced.
+@pytest.mark.process
+def test_an_io_error_breaks_the_ledger_until_the_process_ends(path: Path) -> None:
+    """Every later write is refused.
 
     The limit on file sizes makes the kernel fail a write inside COMMIT.
     """
@@ -531,14 +532,14 @@ def test_a_failed_write_breaks_the_ledger_for_good(path: Path) -> None:
 
 
 def last_change(path: Path) -> tuple[int, int]:
-    """Looked at from outside: opening and closing the file would give up SQLite's locks."""
+    """Return mtime and size, without opening the file: closing it would drop SQLite's locks."""
     seen = path.stat()
     return seen.st_mtime_ns, seen.st_size
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_nothing_is_written_to_a_broken_ledger_not_even_when_it_closes(path: Path, in_thread: bool) -> None:
-    """The log is left for the next start, which recovers from it."""
+async def test_a_broken_ledger_is_not_written_even_when_it_closes(path: Path, in_thread: bool) -> None:
+    """The log stays for the next start to recover from."""
     log = path.with_name(f"{path.name}-wal")
     async with open_ledger(path) as ledger:
         await ledger.write(queue_one)
@@ -550,14 +551,14 @@ async def test_nothing_is_written_to_a_broken_ledger_not_even_when_it_closes(pat
     assert (last_change(path), last_change(log)) == before
     async with open_ledger(path) as ledger:
         assert await ledger.read(count) == 1
-    assert not log.exists(), "a ledger that was closed in order has no log"
+    assert not log.exists(), "a ledger that was closed normally has no log"
 
 
 async def test_a_rollback_that_fails_breaks_the_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next transaction would be part of the old one."""
 
-    class Stubborn:
-        """A connection that does not roll back."""
+    class NoRollback:
+        """A connection that cannot roll back."""
 
         def __init__(self, db: sqlite3.Connection) -> None:
             self.db = db
@@ -575,7 +576,7 @@ async def test_a_rollback_that_fails_breaks_the_ledger(path: Path, monkeypatch: 
         raise RuntimeError
 
     async with open_ledger(path) as ledger:
-        monkeypatch.setattr(ledger, "_db", Stubborn(ledger._db))
+        monkeypatch.setattr(ledger, "_db", NoRollback(ledger._db))
         with pytest.raises(LedgerError, match="cannot rollback"):
             await ledger.write(fails)
         assert ledger.broken.is_set()
@@ -583,8 +584,8 @@ async def test_a_rollback_that_fails_breaks_the_ledger(path: Path, monkeypatch: 
         assert count(db) == 0
 
 
-async def test_a_bug_in_the_maintenance_is_not_waited_for(path: Path) -> None:
-    """Writers get an error and the bug ends the block."""
+async def test_an_error_in_the_maintenance_task_fails_all_writers(path: Path) -> None:
+    """It also ends the block."""
 
     def bug() -> None:
         raise RuntimeError("a bug")
@@ -607,8 +608,8 @@ async def test_a_closed_ledger_refuses_writes(path: Path) -> None:
         await ledger.write(queue_one)
 
 
-async def test_an_error_in_the_block_is_raised_as_it_is(path: Path) -> None:
-    """Not inside an exception group, also if the block is cancelled at the same time."""
+async def test_an_error_in_the_block_is_not_wrapped_in_a_group(path: Path) -> None:
+    """Also if the block is cancelled at the same time."""
 
     async def fail(scope: trio.CancelScope) -> None:
         async with open_ledger(path):
@@ -619,8 +620,8 @@ async def test_an_error_in_the_block_is_raised_as_it_is(path: Path) -> None:
         await fail(scope)
 
 
-async def test_everything_asked_for_before_the_end_is_written_and_durable(path: Path, nursery: trio.Nursery) -> None:
-    """Closing waits for what is queued, also for commits without a waiter."""
+async def test_closing_waits_for_all_queued_writes(path: Path, nursery: trio.Nursery) -> None:
+    """Also for commits that no caller waits for."""
     gate = threading.Event()
     async with open_ledger(path) as ledger:
         nursery.start_soon(lambda: ledger.transact(lambda _: gate.wait(30), in_thread=True))
@@ -628,13 +629,13 @@ async def test_everything_asked_for_before_the_end_is_written_and_durable(path: 
             nursery.start_soon(lambda wait: ledger.transact(queue_one, wait=wait), number % 2 == 0)
         await trio.testing.wait_all_tasks_blocked()
         gate.set()
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "the log was folded into the file"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "the log was checkpointed and removed"
     with open_reader(path) as db:
         assert count(db) == 300
 
 
 async def test_a_cancelled_block_still_makes_its_last_commits_durable(path: Path, slow: SlowDisk) -> None:
-    """A completion is recorded under a shield while the service is being cancelled."""
+    """A completion is recorded in a shield while the service is cancelled."""
     done: list[str] = []
 
     async def record(ledger: Ledger) -> None:
@@ -658,8 +659,8 @@ async def test_a_cancelled_block_still_makes_its_last_commits_durable(path: Path
 
 
 @pytest.mark.parametrize("synchronous", ["full", "off"])
-async def test_large_rows_do_not_let_the_log_grow_without_end(path: Path, synchronous: Any) -> None:
-    """A log of more than 32 MiB is taken up again from its start after the next commit or two."""
+async def test_the_log_stays_bounded_with_large_rows(path: Path, synchronous: Any) -> None:
+    """A log of more than 32 MiB restarts after one or two more commits."""
     large = NewJob(plugin="echo", command="poll", submitted_by="test", payload=json.dumps({"filler": "x" * (6 << 20)}))
     longest = 0
     async with open_ledger(path, synchronous=synchronous) as ledger:
@@ -670,10 +671,8 @@ async def test_large_rows_do_not_let_the_log_grow_without_end(path: Path, synchr
 
 
 @pytest.mark.parametrize("synchronous", ["full", "off"])
-async def test_the_log_does_not_grow_with_the_work(
-    path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: Any
-) -> None:
-    """However busy the writers are, while readers come and go. Without checkpoints it would be 24 MB."""
+async def test_the_log_stays_bounded_under_load(path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: Any) -> None:
+    """With busy writers and readers. Without checkpoints it would be 24 MB."""
     monkeypatch.setattr("ductile.ledger.storage.writer.CHECKPOINT_ROWS", 40)
     sizes = []
     async with open_ledger(path, synchronous=synchronous) as ledger:
@@ -688,13 +687,11 @@ async def test_the_log_does_not_grow_with_the_work(
                 nursery.start_soon(write)
             for _ in range(20):
                 await ledger.read(count)
-    assert max(sizes) < 12_000_000  # a reader that a busy host holds up keeps the log for a while
+    assert max(sizes) < 12_000_000  # a slow reader on a busy host keeps the log for a while
 
 
-async def test_a_checkpoint_that_fails_on_the_disk_breaks_the_ledger(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that finds no space is tried again."""
+async def test_a_checkpoint_with_an_io_error_breaks_the_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds no space is retried."""
     monkeypatch.setattr("ductile.ledger.storage.writer.CHECKPOINT_ROWS", 1)
     errors = [sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR]
 
@@ -723,8 +720,8 @@ async def test_a_read_cannot_write(path: Path) -> None:
             await ledger.read(queue_one)
 
 
-async def test_a_read_sees_one_moment(path: Path) -> None:
-    """Commits that come meanwhile are not seen."""
+async def test_a_read_sees_one_snapshot(path: Path) -> None:
+    """Later commits are not visible."""
     begun, gate = threading.Event(), threading.Event()
 
     def twice(db: Db) -> tuple[int, int]:
@@ -746,15 +743,15 @@ async def test_a_read_sees_one_moment(path: Path) -> None:
     assert seen == [(0, 0)]
 
 
-async def test_a_connection_that_failed_is_not_used_again(path: Path) -> None:
-    """The next read gets another one; what was merely not found costs no connection."""
+async def test_a_failed_reader_connection_is_replaced(path: Path) -> None:
+    """An ordinary NotFound keeps the connection."""
 
     def fail(db: Db) -> None:
         assert isinstance(db, sqlite3.Connection)
         db.close()
 
     def find_nothing(db: Db) -> None:
-        raise NotFound("nobody")
+        raise NotFound("unknown")
 
     async with open_ledger(path) as ledger:
         with pytest.raises(LedgerError):
@@ -765,7 +762,7 @@ async def test_a_connection_that_failed_is_not_used_again(path: Path) -> None:
         assert await ledger.read(count) == 0
 
 
-HAMMER = """
+SECOND_PROCESS = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -787,15 +784,16 @@ print("read", last[0] >= 0)
 """
 
 
-async def test_two_processes_on_one_file_one_writes_the_other_reads(path: Path) -> None:
-    """The second cannot take the lock; its reads are consistent and never make a write wait or fail."""
+@pytest.mark.process
+async def test_a_second_process_can_only_read(path: Path) -> None:
+    """It cannot get the lock. Its reads are consistent and never block or fail a write."""
     path.parent.mkdir()
     with instance_lock(path.parent, path, now=NOW):
         async with open_ledger(path, synchronous="normal") as ledger, trio.open_nursery() as nursery:
             results: list[Any] = []
 
             async def second() -> None:
-                process = await trio.run_process([sys.executable, "-c", HAMMER, str(path)], capture_stdout=True)
+                process = await trio.run_process([sys.executable, "-c", SECOND_PROCESS, str(path)], capture_stdout=True)
                 results.append(process.stdout.decode().split())
 
             nursery.start_soon(second)

@@ -1,12 +1,17 @@
-"""What leads to what: circles, orders, and the plan as routes."""
+"""Graph algorithms: cycles, topological order and compiled routes."""
 
-import pytest
-
-from ductile.pipeline.compile.graph import circles, compiled_routes, first_first, last_first, way
+from ductile.pipeline.compile.graph import (
+    compiled_routes,
+    find_cycles,
+    format_cycle,
+    reverse_topological_order,
+    topological_order,
+)
 from ductile.pipeline.compile.plan import PlanNode
-from tests.pipeline.written import compiled, plan_of
+from tests.pipeline.cases import check_all
+from tests.pipeline.compiling import compile_text, plan_of
 
-CIRCLES: list[tuple[dict[str, list[str]], list[list[str]]]] = [
+CYCLES: list[tuple[dict[str, list[str]], list[list[str]]]] = [
     ({}, []),
     ({"a": ["b"], "b": ["c"]}, []),
     ({"a": ["b", "c"], "b": ["d"], "c": ["d"]}, []),
@@ -20,36 +25,39 @@ CIRCLES: list[tuple[dict[str, list[str]], list[list[str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("following", "expected"), CIRCLES)
-def test_every_circle_is_found_with_its_way(following: dict[str, list[str]], expected: list[list[str]]) -> None:
-    """One for each way back."""
-    assert list(circles(following)) == expected
+def test_every_cycle_is_found() -> None:
+    """One for each back edge."""
+
+    def check(successors: dict[str, list[str]], expected: list[list[str]]) -> None:
+        assert list(find_cycles(successors)) == expected
+
+    check_all(CYCLES, check)
 
 
-def test_a_long_way_is_shortened() -> None:
-    """Its beginning and its end are what people look for."""
-    assert way(["a", "b", "a"]) == "a → b → a"
-    assert way([str(number) for number in range(100)]) == "0 → 1 → 2 → 3 → 4 → 5 → 6 → 7 → 8 → 9 → … → 98 → 99"
+def test_a_long_cycle_is_shortened() -> None:
+    """Only the middle is left out."""
+    assert format_cycle(["a", "b", "a"]) == "a → b → a"
+    assert format_cycle([str(number) for number in range(100)]) == "0 → 1 → 2 → 3 → 4 → 5 → 6 → 7 → 8 → 9 → … → 98 → 99"
 
 
-def test_what_follows_comes_first() -> None:
-    """And nothing comes twice."""
-    following = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}
-    assert last_first(["a", "c"], following.__getitem__) == ["d", "b", "c", "a"]
+def test_reverse_topological_order_lists_successors_first() -> None:
+    """Each vertex once."""
+    successors = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}
+    assert reverse_topological_order(["a", "c"], successors.__getitem__) == ["d", "b", "c", "a"]
 
 
-def test_everything_in_a_plan_comes_before_what_follows_it() -> None:
-    """Joins after the branches they wait for."""
+def test_topological_order_lists_predecessors_first() -> None:
+    """Joins come after their branches."""
     plan = plan_of("{id: s, join: true, split: [{id: a, uses: p}, {id: b, uses: p}]}, {id: c, uses: p}")
-    order = [thing.path for thing in first_first(plan) if isinstance(thing, PlanNode)]
+    order = [thing.path for thing in topological_order(plan) if isinstance(thing, PlanNode)]
     assert order.index("s__join") > max(order.index("a"), order.index("b"))
     assert order[-1] == "c"
 
 
-def test_routes_say_what_starts_a_pipeline_and_what_follows_what() -> None:
-    """In the form of the original, in textual order, complete."""
+def test_compiled_routes_list_triggers_and_edges() -> None:
+    """In textual order, complete."""
     condition = {"path": "payload.n", "op": "gt", "value": 1}
-    plans = compiled(
+    plans = compile_text(
         [
             {
                 "name": "p",
@@ -97,9 +105,9 @@ def test_routes_say_what_starts_a_pipeline_and_what_follows_what() -> None:
         (f"edge:b->h@{failed}", step | {"step_id": "b", "event_type": failed}, three),
         ("terminal:h", step | {"step_id": "h"}, end),
     ]
-    found = [(route["id"], route["source"], route["destination"]) for route in compiled_routes(plans.named("p"))]
+    found = [(route["id"], route["source"], route["destination"]) for route in compiled_routes(plans.require("p"))]
     assert found == expected
-    assert {route["pipeline"] for route in compiled_routes(plans.named("p"))} == {"p"}
-    first, last = compiled_routes(plans.named("q"))
+    assert {route["pipeline"] for route in compiled_routes(plans.require("p"))} == {"p"}
+    first, last = compiled_routes(plans.require("q"))
     assert first["source"] == {"hook_signal": "job.failed"}
     assert last["source"] == {"pipeline": "q", "step_id": "r"}

@@ -1,55 +1,61 @@
-"""Answers for a dry run: which forms are understood, and what is said about the others."""
+"""Simulated answers for dry runs: accepted formats and errors."""
 
 from typing import Any
 
 import pytest
 
 from ductile.core.errors import UsageInvalid
-from ductile.pipeline.dry_run.answers import SILENT, Emitted, PluginAnswer, read_answers
+from ductile.pipeline.dry_run.answers import SILENT, AnswerEvent, PluginAnswer, parse_answers
+from tests.pipeline.cases import check_all
+
+VALID_ANSWERS: list[tuple[Any, ...]] = [
+    ([], SILENT),
+    ({}, SILENT),
+    ([{"type": "x"}], PluginAnswer(events=(AnswerEvent("x"),))),
+    (
+        [{"type": "x", "payload": {"n": 1}, "dedupe_key": "k"}, {"type": "y"}],
+        PluginAnswer(events=(AnswerEvent("x", {"n": 1}, "k"), AnswerEvent("y"))),
+    ),
+    ({"fail": "offline"}, PluginAnswer(error="offline")),
+    ({"result": "42"}, PluginAnswer(result="42")),
+    ({"result": "42", "events": [{"type": "x"}]}, PluginAnswer(result="42", events=(AnswerEvent("x"),))),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "answer"),
-    [
-        ([], SILENT),
-        ({}, SILENT),
-        ([{"type": "x"}], PluginAnswer(events=(Emitted("x"),))),
-        (
-            [{"type": "x", "payload": {"n": 1}, "dedupe_key": "k"}, {"type": "y"}],
-            PluginAnswer(events=(Emitted("x", {"n": 1}, "k"), Emitted("y"))),
-        ),
-        ({"fail": "offline"}, PluginAnswer(error="offline")),
-        ({"result": "42"}, PluginAnswer(result="42")),
-        ({"result": "42", "events": [{"type": "x"}]}, PluginAnswer(result="42", events=(Emitted("x"),))),
-    ],
-)
-def test_an_answer_is_read(given: Any, answer: PluginAnswer) -> None:
+def test_valid_answers_are_parsed() -> None:
     """Events, a failure, or a result with events."""
-    assert read_answers({"a": given}, ["a"]) == {"a": answer}
+
+    def check(raw: Any, answer: PluginAnswer) -> None:
+        assert parse_answers({"a": raw}, ["a"]) == {"a": answer}
+
+    check_all(VALID_ANSWERS, check)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ([], "answers are an object of step → answer, not a list"),
-        ({"setp": []}, "there is no step 'setp' to answer for (did you mean 'step'?)"),
-        ({"step": "ok"}, "the answer of step cannot be read"),
-        ({"step": None}, "the answer of step cannot be read"),
-        ({"step": {"fail": 1}}, "the answer of step cannot be read"),
-        ({"step": {"fail": "x", "events": []}}, "the answer of step cannot be read"),
-        ({"step": {"result": 1}}, "the answer of step cannot be read"),
-        ({"step": {"events": {}}}, "the events of step are a list, not an object"),
-        ({"step": ["x"]}, "event 0 of step cannot be read"),
-        ({"step": [{"type": "x"}, {"payload": {}}]}, "event 1 of step cannot be read"),
-        ({"step": [{"type": ""}]}, "event 0 of step cannot be read"),
-        ({"step": [{"type": "x", "payload": []}]}, "event 0 of step cannot be read"),
-        ({"step": [{"type": "x", "dedupe_key": 1}]}, "event 0 of step cannot be read"),
-        ({"step": [{"type": "x", "source": "me"}]}, "event 0 of step cannot be read"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(given: Any, says: str) -> None:
-    """The message names the step, and the hint shows how to write it."""
-    with pytest.raises(UsageInvalid) as refused:
-        read_answers(given, ["step"])
+INVALID_ANSWERS: list[tuple[Any, ...]] = [
+    ([], "answers must be an object of step → answer, got a list"),
+    ({"setp": []}, "there is no step 'setp' (did you mean 'step'?)"),
+    ({"step": "ok"}, "the answer for step step is not valid"),
+    ({"step": None}, "the answer for step step is not valid"),
+    ({"step": {"fail": 1}}, "the answer for step step is not valid"),
+    ({"step": {"fail": "x", "events": []}}, "the answer for step step is not valid"),
+    ({"step": {"result": 1}}, "the answer for step step is not valid"),
+    ({"step": {"events": {}}}, "the events of step step must be a list, got an object"),
+    ({"step": ["x"]}, "event 0 of step step is not valid"),
+    ({"step": [{"type": "x"}, {"payload": {}}]}, "event 1 of step step is not valid"),
+    ({"step": [{"type": ""}]}, "event 0 of step step is not valid"),
+    ({"step": [{"type": "x", "payload": []}]}, "event 0 of step step is not valid"),
+    ({"step": [{"type": "x", "dedupe_key": 1}]}, "event 0 of step step is not valid"),
+    ({"step": [{"type": "x", "source": "me"}]}, "event 0 of step step is not valid"),
+]
 
-    assert str(refused.value) == says
+
+def test_invalid_answers_are_rejected() -> None:
+    """The message names the step."""
+
+    def check(raw: Any, message: str) -> None:
+        with pytest.raises(UsageInvalid) as error:
+            parse_answers(raw, ["step"])
+
+        assert str(error.value) == message
+
+    check_all(INVALID_ANSWERS, check)

@@ -1,4 +1,4 @@
-"""What an author may write: the keys, their defaults, and the way back to plain data."""
+"""The `pipelines:` schema: keys, defaults, and conversion back to plain data."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from ductile.core.formats.yaml_fields import DOC, YAML_NAME
-from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, textual, written
-from tests.pipeline.random_pipelines import Data, some_pipelines
-from tests.pipeline.written import pipelines
+from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, iter_steps, to_yaml_data
+from tests.pipeline.compiling import parse_pipelines
+from tests.pipeline.random_pipelines import Data, pipelines_strategy
 
 KEYS: dict[type, dict[str, Any]] = {
     Pipeline: {
@@ -45,8 +45,8 @@ KEYS: dict[type, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", KEYS)
-def test_every_key_is_there_with_its_default_and_an_explanation(shape: type) -> None:
-    """The language as a whole; NOTHING means that the key is required."""
+def test_every_key_has_its_default_and_a_description(shape: type) -> None:
+    """NOTHING marks a required key."""
     fields = attrs.fields(shape)
     assert {field.metadata.get(YAML_NAME, field.name): field.default for field in fields} == KEYS[shape]
     assert all(field.metadata[DOC] for field in fields)
@@ -71,29 +71,31 @@ FULL = """
 """
 
 
-def test_a_pipeline_can_be_written_out_again() -> None:
-    """Under the names that YAML has, without what was left to defaults."""
-    (pipeline,) = pipelines(FULL)
-    data = written(pipeline)
+def test_a_pipeline_converts_back_to_yaml_data() -> None:
+    """With the YAML names, and without default values."""
+    (pipeline,) = parse_pipelines(FULL)
+    data = to_yaml_data(pipeline)
     assert list(data) == ["name", "on-hook", "from_plugin", "if", "max_depth", "execution_mode", "timeout", "steps"]
     assert data["timeout"] == "1m30s"
     assert data["steps"][2]["on_error"] == []
-    assert pipelines([data]) == (pipeline,)
-    assert "async" not in written(pipelines("[{name: a, on: e, execution_mode: async, steps: [{uses: x}]}]")[0])
+    assert parse_pipelines([data]) == (pipeline,)
+    assert "async" not in to_yaml_data(
+        parse_pipelines("[{name: a, on: e, execution_mode: async, steps: [{uses: x}]}]")[0]
+    )
 
 
 @settings(deadline=None, max_examples=50)
-@given(some_pipelines())
-def test_writing_out_and_reading_again_changes_nothing(listed: list[Data]) -> None:
-    """For whatever was written."""
-    read = pipelines(listed)
-    assert pipelines([written(pipeline) for pipeline in read]) == read
+@given(pipelines_strategy())
+def test_converting_to_yaml_data_and_back_changes_nothing(listed: list[Data]) -> None:
+    """For random pipelines."""
+    read = parse_pipelines(listed)
+    assert parse_pipelines([to_yaml_data(pipeline) for pipeline in read]) == read
 
 
-def test_steps_are_found_in_the_order_in_which_they_are_written() -> None:
-    """Groups, splits and error steps included, each with its place."""
-    (pipeline,) = pipelines(FULL)
-    assert [place for place, _ in textual(pipeline.steps, "steps")] == [
+def test_steps_are_listed_in_textual_order() -> None:
+    """Including nested, split and error steps, each with its configuration path."""
+    (pipeline,) = parse_pipelines(FULL)
+    assert [path for path, _ in iter_steps(pipeline.steps, "steps")] == [
         "steps[0]",
         "steps[1]",
         "steps[2]",
@@ -105,9 +107,9 @@ def test_steps_are_found_in_the_order_in_which_they_are_written() -> None:
     ]
 
 
-def test_the_representation_of_a_step_shows_no_values_for_plugins() -> None:
-    """`with` may hold what `${NAME}` stands for."""
-    (pipeline,) = pipelines(
+def test_the_repr_of_a_step_hides_with_values() -> None:
+    """`with` can contain expanded secrets."""
+    (pipeline,) = parse_pipelines(
         "[{name: a, on: e, steps: [{uses: x, with: {k: hush}}, {relay: {to: l, event: e, with: {k: hush}}}]}]"
     )
     assert "hush" not in repr(pipeline)

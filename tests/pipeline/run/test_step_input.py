@@ -1,4 +1,4 @@
-"""What the plugin of a step is told: its payload after `with`, and the context of its run."""
+"""The input of a plugin: the payload after `with`, and the context of the run."""
 
 import json
 from typing import Any
@@ -8,18 +8,18 @@ import pytest
 from ductile.core.errors import NotFound
 from ductile.core.model import Job
 from ductile.pipeline.language.paths import PathAbsent
-from ductile.pipeline.run.step_input import StepInput, step_of, tell
-from tests.pipeline.runs import a_job
-from tests.pipeline.written import compiled, plan_of
+from ductile.pipeline.run.step_input import StepInput, build_step_input, find_step
+from tests.pipeline.compiling import compile_text, plan_of
+from tests.pipeline.factories import make_job
 
 CONTROL = {"pipeline_instance_id": "run", "route_depth": 2, "route_max_depth": 3}
 
 
-def told(step: str, payload: Any, context: Any = None, *, items: Any = None, command: str = "handle") -> StepInput:
-    """What the job of that step gets (YAML flow), entered with that payload and that baggage."""
+def input_of(step: str, payload: Any, context: Any = None, *, items: Any = None, command: str = "handle") -> StepInput:
+    """Return the input of a step (YAML flow) with this payload and this baggage."""
     control = CONTROL | ({"items": items, "indexes": [0] * len(items)} if items else {})
     content = {"type": "made", "event_id": "e", "payload": payload} if command == "handle" else payload
-    job = a_job(
+    job = make_job(
         plugin="x",
         command=command,
         pipeline="p",
@@ -28,30 +28,32 @@ def told(step: str, payload: Any, context: Any = None, *, items: Any = None, com
         context=json.dumps({**(context or {}), "ductile": control}),
     )
     wrapped = f"{{foreach: payload.list, steps: [{step}]}}" if items else step
-    return tell(job, plan_of(wrapped).nodes["a"])
+    return build_step_input(job, plan_of(wrapped).nodes["a"])
 
 
-def payload_in(heard: StepInput, *, command: str = "handle") -> Any:
-    content = json.loads(heard.payload or "null")
+def payload_in(step_input: StepInput, *, command: str = "handle") -> Any:
+    content = json.loads(step_input.payload or "null")
     return content["payload"] if command == "handle" else content
 
 
-@pytest.mark.parametrize("job", [a_job(payload='{"n": 1}'), a_job(payload=None)])
-def test_a_job_outside_of_every_run_is_told_what_it_was_asked_for(job: Job) -> None:
-    """As it stands, without a context."""
-    assert tell(job, None) == StepInput(job.payload, None)
+@pytest.mark.parametrize("job", [make_job(payload='{"n": 1}'), make_job(payload=None)])
+def test_a_job_outside_of_a_run_gets_its_payload_unchanged(job: Job) -> None:
+    """Without a context."""
+    assert build_step_input(job, None) == StepInput(job.payload, None)
 
 
-def test_an_event_keeps_everything_but_its_payload() -> None:
-    """Type and id are those of the event that entered the step."""
-    content = json.loads(told("{id: a, uses: x, with: {m: 1}}", {"n": 1}).payload or "")
+def test_with_changes_only_the_payload_of_the_event() -> None:
+    """Type and id stay the same."""
+    content = json.loads(input_of("{id: a, uses: x, with: {m: 1}}", {"n": 1}).payload or "")
     assert content == {"type": "made", "event_id": "e", "payload": {"n": 1, "m": 1}}
 
 
-def test_a_payload_that_nothing_is_added_to_is_handed_on_unread() -> None:
-    """The very text; large payloads cost nothing here."""
-    job = a_job(pipeline="p", step_id="a", payload='{"payload":  {"n": 1.0}}', context=json.dumps({"ductile": CONTROL}))
-    assert tell(job, plan_of("{id: a, uses: x}").nodes["a"]).payload == job.payload
+def test_an_unchanged_payload_is_not_parsed() -> None:
+    """The same text is passed on."""
+    job = make_job(
+        pipeline="p", step_id="a", payload='{"payload":  {"n": 1.0}}', context=json.dumps({"ductile": CONTROL})
+    )
+    assert build_step_input(job, plan_of("{id: a, uses: x}").nodes["a"]).payload == job.payload
 
 
 REMAPS: list[tuple[str, Any, Any, Any]] = [
@@ -66,26 +68,26 @@ REMAPS: list[tuple[str, Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("remap", "payload", "context", "expected"), REMAPS)
 def test_with_adds_and_replaces_keys_of_the_payload(remap: str, payload: Any, context: Any, expected: Any) -> None:
-    """Types are kept, texts are rendered, and all entries read the payload as it came."""
-    assert payload_in(told(f"{{id: a, uses: x, with: {remap}}}", payload, context)) == expected
+    """Types do not change, text is rendered, and all entries read the original payload."""
+    assert payload_in(input_of(f"{{id: a, uses: x, with: {remap}}}", payload, context)) == expected
 
 
-def test_a_plugin_finds_the_baggage_among_its_payload_where_that_has_no_such_name() -> None:
-    """As plugins of the original expect; the event always wins."""
-    heard = told("{id: a, uses: x}", {"n": 1}, {"n": 2, "web": {"url": "u"}})
-    assert payload_in(heard) == {"n": 1, "web": {"url": "u"}}
+def test_baggage_is_merged_below_the_payload() -> None:
+    """Values of the payload have priority."""
+    step_input = input_of("{id: a, uses: x}", {"n": 1}, {"n": 2, "web": {"url": "u"}})
+    assert payload_in(step_input) == {"n": 1, "web": {"url": "u"}}
 
 
-def test_a_command_other_than_handle_gets_its_payload_alone() -> None:
-    """And `with` on it; the baggage is in the context."""
-    heard = told("{id: a, uses: x.poll, with: {m: '{context.c}'}}", {"n": 1}, {"c": 5}, command="poll")
-    assert payload_in(heard, command="poll") == {"n": 1, "m": 5}
+def test_other_commands_get_the_payload_without_baggage() -> None:
+    """`with` still applies."""
+    step_input = input_of("{id: a, uses: x.poll, with: {m: '{context.c}'}}", {"n": 1}, {"c": 5}, command="poll")
+    assert payload_in(step_input, command="poll") == {"n": 1, "m": 5}
 
 
 def test_with_reads_the_innermost_item() -> None:
-    """Whole, or a value in it."""
-    heard = told("{id: a, uses: x, with: {one: '{item}', id: '#{item.id}'}}", {}, items=[{"id": 1}, {"id": 2}])
-    assert payload_in(heard) == {"one": {"id": 2}, "id": "#2"}
+    """As a whole, or a value inside it."""
+    step_input = input_of("{id: a, uses: x, with: {one: '{item}', id: '#{item.id}'}}", {}, items=[{"id": 1}, {"id": 2}])
+    assert payload_in(step_input) == {"one": {"id": 2}, "id": "#2"}
 
 
 @pytest.mark.parametrize(
@@ -95,44 +97,46 @@ def test_with_reads_the_innermost_item() -> None:
         ("x {context.c.y}", "with 'm': context.c.y is absent: context.c is text, not an object"),
     ],
 )
-def test_a_template_that_refers_to_nothing_fails_the_job(template: str, reason: str) -> None:
-    """No value is made up; the message says how far the path leads."""
+def test_a_template_with_an_absent_value_fails(template: str, reason: str) -> None:
+    """The message names the first missing part."""
     with pytest.raises(PathAbsent) as caught:
-        told(f"{{id: a, uses: x, with: {{m: '{template}'}}}}", {"n": 1}, {"c": "text"})
+        input_of(f"{{id: a, uses: x, with: {{m: '{template}'}}}}", {"n": 1}, {"c": "text"})
     assert str(caught.value) == reason
 
 
-def test_the_context_is_the_baggage_and_the_cores_own_keys() -> None:
-    """Under `ductile`, and under flat names for plugins that look there."""
-    heard = told("{id: a, uses: x}", {}, {"web": {"url": "u"}})
+def test_the_context_has_the_baggage_and_the_reserved_keys() -> None:
+    """Under `ductile`, and under flat names."""
+    step_input = input_of("{id: a, uses: x}", {}, {"web": {"url": "u"}})
     own = {**CONTROL, "plugin": "x", "pipeline": "p", "step_id": "a"}
-    assert json.loads(heard.context or "") == {
+    assert json.loads(step_input.context or "") == {
         "web": {"url": "u"},
         "ductile": own,
         **{f"ductile_{name}": value for name, value in own.items()},
     }
 
 
-def test_baggage_is_never_overwritten_by_the_flat_names() -> None:
-    """What an author claimed is what a plugin finds."""
-    heard = told("{id: a, uses: x}", {}, {"ductile_plugin": "mine"})
-    context = json.loads(heard.context or "")
+def test_flat_names_do_not_overwrite_baggage() -> None:
+    """The reserved object is still complete."""
+    step_input = input_of("{id: a, uses: x}", {}, {"ductile_plugin": "mine"})
+    context = json.loads(step_input.context or "")
     assert (context["ductile_plugin"], context["ductile"]["plugin"]) == ("mine", "x")
 
 
 def test_the_step_of_a_job_is_found_by_its_path() -> None:
-    """Inside of calls too; a job outside of every run has none."""
-    plans = compiled("[{name: p, on: e, steps: [{id: a, call: q}]}, {name: q, on: f, steps: [{id: b, uses: x}]}]")
-    node = step_of(plans, a_job(pipeline="p", step_id="a/b"))
-    assert node is plans.named("p").nodes["a/b"]
-    assert step_of(plans, a_job()) is None
+    """Also inside calls. A job outside of a run has none."""
+    plans = compile_text("[{name: p, on: e, steps: [{id: a, call: q}]}, {name: q, on: f, steps: [{id: b, uses: x}]}]")
+    node = find_step(plans, make_job(pipeline="p", step_id="a/b"))
+    assert node is plans.require("p").nodes["a/b"]
+    assert find_step(plans, make_job()) is None
 
 
 @pytest.mark.parametrize(
     ("pipeline", "step", "reason"),
-    [("gone", "a", "pipeline gone is not there any more"), ("p", "gone", "pipeline p has no step gone any more")],
+    [("gone", "a", "pipeline gone no longer exists"), ("p", "gone", "pipeline p no longer has step gone")],
 )
-def test_a_job_whose_step_was_removed_is_told_so(pipeline: str, step: str, reason: str) -> None:
-    """The run ends visibly with that reason."""
+def test_a_job_whose_step_was_removed_is_rejected(pipeline: str, step: str, reason: str) -> None:
+    """The run ends with this reason."""
     with pytest.raises(NotFound, match=f"^{reason}$"):
-        step_of(compiled("[{name: p, on: e, steps: [{id: a, uses: x}]}]"), a_job(pipeline=pipeline, step_id=step))
+        find_step(
+            compile_text("[{name: p, on: e, steps: [{id: a, uses: x}]}]"), make_job(pipeline=pipeline, step_id=step)
+        )

@@ -1,4 +1,4 @@
-"""Looking at oneself: within a deadline, one look at a time."""
+"""Diagnostic checks: with a timeout, one at a time."""
 
 import threading
 from types import SimpleNamespace
@@ -9,36 +9,36 @@ import trio
 
 from ductile.core.clock import Clock
 from ductile.core.formats import strict_json
-from ductile.web.api.diagnostics import Check, ExaminationSlow, _checked
+from ductile.web.api.diagnostics import Check, CheckTimedOut, run_checks
 from ductile.web.context import AppContext
 
-DESK = cast(AppContext, SimpleNamespace(clock=Clock()))
+CTX = cast(AppContext, SimpleNamespace(clock=Clock()))
 
 
-async def test_a_look_that_takes_too_long_is_given_up() -> None:
-    """504; whoever asks next is not let in before the first look has ended, so that looks do not pile up."""
-    go_on, limiter, looks = threading.Event(), trio.CapacityLimiter(1), 0
+async def test_checks_that_take_too_long_time_out() -> None:
+    """504. No further check starts before the first has ended, so that threads do not accumulate."""
+    release, limiter, calls = threading.Event(), trio.CapacityLimiter(1), 0
 
-    def look() -> list[Check]:
-        nonlocal looks
-        looks += 1
-        go_on.wait()
+    def check() -> list[Check]:
+        nonlocal calls
+        calls += 1
+        release.wait()
         return []
 
     for _ in range(3):
-        with pytest.raises(ExaminationSlow):
-            await _checked(DESK, look, limiter, 0.05)
-    assert looks == 1
-    go_on.set()
-    assert (await _checked(DESK, look, limiter, 10.0)).status == 200
+        with pytest.raises(CheckTimedOut):
+            await run_checks(CTX, check, limiter, 0.05)
+    assert calls == 1
+    release.set()
+    assert (await run_checks(CTX, check, limiter, 10.0)).status == 200
 
 
 @pytest.mark.parametrize(
     ("statuses", "is_ok"), [([], True), (["ok", "warn", "skipped"], True), (["ok", "fail"], False)]
 )
-async def test_only_what_keeps_from_working_is_not_ok(statuses: list[str], is_ok: bool) -> None:
-    """A warning is worth a look, no more."""
+async def test_only_a_failed_check_is_not_ok(statuses: list[str], is_ok: bool) -> None:
+    """Warnings and skipped checks are ok."""
     checks = [Check("x", status) for status in statuses]
-    answer = await _checked(DESK, lambda: checks, trio.CapacityLimiter(1), 10.0)
+    answer = await run_checks(CTX, lambda: checks, trio.CapacityLimiter(1), 10.0)
     content: Any = strict_json.loads(cast(bytes, answer.body))
     assert (content["ok"], len(content["checks"])) == (is_ok, len(statuses))

@@ -1,4 +1,4 @@
-"""Who talks to whom: told from manifests, routes and the first steps of pipelines."""
+"""The topology, computed from manifests, routes and the first steps of pipelines."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from ductile.config.checks.doctor import examine
 from ductile.config.load.load import load
-from ductile.config.snapshot import Snapshot, take_snapshot
+from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.web.api.topology import first_nodes, topology
 from tests.e2e.service import Home
 
@@ -40,11 +40,11 @@ def snapshot(tmp_path: Path) -> Snapshot:
     home.plugin("sink", "#!/bin/sh\n")
     home.plugin("off", "#!/bin/sh\n")
     home.add(SETTINGS)
-    return take_snapshot(examine(load(home.path / "config.yaml")), {})
+    return build_snapshot(examine(load(home.path / "config.yaml")), {})
 
 
-def test_a_signal_has_those_who_emit_it_and_those_who_take_it(snapshot: Snapshot) -> None:
-    """Each once, however many ways lead there."""
+def test_a_signal_has_its_producers_and_consumers(snapshot: Snapshot) -> None:
+    """Each is listed once."""
     signals = {signal["name"]: signal for signal in topology(snapshot)["signals"]}
     assert signals["found"] == {
         "name": "found",
@@ -59,19 +59,17 @@ def test_a_signal_has_those_who_emit_it_and_those_who_take_it(snapshot: Snapshot
 
 
 def test_a_plugin_has_its_inputs_and_outputs(snapshot: Snapshot) -> None:
-    """One that cannot run is there, but not active."""
+    """A disabled plugin is listed as inactive."""
     plugins: dict[str, Any] = {plugin["name"]: plugin for plugin in topology(snapshot)["plugins"]}
     assert plugins["source"]["outputs"] == [{"signal": "found", "command": "poll"}]
-    assert {one["signal"] for one in plugins["sink"]["inputs"]} == {"found", "other", "job.failed"}
+    assert {item["signal"] for item in plugins["sink"]["inputs"]} == {"found", "other", "job.failed"}
     assert [name for name, plugin in plugins.items() if not plugin["active"]] == ["off"]
 
 
 @pytest.mark.parametrize(
     ("pipeline", "steps"), [("plain", ["a"]), ("gated", ["a", "b"]), ("wide", ["l", "r"]), ("hooked", ["a"])]
 )
-def test_a_run_may_begin_with_whatever_its_switches_let_through(
-    snapshot: Snapshot, pipeline: str, steps: list[str]
-) -> None:
-    """The step behind an `if`, and the one that comes instead."""
-    found = first_nodes(snapshot.plans.named(pipeline))
+def test_first_steps_include_every_outcome_of_a_switch(snapshot: Snapshot, pipeline: str, steps: list[str]) -> None:
+    """The step with an `if`, and the step that follows if it is false."""
+    found = first_nodes(snapshot.plans.require(pipeline))
     assert [node.path.rpartition("/")[2] for node in found] == steps

@@ -1,4 +1,4 @@
-"""Every scope against every route and method of a running service: what the description says is what holds."""
+"""Every scope against every route and method of a running service, as declared in the OpenAPI document."""
 
 import http.client
 from collections.abc import Iterator
@@ -35,19 +35,20 @@ GRANTS: dict[str, set[str]] = {
     "system:ro": {"system:ro"},
     "system:rw": {"system:rw", "system:ro"},
 }
-"""What a token with this scope alone may use, written down once more by hand."""
-TRIED = {"dry_run": "true", "limit": "1"}
-"""Arguments that are given wherever they can be."""
+"""The scopes that a token with only this scope has, written independently of the code."""
+ARGUMENTS = {"dry_run": "true", "limit": "1"}
+"""Query arguments that are sent to every operation that has them."""
+pytestmark = pytest.mark.service
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def token_of(scope: str) -> str:
-    return f"token-of-{scope.replace(':', '-') or 'nobody'}-0123456789"
+    return f"token-of-{scope.replace(':', '-') or 'none'}-0123456789"
 
 
 @frozen
 class Operation:
-    """One operation of the description."""
+    """An operation of the OpenAPI document."""
 
     method: str
     path: str
@@ -57,9 +58,9 @@ class Operation:
 
     @property
     def url(self) -> str:
-        """Names nothing that exists, and only says what it would change."""
-        nobody = self.path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
-        return f"{nobody}?{'&'.join(f'{name}={value}' for name, value in TRIED.items() if name in self.arguments)}"
+        """A URL of an object that does not exist, as a dry run where possible."""
+        path = self.path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
+        return f"{path}?{'&'.join(f'{name}={value}' for name, value in ARGUMENTS.items() if name in self.arguments)}"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def operations(service: Service) -> list[Operation]:
             path,
             about.get("x-required-scope"),
             frozenset(map(int, about["responses"])),
-            frozenset(one["name"] for one in about["parameters"] if one["in"] == "query"),
+            frozenset(parameter["name"] for parameter in about["parameters"] if parameter["in"] == "query"),
         )
         for path, item in document["paths"].items()
         for method, about in item.items()
@@ -96,8 +97,8 @@ def operations(service: Service) -> list[Operation]:
     return found
 
 
-def asked(service: Service, operation: Operation, token: str | None, method: str = "") -> tuple[int, Any]:
-    """The status and the headers; what a stream says is not waited for."""
+def send(service: Service, operation: Operation, token: str | None, method: str = "") -> tuple[int, Any]:
+    """Return the status and the headers, without reading a stream."""
     parts = urlsplit(service.url)
     with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)) as connection:
         headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -106,26 +107,26 @@ def asked(service: Service, operation: Operation, token: str | None, method: str
         return answer.status, answer.headers
 
 
-def test_every_scope_may_use_exactly_what_it_grants(service: Service, operations: list[Operation]) -> None:
-    """403 for everything else; whoever is let in gets an answer that the description knows."""
+def test_every_scope_grants_exactly_its_operations(service: Service, operations: list[Operation]) -> None:
+    """Other operations are 403; granted operations return a documented status."""
     wrong = []
     for operation in operations:
         if 101 in operation.statuses:
             continue
         for scope, granted in GRANTS.items():
-            status, _ = asked(service, operation, token_of(scope))
+            status, _ = send(service, operation, token_of(scope))
             may = operation.scope is None or operation.scope == "token" or operation.scope in granted
             if (status == 403) is may or (status != 403 and status not in operation.statuses):
                 wrong.append((operation.method, operation.path, scope, status))
     assert wrong == []
 
 
-def test_nobody_is_let_in_without_a_token(service: Service, operations: list[Operation]) -> None:
-    """401 without one, with a wrong one, and for all routes but the open ones."""
+def test_every_route_but_the_public_ones_requires_a_valid_token(service: Service, operations: list[Operation]) -> None:
+    """401 without a token and with an invalid one."""
     wrong = []
     for operation in operations:
         for token in (None, "wrong-token-0123456789"):
-            status, _ = asked(service, operation, token)
+            status, _ = send(service, operation, token)
             expected = 426 if 101 in operation.statuses else 401 if operation.scope else None
             if (expected is None and status in (401, 403)) or (expected is not None and status != expected):
                 wrong.append((operation.method, operation.path, token, status))
@@ -133,17 +134,15 @@ def test_nobody_is_let_in_without_a_token(service: Service, operations: list[Ope
     assert sorted(operation.path for operation in operations if operation.scope is None) == ["/", "/healthz"]
 
 
-def test_every_other_method_is_refused_with_those_that_are_allowed(
-    service: Service, operations: list[Operation]
-) -> None:
-    """405 with `Allow`, whoever asks."""
+def test_every_other_method_is_405_with_the_allowed_methods(service: Service, operations: list[Operation]) -> None:
+    """The `Allow` header has every method of the path."""
     allowed: dict[str, set[str]] = {}
     for operation in operations:
         allowed.setdefault(operation.path, set()).add(operation.method)
     wrong = []
     for operation in {operation.path: operation for operation in operations}.values():
         for method in set(METHODS) - allowed[operation.path]:
-            status, headers = asked(service, operation, TOKEN, method)
+            status, headers = send(service, operation, TOKEN, method)
             if status != 405 or allowed[operation.path] - set(headers["allow"].split(", ")):
                 wrong.append((method, operation.path, status, headers["allow"]))
     assert wrong == []

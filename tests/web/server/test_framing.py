@@ -1,4 +1,4 @@
-"""Which bytes are a request, and which are refused before a handler acts on them."""
+"""HTTP/1.1 framing: which bytes are a request, and which are refused."""
 
 import re
 import time
@@ -20,15 +20,15 @@ POST = b"POST / HTTP/1.1\r\n" + HOST
 
 
 @frozen
-class Read:
-    """What was read of some bytes: requests with their bodies, and the status of the refusal at the end."""
+class Parsed:
+    """The parsed requests with their bodies, and the status of the error at the end."""
 
     requests: list[tuple[h11.Request, bytes]]
     refused: int | None = None
 
 
-def read(pieces: Iterable[bytes], connection: StrictConnection | h11.Connection | None = None) -> Read:
-    """Read requests as a server does that answers each at once."""
+def parse(pieces: Iterable[bytes], connection: StrictConnection | h11.Connection | None = None) -> Parsed:
+    """Parse requests like a server that answers each immediately."""
     connection = connection or StrictConnection(LIMITS, lambda _: None)
     requests: list[tuple[h11.Request, bytes]] = []
     head, body = None, b""
@@ -46,11 +46,11 @@ def read(pieces: Iterable[bytes], connection: StrictConnection | h11.Connection 
                     connection.send(h11.Response(status_code=204, headers=[]))
                     connection.send(h11.EndOfMessage())
                     if connection.our_state is not h11.DONE:
-                        return Read(requests)
+                        return Parsed(requests)
                     connection.start_next_cycle()
     except h11.RemoteProtocolError as error:
-        return Read(requests, error.error_status_hint)
-    return Read(requests)
+        return Parsed(requests, error.error_status_hint)
+    return Parsed(requests)
 
 
 def headers_of(head: h11.Request) -> list[tuple[bytes, bytes]]:
@@ -58,28 +58,28 @@ def headers_of(head: h11.Request) -> list[tuple[bytes, bytes]]:
 
 
 def status_of(raw: bytes) -> int | None:
-    found = read([raw])
+    found = parse([raw])
     assert not found.requests
     return found.refused
 
 
 @given(st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b" ", b"\t", b"\0", b"\x7f", b"\xff"]), max_size=12))
-def test_nothing_that_could_be_read_in_two_ways_is_a_header(pieces: list[bytes]) -> None:
-    """A control character, half a line end or a folded line is refused wherever it stands."""
+def test_an_ambiguous_header_is_refused(pieces: list[bytes]) -> None:
+    """Control characters, bare CR or LF, and folded lines are refused at any position."""
     value = b"".join(pieces)
     raw = b"GET / HTTP/1.1\r\n" + HOST + b"X: " + value + b"\r\n\r\n"
     pattern = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|(?<!\r)\n|\n[ \t]"
     if re.search(pattern, raw[: raw.index(b"\r\n\r\n")]):
         assert status_of(raw) == 400
     elif b"\r\n" not in value:
-        [(head, _)] = read([raw]).requests
+        [(head, _)] = parse([raw]).requests
         assert (b"x", value.strip(b" \t")) in headers_of(head)
 
 
-def test_a_plain_request_is_read_as_it_was_written() -> None:
-    """Names are lower case, values are stripped, repeated fields are all there."""
+def test_a_plain_request_is_parsed() -> None:
+    """Header names are lower-cased, values are stripped, repeated headers are kept."""
     raw = b"POST /a?b=c HTTP/1.1\r\n" + HOST + b"X-A:  1 \r\nx-a: 2\r\nContent-Length: 5\r\n\r\nhello"
-    [(head, body)] = read([raw]).requests
+    [(head, body)] = parse([raw]).requests
 
     assert (head.method, head.target, body) == (b"POST", b"/a?b=c", b"hello")
     assert [value for name, value in head.headers if name == b"x-a"] == [b"1", b"2"]
@@ -134,13 +134,13 @@ AMBIGUOUS = {
 }
 
 
-def test_what_two_readers_could_read_differently_is_400() -> None:
-    """Where this reader and a proxy in front might disagree, one request could be smuggled inside another."""
+def test_requests_that_parsers_could_read_differently_are_400() -> None:
+    """Where the server and a proxy disagree, a request could be smuggled inside another."""
     assert {name: status_of(raw) for name, raw in AMBIGUOUS.items()} == dict.fromkeys(AMBIGUOUS, 400)
 
 
 def test_cleartext_http2_is_refused_at_its_preface() -> None:
-    """The first line of HTTP/2 is enough; none of its frames is ever read."""
+    """No HTTP/2 frame is read."""
     assert status_of(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") == 426
 
 
@@ -156,28 +156,28 @@ def test_cleartext_http2_is_refused_at_its_preface() -> None:
     ids=["line", "line without end", "header bytes", "header fields", "length of 5000 digits"],
 )
 def test_a_head_over_its_limits_is_refused_before_it_is_complete(raw: bytes, status: int) -> None:
-    """Memory for a head is bounded, and the client learns which limit it met."""
+    """The memory for a head is bounded, and the status names the limit."""
     assert status_of(raw) == status
 
 
 @pytest.mark.parametrize("name", [b"Content-Length", b"Transfer-Encoding", b"Connection", b"Expect", b"X"])
 @pytest.mark.parametrize("value", [b"1" + b" " * 30_000 + b"1", b" " * 30_000 + b"1" + b"\t" * 1_000])
-def test_a_long_header_is_read_in_linear_time(name: bytes, value: bytes) -> None:
-    """One request of 32 KiB once stopped every other client, and every job, for four seconds."""
+def test_a_long_header_is_parsed_in_linear_time(name: bytes, value: bytes) -> None:
+    """Regression: one request of 32 KiB blocked the event loop for four seconds."""
     started = time.process_time()
-    read([POST + name + b": " + value + b"\r\n\r\n"])
+    parse([POST + name + b": " + value + b"\r\n\r\n"])
     assert time.process_time() - started < 1.0
 
 
 def test_a_head_at_its_limits_is_accepted() -> None:
-    """64 fields are allowed, the 65th is not."""
-    [(head, _)] = read([b"GET / HTTP/1.1\r\n" + HOST + b"X-A: 1\r\n" * 63 + b"\r\n"]).requests
+    """64 header fields are allowed."""
+    [(head, _)] = parse([b"GET / HTTP/1.1\r\n" + HOST + b"X-A: 1\r\n" * 63 + b"\r\n"]).requests
     assert len(headers_of(head)) == 64
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
-def test_requests_in_pieces_are_the_same_requests(step: int) -> None:
-    """How the network cuts them changes neither where they end nor that a bare LF is seen."""
+def test_segmentation_does_not_change_the_requests(step: int) -> None:
+    """Requests end at the same byte and a bare LF is detected, however the data is segmented."""
     whole = b"\r\nPOST /path HTTP/1.1\r\n" + HOST + b"X-A: 1\r\nContent-Length: 3\r\n\r\nabc"
     chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
     for raw, bodies, refused in (
@@ -185,7 +185,7 @@ def test_requests_in_pieces_are_the_same_requests(step: int) -> None:
         (whole + whole.replace(b"1\r\n", b"1\n", 1), [b"abc"], 400),
         (chunked + chunked.replace(b"c\r\n", b"c\n"), [b"abc"], 400),
     ):
-        found = read([raw[at : at + step] for at in range(0, len(raw), step)])
+        found = parse([raw[at : at + step] for at in range(0, len(raw), step)])
         assert ([body for _, body in found.requests], found.refused) == (bodies, refused)
 
 
@@ -199,25 +199,25 @@ def test_requests_in_pieces_are_the_same_requests(step: int) -> None:
         ("1.0", "Connection: keep-alive\r\n", 1),
     ],
 )
-def test_who_may_send_another_request(version: str, connection: str, answered: int) -> None:
-    """HTTP/1.1 keeps the connection unless told otherwise, HTTP/1.0 never."""
+def test_when_a_connection_is_kept_alive(version: str, connection: str, answered: int) -> None:
+    """HTTP/1.1 connections unless `close` is sent, HTTP/1.0 connections never."""
     raw = f"GET / HTTP/{version}\r\nHost: here\r\n{connection}\r\n".encode()
-    assert len(read([raw * 2]).requests) == answered
+    assert len(parse([raw * 2]).requests) == answered
 
 
 def test_bytes_after_the_last_request_are_dropped() -> None:
-    """They belong to no request, and a client could fill the memory with them while its response is written."""
+    """Otherwise a client could fill the memory while its response is written."""
     connection = StrictConnection(LIMITS, lambda _: None)
-    read([b"GET / HTTP/1.0\r\nHost: here\r\n\r\n"], connection)
+    parse([b"GET / HTTP/1.0\r\nHost: here\r\n\r\n"], connection)
     connection.receive_data(b"x" * 1_000_000)
 
     assert connection.trailing_data == (b"", False)
 
 
 def test_the_stages_of_a_request_are_reported() -> None:
-    """So that every deadline applies to its part of the request."""
+    """Each stage has its own timeout."""
     stages: list[ConnectionStage] = []
-    read([POST + b"Content-Length: 3\r\n\r\nab", b"c", POST], StrictConnection(LIMITS, stages.append))
+    parse([POST + b"Content-Length: 3\r\n\r\nab", b"c", POST], StrictConnection(LIMITS, stages.append))
 
     assert stages == [ConnectionStage.BODY, ConnectionStage.HANDLING, ConnectionStage.IDLE]
 
@@ -225,8 +225,7 @@ def test_the_stages_of_a_request_are_reported() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("x-a", "1\r\nx-b: 2"), ("x-a", "1\n"), ("x-a", "\x00"), ("x a", "1"), ("", "1"), ("x-ü", "1")]
 )
-def test_an_answer_cannot_be_given_extra_headers_through_a_value(name: str, value: str) -> None:
-    """Whatever a handler copies into a header stays one header."""
+def test_a_header_value_cannot_add_headers_to_a_response(name: str, value: str) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         raw_headers(((name, value),))
 
@@ -244,23 +243,23 @@ CHUNK_PIECES = (
 
 
 @given(st.lists(st.sampled_from(PIECES) | TOKENS, max_size=14), st.integers(1, 40))
-def test_what_is_accepted_is_what_h11_reads_by_itself(pieces: list[str], step: int) -> None:
-    """The checks only refuse: an accepted head means the same to h11, however the network cuts it."""
-    agree_with_h11(("GET / HTTP/1.1\r\nHost: here\r\n" + "".join(pieces) + "\r\n\r\n").encode("latin-1"), step)
-    agree_with_h11(("".join(pieces) + "\r\nHost: here\r\n\r\n").encode("latin-1"), step)
+def test_an_accepted_head_is_parsed_as_h11_alone_would(pieces: list[str], step: int) -> None:
+    """The checks only refuse requests; they do not change their meaning."""
+    assert_agrees_with_h11(("GET / HTTP/1.1\r\nHost: here\r\n" + "".join(pieces) + "\r\n\r\n").encode("latin-1"), step)
+    assert_agrees_with_h11(("".join(pieces) + "\r\nHost: here\r\n\r\n").encode("latin-1"), step)
 
 
 @given(st.lists(st.sampled_from(CHUNK_PIECES), max_size=8), st.integers(1, 9))
-def test_an_accepted_chunked_body_is_what_h11_reads_by_itself(pieces: list[bytes], step: int) -> None:
-    """Cut anywhere by the network: it ends at the same byte, so the next request begins at the same one."""
-    agree_with_h11(POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(pieces), step)
+def test_an_accepted_chunked_body_is_parsed_as_h11_alone_would(pieces: list[bytes], step: int) -> None:
+    """The body ends at the same byte, however it is segmented."""
+    assert_agrees_with_h11(POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(pieces), step)
 
 
-def agree_with_h11(raw: bytes, step: int) -> None:
-    ours = read([raw[at : at + step] for at in range(0, len(raw), step)])
-    if not ours.requests or raw.startswith(b"\r\n"):  # the empty line that h11 does not skip
+def assert_agrees_with_h11(raw: bytes, step: int) -> None:
+    ours = parse([raw[at : at + step] for at in range(0, len(raw), step)])
+    if not ours.requests or raw.startswith(b"\r\n"):  # h11 does not skip an empty line
         return
-    theirs = read([raw], h11.Connection(h11.SERVER))
+    theirs = parse([raw], h11.Connection(h11.SERVER))
     for (our_head, our_body), (their_head, their_body) in zip(ours.requests, theirs.requests, strict=False):
         assert (our_head.method, our_head.target, our_body) == (their_head.method, their_head.target, their_body)
         assert headers_of(our_head) == headers_of(their_head)
@@ -268,5 +267,5 @@ def agree_with_h11(raw: bytes, step: int) -> None:
 
 
 def test_tiny_chunks_are_refused() -> None:
-    """Chunks of one byte cost a thousand times their size to read."""
-    assert read([POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000]).refused == 400
+    """Reading chunks of one byte costs a thousand times their size."""
+    assert parse([POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000]).refused == 400

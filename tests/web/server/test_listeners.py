@@ -1,4 +1,4 @@
-"""Doors: who can use them, and what an operator reads when one cannot be opened."""
+"""Listeners: addresses, permissions, and errors that tell the operator what to do."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ import pytest
 from ductile.core.errors import ConfigInvalid, DuctileError
 from ductile.web.server import listeners
 from ductile.web.server.listeners import (
-    LONGEST_SOCKET_PATH,
+    MAX_SOCKET_PATH_BYTES,
     AddressBusy,
     local_socket_path,
     open_tcp,
@@ -29,20 +29,20 @@ from ductile.web.server.listeners import (
     ],
 )
 def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None:
-    """The forms people write, with an empty host for every interface."""
+    """An empty host means every interface."""
     assert parse_listen(text) == parsed
 
 
 @pytest.mark.parametrize("text", ["", "8080", "localhost", "::1:8080", "host:port", "host:99999", "host:-1", "a b:1"])
 def test_a_wrong_address_is_a_configuration_error(text: str) -> None:
-    """It says what was written and how it should be written."""
+    """The error shows the value and the expected form."""
     with pytest.raises(ConfigInvalid, match="write host:port") as invalid:
         parse_listen(text)
     assert invalid.value.exit_code == 78
 
 
-def test_a_busy_port_is_a_plain_error_that_says_what_to_do() -> None:
-    """No group, no traceback: the address, a hint, and the exit code for "try again"."""
+def test_a_busy_port_is_a_plain_error_with_a_hint() -> None:
+    """No exception group, and the exit code for a temporary failure."""
     first = open_tcp("127.0.0.1:0")
     try:
         with pytest.raises(AddressBusy, match=f"127.0.0.1:{first.port}") as busy:
@@ -54,21 +54,21 @@ def test_a_busy_port_is_a_plain_error_that_says_what_to_do() -> None:
 
 
 def test_an_address_of_another_host_is_a_configuration_error() -> None:
-    """Not every address can be listened on."""
+    """A listener needs an address of this host."""
     with pytest.raises(ConfigInvalid, match=r"192\.0\.2\.1"):
         open_tcp("192.0.2.1:0")
 
 
 def test_a_listening_socket_is_not_inherited_by_plugins() -> None:
-    """A plugin that outlives the service must not keep its port."""
+    """A plugin that outlives the service must not block its port."""
     listener = open_tcp("127.0.0.1:0")
     assert not os.get_inheritable(listener.sock.fileno())
     listener.close()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_the_local_socket_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    """The local socket needs no token, so its mode is the lock."""
+def test_the_local_socket_has_mode_0600_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    """The local socket needs no token, so only its mode protects it."""
     before = os.umask(umask)
     try:
         listener = open_unix(tmp_path / "ductile.sock")
@@ -79,8 +79,8 @@ def test_the_local_socket_is_for_its_owner_alone_whatever_the_umask(tmp_path: Pa
     assert not (tmp_path / "ductile.sock").exists()
 
 
-def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
-    """Nobody answers there, so nobody is disturbed."""
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    """A crash leaves a socket file without a listener."""
     path = tmp_path / "ductile.sock"
     with socket.socket(socket.AF_UNIX) as crashed:
         crashed.bind(str(path))
@@ -93,7 +93,7 @@ def test_a_socket_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
-    """Another instance keeps its listener."""
+    """The listener of another instance keeps working."""
     path = tmp_path / "ductile.sock"
     first = open_unix(path)
 
@@ -106,8 +106,7 @@ def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "directory"])
-def test_what_is_not_a_socket_is_never_removed(tmp_path: Path, kind: str) -> None:
-    """A file with that name is somebody's data."""
+def test_a_file_that_is_not_a_socket_is_not_removed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "ductile.sock"
     if kind == "file":
         path.write_text("precious")
@@ -122,8 +121,7 @@ def test_what_is_not_a_socket_is_never_removed(tmp_path: Path, kind: str) -> Non
     assert path.is_symlink() or path.exists()
 
 
-def test_closing_leaves_a_successor_its_socket(tmp_path: Path) -> None:
-    """An instance that stops late must not take away the file of the one that came after it."""
+def test_closing_does_not_remove_the_socket_of_a_later_instance(tmp_path: Path) -> None:
     path = tmp_path / "ductile.sock"
     old = open_unix(path)
     path.rename(tmp_path / "moved.sock")
@@ -135,53 +133,57 @@ def test_closing_leaves_a_successor_its_socket(tmp_path: Path) -> None:
     new.close()
 
 
-def test_a_path_too_long_for_the_os_gets_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Service and CLI find the same socket from the same state directory, however deep that lies."""
+def test_a_socket_path_that_is_too_long_is_replaced_by_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Service and CLI compute the same path from the same state directory."""
     monkeypatch.setattr(listeners, "SHARED_DIRECTORY", tmp_path)
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     path = local_socket_path(deep)
 
-    assert len(os.fsencode(path)) <= LONGEST_SOCKET_PATH
+    assert len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
     assert path == local_socket_path(deep) != local_socket_path(deep / "other")
     assert local_socket_path(Path("/short")) == Path("/short/ductile.sock")
     open_unix(path).close()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_fallback_directory_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a shared place somebody else could have prepared it to listen in."""
+def test_a_fallback_directory_with_access_for_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could have created it below /tmp."""
     monkeypatch.setattr(listeners, "SHARED_DIRECTORY", tmp_path)
     path = local_socket_path(tmp_path / ("d" * 120))
     path.parent.mkdir()
     path.parent.chmod(0o755)
 
-    with pytest.raises(DuctileError, match="not a directory of this user alone") as refused:
+    with pytest.raises(DuctileError, match="not a private directory of this user") as refused:
         open_unix(path)
     assert refused.value.exit_code == 77
 
 
-@pytest.mark.parametrize("made_by", ["another user", "nobody in particular", "a link"])
-def test_nobody_is_asked_in_a_fallback_directory_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str
+@pytest.mark.parametrize("kind", ["other owner", "open mode", "symlink"])
+def test_the_cli_does_not_use_a_fallback_directory_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Whoever made it first could listen there to what an operator says, and answer as if it were the service."""
+    """Its owner could impersonate the service."""
     monkeypatch.setattr(listeners, "SHARED_DIRECTORY", tmp_path)
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     folder = local_socket_path(deep).parent
     (tmp_path / "elsewhere").mkdir(mode=0o700)
-    if made_by == "a link":
+    if kind == "symlink":
         folder.symlink_to(tmp_path / "elsewhere")
     else:
         folder.mkdir(mode=0o700)
-    if made_by == "nobody in particular":
+    if kind == "open mode":
         folder.chmod(0o777)
-    if made_by == "another user":
+    if kind == "other owner":
         if os.geteuid() != 0:
             pytest.skip("only root can give a directory away")
         os.chown(folder, 12345, -1)
 
-    with pytest.raises(DuctileError, match="not a directory of this user alone") as refused:
+    with pytest.raises(DuctileError, match="not a private directory of this user") as refused:
         local_socket_path(deep)
     assert refused.value.exit_code == 77

@@ -1,4 +1,4 @@
-"""Requests over a real socket: both paths through the app answer alike, and every limit holds."""
+"""Requests over a real socket: both paths through the app behave alike, and every limit is enforced."""
 
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -22,14 +22,12 @@ BOTH_ECHOES = pytest.mark.parametrize(
     ("method", "path"), [("POST", "/echo"), ("PUT", "/quart/echo")], ids=["direct", "quart"]
 )
 POST = b"POST /echo HTTP/1.1\r\nHost: here\r\n"
-MORE_THAN_THE_KERNEL_TAKES = 32 * 1024 * 1024
+MORE_THAN_KERNEL_BUFFERS = 32 * 1024 * 1024
 
 
 @BOTH_ECHOES
-async def test_one_connection_carries_request_after_request(
-    start_server: "StartServer", method: str, path: str
-) -> None:
-    """Answers come in order on the same connection, whatever they say."""
+async def test_a_connection_serves_several_requests(start_server: "StartServer", method: str, path: str) -> None:
+    """Responses come in order, including errors."""
     server = await start_server()
     client = await server.connect()
 
@@ -42,19 +40,19 @@ async def test_one_connection_carries_request_after_request(
 
 
 @BOTH_PATHS
-async def test_a_handler_sees_the_request_and_nothing_of_the_server(start_server: "StartServer", method: str) -> None:
-    """Path, parameters, query, headers, body and peer are the same values in front of Quart and through it."""
+async def test_a_handler_gets_the_same_request_on_both_paths(start_server: "StartServer", method: str) -> None:
+    """Path, parameters, query, headers, body and peer are the same with and without Quart."""
     seen: list[Request] = []
 
-    async def remember(request: Request) -> Response:
+    async def record_request(request: Request) -> Response:
         seen.append(request)
         return Response(status=201, headers=(("x-a", "1"), ("x-a", "2")), body=b"done")
 
-    server = await start_server(Route(method=method, path="/plugin/{name}/{command}", handler=remember))
+    server = await start_server(Route(method=method, path="/plugin/{name}/{command}", handler=record_request))
     client = await server.connect()
-    answer = await client.post("/plugin/a%20b/poll?x=1&x=2", b"body", "X-Test: Yes", method=method)
+    response = await client.post("/plugin/a%20b/poll?x=1&x=2", b"body", "X-Test: Yes", method=method)
 
-    assert (answer.status, answer.body, answer.headers["x-a"]) == (201, b"done", "2")
+    assert (response.status, response.body, response.headers["x-a"]) == (201, b"done", "2")
     [request] = seen
     assert (request.method, request.path, request.body, request.peer) == (
         method,
@@ -68,7 +66,7 @@ async def test_a_handler_sees_the_request_and_nothing_of_the_server(start_server
 
 
 async def test_head_is_get_without_a_body(start_server: "StartServer") -> None:
-    """The length is announced, the body is not sent, and the connection stays in step."""
+    """Content-Length is sent, and the connection stays usable."""
 
     async def hello(request: Request) -> Response:
         return Response(body=b"hello")
@@ -82,10 +80,10 @@ async def test_head_is_get_without_a_body(start_server: "StartServer") -> None:
 
 
 @BOTH_PATHS
-async def test_what_a_handler_raises_becomes_an_answer_that_tells_no_secrets(
+async def test_an_exception_becomes_a_response_without_internal_details(
     start_server: "StartServer", method: str
 ) -> None:
-    """A known error has its status and text; our own mistake is told to the operator alone."""
+    """A known error has its status and message; an unexpected one is reported to the operator only."""
 
     async def missing(request: Request) -> Response:
         raise NotFound("no such job")
@@ -113,33 +111,31 @@ async def test_what_a_handler_raises_becomes_an_answer_that_tells_no_secrets(
 
 
 @BOTH_PATHS
-async def test_a_header_that_would_split_the_answer_is_a_fault_and_not_sent(
-    start_server: "StartServer", method: str
-) -> None:
-    """Input copied into a header by mistake cannot become another header."""
+async def test_a_header_that_would_split_the_response_is_a_500(start_server: "StartServer", method: str) -> None:
+    """Input that is copied into a header cannot add a header."""
 
     async def reflect(request: Request) -> Response:
         return Response(headers=(("x-name", request.params["name"] + "\r\nset-cookie: a=b"),))
 
     server = await start_server(Route(method=method, path="/reflect/{name}", handler=reflect))
     client = await server.connect()
-    answer = await client.get("/reflect/x", method=method)
+    response = await client.get("/reflect/x", method=method)
 
-    assert (answer.status, "set-cookie" in answer.headers, answer.json["code"]) == (500, False, "internal_error")
+    assert (response.status, "set-cookie" in response.headers, response.json["code"]) == (500, False, "internal_error")
     assert len(server.faults) == 1
 
 
 @BOTH_ECHOES
-async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", method: str, path: str) -> None:
-    """Chunks of any size, cut anywhere by the network, are one body; what follows is the next request."""
+async def test_a_chunked_body_is_joined(start_server: "StartServer", method: str, path: str) -> None:
+    """However it is segmented. The bytes after it are the next request."""
     server = await start_server()
     client = await server.connect()
     await client.send(f"{method} {path} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nab".encode())
     await client.send(b"c\r\n4\r\ndefg\r")
     await client.send(b"\n0\r\n\r\nPOST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\n\r\n!")
 
-    assert (await client.answer()).body == b"abcdefg"
-    assert (await client.answer()).body == b"!"
+    assert (await client.read_response()).body == b"abcdefg"
+    assert (await client.read_response()).body == b"!"
 
 
 @pytest.mark.parametrize(
@@ -158,34 +154,34 @@ async def test_a_chunked_body_is_read_as_a_whole(start_server: "StartServer", me
         "blank after the size", "tab after the size",
     ],
 )  # fmt: skip
-async def test_a_broken_chunk_is_one_400_and_the_end(start_server: "StartServer", body: bytes) -> None:
-    """Where a chunked body ends is never a guess, and tiny chunks cannot keep the loop busy."""
+async def test_an_invalid_chunk_is_a_400_and_closes_the_connection(start_server: "StartServer", body: bytes) -> None:
+    """The end of a chunked body must be unambiguous, and tiny chunks must not occupy the event loop."""
     server = await start_server(
-        Route(method="POST", path="/large", handler=_refuse_to_be_called, max_body=MORE_THAN_THE_KERNEL_TAKES)
+        Route(method="POST", path="/large", handler=fail_if_called, max_body=MORE_THAN_KERNEL_BUFFERS)
     )
     client = await server.connect()
     await client.send(b"POST /large HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
 
-    assert (await client.answer()).status == 400
+    assert (await client.read_response()).status == 400
     assert await client.is_closed()
     assert await server.is_healthy()
 
 
-async def test_continue_is_said_only_when_the_body_is_wanted(start_server: "StartServer") -> None:
-    """A client that asks first is told 100 if route, right and length are in order, and the final answer if not."""
+async def test_100_continue_is_sent_only_if_the_head_is_accepted(start_server: "StartServer") -> None:
+    """Otherwise the final response is sent."""
     server = await start_server()
     client = await server.connect()
     await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
-    assert (await client.answer()).status == 100
+    assert (await client.read_response()).status == 100
     await client.send(b"hello")
-    assert (await client.answer()).body == b"hello"
+    assert (await client.read_response()).body == b"hello"
 
     await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 4097\r\n\r\n")
-    assert (await client.answer()).status == 413
+    assert (await client.read_response()).status == 413
 
 
-async def test_requests_sent_at_once_are_answered_in_order(start_server: "StartServer") -> None:
-    """Pipelining works, also when requests in front of Quart and through it alternate."""
+async def test_pipelined_requests_are_answered_in_order(start_server: "StartServer") -> None:
+    """Also if requests with and without Quart alternate."""
     server = await start_server()
     client = await server.connect()
     await client.send(
@@ -197,31 +193,29 @@ async def test_requests_sent_at_once_are_answered_in_order(start_server: "StartS
         + b"Content-Length: 1\r\n\r\n3"
     )
 
-    assert [(await client.answer()).body for _ in range(3)] == [b"1", b"2", b"3"]
+    assert [(await client.read_response()).body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(
     "pieces", [(b"\r\n", b""), (b"\r", b"\n"), (b"", b"\r\n")], ids=["alone", "halves", "with_the_next"]
 )
-async def test_an_empty_line_after_a_body_is_forgiven_whenever_it_comes(
-    start_server: "StartServer", pieces: tuple[bytes, bytes]
-) -> None:
-    """Old clients send one; it may come with the body, alone, or with the next request."""
+async def test_an_empty_line_after_a_body_is_ignored(start_server: "StartServer", pieces: tuple[bytes, bytes]) -> None:
+    """It may arrive with the body, alone, or with the next request."""
     server = await start_server()
     client = await server.connect()
     request = POST + b"Content-Length: 1\r\n\r\n1"
     await client.send(request)
-    assert (await client.answer()).status == 200
+    assert (await client.read_response()).status == 200
     await trio.testing.wait_all_tasks_blocked()
     if pieces[0]:
         await client.send(pieces[0])
         await trio.testing.wait_all_tasks_blocked(0.01)
     await client.send(pieces[1] + request)
-    assert (await client.answer()).status == 200
+    assert (await client.read_response()).status == 200
 
 
-async def test_many_requests_at_once_take_turns_with_the_requests_of_others(start_server: "StartServer") -> None:
-    """A client that sends three hundred requests in one go does not hold the loop until the last is answered."""
+async def test_pipelined_requests_do_not_starve_other_clients(start_server: "StartServer") -> None:
+    """Other clients are served before all three hundred requests are answered."""
     server = await start_server()
     many, other = await server.connect(), await server.connect()
     await many.send((POST + b"Content-Length: 1\r\n\r\n!") * 300)
@@ -230,25 +224,25 @@ async def test_many_requests_at_once_take_turns_with_the_requests_of_others(star
     assert len(server.served) < 300
 
 
-async def test_nothing_after_an_invalid_request_is_answered(start_server: "StartServer") -> None:
-    """Of a pair whose first is invalid, only one answer comes: the second might be a part of the first."""
+async def test_requests_after_an_invalid_one_are_not_answered(start_server: "StartServer") -> None:
+    """The second could be a part of the first."""
     server = await start_server()
     client = await server.connect()
     await client.send(
         POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n" + POST + b"Content-Length: 1\r\n\r\n!"
     )
 
-    assert (await client.answer()).status == 400
+    assert (await client.read_response()).status == 400
     assert await client.is_closed()
     assert [served.status for served in server.served] == [400]
 
 
 @BOTH_ECHOES
 @pytest.mark.parametrize("framing", ["length", "chunks"])
-async def test_a_body_over_its_cap_is_413_and_the_end_of_the_connection(
+async def test_a_body_over_its_limit_is_413_and_closes_the_connection(
     start_server: "StartServer", method: str, path: str, framing: str
 ) -> None:
-    """The client reads the refusal though it is still sending, and cannot wait on that connection for another."""
+    """The client can read the response while it is still sending."""
     server = await start_server(limits=ConnectionLimits(linger_seconds=0.2))
     client = await server.connect()
     head = f"{method} {path} HTTP/1.1\r\nHost: here\r\n".encode()
@@ -256,30 +250,30 @@ async def test_a_body_over_its_cap_is_413_and_the_end_of_the_connection(
         await client.send(head + b"Content-Length: 1000000\r\n\r\n" + bytes(300_000))
     else:
         await client.send(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"493e0\r\n" + bytes(300_000))
-    answer = await client.answer()
+    response = await client.read_response()
 
-    assert (answer.status, answer.headers["connection"]) == (413, "close")
-    assert await client.stream.receive_some() == b"", "a reset instead of an orderly end can cost the answer"
+    assert (response.status, response.headers["connection"]) == (413, "close")
+    assert await client.stream.receive_some() == b"", "a reset could discard the response"
     assert await server.is_healthy()
 
 
 async def test_only_a_bounded_part_of_a_refused_body_is_read(start_server: "StartServer") -> None:
-    """After the refusal the server neither reads on nor waits on: the sender notices that nobody listens."""
+    """Then the server closes the connection, and the client gets an error."""
     server = await start_server(limits=ConnectionLimits(linger_bytes=100_000))
     client = await server.connect()
     await client.send(POST + b"Content-Length: 1000000000\r\n\r\n")
-    assert (await client.answer()).status == 413
+    assert (await client.read_response()).status == 413
 
     with pytest.raises(trio.BrokenResourceError):
-        await client.send(bytes(4 * MORE_THAN_THE_KERNEL_TAKES))
+        await client.send(bytes(4 * MORE_THAN_KERNEL_BUFFERS))
 
 
-async def test_who_may_not_is_refused_before_the_body_is_read(start_server: "StartServer") -> None:
-    """Scope is checked from the head alone, in one place; the handler gets the principal that was found there."""
+async def test_an_unauthorized_request_is_refused_before_its_body_is_read(start_server: "StartServer") -> None:
+    """The scope is checked from the head alone, and the handler gets the principal."""
 
     def authorize(route: AnyRoute, request: Request) -> Request | Response:
         if route.scope and request.header("authorization") != "Bearer right":
-            return refusal_response(401, "unauthorized", "no", hint="knock")
+            return refusal_response(401, "unauthorized", "no", hint="-")
         return evolve(request, principal="operator")
 
     async def whoami(request: Request) -> Response:
@@ -293,14 +287,14 @@ async def test_who_may_not_is_refused_before_the_body_is_read(start_server: "Sta
     for method in ("POST", "PUT"):
         client = await server.connect()
         await client.send(f"{method} /who HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\n".encode())
-        assert (await client.answer()).status == 401
+        assert (await client.read_response()).status == 401
         client = await server.connect()
-        answer = await client.post("/who", b"body", "Authorization: Bearer right", method=method)
-        assert answer.json == {"principal": "operator"}
+        response = await client.post("/who", b"body", "Authorization: Bearer right", method=method)
+        assert response.json == {"principal": "operator"}
 
 
-async def test_an_error_while_authorizing_lets_nobody_in(start_server: "StartServer") -> None:
-    """A broken check is a 500 and never a yes."""
+async def test_an_exception_during_authorization_is_a_500(start_server: "StartServer") -> None:
+    """The request is not authorized."""
 
     def broken(route: AnyRoute, request: Request) -> Request:
         raise KeyError("token")
@@ -312,53 +306,53 @@ async def test_an_error_while_authorizing_lets_nobody_in(start_server: "StartSer
     assert len(server.faults) == 1
 
 
-async def test_a_head_that_trickles_is_408(start_server: "StartServer") -> None:
-    """The time for a head runs from its first byte, so sending slowly does not extend it."""
+async def test_a_slow_head_is_408(start_server: "StartServer") -> None:
+    """The timeout starts at the first byte."""
     server = await start_server(limits=ConnectionLimits(header_seconds=0.05))
     client = await server.connect()
     await client.send(b"POST /echo HT")
 
-    assert (await client.answer()).status == 408
+    assert (await client.read_response()).status == 408
     assert await client.is_closed()
 
 
-async def test_a_body_that_does_not_come_is_408(start_server: "StartServer") -> None:
-    """A declared body that stays away holds nothing for longer than its time."""
+async def test_an_incomplete_body_is_408(start_server: "StartServer") -> None:
+    """With Content-Length and with chunks."""
     server = await start_server(limits=ConnectionLimits(body_seconds=0.05, linger_seconds=0.05))
     for framing in (b"Content-Length: 10\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"):
         client = await server.connect()
         await client.send(POST + framing)
 
-        assert (await client.answer()).status == 408
+        assert (await client.read_response()).status == 408
         assert await client.is_closed()
 
 
-def test_a_larger_body_has_more_time() -> None:
-    """Ten seconds, and one more for each MiB that has come."""
+def test_a_larger_body_has_a_longer_timeout() -> None:
+    """Ten seconds, and one more for each MiB received."""
     limits = ConnectionLimits()
 
-    assert limits.body_patience(0) == 10
-    assert limits.body_patience(3 * 1024 * 1024) == 13
+    assert limits.body_timeout(0) == 10
+    assert limits.body_timeout(3 * 1024 * 1024) == 13
 
 
 @pytest.mark.parametrize("first", [b"", POST + b"Content-Length: 0\r\n\r\n"], ids=["fresh", "kept alive"])
-async def test_an_idle_connection_is_closed_without_a_word(start_server: "StartServer", first: bytes) -> None:
-    """An answer nobody asked for would be taken for the answer to the next request."""
+async def test_an_idle_connection_is_closed_without_a_response(start_server: "StartServer", first: bytes) -> None:
+    """A client would take it for the response to its next request."""
     server = await start_server(limits=ConnectionLimits(idle_seconds=0.05))
     client = await server.connect()
     if first:
         await client.send(first)
-        await client.answer()
+        await client.read_response()
 
     assert await client.is_closed()
 
 
 @BOTH_PATHS
-async def test_a_client_that_does_not_read_is_given_up(start_server: "StartServer", method: str) -> None:
-    """A stalled write ends the connection, frees what it held, and disturbs nobody."""
+async def test_a_client_that_does_not_read_is_disconnected(start_server: "StartServer", method: str) -> None:
+    """Its slot is freed."""
 
     async def large(request: Request) -> Response:
-        return Response(body=bytes(MORE_THAN_THE_KERNEL_TAKES))
+        return Response(body=bytes(MORE_THAN_KERNEL_BUFFERS))
 
     server = await start_server(
         Route(method=method, path="/large", handler=large),
@@ -367,16 +361,16 @@ async def test_a_client_that_does_not_read_is_given_up(start_server: "StartServe
     client = await server.connect(receive_buffer=4096)
     await client.send(f"{method} /large HTTP/1.1\r\nHost: here\r\n\r\n".encode())
 
-    await server.has_served(1)
-    while not await server.has_room():
+    await server.wait_for_requests(1)
+    while not await server.accepts_connections():
         pass
     assert not server.faults
 
 
 @BOTH_PATHS
-async def test_an_answer_that_waits_for_its_reader_is_held_once(start_server: "StartServer", method: str) -> None:
-    """A client that does not read costs the answer it asked for, and no copy of it."""
-    body = bytes(MORE_THAN_THE_KERNEL_TAKES)
+async def test_a_response_that_is_not_read_is_in_memory_once(start_server: "StartServer", method: str) -> None:
+    """No copy is made while the client does not read."""
+    body = bytes(MORE_THAN_KERNEL_BUFFERS)
 
     async def large(request: Request) -> Response:
         return Response(body=body)
@@ -386,23 +380,23 @@ async def test_an_answer_that_waits_for_its_reader_is_held_once(start_server: "S
     tracemalloc.start()
     try:
         await client.send(f"{method} /large HTTP/1.1\r\nHost: here\r\n\r\n".encode())
-        await client.take(1000)
+        await client.read(1000)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert held < len(body) / 2
+    assert allocated < len(body) / 2
 
 
 @BOTH_PATHS
 @pytest.mark.parametrize(
     "more", [b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"], ids=["alone", "and half", "and another"]
 )
-async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(
+async def test_a_waiting_handler_is_cancelled_when_its_client_disconnects(
     start_server: "StartServer", method: str, more: bytes
 ) -> None:
-    """Nobody waits for the sake of someone who has left, whatever else it had begun to ask."""
+    """Also if the client has sent further requests."""
     waiting, cancelled = trio.Event(), trio.Event()
 
     async def wait(request: Request) -> Response:
@@ -420,7 +414,7 @@ async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(
     await client.aclose()
     with trio.fail_after(5):
         await cancelled.wait()
-    await server.has_served(1)
+    await server.wait_for_requests(1)
 
     assert server.served[0].status == 0
     assert not server.faults
@@ -430,45 +424,43 @@ async def test_a_waiting_handler_is_cancelled_when_its_client_hangs_up(
 @pytest.mark.parametrize(
     "request_line", ["POST /nothing", "POST /echo", "PUT /quart/echo", "HEAD /nothing", "HEAD /%ff"]
 )
-async def test_a_request_is_answered_once_whatever_is_wrong_with_it(
-    start_server: "StartServer", request_line: str
-) -> None:
-    """What its head leads to and what is wrong with its body may be found at the same time."""
+async def test_an_invalid_request_is_answered_once(start_server: "StartServer", request_line: str) -> None:
+    """Errors of the head and of the body can be detected at the same time."""
     server = await start_server(limits=ConnectionLimits(linger_seconds=0.05))
     client = await server.connect()
     await client.send(f"{request_line} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n".encode())
 
-    answer = await client.answer(bodiless=request_line.startswith("HEAD"))
-    assert answer.status in (400, 404)
+    response = await client.read_response(bodiless=request_line.startswith("HEAD"))
+    assert response.status in (400, 404)
     assert await client.is_closed()
     assert len(server.served) == 1
     assert not server.faults
 
 
-async def test_a_client_that_closes_its_sending_side_gets_its_answers(start_server: "StartServer") -> None:
-    """`nc` does that at the end of its input. A handler that does not wait is not cancelled by it."""
+async def test_a_client_that_closes_its_sending_side_gets_its_responses(start_server: "StartServer") -> None:
+    """`nc` does this. It does not cancel a handler without `waits`."""
     server = await start_server()
     client = await server.connect()
     await client.send((POST + b"Content-Length: 1\r\n\r\n!") * 3)
     await client.stream.send_eof()
 
-    assert [(await client.answer()).body for _ in range(3)] == [b"!"] * 3
+    assert [(await client.read_response()).body for _ in range(3)] == [b"!"] * 3
     assert await client.is_closed()
 
 
-async def test_a_method_is_not_changed_to_upper_case(start_server: "StartServer") -> None:
+async def test_a_method_is_case_sensitive(start_server: "StartServer") -> None:
     """`head` is an unknown method, so its response has a body."""
     server = await start_server()
     client = await server.connect()
     await client.send(b"head /echo HTTP/1.1\r\nHost: here\r\n\r\n")
 
-    answer = await client.answer()
-    assert (answer.status, answer.json["code"]) == (405, "method_not_allowed")
+    response = await client.read_response()
+    assert (response.status, response.json["code"]) == (405, "method_not_allowed")
     assert not server.faults
 
 
-async def test_a_stream_whose_client_left_pipelined_bytes_behind_is_released(start_server: "StartServer") -> None:
-    """More than is read ahead hides the end of the connection; the failed write must end it."""
+async def test_a_stream_ends_when_its_client_disconnects_with_pipelined_bytes(start_server: "StartServer") -> None:
+    """The unread bytes hide the disconnect; the failed write must end the stream."""
     may_write = trio.Semaphore(0)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -495,8 +487,8 @@ async def test_a_stream_whose_client_left_pipelined_bytes_behind_is_released(sta
         await server.ended.wait()
 
 
-async def test_a_stream_is_sent_piece_by_piece(start_server: "StartServer") -> None:
-    """The client has each piece before the next one exists, and the connection is good for another request."""
+async def test_a_stream_is_sent_chunk_by_chunk(start_server: "StartServer") -> None:
+    """Each chunk is sent before the next one is produced, and the connection stays usable."""
     taken = trio.Semaphore(0)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -510,25 +502,25 @@ async def test_a_stream_is_sent_piece_by_piece(start_server: "StartServer") -> N
     server = await start_server(Route(method="GET", path="/stream", handler=stream, waits=True))
     client = await server.connect()
     await client.send(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n")
-    while b"\r\n\r\n" not in client.seen:
-        client.seen += await client.stream.receive_some()
-    head, _, client.seen = client.seen.partition(b"\r\n\r\n")
+    while b"\r\n\r\n" not in client.buffer:
+        client.buffer += await client.stream.receive_some()
+    head, _, client.buffer = client.buffer.partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head.lower()
-    assert await client.chunk() == b"one"
+    assert await client.read_chunk() == b"one"
     taken.release()
     taken.release()
-    assert await client.chunk() == b"two"
+    assert await client.read_chunk() == b"two"
     taken.release()
-    assert await client.chunk() == b""
+    assert await client.read_chunk() == b""
     assert (await client.post("/echo", b"more")).body == b"more"
 
 
-async def test_a_stream_that_breaks_is_broken_off(start_server: "StartServer") -> None:
-    """An answer that could not be finished must not look finished."""
+async def test_a_failed_stream_is_not_terminated_normally(start_server: "StartServer") -> None:
+    """An incomplete response must not look complete."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"half"
-        raise RuntimeError("no more")
+        raise RuntimeError("broken stream")
 
     async def stream(request: Request) -> Response:
         return Response(body=pieces())
@@ -542,11 +534,11 @@ async def test_a_stream_that_breaks_is_broken_off(start_server: "StartServer") -
 
     assert received.endswith(b"4\r\nhalf\r\n")
     assert len(server.faults) == 1
-    assert "no more" in repr(server.faults)
+    assert "broken stream" in repr(server.faults)
 
 
-async def test_an_old_client_gets_its_answer_and_a_closed_connection(start_server: "StartServer") -> None:
-    """HTTP/1.0 has neither chunks nor, here, keep-alive."""
+async def test_an_http_1_0_connection_is_closed_after_its_response(start_server: "StartServer") -> None:
+    """HTTP/1.0 responses are not chunked."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"all"
@@ -567,14 +559,14 @@ async def test_an_old_client_gets_its_answer_and_a_closed_connection(start_serve
         assert received.endswith(expected)
 
 
-async def test_each_exchange_is_reported_without_what_could_be_secret(start_server: "StartServer") -> None:
-    """The access log gets who, what and how it ended; never query, headers or body."""
+async def test_the_access_log_has_no_query_headers_or_body(start_server: "StartServer") -> None:
+    """They can contain secrets."""
     server = await start_server()
     client = await server.connect()
     await client.post("/echo?token=hunter2", b"secret", "Authorization: Bearer hunter2")
     await client.get("/nothing")
     await client.send(b"nonsense\r\n\r\n")
-    await client.answer()
+    await client.read_response()
 
     assert [(s.method, s.path, s.status, s.peer) for s in server.served] == [
         ("POST", "/echo", 200, "127.0.0.1"),
@@ -585,5 +577,5 @@ async def test_each_exchange_is_reported_without_what_could_be_secret(start_serv
     assert "hunter2" not in repr(server.served)
 
 
-async def _refuse_to_be_called(request: Request) -> Response:
+async def fail_if_called(request: Request) -> Response:
     raise AssertionError("the body was accepted")

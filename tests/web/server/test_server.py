@@ -1,4 +1,4 @@
-"""The server as a whole: who gets in, what one bad connection can do, and how it stops."""
+"""The server: connection limits, isolation of connections, and shutdown."""
 
 import random
 from pathlib import Path
@@ -9,27 +9,27 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from ductile.web.messages import Channel, Request, Response
-from ductile.web.routes import ChannelRoute, Route
+from ductile.web.messages import Request, Response, WebSocket
+from ductile.web.routes import Route, WebSocketRoute
 from ductile.web.server.limits import ConnectionLimiter, ConnectionLimits, ConnectionStage, GuardedStream
 from ductile.web.server.listeners import open_unix
-from ductile.web.server.proxies import trusted_proxies
+from ductile.web.server.proxies import parse_proxies
 
 if TYPE_CHECKING:
     from tests.web.conftest import Client, Server, StartServer
 
 BOTH_PATHS = pytest.mark.parametrize("method", ["POST", "GET"], ids=["direct", "quart"])
 MANY_REQUESTS = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n" * 2000
-MORE_THAN_IS_READ_AHEAD = 3 * MANY_REQUESTS
-MORE_THAN_THE_KERNEL_TAKES = 32 * 1024 * 1024
+MORE_THAN_READ_AHEAD = 3 * MANY_REQUESTS
+MORE_THAN_KERNEL_BUFFERS = 32 * 1024 * 1024
 UPGRADE = (
     b"GET /ws HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
 
-async def test_the_local_socket_serves_its_owner(start_server: "StartServer", tmp_path: Path) -> None:
-    """The same site answers on a unix socket, where the peer has no address, and the file is gone afterwards."""
+async def test_a_unix_socket_is_served_and_removed(start_server: "StartServer", tmp_path: Path) -> None:
+    """The peer of a unix socket is `unix`."""
     path = tmp_path / "ductile.sock"
     server = await start_server(listener=open_unix(path))
 
@@ -40,29 +40,29 @@ async def test_the_local_socket_serves_its_owner(start_server: "StartServer", tm
     assert not path.exists()
 
 
-async def test_over_the_limit_is_503_at_once(start_server: "StartServer") -> None:
-    """Requests in progress keep their connections; there is room again when one of them is answered."""
-    work = Work()
+async def test_a_connection_over_the_limit_gets_503(start_server: "StartServer") -> None:
+    """Requests in progress keep their connections. A new connection is accepted when one of them has ended."""
+    work = BlockingHandler()
     server = await start_server(work.route, limits=ConnectionLimits(connections=2))
     busy = [await work.begin(server) for _ in range(2)]
     refused = await server.connect()
 
-    assert (await refused.answer()).json["code"] == "too_many_connections"
+    assert (await refused.read_response()).json["code"] == "too_many_connections"
     assert await refused.is_closed()
     assert [served.status for served in server.served] == [503]
     work.finish.set()
     for client in busy:
-        assert (await client.answer()).body == b"done"
+        assert (await client.read_response()).body == b"done"
     assert await server.is_healthy()
 
 
-async def test_one_peer_cannot_take_every_place(start_server: "StartServer", tmp_path: Path) -> None:
-    """The limit for one address is lower than the limit for all; the local socket has no addresses to count."""
-    limits, work = ConnectionLimits(connections=3, connections_per_peer=1), Work()
+async def test_the_connections_of_one_peer_are_limited(start_server: "StartServer", tmp_path: Path) -> None:
+    """The limit of one address is lower than the total limit. The local socket is exempt."""
+    limits, work = ConnectionLimits(connections=3, connections_per_peer=1), BlockingHandler()
     server = await start_server(work.route, limits=limits)
     await work.begin(server)
     refused = await server.connect()
-    assert (await refused.answer()).status == 503
+    assert (await refused.read_response()).status == 503
     assert await server.is_healthy(source="127.0.0.2")
 
     local = await start_server(work.route, limits=limits, listener=open_unix(tmp_path / "s"))
@@ -70,18 +70,18 @@ async def test_one_peer_cannot_take_every_place(start_server: "StartServer", tmp
     assert await local.is_healthy()
 
 
-async def test_at_the_limit_the_longest_idle_makes_room(start_server: "StartServer") -> None:
-    """Connections that only wait keep no client out, and one with a request in progress is never closed."""
-    work = Work()
+async def test_at_the_limit_the_longest_idle_connection_is_evicted(start_server: "StartServer") -> None:
+    """A connection with a request in progress is not evicted."""
+    work = BlockingHandler()
     server = await start_server(work.route, limits=ConnectionLimits(connections=3, idle_yields_after_seconds=0.0))
     busy = await work.begin(server)
-    idle, fresh = await ask_nothing(server), await ask_nothing(server)
+    idle, fresh = await connect_idle(server), await connect_idle(server)
 
     assert await server.is_healthy()
     assert await idle.is_closed()
     assert (await fresh.get("/nothing")).status == 404
     work.finish.set()
-    assert (await busy.answer()).body == b"done"
+    assert (await busy.read_response()).body == b"done"
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ async def test_at_the_limit_the_longest_idle_makes_room(start_server: "StartServ
 @pytest.mark.parametrize(
     "limits", [ConnectionLimits(), ConnectionLimits(connections_per_peer=256)], ids=["one peer", "all"]
 )
-async def test_unfinished_requests_shut_nobody_out(
+async def test_incomplete_requests_do_not_block_new_clients(
     start_server: "StartServer", sent: bytes, limits: ConnectionLimits
 ) -> None:
-    """Regression: 256 half-sent bodies, or 64 from one address, kept every other client out with 503."""
+    """Regression: with 256 incomplete bodies, or 64 from one address, every other client got a 503."""
     server = await start_server(limits=limits)
     for _ in range(limits.connections):
         client = await server.connect()
@@ -104,10 +104,10 @@ async def test_unfinished_requests_shut_nobody_out(
         assert await server.is_healthy()
 
 
-async def test_responses_that_are_not_read_shut_nobody_out(start_server: "StartServer") -> None:
-    """A few pipelined requests fill the buffers of a client that does not read. They once kept its place for 30 s."""
+async def test_clients_that_do_not_read_do_not_block_new_clients(start_server: "StartServer") -> None:
+    """Regression: a client that did not read its pipelined responses kept its slot for 30 s."""
     limits = ConnectionLimits(connections=3, expected_bytes_per_second=1024 * 1024)
-    work = Work()
+    work = BlockingHandler()
     server = await start_server(work.route, limits=limits)
     busy = await work.begin(server)
     stalled = [await server.connect(receive_buffer=4096) for _ in range(2)]
@@ -118,13 +118,15 @@ async def test_responses_that_are_not_read_shut_nobody_out(start_server: "StartS
     for _ in range(3):
         assert await server.is_healthy()
     work.finish.set()
-    assert (await busy.answer()).body == b"done"
+    assert (await busy.read_response()).body == b"done"
     assert not server.faults
 
 
-@pytest.mark.parametrize("sent", [MANY_REQUESTS, MORE_THAN_IS_READ_AHEAD], ids=["read ahead", "more"])
-async def test_what_a_client_sent_ahead_is_dropped_when_it_is_gone(start_server: "StartServer", sent: bytes) -> None:
-    """A client that leaves with thousands of pipelined requests unanswered once cost the time of all of them."""
+@pytest.mark.parametrize("sent", [MANY_REQUESTS, MORE_THAN_READ_AHEAD], ids=["read ahead", "more"])
+async def test_pipelined_requests_are_dropped_when_the_client_disconnects(
+    start_server: "StartServer", sent: bytes
+) -> None:
+    """Regression: thousands of pipelined requests were processed after the client had disconnected."""
     server = await start_server(grace_seconds=60)
     client = await server.connect(receive_buffer=4096)
     await client.send(sent)
@@ -142,22 +144,22 @@ async def test_what_a_client_sent_ahead_is_dropped_when_it_is_gone(start_server:
         await server.ended.wait()
 
 
-async def test_whoever_is_evicted_while_sending_is_told_to_try_again(start_server: "StartServer") -> None:
-    """A sender that was slow for an honest reason repeats a delivery that was answered with 503."""
+async def test_a_client_evicted_while_sending_gets_503_with_retry_after(start_server: "StartServer") -> None:
+    """Webhook senders repeat a delivery after a 503."""
     server = await start_server(limits=ConnectionLimits(connections=1))
     slow = await server.connect()
     await slow.send(b"POST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\nhalf")
     await trio.testing.wait_all_tasks_blocked()
 
     assert await server.is_healthy()
-    answer = await slow.answer()
-    assert (answer.status, answer.json["code"]) == (503, "too_many_connections")
-    assert "retry-after" in answer.headers
+    response = await slow.read_response()
+    assert (response.status, response.json["code"]) == (503, "too_many_connections")
+    assert "retry-after" in response.headers
     assert await slow.is_closed()
 
 
-async def test_a_request_that_is_complete_when_it_is_evicted_gets_its_response() -> None:
-    """Its work may be done: a 503 would make the sender repeat it. Afterwards the connection is closed."""
+async def test_a_request_that_completes_during_eviction_gets_its_response() -> None:
+    """A 503 would make the sender repeat it. Afterwards the connection is closed."""
     limiter = ConnectionLimiter(ConnectionLimits(connections=1))
     ours, theirs = trio.socket.socketpair()
     sender = GuardedStream(trio.SocketStream(ours), "192.0.2.1", ConnectionLimits())
@@ -175,7 +177,7 @@ async def test_a_request_that_is_complete_when_it_is_evicted_gets_its_response()
 
 
 async def test_an_evicted_connection_does_not_finish_its_write() -> None:
-    """Its place is taken by another: connections that are not counted must not add up."""
+    """Its slot is taken, and uncounted connections must not accumulate."""
     limiter = ConnectionLimiter(ConnectionLimits(connections=1))
     ours, theirs = trio.socket.socketpair()
     evicted = GuardedStream(trio.SocketStream(ours), "192.0.2.1", ConnectionLimits())
@@ -192,11 +194,11 @@ async def test_an_evicted_connection_does_not_finish_its_write() -> None:
 
 async def expect_broken_write(stream: GuardedStream) -> None:
     with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
-        await stream.send_all(bytes(MORE_THAN_THE_KERNEL_TAKES))
+        await stream.send_all(bytes(MORE_THAN_KERNEL_BUFFERS))
 
 
-async def test_the_slowest_sender_is_evicted_first() -> None:
-    """Idle connections first, then by how far each is behind the expected rate; never one that is being handled."""
+async def test_eviction_starts_with_idle_then_slowest_connections() -> None:
+    """A connection whose request is being handled is not evicted."""
     now, rate = trio.current_time(), ConnectionLimits().expected_bytes_per_second
     limiter = ConnectionLimiter(ConnectionLimits(connections=6))
     expected = [
@@ -215,17 +217,17 @@ async def test_the_slowest_sender_is_evicted_first() -> None:
 
     evicted = []
     for _ in range(6):
-        newcomer = guarded_stream()
-        if limiter.admit(newcomer):
-            newcomer.stage = ConnectionStage.HANDLING
+        added = guarded_stream()
+        if limiter.admit(added):
+            added.stage = ConnectionStage.HANDLING
         evicted += [name for name, stream in streams.items() if stream.is_evicted and name not in evicted]
     assert evicted == [name for name, *_ in expected[:5]]
 
 
-async def test_a_trusted_proxy_is_not_one_peer(start_server: "StartServer") -> None:
-    """It may have more connections than a peer, and names the client of each; another peer may do neither."""
-    work = Work()
-    proxies = trusted_proxies(("127.0.0.2", "10.0.0.0/8"))
+async def test_a_trusted_proxy_is_exempt_from_the_peer_limit(start_server: "StartServer") -> None:
+    """It also names the client of each request; other peers cannot."""
+    work = BlockingHandler()
+    proxies = parse_proxies(("127.0.0.2", "10.0.0.0/8"))
     server = await start_server(work.route, limits=ConnectionLimits(connections_per_peer=1), proxies=proxies)
     for _ in range(3):
         await work.begin(server, source="127.0.0.2")
@@ -237,8 +239,8 @@ async def test_a_trusted_proxy_is_not_one_peer(start_server: "StartServer") -> N
     assert [served.peer for served in server.served] == ["203.0.113.9", "127.0.0.1"]
 
 
-async def test_slow_clients_do_not_hold_up_others(start_server: "StartServer") -> None:
-    """Forty unfinished requests of every kind, and each newcomer is still served; then all of them are cut."""
+async def test_slow_clients_do_not_delay_others(start_server: "StartServer") -> None:
+    """New clients are served beside forty incomplete requests, which then time out."""
     limits = ConnectionLimits(idle_seconds=0.3, header_seconds=0.3, body_seconds=0.3, linger_seconds=0.05)
     server = await start_server(limits=limits)
     slow = [await server.connect() for _ in range(40)]
@@ -254,23 +256,23 @@ async def test_slow_clients_do_not_hold_up_others(start_server: "StartServer") -
     assert not server.faults
 
 
-async def test_http2_uploads_answered_early_do_not_end_the_server(start_server: "StartServer") -> None:
-    """Regression: a cleartext HTTP/2 upload that met its 413 early once ended every listener of the process."""
+async def test_http2_uploads_do_not_stop_the_server(start_server: "StartServer") -> None:
+    """Regression: a cleartext HTTP/2 upload with an early 413 stopped every listener."""
     server = await start_server()
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     data = b"\x00\x40\x00\x00\x00\x00\x00\x00\x01" + bytes(16384)
     for _ in range(20):
         client = await server.connect()
         await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + data)
-        assert (await client.answer()).status == 426
+        assert (await client.read_response()).status == 426
         assert await client.is_closed()
 
     assert await server.is_healthy()
     assert not server.faults
 
 
-async def test_an_offer_of_h2c_is_answered_in_http_1_1(start_server: "StartServer") -> None:
-    """The offer is ignored, the request is served."""
+async def test_an_h2c_upgrade_is_ignored(start_server: "StartServer") -> None:
+    """The request is served with HTTP/1.1."""
     server = await start_server()
     client = await server.connect()
     offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -279,19 +281,16 @@ async def test_an_offer_of_h2c_is_answered_in_http_1_1(start_server: "StartServe
     assert (await client.get("/nothing", *offer)).status == 404
 
 
-async def test_bytes_after_a_websocket_upgrade_do_not_end_the_server(start_server: "StartServer") -> None:
-    """Regression: data sent before the upgrade was accepted once ended every listener of the process.
-
-    It waits until the upgrade is accepted, whether it came with the upgrade or after it.
-    """
+async def test_bytes_sent_before_an_upgrade_is_accepted_are_buffered(start_server: "StartServer") -> None:
+    """Regression: such bytes stopped every listener. They may be sent with the upgrade or after it."""
     accept = trio.Event()
 
-    async def converse(request: Request, channel: Channel) -> None:
+    async def serve_websocket(request: Request, websocket: WebSocket) -> None:
         await accept.wait()
-        await channel.accept()
-        await channel.send(await channel.receive())
+        await websocket.accept()
+        await websocket.send(await websocket.receive())
 
-    server = await start_server(ChannelRoute(path="/ws", handler=converse))
+    server = await start_server(WebSocketRoute(path="/ws", handler=serve_websocket))
     frame = b"\x81\x85\x00\x00\x00\x00early"
     together, after, noise = [await server.connect() for _ in range(3)]
     await together.send(UPGRADE + frame)
@@ -304,33 +303,33 @@ async def test_bytes_after_a_websocket_upgrade_do_not_end_the_server(start_serve
     accept.set()
 
     for client in (together, after):
-        assert (await client.answer()).status == 101
-        while b"early" not in client.seen:
-            client.seen += await client.stream.receive_some()
+        assert (await client.read_response()).status == 101
+        while b"early" not in client.buffer:
+            client.buffer += await client.stream.receive_some()
     assert await server.is_healthy()
 
 
 @pytest.mark.parametrize("host", ["..", "a" * 20_000, "[::1", "a:b", "a/b", ""])
-async def test_no_host_is_a_fault(start_server: "StartServer", host: str) -> None:
-    """Quart fails on some. Without a token, each such request once was a 500 and a line in the log of errors."""
-    work = Work()
+async def test_an_invalid_host_header_is_not_a_fault(start_server: "StartServer", host: str) -> None:
+    """Regression: Quart fails on some hosts, which caused a 500 and an error in the log."""
+    work = BlockingHandler()
     work.finish.set()
 
-    async def converse(request: Request, channel: Channel) -> None:
-        await channel.accept()
+    async def serve_websocket(request: Request, websocket: WebSocket) -> None:
+        await websocket.accept()
 
-    server = await start_server(work.route, ChannelRoute(path="/ws", handler=converse))
+    server = await start_server(work.route, WebSocketRoute(path="/ws", handler=serve_websocket))
     plain, upgraded = await server.connect(), await server.connect()
     await plain.send(f"GET /work HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     await upgraded.send(UPGRADE.replace(b"Host: here", f"Host: {host}".encode()))
 
-    assert (await plain.answer()).body == b"done"
-    assert (await upgraded.answer()).status == 101
+    assert (await plain.read_response()).body == b"done"
+    assert (await upgraded.read_response()).status == 101
     assert not server.faults
 
 
-async def test_an_error_nobody_expected_stays_in_its_request(start_server: "StartServer") -> None:
-    """Even a broken access log is reported and costs the listener nothing."""
+async def test_an_unexpected_exception_affects_only_its_request(start_server: "StartServer") -> None:
+    """Also an exception in the access log."""
     server = await start_server()
     server.log_is_broken = True
     client = await server.connect()
@@ -341,22 +340,22 @@ async def test_an_error_nobody_expected_stays_in_its_request(start_server: "Star
     assert "the log is broken" in repr(server.faults)
 
 
-async def test_random_bytes_are_refused_and_forgotten(start_server: "StartServer") -> None:
-    """Two hundred connections of noise: each ends with one 4xx, and the server does not even notice."""
+async def test_random_bytes_are_refused(start_server: "StartServer") -> None:
+    """Each connection ends with one 4xx and causes no fault."""
     server = await start_server(limits=ConnectionLimits(header_seconds=0.05, linger_seconds=0.05))
     noise = random.Random(7)
     for _ in range(200):
         client = await server.connect()
         await client.send(noise.randbytes(noise.randrange(1, 400)) + noise.choice((b"", b"\r\n\r\n", b"\n\n")))
-        assert 400 <= (await client.answer()).status < 500
+        assert 400 <= (await client.read_response()).status < 500
         assert await client.is_closed()
 
     assert await server.is_healthy()
     assert not server.faults
 
 
-async def test_a_client_that_vanishes_harms_nobody(start_server: "StartServer") -> None:
-    """Resets at every point of a request are the client's own business."""
+async def test_a_connection_reset_is_not_a_fault(start_server: "StartServer") -> None:
+    """At any point of a request."""
     server = await start_server()
     head = b"PUT /quart/echo HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n"
     for sent in (b"", head[:20], head, head + b"12345", head + b"1234567890"):
@@ -369,8 +368,8 @@ async def test_a_client_that_vanishes_harms_nobody(start_server: "StartServer") 
     assert not server.faults
 
 
-async def test_idle_clients_do_not_delay_a_stop(start_server: "StartServer") -> None:
-    """Kept-alive connections close at once, long before the grace is over."""
+async def test_idle_connections_do_not_delay_a_stop(start_server: "StartServer") -> None:
+    """They are closed immediately, without using the grace period."""
     server = await start_server(grace_seconds=60)
     for method, path in (("POST", "/echo"), ("PUT", "/quart/echo")):
         client = await server.connect()
@@ -385,7 +384,7 @@ async def test_idle_clients_do_not_delay_a_stop(start_server: "StartServer") -> 
 
 @BOTH_PATHS
 async def test_a_request_in_progress_is_answered_during_a_stop(start_server: "StartServer", method: str) -> None:
-    """Who was let in is served to the end, and told that the connection ends with it; nobody new is let in."""
+    """Its connection is closed afterwards. New connections are refused."""
     working, finish = trio.Event(), trio.Event()
 
     async def work(request: Request) -> Response:
@@ -402,35 +401,35 @@ async def test_a_request_in_progress_is_answered_during_a_stop(start_server: "St
     with pytest.raises(ConnectionRefusedError):
         await server.connect()
     finish.set()
-    answer = await client.answer()
+    response = await client.read_response()
 
-    assert (answer.body, answer.headers["connection"]) == (b"done", "close")
+    assert (response.body, response.headers["connection"]) == (b"done", "close")
     assert await client.is_closed()
     await server.ended.wait()
 
 
 @pytest.mark.parametrize("where", ["direct", "quart", "websocket"])
 @pytest.mark.parametrize("what", ["handler that never ends", "client that never reads"])
-async def test_nothing_outlasts_the_grace(start_server: "StartServer", where: str, what: str) -> None:
-    """When the grace is over, neither a handler nor a client that does not read keeps the server from ending."""
+async def test_the_server_ends_after_the_grace_period(start_server: "StartServer", where: str, what: str) -> None:
+    """Neither a handler nor a client that does not read delays it further."""
     working = trio.Event()
 
     async def work(request: Request) -> Response:
         working.set()
         if what == "handler that never ends":
             await trio.sleep_forever()
-        return Response(body=bytes(MORE_THAN_THE_KERNEL_TAKES))
+        return Response(body=bytes(MORE_THAN_KERNEL_BUFFERS))
 
-    async def converse(request: Request, channel: Channel) -> None:
-        await channel.accept()
+    async def serve_websocket(request: Request, websocket: WebSocket) -> None:
+        await websocket.accept()
         working.set()
         while what == "client that never reads":
-            await channel.send(bytes(1024 * 1024))
+            await websocket.send(bytes(1024 * 1024))
         await trio.sleep_forever()
 
     server = await start_server(
         Route(method="POST" if where == "direct" else "GET", path="/work", handler=work),
-        ChannelRoute(path="/ws", handler=converse),
+        WebSocketRoute(path="/ws", handler=serve_websocket),
         grace_seconds=0.1,
     )
     client = await server.connect(receive_buffer=4096)
@@ -443,8 +442,7 @@ async def test_nothing_outlasts_the_grace(start_server: "StartServer", where: st
         await server.ended.wait()
 
 
-async def test_a_cancelled_server_leaves_no_listener_open(start_server: "StartServer", tmp_path: Path) -> None:
-    """Cancellation from above closes the listeners too."""
+async def test_a_cancelled_server_closes_its_listeners(start_server: "StartServer", tmp_path: Path) -> None:
     path = tmp_path / "ductile.sock"
     async with trio.open_nursery() as nursery:
         server = await start_server(listener=open_unix(path), nursery=nursery)
@@ -455,8 +453,8 @@ async def test_a_cancelled_server_leaves_no_listener_open(start_server: "StartSe
 
 
 @define
-class Work:
-    """A handler that works until it may finish."""
+class BlockingHandler:
+    """A handler that waits until `finish` is set."""
 
     finish: trio.Event = field(factory=trio.Event)
     _begun: trio.Semaphore = field(factory=lambda: trio.Semaphore(0))
@@ -485,8 +483,8 @@ def guarded_stream() -> GuardedStream:
     return GuardedStream(trio.SocketStream(ours), "192.0.2.1", ConnectionLimits())
 
 
-async def ask_nothing(server: "Server") -> "Client":
-    """A client that has been let in and is idle."""
+async def connect_idle(server: "Server") -> "Client":
+    """Return a connected client that is idle."""
     client = await server.connect()
     await client.get("/nothing")
     return client

@@ -1,4 +1,4 @@
-"""From rows of the journal to the events that clients of the original know."""
+"""The mapping of journal rows to stream events with the names and fields of the original."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 
 import ductile
 from ductile.ledger.tables.journal import JournalEntry
-from ductile.web.stream.event_types import AS_THEY_ARE, GAP, MAPPED, NAMES, OPENED, events_of
+from ductile.web.stream.event_types import GAP, MAPPED, NAMES, OPENED, UNCHANGED, events_of
 from tests.web.original_events import FIELDS
 
 PACKAGE = Path(ductile.__file__).parent
@@ -25,8 +25,17 @@ ENDED = {"from": "running", "attempt": 1, "command": "poll", "duration_ms": 7}
 SUCCEEDED = {**ENDED, "to": "succeeded", "status": "succeeded"}
 FAILED = {**ENDED, "to": "failed", "status": "failed", "error": "no", "reason": "no"}
 USED_UP = "attempts used up (4 of 4): no"
-DEAD = {**ENDED, "to": "dead", "status": "dead", "error": USED_UP, "reason": USED_UP, "plugin_retry_field": True}
-LOST = "core restart: the core died 4 times while it ran; attempts used up"
+OUTCOME = {"outcome_code": "attempts_used_up", "outcome_data": {"attempts": 4, "max_attempts": 4, "error": "no"}}
+DEAD = {
+    **ENDED,
+    **OUTCOME,
+    "to": "dead",
+    "status": "dead",
+    "error": USED_UP,
+    "reason": USED_UP,
+    "plugin_retry_field": True,
+}
+LOST = {"error": "core restart", "outcome_code": "core_died", "outcome_data": {"recoveries": 4}}
 SCHEDULED = {"schedule_id": "daily", "submitted_by": "scheduler"}
 RETRIED = {
     "from": "running",
@@ -62,8 +71,8 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("job.failed", FAILED | SCHEDULED, ["job.failed", "poll.completed"]),
     ("job.failed", FAILED | SCHEDULED | {"from": "queued"}, ["job.failed"]),
     ("job.failed", DEAD, ["job.failed", "job.retry_exhausted"]),
-    ("job.failed", DEAD | {"error": LOST, "recovery": True}, ["job.failed", "job.retry_exhausted"]),
-    ("job.failed", DEAD | {"error": "cancelled: by hand"}, ["job.failed"]),
+    ("job.failed", DEAD | LOST | {"recovery": True}, ["job.failed", "job.retry_exhausted"]),
+    ("job.failed", DEAD | {"outcome_code": "cancelled", "outcome_data": {"reason": "by hand"}}, ["job.failed"]),
     ("job.timed_out", DEAD, ["job.timed_out", "job.retry_exhausted"]),
     ("job.skipped", ENDED | {"reason": "deduplicated"}, ["job.skipped"]),
     ("job.retry_scheduled", RETRIED | RAN, ["job.preflight", "plugin.spawned", "job.retry_scheduled"]),
@@ -90,51 +99,51 @@ def entry(kind: str, data: dict[str, Any]) -> JournalEntry:
     return JournalEntry(seq=9, at=NOW, kind=kind, plugin="echo", job_id=job, root_job_id=ROOT, data=data)
 
 
-def told(kind: str, **data: Any) -> dict[str, Any]:
-    """The fields of the last event of a row."""
+def last_event_data(kind: str, **data: Any) -> dict[str, Any]:
+    """Return the fields of the last event of a row."""
     return dict(events_of(entry(kind, data))[-1].data)
 
 
-@pytest.mark.parametrize(("kind", "data", "names"), CASES)
-def test_a_row_becomes_the_events_of_the_original(kind: str, data: dict[str, Any], names: list[str]) -> None:
-    """In the order in which they happened, and within what the table of kinds promises."""
-    found = [event.name for event in events_of(entry(kind, data))]
-
-    assert found == names
-    assert set(found) <= set(MAPPED.get(kind, (kind,)))
-    assert [name for name in MAPPED.get(kind, (kind,)) if name in found] == found
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_an_event_has_the_fields_that_the_original_gave_it(name: str) -> None:
-    """Wherever it comes from; more fields are ours to add."""
-    made = [event for kind, data, _ in CASES for event in events_of(entry(kind, data)) if event.name == name]
-    # A quarantined job has no duration, a row cannot say more than it knows.
-    missing = [FIELDS[name] - event.data.keys() - {"duration_ms"} for event in made]
-
-    assert made
-    assert missing == [set()] * len(made)
+def test_a_row_becomes_the_events_of_the_original() -> None:
+    """In the order in which they happened, which is also the order in MAPPED."""
+    wrong = []
+    for kind, data, names in CASES:
+        found = [event.name for event in events_of(entry(kind, data))]
+        if found != names or [name for name in MAPPED.get(kind, (kind,)) if name in found] != found:
+            wrong.append((kind, data, found))
+    assert wrong == []
 
 
-@pytest.mark.parametrize("kind", sorted(AS_THEY_ARE))
-def test_what_only_we_have_passes_under_its_own_name(kind: str) -> None:
-    """With everything the row says, its position and its moment."""
-    (event,) = events_of(entry(kind, {"reason": "so"}))
+def test_an_event_has_the_fields_of_the_original() -> None:
+    """From every kind of row. It may have further fields."""
+    events = [event for kind, data, _ in CASES for event in events_of(entry(kind, data))]
+    # A quarantined job has no duration.
+    missing = [(event.name, FIELDS.get(event.name, set()) - event.data.keys() - {"duration_ms"}) for event in events]
 
-    assert (event.name, event.data["reason"], event.data["seq"]) == (kind, "so", 9)
-    assert (event.data["at"], event.data["job_id"]) == ("2026-11-16T06:40:00.000000Z", JOB)
+    assert FIELDS.keys() <= {event.name for event in events}
+    assert [case for case in missing if case[1]] == []
 
 
-def test_failures_have_the_words_that_the_original_had_for_people() -> None:
-    """`text` is another name of `message`."""
-    failed, timed_out = told("job.failed", **FAILED), told("job.timed_out", **FAILED)
+def test_an_unchanged_kind_keeps_its_name_and_fields() -> None:
+    """With position and time."""
+    row = {"seq": 9, "at": "2026-11-16T06:40:00.000000Z", "job_id": JOB, "reason": "so"}
+    wrong = []
+    for kind in sorted(UNCHANGED):
+        (event,) = events_of(entry(kind, {"reason": "so"}))
+        if event.name != kind or not row.items() <= event.data.items():
+            wrong.append((kind, event))
+    assert wrong == []
+
+
+def test_failures_have_the_message_of_the_original() -> None:
+    """`text` is an alias of `message`."""
+    failed, timed_out = last_event_data("job.failed", **FAILED), last_event_data("job.timed_out", **FAILED)
 
     assert (failed["message"], failed["text"], failed["error"]) == ("Job failed [echo]: no",) * 2 + ("no",)
     assert (timed_out["message"], timed_out["text"]) == ("Job timed out [echo]",) * 2
 
 
-def test_preflight_gives_its_reason_only_when_it_fails() -> None:
-    """Empty for a run, the error for a job that must not run."""
+def test_preflight_has_a_reason_only_if_it_fails() -> None:
     run = events_of(entry("job.completed", SUCCEEDED | RAN))[0].data
     fail = events_of(entry("job.failed", FAILED | {"preflight": "fail"}))[0].data
 
@@ -142,9 +151,9 @@ def test_preflight_gives_its_reason_only_when_it_fails() -> None:
     assert (fail["decision"], fail["reason"]) == ("fail", "no")
 
 
-def test_a_retry_counts_retries_and_a_last_attempt_names_its_error() -> None:
-    """Four attempts are three retries; the error is the plugin's own, without our words around it."""
-    again, over = told("job.retry_scheduled", **RETRIED), told("job.failed", **DEAD)
+def test_a_retry_has_retry_counts_and_an_exhausted_job_its_last_error() -> None:
+    """Four attempts are three retries. `final_error` is the error of the plugin without a prefix."""
+    again, over = last_event_data("job.retry_scheduled", **RETRIED), last_event_data("job.failed", **DEAD)
 
     assert (again["retry_count"], again["max_retries"], again["retry_policy_owner"]) == (1, 3, "core")
     assert (over["attempts"], over["final_error"], over["reason"]) == (4, "no", "attempts used up")
@@ -153,24 +162,24 @@ def test_a_retry_counts_retries_and_a_last_attempt_names_its_error() -> None:
 @pytest.mark.parametrize(
     ("data", "direct"), [({}, True), (STEP, False), (SCHEDULED, False), ({"pipeline": "p"}, False)], ids=str
 )
-def test_only_a_job_that_somebody_asked_for_by_name_is_direct(data: dict[str, Any], direct: bool) -> None:
-    """Not one that a pipeline, a route or a schedule made."""
+def test_only_a_job_without_pipeline_parent_or_schedule_is_direct(data: dict[str, Any], direct: bool) -> None:
     assert events_of(entry("job.enqueued", ENTERED | data))[0].data["direct"] is direct
 
 
-@pytest.mark.parametrize(("kind", "data", "names"), CASES)
-def test_without_the_right_to_payloads_there_are_no_words(kind: str, data: dict[str, Any], names: list[str]) -> None:
-    """Errors, reasons, messages and results stay here; what, when and where do not."""
-    words = {"error", "reason", "message", "text", "final_error", "left", "types", "why", "predicates"}
-    for event in events_of(entry(kind, data)):
-        bare = event.bare()
-        assert not bare.keys() & words
-        assert bare["plugin"] == "echo"
-        assert bare["at"]
+def test_bare_events_have_no_messages_and_no_payload_data() -> None:
+    """Names, ids and times are kept."""
+    hidden = {"error", "reason", "message", "text", "final_error", "left", "types", "why", "predicates"}
+    wrong = []
+    for kind, data, _ in CASES:
+        for event in events_of(entry(kind, data)):
+            bare = event.bare()
+            if bare.keys() & hidden or bare["plugin"] != "echo" or not bare["at"]:
+                wrong.append((kind, event.name, bare))
+    assert wrong == []
 
 
-def test_a_discarded_state_of_a_plugin_is_data_and_that_of_a_breaker_is_not() -> None:
-    """Both rows call it `state`."""
+def test_the_state_of_a_plugin_is_payload_and_that_of_a_breaker_is_not() -> None:
+    """Both fields are named `state`."""
     (discarded,) = events_of(entry("state.discarded", {"state": "secret"}))
     changed = events_of(entry("scheduler.circuit_state_changed", BREAKER))[0]
 
@@ -180,17 +189,17 @@ def test_a_discarded_state_of_a_plugin_is_data_and_that_of_a_breaker_is_not() ->
 
 NOUNS = r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue)"
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
-OTHER_WORDS = {
+NOT_KINDS = {
     *("job.dead", "event.dedupe_key", "event.payload", "event.type", "state.path"),
     *("run.py", "run.js", "run.ts", "run.sh", "run.rb"),
 }
-"""A signal of hooks, paths into data and names of files."""
+"""A hook signal, data paths and file names."""
 
 
 def written_kinds() -> Iterator[str]:
-    """Everything that looks like a kind where the journal is written, and every literal handed to it."""
+    """Yield every literal in the package that looks like a journal kind or is passed to the journal."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name in ("event_types.py", "event_format.py", "failpoints.py"):  # names of the stream; of places
+        if path.name in ("event_types.py", "event_format.py", "failpoints.py"):  # stream names; failpoints
             continue
         tree = ast.parse(path.read_text())
         points = {
@@ -209,26 +218,26 @@ def written_kinds() -> Iterator[str]:
 
 
 def literal_kinds(call: ast.Call) -> Iterator[str]:
-    """The kind of `journal.append(db, kind, …)` or `Note(kind=…)` where it is written out."""
+    """Yield the literal kind of `journal.append(db, kind, …)` or `Note(kind=…)`."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     candidates = [keyword.value for keyword in call.keywords if name == "Note" and keyword.arg == "kind"]
     if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "journal.append":
         candidates += call.args[1:2]
-    yield from (one.value for one in candidates if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    yield from (node.value for node in candidates if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def test_every_kind_of_the_journal_has_its_events() -> None:
-    """A kind that is new is either mapped or declared to pass as it is; one that is gone is not kept."""
-    kinds = set(written_kinds()) - OTHER_WORDS
+def test_every_journal_kind_is_mapped_or_unchanged() -> None:
+    """And every mapped or unchanged kind exists."""
+    kinds = set(written_kinds()) - NOT_KINDS
     old = {"job.transition", "job.attempt"}  # written by the migration, in SQL
 
     assert {"job.started", "webhook.refused", "plugin.spawned", "run.ended"} <= kinds
-    assert sorted(kinds - MAPPED.keys() - AS_THEY_ARE) == []
-    assert sorted((MAPPED.keys() | AS_THEY_ARE) - kinds - old) == []
+    assert sorted(kinds - MAPPED.keys() - UNCHANGED) == []
+    assert sorted((MAPPED.keys() | UNCHANGED) - kinds - old) == []
 
 
 def test_every_event_is_documented() -> None:
-    """docs/events.md names each of them."""
+    """In docs/events.md."""
     text = DOCS.read_text()
 
     assert sorted(name for name in NAMES | {GAP, OPENED, "scheduler.tick"} if f"`{name}`" not in text) == []

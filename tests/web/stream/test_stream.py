@@ -1,4 +1,4 @@
-"""The event stream over real sockets and a real ledger: positions, filters, rights, slow readers, the end."""
+"""The event stream over real sockets and a real ledger: positions, filters, access, slow clients, shutdown."""
 
 import json
 import os
@@ -18,20 +18,20 @@ from ductile.core.hub import JOURNAL, Hub
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import journal
-from ductile.web.auth.auth import OPERATOR, Principal, implied
+from ductile.web.auth.auth import OPERATOR, Principal, expand_scopes
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, refusal_response
 from ductile.web.routes import AnyRoute
 from ductile.web.server.limits import ConnectionLimits
 from ductile.web.server.listeners import open_unix
 from ductile.web.stream import cursor, stream
-from ductile.web.stream.broadcast import KEPT, PORTION, Feed
-from tests.engine.dispatching import Disk, disk
+from ductile.web.stream.broadcast import MAX_BATCH_ROWS, MAX_CACHED_ROWS, JournalFeed
+from tests.engine.dispatcher_service import Disk, disk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.web.conftest import Answer, Client, Server, StartServer
+    from tests.web.conftest import Client, ClientResponse, Server, StartServer
 
 __all__ = ["disk"]  # a fixture
 
@@ -46,8 +46,8 @@ TOKENS = {"all": ("*",), "events": ("events:ro",), "meta": ("events:meta:ro",), 
 
 
 @define(eq=False)
-class Station:
-    """A server with the stream, the ledger it tells of, and the tokens that may listen."""
+class StreamHarness:
+    """A server with the stream routes, a ledger, and the tokens with access."""
 
     ledger: Ledger
     hub: Hub
@@ -57,30 +57,32 @@ class Station:
     server: "Server" = field(init=False)
 
     @property
-    def desk(self) -> AppContext:
-        """What there is on a desk that readers have anything to do with."""
-        furniture = SimpleNamespace(
+    def ctx(self) -> AppContext:
+        """The part of the context that streams use."""
+        ctx = SimpleNamespace(
             ledger=self.ledger,
             hub=self.hub,
             clock=Clock(),
             snapshot=lambda: self.snapshot,
             is_stopping=lambda: self.is_stopping,
         )
-        return cast(AppContext, furniture)
+        return cast(AppContext, ctx)
 
     def authorize(self, route: AnyRoute, request: Request) -> Request | Response:
         if request.peer == "unix" or route.scope is None:
             return evolve(request, principal=OPERATOR)
         _, _, token = (request.header("authorization") or "").partition(" ")
         if token not in self.tokens:
-            return refusal_response(401, "unauthorized", "invalid token", hint="knock")
-        principal = Principal(token, implied(self.tokens[token]))
-        if not principal.may(route.scope):
-            return refusal_response(403, "insufficient_scope", "insufficient scope", hint="ask for more")
+            return refusal_response(401, "unauthorized", "invalid token", hint="-")
+        principal = Principal(token, expand_scopes(self.tokens[token]))
+        if not principal.has_scope(route.scope):
+            return refusal_response(403, "insufficient_scope", "insufficient scope", hint="-")
         return evolve(request, principal=principal)
 
-    async def happen(self, count: int = 1, kind: str = "run.ended", plugin: str | None = "echo", **more: Any) -> None:
-        """Rows of the journal, in one commit."""
+    async def append_events(
+        self, count: int = 1, kind: str = "run.ended", plugin: str | None = "echo", **more: Any
+    ) -> None:
+        """Append journal rows in one commit."""
 
         def append(db: Any) -> None:
             for number in range(count):
@@ -88,287 +90,297 @@ class Station:
 
         await self.ledger.write(append)
 
-    async def forget(self, count: int) -> None:
-        """The oldest rows are pruned."""
+    async def prune_events(self, count: int) -> None:
+        """Prune the oldest rows."""
         policy = RetentionPolicy(journal=timedelta(0))
         await self.ledger.write(prune, policy, now=NOW + timedelta(days=1), limit=count)
 
     def reload(self, **tokens: tuple[str, ...]) -> None:
-        """What a reload does: another configuration is in use, and everybody is told."""
+        """Replace the configuration and announce it."""
         self.tokens, self.snapshot = tokens, object()
-        self.hub.announce_everyone()
+        self.hub.announce_all()
 
-    async def listen(self, query: str = "", *headers: str, token: str = "all", **options: Any) -> "Listener":
+    async def subscribe(self, query: str = "", *headers: str, token: str = "all", **options: Any) -> "SseClient":
         client = await self.server.connect(**options)
         lines = "".join(f"{line}\r\n" for line in (f"Authorization: Bearer {token}", *headers))
         await client.send(f"GET /events{query} HTTP/1.1\r\nHost: here\r\n{lines}\r\n".encode())
-        return Listener(client)
+        return SseClient(client)
 
-    async def upgrade(self, query: str = "") -> "Answer":
-        """The answer to a wish for a WebSocket."""
+    async def upgrade(self, query: str = "") -> "ClientResponse":
+        """Return the response to an upgrade request."""
         client = await self.server.connect()
         return await client.get(f"/events/ws{query}", "Authorization: Bearer all", *UPGRADE)
 
-    async def converse(self, query: str = "", token: str = "all") -> "Socket":
+    async def open_websocket(self, query: str = "", token: str = "all") -> "WebSocketClient":
         client = await self.server.connect()
         answer = await client.get(f"/events/ws{query}", f"Authorization: Bearer {token}", *UPGRADE)
         assert answer.status == 101
-        socket = Socket(client)
-        assert (await socket.next())["event"] == "stream.opened"
+        socket = WebSocketClient(client)
+        assert (await socket.next_event())["event"] == "stream.opened"
         return socket
 
 
 @define(eq=False)
-class Listener:
-    """A client of server-sent events."""
+class SseClient:
+    """An SSE client."""
 
     client: "Client"
     text: str = ""
-    begun: bool = False
+    is_open: bool = False
 
-    async def begin(self) -> str:
-        """The opening block, after the head of the answer."""
-        while b"\r\n\r\n" not in self.client.seen:
-            self.client.seen += await self.client.stream.receive_some()
-        head, _, self.client.seen = self.client.seen.partition(b"\r\n\r\n")
+    async def open(self) -> str:
+        """Read the head of the response and return the first block."""
+        while b"\r\n\r\n" not in self.client.buffer:
+            self.client.buffer += await self.client.stream.receive_some()
+        head, _, self.client.buffer = self.client.buffer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         assert b"content-type: text/event-stream" in head
-        self.begun = True
-        return await self.block()
+        self.is_open = True
+        return await self.read_block()
 
-    async def block(self) -> str:
-        if not self.begun:
-            await self.begin()
+    async def read_block(self) -> str:
+        if not self.is_open:
+            await self.open()
         while "\n\n" not in self.text:
-            piece = await self.client.chunk()
+            piece = await self.client.read_chunk()
             if not piece:
                 return ""
             self.text += piece.decode()
         block, _, self.text = self.text.partition("\n\n")
         return block
 
-    async def next(self) -> dict[str, Any]:
-        """The next event: its id, name and data."""
+    async def next_event(self) -> dict[str, Any]:
+        """Return the next event: its id, name and data."""
         while True:
-            block = await self.block()
+            block = await self.read_block()
             assert block, "the stream is over"
             fields = dict(line.split(": ", 1) for line in block.splitlines())
             if "event" in fields:
                 return {"id": int(fields["id"]), "event": fields["event"], "data": json.loads(fields["data"])}
 
-    async def take(self, count: int) -> list[dict[str, Any]]:
-        return [await self.next() for _ in range(count)]
+    async def read_events(self, count: int) -> list[dict[str, Any]]:
+        return [await self.next_event() for _ in range(count)]
 
-    async def rest(self) -> list[str]:
-        """Every block until the server ends the stream."""
+    async def read_rest(self) -> list[str]:
+        """Return every block until the server ends the stream."""
         blocks = []
-        while block := await self.block():
+        while block := await self.read_block():
             blocks.append(block)
         return blocks
 
 
 @define(eq=False)
-class Socket:
-    """A client of the WebSocket that sees every frame."""
+class WebSocketClient:
+    """A WebSocket client that reads single frames."""
 
     client: "Client"
 
-    async def next(self) -> dict[str, Any]:
-        opcode, content = await self.frame()
+    async def next_event(self) -> dict[str, Any]:
+        opcode, content = await self.read_frame()
         assert opcode == 1, (opcode, content)
         return dict(json.loads(content))
 
     async def close_code(self) -> int:
-        """The code with which the server closes, if it says nothing else before."""
-        opcode, content = await self.frame()
+        """Return the close code of the server, which must be the next frame."""
+        opcode, content = await self.read_frame()
         assert opcode == 8, (opcode, content)
         return int.from_bytes(content[:2], "big")
 
-    async def frame(self) -> tuple[int, bytes]:
-        first, length = await self.client.take(2)
+    async def read_frame(self) -> tuple[int, bytes]:
+        first, length = await self.client.read(2)
         if length >= 126:
-            length = int.from_bytes(await self.client.take(2 if length == 126 else 8), "big")
-        content = await self.client.take(length)
-        return (first & 15, content) if first & 15 != 9 else await self.frame()  # a ping is nothing to us
+            length = int.from_bytes(await self.client.read(2 if length == 126 else 8), "big")
+        content = await self.client.read(length)
+        return (first & 15, content) if first & 15 != 9 else await self.read_frame()  # skip pings
 
-    async def say(self, content: bytes) -> None:
+    async def send_message(self, content: bytes) -> None:
         await self.client.send(b"\x82\xfe" + len(content).to_bytes(2, "big") + bytes(4) + content)
 
 
 @pytest.fixture
-async def station(tmp_path: "Path", start_server: "StartServer") -> AsyncIterator[Station]:
+async def harness(tmp_path: "Path", start_server: "StartServer") -> AsyncIterator[StreamHarness]:
     async with _open(tmp_path) as opened:
-        routes, limits = stream.routes(opened.desk, opened.authorize), ConnectionLimits(linger_seconds=0.02)
+        routes, limits = stream.routes(opened.ctx, opened.authorize), ConnectionLimits(linger_seconds=0.02)
         opened.server = await start_server(*routes, authorize=opened.authorize, limits=limits)
         yield opened
         opened.server.stopping.set()
         opened.is_stopping = True
-        opened.hub.announce_everyone()
+        opened.hub.announce_all()
         for client in opened.server.clients:
             await client.aclose()
         await opened.server.ended.wait()
 
 
 @asynccontextmanager
-async def _open(folder: "Path") -> AsyncIterator[Station]:
+async def _open(folder: "Path") -> AsyncIterator[StreamHarness]:
     hub = Hub()
     async with open_ledger(folder / "state.db", on_commit=partial(hub.announce, JOURNAL)) as ledger:
-        yield Station(ledger, hub)
+        yield StreamHarness(ledger, hub)
 
 
 def seqs(events: Iterable[dict[str, Any]]) -> list[int]:
     return [event["data"]["seq"] for event in events]
 
 
-# ── positions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_new_reader_hears_what_happens_from_now_on(station: Station) -> None:
-    """And knows from the start where it is, so that it can reconnect before the first event."""
-    await station.happen(3)
-    listener = await station.listen()
-    opening = await listener.begin()
-    await station.happen(2)
+async def test_a_new_subscriber_gets_only_new_events(harness: StreamHarness) -> None:
+    """It gets its position first, so that it can reconnect before the first event."""
+    await harness.append_events(3)
+    subscriber = await harness.subscribe()
+    opening = await subscriber.open()
+    await harness.append_events(2)
 
     assert opening.splitlines() == ["retry: 1000", "id: 3"]
-    assert seqs(await listener.take(2)) == [4, 5]
+    assert seqs(await subscriber.read_events(2)) == [4, 5]
 
 
 @pytest.mark.parametrize("by", ["since", "last-event-id"])
-async def test_a_reader_that_comes_back_gets_exactly_the_rest(station: Station, by: str) -> None:
-    """From every position: nothing is skipped, nothing comes twice."""
-    await station.happen(12)
+async def test_a_subscriber_resumes_without_gaps_or_repetitions(harness: StreamHarness, by: str) -> None:
+    """From every position."""
+    await harness.append_events(12)
 
     for last in range(13):
         where = (f"?since={last}",) if by == "since" else ("", f"Last-Event-ID: {last}")
-        listener = await station.listen(*where)
-        found = await listener.take(12 - last)
+        subscriber = await harness.subscribe(*where)
+        found = await subscriber.read_events(12 - last)
         assert seqs(found) == list(range(last + 1, 13))
         assert [event["id"] for event in found] == seqs(found)
-        await listener.client.aclose()
+        await subscriber.client.aclose()
 
 
-async def test_the_header_wins_over_the_address(station: Station) -> None:
-    """A browser that reconnects sends the address it was given and the last event it has."""
-    await station.happen(9)
-    listener = await station.listen("?since=2", "Last-Event-ID: 7")
+async def test_last_event_id_overrides_since(harness: StreamHarness) -> None:
+    """A browser that reconnects sends its original URL and the id of the last event."""
+    await harness.append_events(9)
+    subscriber = await harness.subscribe("?since=2", "Last-Event-ID: 7")
 
-    assert seqs(await listener.take(2)) == [8, 9]
-
-
-async def test_a_reader_far_behind_gets_everything_in_order(station: Station) -> None:
-    """However much that is, and although it goes on growing meanwhile."""
-    many = KEPT + 3 * PORTION
-    await station.happen(many)
-    newest = await station.listen()
-    await newest.begin()
-    late = await station.listen("?since=0")
-    await station.happen(PORTION + 7)
-
-    assert seqs(await newest.take(PORTION + 7)) == list(range(many + 1, many + PORTION + 8))
-    assert seqs(await late.take(many + PORTION + 7)) == list(range(1, many + PORTION + 8))
+    assert seqs(await subscriber.read_events(2)) == [8, 9]
 
 
-async def test_a_reader_takes_no_breath_while_it_is_behind(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits between two looks only when it has seen everything, whether or not it wanted it."""
-    monkeypatch.setattr(cursor, "BREATH_SECONDS", 1e6)
-    await station.happen(KEPT + 3 * PORTION)
-    await station.happen(1, plugin="other")
-    everything, other = await station.listen("?since=0"), await station.listen("?since=0&plugin=other")
+async def test_a_subscriber_far_behind_gets_every_event_in_order(harness: StreamHarness) -> None:
+    """While new events are added."""
+    many = MAX_CACHED_ROWS + 3 * MAX_BATCH_ROWS
+    await harness.append_events(many)
+    newest = await harness.subscribe()
+    await newest.open()
+    late = await harness.subscribe("?since=0")
+    await harness.append_events(MAX_BATCH_ROWS + 7)
 
-    assert seqs(await everything.take(KEPT + 3 * PORTION + 1)) == list(range(1, KEPT + 3 * PORTION + 2))
-    assert seqs([await other.next()]) == [KEPT + 3 * PORTION + 1]
-
-
-async def test_readers_at_different_places_do_not_disturb_each_other(station: Station) -> None:
-    """Each has its own position, whoever asks first."""
-    await station.happen(KEPT)
-    listeners = [await station.listen(f"?since={since}") for since in (KEPT, 5, KEPT - 5, 0, KEPT)]
-    await station.happen(50)
-
-    for listener, since in zip(listeners, (KEPT, 5, KEPT - 5, 0, KEPT), strict=True):
-        assert seqs(await listener.take(KEPT + 50 - since)) == list(range(since + 1, KEPT + 51))
+    assert seqs(await newest.read_events(MAX_BATCH_ROWS + 7)) == list(range(many + 1, many + MAX_BATCH_ROWS + 8))
+    assert seqs(await late.read_events(many + MAX_BATCH_ROWS + 7)) == list(range(1, many + MAX_BATCH_ROWS + 8))
 
 
-async def test_a_row_that_is_several_events_is_a_place_only_after_the_last(station: Station) -> None:
-    """Whoever is cut off between them gets the row again: rather twice than not at all."""
+async def test_a_subscriber_reads_without_delay_while_it_is_behind(
+    harness: StreamHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The minimum interval applies only after it has reached the end, also if the rows do not match."""
+    monkeypatch.setattr(cursor, "MIN_READ_INTERVAL", 1e6)
+    await harness.append_events(MAX_CACHED_ROWS + 3 * MAX_BATCH_ROWS)
+    await harness.append_events(1, plugin="other")
+    everything, other = await harness.subscribe("?since=0"), await harness.subscribe("?since=0&plugin=other")
+
+    assert seqs(await everything.read_events(MAX_CACHED_ROWS + 3 * MAX_BATCH_ROWS + 1)) == list(
+        range(1, MAX_CACHED_ROWS + 3 * MAX_BATCH_ROWS + 2)
+    )
+    assert seqs([await other.next_event()]) == [MAX_CACHED_ROWS + 3 * MAX_BATCH_ROWS + 1]
+
+
+async def test_subscribers_at_different_positions_are_independent(harness: StreamHarness) -> None:
+    """In any order."""
+    await harness.append_events(MAX_CACHED_ROWS)
+    subscribers = [
+        await harness.subscribe(f"?since={since}")
+        for since in (MAX_CACHED_ROWS, 5, MAX_CACHED_ROWS - 5, 0, MAX_CACHED_ROWS)
+    ]
+    await harness.append_events(50)
+
+    for subscriber, since in zip(
+        subscribers, (MAX_CACHED_ROWS, 5, MAX_CACHED_ROWS - 5, 0, MAX_CACHED_ROWS), strict=True
+    ):
+        assert seqs(await subscriber.read_events(MAX_CACHED_ROWS + 50 - since)) == list(
+            range(since + 1, MAX_CACHED_ROWS + 51)
+        )
+
+
+async def test_only_the_last_event_of_a_row_has_the_position_of_the_row(harness: StreamHarness) -> None:
+    """A subscriber that is disconnected in between gets the whole row again."""
     data = {"from": "running", "to": "succeeded", "status": "succeeded", "preflight": "run", "pid": 1}
-    await station.happen(1)
-    await station.happen(1, "job.completed", data=data)
-    events = await (await station.listen("?since=1")).take(3)
+    await harness.append_events(1)
+    await harness.append_events(1, "job.completed", data=data)
+    events = await (await harness.subscribe("?since=1")).read_events(3)
 
     assert [event["event"] for event in events] == ["job.preflight", "plugin.spawned", "job.completed"]
     assert [event["id"] for event in events] == [1, 1, 2]
     assert seqs(events) == [2, 2, 2]
 
 
-@pytest.mark.parametrize("asked", ["x", "", "-1", "1.5", "٣", "9" * 20, "1 2"])
-async def test_a_place_that_is_none_is_refused(station: Station, asked: str) -> None:
-    """400 with the reason."""
-    await station.happen(3)
-    client = await station.server.connect()
-    header = f"Last-Event-ID: {asked}".encode().decode("latin-1")
+@pytest.mark.parametrize("text", ["x", "", "-1", "1.5", "٣", "9" * 20, "1 2"])
+async def test_an_invalid_position_is_refused(harness: StreamHarness, text: str) -> None:
+    """400 with the name of the header."""
+    await harness.append_events(3)
+    client = await harness.server.connect()
+    header = f"Last-Event-ID: {text}".encode().decode("latin-1")
     answer = await client.get("/events", "Authorization: Bearer all", header)
 
     assert (answer.status, answer.json["code"]) == (400, "bad_request")
     assert "Last-Event-ID" in answer.json["error"]
 
 
-async def test_a_place_that_has_not_come_yet_is_the_end(station: Station) -> None:
-    """A reader from before a restored backup comes in, and hears what happens from now on."""
-    await station.happen(3)
-    socket = await station.converse("?since=4000")
-    await station.happen(1)
-    assert (await socket.next())["seq"] == 4
+async def test_a_position_in_the_future_is_the_end(harness: StreamHarness) -> None:
+    """A subscriber from before a restored backup gets only new events."""
+    await harness.append_events(3)
+    socket = await harness.open_websocket("?since=4000")
+    await harness.append_events(1)
+    assert (await socket.next_event())["seq"] == 4
 
 
-async def test_an_event_is_told_as_soon_as_it_is_committed(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit itself wakes the readers: nobody waits for the next look."""
-    monkeypatch.setattr(cursor, "RECHECK_SECONDS", 1e6)
-    monkeypatch.setattr(cursor, "KEEP_ALIVE_SECONDS", 1e6)
-    listener, socket = await station.listen(), await station.converse()
-    await listener.begin()
+async def test_an_event_is_sent_when_it_is_committed(harness: StreamHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit wakes the subscribers without polling."""
+    monkeypatch.setattr(cursor, "RECHECK_INTERVAL", 1e6)
+    monkeypatch.setattr(cursor, "KEEP_ALIVE_INTERVAL", 1e6)
+    subscriber, socket = await harness.subscribe(), await harness.open_websocket()
+    await subscriber.open()
     for number in range(1, 4):
-        await station.happen(1)
-        assert seqs([await listener.next()]) == [number]
-        assert (await socket.next())["seq"] == number
+        await harness.append_events(1)
+        assert seqs([await subscriber.next_event()]) == [number]
+        assert (await socket.next_event())["seq"] == number
 
 
-# ── what is kept no more ────────────────────────────────────────────────────────────────────────────────────────────
+# ── pruned rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_was_pruned_is_marked_as_a_gap(station: Station) -> None:
-    """From the first missing position to the last; then the stream goes on."""
-    await station.happen(9)
-    await station.forget(4)
-    gap, *events = await (await station.listen("?since=2")).take(6)
+async def test_pruned_rows_are_reported_as_a_gap(harness: StreamHarness) -> None:
+    """From the first to the last missing position."""
+    await harness.append_events(9)
+    await harness.prune_events(4)
+    gap, *events = await (await harness.subscribe("?since=2")).read_events(6)
 
     assert (gap["event"], gap["id"], gap["data"]) == ("gap", 4, {"from": 3, "to": 4, "reason": "pruned"})
     assert seqs(events) == [5, 6, 7, 8, 9]
 
 
-async def test_from_the_first_that_is_kept_has_no_gap(station: Station) -> None:
-    """`since=0` asks for what there is."""
-    await station.happen(9)
-    await station.forget(4)
+async def test_since_0_starts_at_the_oldest_event_without_a_gap(harness: StreamHarness) -> None:
+    await harness.append_events(9)
+    await harness.prune_events(4)
 
-    assert seqs(await (await station.listen("?since=0")).take(5)) == [5, 6, 7, 8, 9]
+    assert seqs(await (await harness.subscribe("?since=0")).read_events(5)) == [5, 6, 7, 8, 9]
 
 
-async def test_a_pruned_journal_keeps_its_position(station: Station) -> None:
-    """Its newest row stays. What the reader missed is one gap; a position it had before is not in the future."""
-    await station.happen(5)
-    await station.forget(5)
-    listener = await station.listen("?since=3")
-    gap = await listener.next()
-    await station.happen(1)
+async def test_a_pruned_journal_keeps_its_position(harness: StreamHarness) -> None:
+    """Its newest row is kept, so that older positions stay valid."""
+    await harness.append_events(5)
+    await harness.prune_events(5)
+    subscriber = await harness.subscribe("?since=3")
+    gap = await subscriber.next_event()
+    await harness.append_events(1)
 
     assert gap["data"] == {"from": 4, "to": 4, "reason": "pruned"}
-    assert seqs(await listener.take(2)) == [5, 6]
-    assert seqs([await (await station.listen("?since=5")).next()]) == [6]
+    assert seqs(await subscriber.read_events(2)) == [5, 6]
+    assert seqs([await (await harness.subscribe("?since=5")).next_event()]) == [6]
 
 
-# ── filters ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -384,32 +396,34 @@ async def test_a_pruned_journal_keeps_its_position(station: Station) -> None:
         ("tree=t1", [1, 3]),
         ("tree=t1&job=j1", [1]),
         ("plugin=other&kind=run.*", [2]),
-        ("plugin=nobody", []),
+        ("plugin=unknown", []),
     ],
 )
-@pytest.mark.parametrize("way", ["sse", "websocket"])
-async def test_a_reader_gets_what_it_asked_for(station: Station, way: str, query: str, wanted: list[int]) -> None:
-    """All conditions hold at once; several kinds are alternatives; the last row is for everybody."""
-    await station.happen(1, job_id="j1", root_job_id="t1")
-    await station.happen(1, plugin="other", job_id="j1", root_job_id="t2")
-    await station.happen(1, "job.deduplicated", job_id="j2", root_job_id="t1")
-    await station.happen(1, plugin=None, job_id="j3")
-    await station.happen(1, "webhook.refused", plugin=None)
-    await station.forget(0)
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+async def test_a_subscriber_gets_only_matching_events(
+    harness: StreamHarness, transport: str, query: str, wanted: list[int]
+) -> None:
+    """All conditions must match; several kinds are alternatives."""
+    await harness.append_events(1, job_id="j1", root_job_id="t1")
+    await harness.append_events(1, plugin="other", job_id="j1", root_job_id="t2")
+    await harness.append_events(1, "job.deduplicated", job_id="j2", root_job_id="t1")
+    await harness.append_events(1, plugin=None, job_id="j3")
+    await harness.append_events(1, "webhook.refused", plugin=None)
+    await harness.prune_events(0)
     found: list[int] = []
-    if way == "sse":
-        listener = await station.listen(f"?since=0&{query}")
-        found = seqs(await listener.take(len(wanted)))
+    if transport == "sse":
+        subscriber = await harness.subscribe(f"?since=0&{query}")
+        found = seqs(await subscriber.read_events(len(wanted)))
     else:
-        socket = await station.converse(f"?since=0&{query}")
-        found = [(await socket.next())["seq"] for _ in wanted]
+        socket = await harness.open_websocket(f"?since=0&{query}")
+        found = [(await socket.next_event())["seq"] for _ in wanted]
 
     assert found == wanted
 
 
-async def test_a_kind_that_cannot_be_is_refused(station: Station) -> None:
-    """With the name that was probably meant."""
-    client = await station.server.connect()
+async def test_an_unknown_kind_is_refused(harness: StreamHarness) -> None:
+    """With a suggestion."""
+    client = await harness.server.connect()
     answer = await client.get("/events?kind=job.complete", "Authorization: Bearer all")
 
     assert answer.status == 400
@@ -417,24 +431,24 @@ async def test_a_kind_that_cannot_be_is_refused(station: Station) -> None:
 
 
 @pytest.mark.parametrize("query", ["plugin=a&plugin=b", "job=a&job=b", "tree=a&tree=b", "since=1&since=2"])
-async def test_what_can_be_given_once_is_not_given_twice(station: Station, query: str) -> None:
-    """400, over both ways, before anything is streamed."""
-    client = await station.server.connect()
+async def test_repeated_arguments_are_refused(harness: StreamHarness, query: str) -> None:
+    """Over SSE and WebSocket, before the stream starts."""
+    client = await harness.server.connect()
     answer = await client.get(f"/events?{query}", "Authorization: Bearer all")
     assert (answer.status, answer.json["code"]) == (400, "argument_repeated")
 
-    assert (await station.upgrade(f"?{query}")).status == 400
+    assert (await harness.upgrade(f"?{query}")).status == 400
 
 
-# ── the WebSocket ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── WebSocket ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_websocket_gets_messages_with_position_moment_name_and_data(station: Station) -> None:
-    """One JSON text for each event, and first of all the place where it begins."""
-    socket = await station.converse()
-    await station.happen(1, job_id="j1")
+async def test_a_websocket_message_has_position_time_name_and_data(harness: StreamHarness) -> None:
+    """One JSON text per event, after a first message with the position."""
+    socket = await harness.open_websocket()
+    await harness.append_events(1, job_id="j1")
 
-    assert await socket.next() == {
+    assert await socket.next_event() == {
         "seq": 1,
         "at": "2026-11-16T06:40:00.000000Z",
         "event": "run.ended",
@@ -442,130 +456,135 @@ async def test_a_websocket_gets_messages_with_position_moment_name_and_data(stat
     }
 
 
-async def test_what_a_websocket_client_says_is_ignored(station: Station) -> None:
-    """It neither ends the stream nor fills it."""
-    socket = await station.converse()
+async def test_messages_of_a_websocket_client_are_discarded(harness: StreamHarness) -> None:
+    """They neither end nor block the stream."""
+    socket = await harness.open_websocket()
     for _ in range(50):
-        await socket.say(b"x" * 1000)
-    await station.happen(3)
+        await socket.send_message(b"x" * 1000)
+    await harness.append_events(3)
 
-    assert [(await socket.next())["seq"] for _ in range(3)] == [1, 2, 3]
+    assert [(await socket.next_event())["seq"] for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("since", ["x", "-5"])
-async def test_a_websocket_at_no_place_is_refused_as_plain_http(station: Station, since: str) -> None:
+async def test_a_websocket_with_an_invalid_position_is_refused_as_plain_http(
+    harness: StreamHarness, since: str
+) -> None:
     """400 instead of the upgrade."""
-    answer = await station.upgrade(f"?since={since}")
+    answer = await harness.upgrade(f"?since={since}")
 
     assert (answer.status, answer.json["code"]) == (400, "bad_request")
-    assert await station.server.is_healthy()
+    assert await harness.server.is_healthy()
 
 
-# ── rights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── access ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("scopes", "status"),
     [(("jobs:ro",), 403), (("events:ro",), 200), (("events:rw",), 200), (("events:meta:ro",), 200), (("*",), 200)],
 )
-async def test_listening_takes_a_right_to_events(station: Station, scopes: tuple[str, ...], status: int) -> None:
-    """Any of them; others do not do."""
-    station.tokens["mine"] = scopes
-    client = await station.server.connect()
+async def test_a_stream_requires_an_events_scope(harness: StreamHarness, scopes: tuple[str, ...], status: int) -> None:
+    """Any of the events scopes."""
+    harness.tokens["mine"] = scopes
+    client = await harness.server.connect()
 
     assert (await client.get("/events", "Authorization: Bearer mine", method="HEAD")).status == status
-    assert await station.server.is_healthy()
+    assert await harness.server.is_healthy()
 
 
-@pytest.mark.parametrize(("token", "sees_words"), [("all", True), ("events", True), ("payload", True), ("meta", False)])
-async def test_words_and_data_take_the_right_to_payloads(station: Station, token: str, sees_words: bool) -> None:
-    """Over both ways alike."""
-    await station.happen(1)
-    event = await (await station.listen("?since=0", token=token)).next()
-    message = await (await station.converse("?since=0", token=token)).next()
+@pytest.mark.parametrize(("token", "sees_data"), [("all", True), ("events", True), ("payload", True), ("meta", False)])
+async def test_messages_and_data_require_the_payload_scope(harness: StreamHarness, token: str, sees_data: bool) -> None:
+    """Over SSE and WebSocket."""
+    await harness.append_events(1)
+    event = await (await harness.subscribe("?since=0", token=token)).next_event()
+    message = await (await harness.open_websocket("?since=0", token=token)).next_event()
 
-    assert ("reason" in event["data"]) is sees_words
+    assert ("reason" in event["data"]) is sees_data
     assert event["data"]["plugin"] == "echo"
     assert message["data"] == event["data"]
 
 
-async def test_a_reload_without_the_token_ends_its_streams(station: Station) -> None:
-    """With a reason, and at once; whoever may still listen is not interrupted."""
-    gone, stays = await station.listen(token="meta"), await station.listen(token="all")
-    for listener in (gone, stays):
-        await listener.begin()
-    gone_socket, stays_socket = await station.converse(token="meta"), await station.converse(token="all")
+async def test_a_reload_that_removes_a_token_ends_its_streams(harness: StreamHarness) -> None:
+    """Immediately and with a reason. Other streams continue."""
+    removed, kept_open = await harness.subscribe(token="meta"), await harness.subscribe(token="all")
+    for subscriber in (removed, kept_open):
+        await subscriber.open()
+    removed_socket, kept_open_socket = (
+        await harness.open_websocket(token="meta"),
+        await harness.open_websocket(token="all"),
+    )
     with trio.fail_after(5):
-        station.reload(all=("*",))
-        assert await gone.rest() == [": the token may not listen any more"]
-        assert await gone_socket.close_code() == 1008
-    await station.happen(1)
+        harness.reload(all=("*",))
+        assert await removed.read_rest() == [": the token no longer has access"]
+        assert await removed_socket.close_code() == 1008
+    await harness.append_events(1)
 
-    assert (await stays_socket.next())["seq"] == 1
-    assert seqs([await stays.next()]) == [1]
-
-
-async def test_a_reload_that_takes_the_right_to_payloads_is_seen_in_the_next_event(station: Station) -> None:
-    """The stream goes on with less in it."""
-    listener = await station.listen(token="events")
-    await listener.begin()
-    await station.happen(1)
-    assert "reason" in (await listener.next())["data"]
-    station.reload(events=("events:meta:ro",))
-    await station.happen(1)
-
-    assert "reason" not in (await listener.next())["data"]
+    assert (await kept_open_socket.next_event())["seq"] == 1
+    assert seqs([await kept_open.next_event()]) == [1]
 
 
-async def test_a_lost_hint_does_not_keep_a_lost_right(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right is looked at again after a while, told or not."""
-    monkeypatch.setattr(cursor, "LOSS_IS_SEEN_AFTER_SECONDS", 0.02)
-    monkeypatch.setattr(cursor, "LAST_WORDS_SECONDS", 0.02)
-    listener = await station.listen(token="meta")
-    await listener.begin()
-    await station.happen(1)
-    await listener.next()
-    station.tokens, station.snapshot = {}, object()
+async def test_a_reload_that_removes_the_payload_scope_applies_to_the_next_event(harness: StreamHarness) -> None:
+    """The stream continues without payload data."""
+    subscriber = await harness.subscribe(token="events")
+    await subscriber.open()
+    await harness.append_events(1)
+    assert "reason" in (await subscriber.next_event())["data"]
+    harness.reload(events=("events:meta:ro",))
+    await harness.append_events(1)
+
+    assert "reason" not in (await subscriber.next_event())["data"]
+
+
+async def test_access_is_checked_without_a_hint(harness: StreamHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Periodically, because a hint can be lost."""
+    monkeypatch.setattr(cursor, "ACCESS_CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(cursor, "CLOSE_GRACE_SECONDS", 0.02)
+    subscriber = await harness.subscribe(token="meta")
+    await subscriber.open()
+    await harness.append_events(1)
+    await subscriber.next_event()
+    harness.tokens, harness.snapshot = {}, object()
 
     with trio.fail_after(2):
-        await station.server.has_served(1)
+        await harness.server.wait_for_requests(1)
 
 
-async def test_a_stream_opens_at_a_position_that_is_durable(tmp_path: "Path", disk: Disk) -> None:
-    """After a power cut, an earlier position would be given again, to an event that this reader then never gets."""
+async def test_a_stream_opens_at_a_durable_position(tmp_path: "Path", disk: Disk) -> None:
+    """After a power failure, the position would be reused for an event that this subscriber would never get."""
     opened: list[int] = []
     async with open_ledger(tmp_path / "state" / "ductile.db") as ledger, trio.open_nursery() as nursery:
-        desk: Any = SimpleNamespace(ledger=ledger)
+        ctx: Any = SimpleNamespace(ledger=ledger)
         request: Any = SimpleNamespace(query={}, argument=lambda _: None, header=lambda _: None)
 
         async def open_stream() -> None:
-            opened.append((await cursor.open_reader(desk, Feed(ledger), request, lambda: request)).last)
+            opened.append((await cursor.open_cursor(ctx, JournalFeed(ledger), request, lambda: request)).position)
 
-        with disk.held():
+        with disk.blocked():
             await ledger.transact(lambda db: journal.append(db, "run.ended", now=NOW), wait=False)
             nursery.start_soon(open_stream)
-            for _ in range(4):  # it has read, too
+            for _ in range(4):  # the cursor has read the position by now
                 assert await ledger.read(journal.position) == 1
             assert opened == []
             disk.release()
     assert opened == [1]
 
 
-# ── slow readers ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── slow clients ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def fill(station: Station, rows: int = 400) -> None:
-    """More than the kernel keeps for a client that does not read."""
+async def fill(harness: StreamHarness, rows: int = 400) -> None:
+    """Append more data than the kernel buffers for a client."""
     for _ in range(rows // 100):
-        await station.happen(100, data={"reason": "x" * 40_000})
+        await harness.append_events(100, data={"reason": "x" * 40_000})
 
 
 @pytest.fixture
-async def impatient(tmp_path: "Path", start_server: "StartServer") -> AsyncIterator[Station]:
-    """A station that gives up on clients after a quarter of a second."""
+async def short_timeout(tmp_path: "Path", start_server: "StartServer") -> AsyncIterator[StreamHarness]:
+    """A harness with a write timeout of a quarter of a second."""
     async with _open(tmp_path) as opened:
         limits = ConnectionLimits(write_stall_seconds=0.25, linger_seconds=0.05)
-        routes = stream.routes(opened.desk, opened.authorize)
+        routes = stream.routes(opened.ctx, opened.authorize)
         opened.server = await start_server(*routes, authorize=opened.authorize, limits=limits, grace_seconds=0.5)
         yield opened
         opened.server.stopping.set()
@@ -574,70 +593,70 @@ async def impatient(tmp_path: "Path", start_server: "StartServer") -> AsyncItera
         await opened.server.ended.wait()
 
 
-async def test_a_client_that_does_not_read_is_cut_and_nobody_else_notices(impatient: Station) -> None:
-    """Writers and other readers go on; when it comes back it gets the rest."""
-    stuck = await impatient.listen("?since=0", receive_buffer=4096)
-    fast = await impatient.listen("?since=0")
-    await impatient.happen(3)
-    last = seqs(await stuck.take(3))[-1]
-    await fill(impatient)
-
-    assert seqs(await fast.take(403)) == list(range(1, 404))
-    await impatient.server.has_served(1)
-    again = await impatient.listen(f"?since={last}")
-    assert seqs(await again.take(400)) == list(range(4, 404))
-    assert not impatient.server.faults
-
-
-@pytest.mark.parametrize("way", ["sse", "websocket"])
-async def test_a_client_that_does_not_read_is_cut_when_its_right_is_lost(
-    station: Station, way: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_that_does_not_read_is_disconnected_without_effect_on_others(
+    short_timeout: StreamHarness,
 ) -> None:
-    """Long before it is cut for being slow."""
-    monkeypatch.setattr(cursor, "LAST_WORDS_SECONDS", 0.05)
-    client = await station.server.connect(receive_buffer=4096)
-    path, more = ("/events", "") if way == "sse" else ("/events/ws", "".join(f"{line}\r\n" for line in UPGRADE))
+    """It can resume later."""
+    stalled = await short_timeout.subscribe("?since=0", receive_buffer=4096)
+    fast = await short_timeout.subscribe("?since=0")
+    await short_timeout.append_events(3)
+    last = seqs(await stalled.read_events(3))[-1]
+    await fill(short_timeout)
+
+    assert seqs(await fast.read_events(403)) == list(range(1, 404))
+    await short_timeout.server.wait_for_requests(1)
+    again = await short_timeout.subscribe(f"?since={last}")
+    assert seqs(await again.read_events(400)) == list(range(4, 404))
+    assert not short_timeout.server.faults
+
+
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+async def test_a_client_that_does_not_read_is_disconnected_when_it_loses_access(
+    harness: StreamHarness, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the write timeout."""
+    monkeypatch.setattr(cursor, "CLOSE_GRACE_SECONDS", 0.05)
+    client = await harness.server.connect(receive_buffer=4096)
+    path, more = ("/events", "") if transport == "sse" else ("/events/ws", "".join(f"{line}\r\n" for line in UPGRADE))
     await client.send(f"GET {path} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer meta\r\n{more}\r\n".encode())
-    while b"id: 0" not in client.seen and b"stream.opened" not in client.seen:
-        client.seen += await client.stream.receive_some()
-    await fill(station, 100)
+    while b"id: 0" not in client.buffer and b"stream.opened" not in client.buffer:
+        client.buffer += await client.stream.receive_some()
+    await fill(harness, 100)
     with trio.fail_after(5):
-        station.reload()
-        await station.server.has_served(1)
+        harness.reload()
+        await harness.server.wait_for_requests(1)
 
-    assert await station.server.is_healthy()
+    assert await harness.server.is_healthy()
 
 
-async def test_many_readers_of_whom_some_never_read_cost_little_memory(
-    tmp_path: "Path", start_server: "StartServer"
-) -> None:
-    """A hundred of them: what waits for the slow ones is in the ledger, not in memory."""
-    async with _open(tmp_path) as station:
-        station.server = await start_server(
-            *stream.routes(station.desk, station.authorize),
-            authorize=station.authorize,
+async def test_subscribers_that_do_not_read_use_little_memory(tmp_path: "Path", start_server: "StartServer") -> None:
+    """The ledger is their buffer."""
+    async with _open(tmp_path) as harness:
+        harness.server = await start_server(
+            *stream.routes(harness.ctx, harness.authorize),
+            authorize=harness.authorize,
             listener=open_unix(tmp_path / "listener.sock"),
             grace_seconds=0.5,
         )
         for _ in range(10):
-            await (await station.listen(receive_buffer=4096)).begin()
-        listeners = [await station.listen("?kind=webhook.repeated") for _ in range(90)]
-        for listener in listeners:
-            await listener.begin()
-        await fill(station, 200)
+            await (await harness.subscribe(receive_buffer=4096)).open()
+        subscribers = [await harness.subscribe("?kind=webhook.repeated") for _ in range(90)]
+        for subscriber in subscribers:
+            await subscriber.open()
+        await fill(harness, 200)
         before = resident_bytes()
         for _ in range(3):
-            await fill(station, 200)
-        await station.happen(1, "webhook.repeated")
-        for listener in listeners:
-            assert (await listener.next())["data"]["seq"] == 801
+            await fill(harness, 200)
+        await harness.append_events(1, "webhook.repeated")
+        for subscriber in subscribers:
+            assert (await subscriber.next_event())["data"]["seq"] == 801
         after = resident_bytes()
-        station.server.stopping.set()
-        station.is_stopping = True
-        station.hub.announce_everyone()
-        await station.server.ended.wait()
+        harness.server.stopping.set()
+        harness.is_stopping = True
+        harness.hub.announce_all()
+        await harness.server.ended.wait()
 
-    # Twenty-four megabytes were written meanwhile, for each of the ten.
+    # 24 MB were written in between for each of the ten stalled clients.
     assert after - before < 24 << 20
 
 
@@ -646,47 +665,49 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# ── while nothing happens, and the end ──────────────────────────────────────────────────────────────────────────────
+# ── keep-alive, shutdown and limits ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_quiet_stream_says_that_it_is_alive(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its place, which moves on past what the reader did not want."""
-    monkeypatch.setattr(cursor, "KEEP_ALIVE_SECONDS", 0.1)
-    listener = await station.listen("?kind=job.*")
-    await listener.begin()
-    await station.happen(5)
+async def test_an_idle_stream_sends_keep_alive_comments(
+    harness: StreamHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the position, which advances past events that do not match."""
+    monkeypatch.setattr(cursor, "KEEP_ALIVE_INTERVAL", 0.1)
+    subscriber = await harness.subscribe("?kind=job.*")
+    await subscriber.open()
+    await harness.append_events(5)
 
-    assert await listener.block() in (": still here\nid: 5", ": still here\nid: 0")
-    assert await listener.block() == ": still here\nid: 5"
+    assert await subscriber.read_block() in (": keep-alive\nid: 5", ": keep-alive\nid: 0")
+    assert await subscriber.read_block() == ": keep-alive\nid: 5"
 
 
-async def test_streams_end_at_once_when_the_service_stops(station: Station) -> None:
-    """With a word to each: 1001 over a WebSocket, a comment over SSE."""
-    listener = await station.listen()
-    await listener.begin()
-    socket = await station.converse()
+async def test_streams_end_when_the_service_stops(harness: StreamHarness) -> None:
+    """With 1001 over a WebSocket and a comment over SSE."""
+    subscriber = await harness.subscribe()
+    await subscriber.open()
+    socket = await harness.open_websocket()
     with trio.fail_after(2):
-        station.is_stopping = True
-        station.server.stopping.set()
-        station.hub.announce_everyone()
+        harness.is_stopping = True
+        harness.server.stopping.set()
+        harness.hub.announce_all()
         assert await socket.close_code() == 1001
         await socket.client.aclose()
-        assert await listener.rest() == [": the service is stopping"]
-        await station.server.ended.wait()
+        assert await subscriber.read_rest() == [": the service is stopping"]
+        await harness.server.ended.wait()
 
 
-async def test_only_so_many_may_follow(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one gets 503 and can try again; whoever leaves makes room."""
-    monkeypatch.setattr(stream, "MOST_STREAMS_PER_PEER", 2)
-    first = await station.listen()
-    await first.begin()
-    second = await station.converse()
-    client = await station.server.connect()
+async def test_the_number_of_streams_is_limited(harness: StreamHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request gets 503 until a stream has ended."""
+    monkeypatch.setattr(stream, "MAX_STREAMS_PER_PEER", 2)
+    first = await harness.subscribe()
+    await first.open()
+    second = await harness.open_websocket()
+    client = await harness.server.connect()
     answer = await client.get("/events", "Authorization: Bearer all")
-    refused = await station.upgrade()
+    refused = await harness.upgrade()
     await second.client.aclose()
-    await station.server.has_served(3)
-    await (await station.listen()).begin()
+    await harness.server.wait_for_requests(3)
+    await (await harness.subscribe()).open()
 
     assert (answer.status, answer.json["code"], refused.status) == (503, "too_many_streams", 503)
     assert answer.headers["retry-after"]

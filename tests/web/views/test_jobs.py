@@ -1,4 +1,4 @@
-"""Jobs and runs as JSON: what is told, by which rules, and that a plugin's answer passes through untouched."""
+"""Jobs, attempts, trees and runs as JSON."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -9,12 +9,12 @@ import pytest
 from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.ledger.reports.job_details import JobBrief, LoggedAttempt
 from ductile.ledger.reports.trees import TreeNode
-from ductile.web.views.jobs import LONGEST_OUTPUT, attempt_text, job_text, listed_job, run_text, tree_text
+from ductile.web.views.jobs import MAX_OUTPUT_CHARS, attempt_json, job_json, job_list_view, run_json, tree_json
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
 
-def a_node(step: str, status: str = "succeeded", result: str | None = None, **values: Any) -> TreeNode:
+def make_node(step: str, status: str = "succeeded", result: str | None = None, **values: Any) -> TreeNode:
     job = Job(
         id=f"job of {step}",
         plugin="a",
@@ -29,110 +29,112 @@ def a_node(step: str, status: str = "succeeded", result: str | None = None, **va
     return TreeNode(job=job, result=result)
 
 
-def ends(job: Job) -> bool:
-    """Runs may end with steps that are called so."""
+def is_terminal(job: Job) -> bool:
+    """Treat steps whose name starts with `end` as terminal."""
     return (job.step_id or "").startswith("end")
 
 
-def run(*nodes: TreeNode) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(run_text(nodes, "p", ends))
+def run_view(*nodes: TreeNode) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(run_json(nodes, "p", is_terminal))
     return content
 
 
 @pytest.mark.parametrize(
     ("nodes", "status"),
     [
-        ([a_node("a")], "succeeded"),
-        ([a_node("a"), a_node("b", "skipped")], "succeeded"),
-        ([a_node("a", "failed"), a_node("b")], "failed"),
-        ([a_node("a", "dead"), a_node("b")], "dead"),
-        ([a_node("a", "dead"), a_node("b", "failed")], "failed"),
-        ([a_node("a", "failed"), a_node("b", "dead")], "dead"),
-        ([a_node("a", "failed", tolerated=True)], "succeeded"),
-        ([a_node("a", "failed", tolerated=True), a_node("b", "dead"), a_node("c", "dead", tolerated=True)], "dead"),
+        ([make_node("a")], "succeeded"),
+        ([make_node("a"), make_node("b", "skipped")], "succeeded"),
+        ([make_node("a", "failed"), make_node("b")], "failed"),
+        ([make_node("a", "dead"), make_node("b")], "dead"),
+        ([make_node("a", "dead"), make_node("b", "failed")], "failed"),
+        ([make_node("a", "failed"), make_node("b", "dead")], "dead"),
+        ([make_node("a", "failed", tolerated=True)], "succeeded"),
+        (
+            [make_node("a", "failed", tolerated=True), make_node("b", "dead"), make_node("c", "dead", tolerated=True)],
+            "dead",
+        ),
     ],
 )
-def test_a_run_is_what_its_last_intolerable_failure_is(nodes: list[TreeNode], status: str) -> None:
-    """A failure that the author tolerates does not count."""
-    assert run(*nodes)["status"] == status
+def test_a_run_has_the_status_of_its_last_failure(nodes: list[TreeNode], status: str) -> None:
+    """Tolerated failures do not count."""
+    assert run_view(*nodes)["status"] == status
 
 
 @pytest.mark.parametrize(
     ("nodes", "result"),
     [
-        ([a_node("a", result='{"n":1}')], {"n": 1}),
-        ([a_node("a", result='{"n":1}'), a_node("end", result='{"n":2}'), a_node("b", result='{"n":3}')], {"n": 2}),
-        ([a_node("end 1", result='{"n":1}'), a_node("end 2", result='{"n":2}')], {"n": 2}),
-        ([a_node("a", result='{"n":1}'), a_node("end", "dead")], None),
-        ([a_node("a", result='{"n":1}'), a_node("end", "failed", '{"status":"error"}')], {"status": "error"}),
-        ([a_node("a", result='{"n":1}'), a_node("end", "failed", "no JSON")], None),
-        ([a_node("end", result='{"n":1}'), a_node("end", result='{"n":2}', pipeline="q")], {"n": 1}),
+        ([make_node("a", result='{"n":1}')], {"n": 1}),
+        (
+            [make_node("a", result='{"n":1}'), make_node("end", result='{"n":2}'), make_node("b", result='{"n":3}')],
+            {"n": 2},
+        ),
+        ([make_node("end 1", result='{"n":1}'), make_node("end 2", result='{"n":2}')], {"n": 2}),
+        ([make_node("a", result='{"n":1}'), make_node("end", "dead")], None),
+        ([make_node("a", result='{"n":1}'), make_node("end", "failed", '{"status":"error"}')], {"status": "error"}),
+        ([make_node("a", result='{"n":1}'), make_node("end", "failed", "no JSON")], None),
+        ([make_node("end", result='{"n":1}'), make_node("end", result='{"n":2}', pipeline="q")], {"n": 1}),
     ],
 )
-def test_the_result_is_that_of_the_last_job_with_which_the_run_may_end(nodes: list[TreeNode], result: Any) -> None:
-    """Else that of the root; runs that were triggered on the way have ends of their own."""
-    assert run(*nodes)["result"] == result
+def test_the_result_of_a_run_is_that_of_its_last_terminal_job(nodes: list[TreeNode], result: Any) -> None:
+    """Or that of the root job. Terminal jobs of other pipelines in the tree do not count."""
+    assert run_view(*nodes)["result"] == result
 
 
-def test_a_plugins_answer_passes_through_as_it_was_written() -> None:
-    """Numbers, order and blanks are the plugin's own."""
+def test_the_response_of_a_plugin_is_copied_unchanged() -> None:
+    """Including numbers, member order and whitespace."""
     result = '{"status": "ok",  "n": 9007199254740993, "x": 1.0, "result": "é"}'
 
-    text = run_text([a_node("end", result=result)], "p", ends)
+    text = run_json([make_node("end", result=result)], "p", is_terminal)
 
-    assert text.count(result) == 2, "as the result of the run and in its tree"
+    assert text.count(result) == 2, "once as the result of the run, once in its tree"
 
 
-def test_what_is_no_answer_is_output() -> None:
-    """Printed text is shown as text, and not without end."""
-    long = "x" * (LONGEST_OUTPUT + 1)
-    nodes = [a_node("a", "failed", "oops"), a_node("b", "failed", "[1]"), a_node("c", "failed", long)]
+def test_a_result_that_is_not_an_object_is_shown_as_truncated_output() -> None:
+    long = "x" * (MAX_OUTPUT_CHARS + 1)
+    nodes = [make_node("a", "failed", "oops"), make_node("b", "failed", "[1]"), make_node("c", "failed", long)]
 
-    shown = json.loads(tree_text(nodes, ends))
+    shown = json.loads(tree_json(nodes, is_terminal))
 
-    assert [node["output"] for node in shown] == ["oops", "[1]", long[:LONGEST_OUTPUT]]
+    assert [node["output"] for node in shown] == ["oops", "[1]", long[:MAX_OUTPUT_CHARS]]
     assert not any("result" in node for node in shown)
 
 
-def test_what_does_not_apply_is_left_out() -> None:
-    """A queued job has no times, a job outside of every run no pipeline."""
-    (shown,) = json.loads(tree_text([a_node("a", "queued", pipeline=None, step_id=None)], ends))
+def test_members_that_do_not_apply_are_omitted() -> None:
+    """A queued job has no times; a job without a run has no pipeline."""
+    (shown,) = json.loads(tree_json([make_node("a", "queued", pipeline=None, step_id=None)], is_terminal))
 
     assert set(shown) == {"job_id", "plugin", "command", "status", "attempt", "created_at"}
 
 
 @pytest.mark.parametrize(("status", "marked"), [("failed", True), ("dead", True), ("succeeded", None)])
-def test_only_a_failure_can_be_tolerated(status: str, marked: bool | None) -> None:
-    """That a step may fail is no news where it did not."""
-    (shown,) = json.loads(tree_text([a_node("a", status, tolerated=True)], ends))
+def test_only_a_failure_is_marked_as_tolerated(status: str, marked: bool | None) -> None:
+    (shown,) = json.loads(tree_json([make_node("a", status, tolerated=True)], is_terminal))
 
     assert shown.get("tolerated") is marked
 
 
-def test_a_run_lasts_from_its_root_to_its_last_end() -> None:
-    """`duration_ms` counts waiting too."""
+def test_the_duration_of_a_run_is_from_its_creation_to_its_last_completion() -> None:
+    """`duration_ms` includes waiting time."""
     late = NOW + timedelta(milliseconds=1234)
-    nodes = [a_node("a", completed_at=NOW), a_node("b", started_at=NOW, completed_at=late), a_node("c")]
+    nodes = [make_node("a", completed_at=NOW), make_node("b", started_at=NOW, completed_at=late), make_node("c")]
 
-    shown = run(*nodes)
+    shown = run_view(*nodes)
 
     assert (shown["duration_ms"], shown["tree"][1]["duration_ms"]) == (1234, 1234)
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_duration() -> None:
-    """Zero is the least."""
+def test_a_duration_is_not_negative_after_the_clock_was_set_back() -> None:
     early = NOW - timedelta(seconds=1)
 
-    shown = run(a_node("a", started_at=NOW, completed_at=early))
+    shown = run_view(make_node("a", started_at=NOW, completed_at=early))
 
     assert (shown["duration_ms"], shown["tree"][0]["duration_ms"]) == (0, 0)
 
 
-def test_one_job_tells_its_step_and_what_it_writes() -> None:
-    """`stderr` is there while it runs."""
-    brief = JobBrief(job=a_node("a", "running").job, result=None)
+def test_a_running_job_has_its_step_and_stderr() -> None:
+    brief = JobBrief(job=make_node("a", "running").job, result=None)
 
-    shown = json.loads(job_text(brief, "so far"))
+    shown = json.loads(job_json(brief, "so far"))
 
     assert (shown["pipeline"], shown["step_id"], shown["stderr"]) == ("p", "a", "so far")
 
@@ -140,17 +142,16 @@ def test_one_job_tells_its_step_and_what_it_writes() -> None:
 RESULTS = {"result", "output", "last_error", "stderr"}
 
 
-def test_without_results_a_job_is_only_where_it_is() -> None:
-    """Neither its answer nor what it printed, its error or its stderr."""
+def test_without_the_result_scope_results_errors_and_stderr_are_omitted() -> None:
     for result in ('{"n":1}', "no JSON"):
-        job = a_node("a", "failed", last_error="no").job
+        job = make_node("a", "failed", last_error="no").job
         brief = JobBrief(job=job, result=result)
-        assert RESULTS & json.loads(job_text(brief, "so far")).keys() > {"last_error", "stderr"}
-        assert not RESULTS & json.loads(job_text(brief, "so far", shows_result=False)).keys()
+        assert RESULTS & json.loads(job_json(brief, "so far")).keys() > {"last_error", "stderr"}
+        assert not RESULTS & json.loads(job_json(brief, "so far", shows_result=False)).keys()
         node = TreeNode(job=job, result=result)
-        assert not RESULTS & json.loads(tree_text([node], ends, shows_result=False))[0].keys()
-        assert RESULTS & listed_job(job, shows_result=True).keys() == {"last_error"}
-        assert not RESULTS & listed_job(job, shows_result=False).keys()
+        assert not RESULTS & json.loads(tree_json([node], is_terminal, shows_result=False))[0].keys()
+        assert RESULTS & job_list_view(job, shows_result=True).keys() == {"last_error"}
+        assert not RESULTS & job_list_view(job, shows_result=False).keys()
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,8 @@ def test_without_results_a_job_is_only_where_it_is() -> None:
         (("no JSON", True), {"output": "no JSON"}),
     ],
 )
-def test_an_attempt_shows_what_it_left(result: tuple[str | None, bool] | None, shown: dict[str, Any]) -> None:
-    """An answer as it is, other text as text; what is too long for a list is only mentioned."""
+def test_an_attempt_shows_its_result(result: tuple[str | None, bool] | None, shown: dict[str, Any]) -> None:
+    """A JSON object as `result`, other text as `output`; a result that is too large is only marked."""
     attempt = LoggedAttempt(
         seq=1,
         id="j-1",
@@ -186,8 +187,8 @@ def test_an_attempt_shows_what_it_left(result: tuple[str | None, bool] | None, s
         stderr="ouch",
         result=None,
     )
-    told = json.loads(attempt_text(attempt, result, shows_result=True))
-    assert {name: told[name] for name in told.keys() & {"result", "output", "result_omitted"}} == shown
-    assert (told["duration_ms"], told["signal"], told["stderr"]) == (1500, 9, "ouch")
-    assert "exit_code" not in told
-    assert not RESULTS & json.loads(attempt_text(attempt, None, shows_result=False)).keys()
+    view = json.loads(attempt_json(attempt, result, shows_result=True))
+    assert {name: view[name] for name in view.keys() & {"result", "output", "result_omitted"}} == shown
+    assert (view["duration_ms"], view["signal"], view["stderr"]) == (1500, 9, "ouch")
+    assert "exit_code" not in view
+    assert not RESULTS & json.loads(attempt_json(attempt, None, shows_result=False)).keys()

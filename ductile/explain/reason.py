@@ -1,0 +1,27 @@
+"""A reason as a value: a stable code for programs, its data, and the sentence that people read."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from attrs import field, frozen
+
+from ductile.explain.sentences import sentence
+
+
+@frozen
+class Reason:
+    """Why something is as it is."""
+
+    code: str
+    data: Mapping[str, Any] = field(factory=dict)
+    at: datetime = field(factory=lambda: datetime.now(UTC), eq=False)
+    """The moment that relative times in the sentence count from."""
+
+    @property
+    def words(self) -> str:
+        return sentence(self.code, self.data, now=self.at)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the reason as JSON members: `code`, `words` and the data."""
+        return {"code": self.code, "words": self.words, **self.data}

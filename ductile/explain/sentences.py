@@ -1,0 +1,336 @@
+"""The sentence of every reason code: one table, from code and data to text.
+
+Pure. Knows neither the ledger nor how a reason was found. A sentence that ends with an error ends without a period.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from ductile.calendar.reasons import SkipReason
+from ductile.core.format_time import format_when
+from ductile.core.model import OutcomeCode
+from ductile.core.units import format_duration
+from ductile.explain.conditions import format_predicates
+
+Data = Mapping[str, Any]
+Sentence = str | Callable[[Data], str]
+"""A format string, or a function where the sentence depends on the data."""
+NO_ERROR = "no error on record"
+NOW = "now"
+"""The member of the data that holds the moment relative times count from."""
+
+
+class _Values(dict[str, Any]):
+    """The data of a reason; a member that an older version did not store is unknown."""
+
+    def __missing__(self, name: str) -> str:
+        return "(unknown)"
+
+
+def sentence(code: str, data: Data, *, now: datetime | None = None) -> str:
+    """Return the sentence of a reason. A code of a newer version stands for itself."""
+    template = SENTENCES.get(code, "{code}: {error}" if data.get("error") else "{code}")
+    values = _Values({"code": code, **data, "error": data.get("error") or NO_ERROR, NOW: now})
+    text = template.format_map(values) if isinstance(template, str) else template(values)
+    return f"{text}; {data['problem']}" if data.get("problem") else text
+
+
+# ── ended ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _answered_ok(data: Data) -> str:
+    if data.get("exit_code"):
+        return f"The plugin answered status ok. Exit code {data['exit_code']} is ignored (ignore_exit_code)."
+    return f"Attempt {data.get('attempt', 1)} of {data.get('max_attempts', 1)} answered status ok with exit code 0."
+
+
+def _relayed(data: Data) -> str:
+    to = f"Instance {data['to']}" if data.get("to") else "The other instance"
+    if data.get("accepted", True):
+        return f"{to} accepted the event."
+    return f"{to} received the event, but nothing there handles it ({data.get('reason')})."
+
+
+def _joined(data: Data) -> str:
+    results = data.get("results")
+    return "All branches ended." if results is None else f"All branches ended with {_count(results, 'result')}."
+
+
+def _condition_false(data: Data) -> str:
+    head = f"The condition of step {data.get('step_id')} is false, so the step does not run"
+    return f"{head}: {format_predicates(data['predicates'])}" if data.get("predicates") else f"{head}."
+
+
+def _not_joined(data: Data) -> str:
+    failures = data.get("failures", ())
+    more = data.get("failed", len(failures)) - len(failures)
+    return f"Jobs of this join failed: {'; '.join(failures)}{f' and {more} more' if more > 0 else ''}"
+
+
+def _attempts_used_up(data: Data) -> str:
+    how = "timed out" if data.get("timed_out") else "failed"
+    if data.get("max_attempts") == 1:
+        return f"The only attempt (retry.max_attempts) {how}: {data['error']}"
+    return f"All {data['max_attempts']} attempts are used up (retry.max_attempts). The last one {how}: {data['error']}"
+
+
+def _cancelled(data: Data) -> str:
+    return f"The job was cancelled {'while it ran' if data.get('ran') else 'before it ran'}: {data.get('reason')}"
+
+
+def _over_budget(data: Data) -> str:
+    match data.get("limit"):
+        case "hops":
+            return f"The chain of runs has more than {data['max']} hops (service.limits.hops)."
+        case "tree_jobs":
+            return f"The run has more than {data['max']:,} jobs (service.limits.tree_jobs)."
+    return f"The run is nested deeper than {data.get('max')} steps (max_depth of the pipeline)."
+
+
+OUTCOMES: Mapping[str, Sentence] = {
+    OutcomeCode.ANSWERED_OK: _answered_ok,
+    OutcomeCode.RELAYED: _relayed,
+    OutcomeCode.JOINED: _joined,
+    OutcomeCode.DECIDED: "The core decided this job. No plugin ran.",
+    OutcomeCode.CONDITION_TRUE: "The condition of step {step_id} is true, so the step runs.",
+    OutcomeCode.CONDITION_FALSE: _condition_false,
+    OutcomeCode.DEDUPLICATED: "Job {winner} with the same dedupe key {dedupe_key!r} succeeded while this one waited.",
+    OutcomeCode.NOTHING_TO_JOIN: "Every job that it would have joined was a duplicate.",
+    OutcomeCode.SKIPPED: "The job was skipped: {error}",
+    OutcomeCode.EXIT_78: "Exit code 78 reports a configuration error, so the job is not retried: {error}",
+    OutcomeCode.RETRY_FALSE: "The plugin answered with an error and `retry: false`, so the job is not retried: {error}",
+    OutcomeCode.FINAL: "Another attempt would not help: {error}",
+    OutcomeCode.REFUSED: "The job cannot be run, now or later: {error}",
+    OutcomeCode.RELAY_REFUSED: "The other instance refused the event, so it is not sent again: {error}",
+    OutcomeCode.NOT_JOINED: _not_joined,
+    OutcomeCode.JOIN_TOO_LARGE: "The results of the join have {characters} characters. The limit is {max}.",
+    OutcomeCode.TOO_MANY_FOLLOW_UPS: "The follow-up jobs exceed a limit: {error}",
+    OutcomeCode.STATE_TOO_LARGE: "The plugin succeeded, but its state is too large to store: {error}",
+    OutcomeCode.INTERNAL_ERROR: "Ductile failed after the plugin had run, so the job is not retried: {error}",
+    OutcomeCode.ATTEMPTS_USED_UP: _attempts_used_up,
+    OutcomeCode.CORE_DIED: "The service died {recoveries} times while the job ran. All its attempts are used up.",
+    OutcomeCode.CANCELLED: _cancelled,
+    OutcomeCode.PURGED: "The job was purged from the queue: {reason}",
+    OutcomeCode.OVER_BUDGET: _over_budget,
+    OutcomeCode.PLUGIN_UNAVAILABLE: "The job cannot run: {error}",
+    OutcomeCode.INSTANCE_UNAVAILABLE: "The event cannot be sent: {error}",
+    OutcomeCode.STEP_REMOVED: "The configuration changed while the run was open: {error}",
+    OutcomeCode.NOT_DECIDED: "The join cannot be decided: {error}",
+    OutcomeCode.NOT_RECORDED: "The outcome of the job cannot be recorded: {error}",
+    OutcomeCode.QUARANTINED: "The row of the job cannot be processed, so the job was quarantined: {error}",
+    OutcomeCode.NEVER_STARTED: "The job ended before it ran: {error}",
+    OutcomeCode.GIVEN_UP: "The job was given up: {error}",
+}
+"""The codes that `job_log.outcome_code` can hold."""
+
+
+# ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _running(data: Data) -> str:
+    return f"Attempt {data['attempt']} of {data['max_attempts']} started {_when(data, 'started_at')} and is running."
+
+
+def _service_died(data: Data) -> str:
+    head = "The service died while the job was running."
+    if "cancel_reason" in data:
+        return f"{head} It was cancelled ({data['cancel_reason']}). The next start ends it."
+    if not data.get("is_retried"):
+        return f"{head} That was its last attempt. The next start ends it."
+    delay = timedelta(seconds=data.get("delay_seconds", 0))
+    return f"{head} It runs again {f'{format_duration(delay)} ' if delay else ''}after the next start."
+
+
+RUNNING: Mapping[str, Sentence] = {
+    "running": _running,
+    "ending": lambda data: (
+        f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
+    ),
+    "service_died": _service_died,
+    "unexplained": "The job ended {status}. The ledger has no reason for it: {error}",
+}
+
+
+# ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _paused(data: Data) -> str:
+    plugin = data["plugin"]
+    since = f"was paused {_when(data, 'paused_at')}: {data['reason']}."
+    return f"Plugin {plugin} {since} `ductile plugin resume {plugin}` resumes it."
+
+
+def _breaker(data: Data) -> str:
+    what = f"{data['plugin']}.{data['command']}"
+    text = f"The circuit breaker of {what} is open after {_count(data['failure_count'], 'failure')}."
+    text += f" Its probe, job {data['probe']}, has not ended." if data.get("probe") else ""
+    text += f" The next probe is due {_when(data, 'until')}." if data.get("until") else ""
+    return f"{text} `ductile system reset {data['plugin']} {data['command']}` closes it."
+
+
+def _retry_time(data: Data) -> str:
+    due = f"Attempt {data['attempt']} of {data['max_attempts']} {'is' if data['is_ahead'] else 'was'} due"
+    return f"{due} {_when(data, 'next_retry_at')}. The previous attempt failed: {data['error']}"
+
+
+def _join(data: Data) -> str:
+    return f"The join waits for {_count(data['waits_for'], 'open job')}, such as {', '.join(data['members'])}."
+
+
+def _workers_full(data: Data) -> str:
+    workers = data["max_workers"]
+    busy = "The only worker is" if workers == 1 else f"All {workers} workers are"
+    return f"{busy} busy (service.max_workers)."
+
+
+def _plugin_full(data: Data) -> str:
+    running, plugin = _count(data["running"], "job"), data["plugin"]
+    return f"{running} of plugin {plugin} run. The limit is {data['slots']} (plugins.{plugin}.parallelism)."
+
+
+def _behind(data: Data) -> str:
+    more = " or more" if data.get("is_capped") else ""
+    return f"{data['ahead']}{more} older {'job' if data['ahead'] == 1 else 'jobs'} of its plugin start first."
+
+
+WAITING: Mapping[str, Sentence] = {
+    "service_down": "The service is not running. Start it with `ductile system start`.",
+    "queue_paused": lambda data: (
+        f"The queue was paused {_when(data, 'paused_at')}: {data['reason']}. `ductile queue resume` resumes it."
+    ),
+    "paused": _paused,
+    "blocked": "Plugin {plugin} cannot run: {reason}. Fix it, then run `ductile system reload`.",
+    "unhealthy": "Plugin {plugin} is unhealthy, its init failed: {error}. Fix it, then run `ductile system reload`.",
+    "initialising": "The init of plugin {plugin} has not finished.",
+    "join": _join,
+    "held_key": "Job {holder} with the same dedupe key {dedupe_key!r} is running. Jobs with one key run one at a time.",
+    "breaker": _breaker,
+    "retry_time": _retry_time,
+    "workers_full": _workers_full,
+    "plugin_full": _plugin_full,
+    "behind": _behind,
+    "ready": "Nothing blocks the job. The next claim starts it.",
+}
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run_open(data: Data) -> str:
+    failed = f", {data['failed']} failed" if data["failed"] else ""
+    resumes = "" if data["has_service"] else " It continues when the service runs again."
+    return f"The run is open: {data['open']} of {_count(data['jobs'], 'job')} not ended{failed}.{resumes}"
+
+
+def _run_failed(data: Data) -> str:
+    what = f"{data['plugin']}.{data['command']}"
+    what = f"step {data['step_id']} ({what})" if data.get("step_id") else what
+    counts = f"{data['failed']} of {_count(data['jobs'], 'job')}"
+    return f"The run failed: {what} ended {data['status']}: {data['error']}; {counts} failed"
+
+
+RUNS: Mapping[str, Sentence] = {
+    "run_open": _run_open,
+    "run_failed": _run_failed,
+    "run_succeeded": lambda data: f"The run succeeded with {_count(data['jobs'], 'job')}.",
+}
+
+
+# ── slots of a schedule ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fired(data: Data) -> str:
+    return f"The slot fired {data['late_seconds']:.1f} s after its time. Its job is {data['status']}."
+
+
+SLOTS: Mapping[str, Sentence] = {
+    "fired": _fired,
+    "no_ledger": "There is no ledger yet.",
+    "schedule_not_loaded": "No service has loaded this schedule yet.",
+    "schedule_edited": "The schedule was edited after a service last loaded it.",
+    "before_schedule": "The slot is older than the schedule, which exists since {since}.",
+    "slot_forgotten": "The ledger has no record of this slot any more.",
+    "slot_ahead": "The slot is in the future: {slot_at}.",
+    "no_slot": lambda data: (
+        f"No slot was due by then. The next one is {data['next']}." if data.get("next") else "No slot was due by then."
+    ),
+    "not_checked": "The scheduler has not decided about this slot. Check that the service is running.",
+    "schedule_plugin_unavailable": "The scheduler does not check this slot: plugin {plugin} {reason}.",
+    "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_faulty": lambda data: f"{skip_message(data['reason'])}: internal error: {data['error']}",
+    "slot_skipped": lambda data: (
+        skip_message(data["reason"]) + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")
+    ),
+}
+
+
+def skip_message(reason: str) -> str:
+    """Return the sentence of a skip reason. A code of a newer version stands for itself."""
+    try:
+        return SkipReason(reason).message
+    except ValueError:
+        return reason
+
+
+# ── events ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pipeline_skipped(data: Data) -> str:
+    return f"Pipeline {data.get('pipeline')} did not start, {data.get('reason')}{_predicates(data)}"
+
+
+def _step_bypassed(data: Data) -> str:
+    reason = data.get("reason", "its `if` is false")
+    return f"Step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run, {reason}{_predicates(data)}"
+
+
+def _duplicate(data: Data) -> str:
+    winner = f"job {data.get('winner')}"
+    if data.get("reason") == "recent_success":
+        return f"Duplicate: {winner} already succeeded with this dedupe key, so no new job was created."
+    return f"Duplicate: {winner} with this dedupe key has not ended, so no new job was created."
+
+
+DECISIONS: Mapping[str, Sentence] = {
+    "pipeline.skipped": _pipeline_skipped,
+    "step.bypassed": _step_bypassed,
+    "event.withheld": "The attempt was retried, so its events were not routed.",
+    "event.no_route": "The other instance has nothing that handles it.",
+    "event.baggage_dropped": "Baggage that a relay may not carry was dropped.",
+    "job.deduplicated": _duplicate,
+    "event.unmatched": "No route and no pipeline matches it.",
+}
+"""What was decided about an event, by the kind of its journal row."""
+
+
+def _led_to(data: Data) -> str:
+    return f"The event led to {_count(data['jobs'], 'job')}: {', '.join(data['via'])}"
+
+
+EVENTS: Mapping[str, Sentence] = {
+    "event_matched": _led_to,
+    "event_joined": lambda data: f"The event is one of the results of join {', '.join(data['joins'])}.",
+    "event_unmatched": lambda data: (
+        f"The event led to no job. {sentence(data.get('decision', 'event.unmatched'), data)}"
+    ),
+}
+
+
+# ── helpers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _when(data: Data, name: str) -> str:
+    return format_when(data[name], data.get(NOW)) if data.get(name) else "a moment ago"
+
+
+def _predicates(data: Data) -> str:
+    return f": {format_predicates(data['predicates'])}" if data.get("predicates") else ""
+
+
+SENTENCES: Mapping[str, Sentence] = {**OUTCOMES, **RUNNING, **WAITING, **RUNS, **SLOTS, **DECISIONS, **EVENTS}

@@ -1,0 +1,123 @@
+"""Explanations of jobs, diagnoses and events as values, from a real ledger without the command line."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ductile.core.instance.lock import instance_lock
+from ductile.core.model import Note, Retried
+from ductile.core.secret import Mask
+from ductile.explain.diagnosis import diagnose_job
+from ductile.explain.event import explain_event
+from ductile.explain.job import JobExplanation, explain_job
+from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
+from ductile.ledger.reports import job_details
+from ductile.ledger.storage.connections import transaction
+from tests.ledger.conftest import LedgerDriver, db, ledger, path
+
+__all__ = ["db", "ledger", "path"]
+
+EVENT = "019a0000-0000-7000-8000-000000000000"
+
+
+@pytest.fixture
+def service(path: Path, ledger: LedgerDriver) -> Iterator[None]:
+    """A service that has the ledger open."""
+    with instance_lock(path.parent, path, now=ledger.now):
+        yield
+
+
+def explain(ledger: LedgerDriver, path: Path, job_id: str) -> JobExplanation:
+    return explain_job(ledger.db, path, job_details.job(ledger.db, job_id))
+
+
+def codes(explanation: JobExplanation) -> list[str]:
+    return [reason.code for reason in explanation.reasons]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_job_that_nothing_blocks_is_ready(ledger: LedgerDriver, path: Path) -> None:
+    job_id = ledger.enqueue().job_id
+
+    assert codes(explain(ledger, path, job_id)) == ["ready"]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_running_job_that_is_cancelled_is_ending(ledger: LedgerDriver, path: Path) -> None:
+    ledger.enqueue()
+    job = ledger.claim_one()
+    with transaction(ledger.db):
+        cancel(ledger.db, job.id, "not needed", now=ledger.now)
+
+    (reason,) = explain(ledger, path, job.id).reasons
+    assert (reason.code, reason.data["reason"], "not needed" in reason.words) == ("ending", "not needed", True)
+
+
+@pytest.mark.usefixtures("service")
+def test_the_first_job_of_an_open_run_names_the_run(ledger: LedgerDriver, path: Path) -> None:
+    root = ledger.fan_out(ledger.new(plugin="next"))
+
+    explanation = explain(ledger, path, root.id)
+    assert codes(explanation) == ["answered_ok", "run_open"]
+    assert explanation.next_commands == (f"ductile job wait {root.id} --tree",)
+
+
+def test_a_job_whose_plugin_is_gone_leads_to_the_plugins(ledger: LedgerDriver, path: Path) -> None:
+    """By the code of the outcome, whatever the text of the error."""
+    job_id = ledger.enqueue().job_id
+    with transaction(ledger.db):
+        end_queued_jobs(ledger.db, "echo", "removed", now=ledger.now)
+
+    assert explain(ledger, path, job_id).next_commands[:2] == ("ductile plugin list", "ductile system reload")
+
+
+def test_the_last_attempt_is_compared_without_the_sentence_about_attempts(ledger: LedgerDriver, path: Path) -> None:
+    """The same error counts as the same failure, whether or not another attempt followed it."""
+    for max_attempts in (2, 1):
+        ledger.enqueue(max_attempts=max_attempts)
+        job = ledger.claim_one()
+        ledger.end(job, Retried(f"port {max_attempts} is closed", timedelta(hours=1), ledger.evidence(exit_code=1)))
+
+    bundle = diagnose_job(ledger.db, path, job.id, Mask())
+    assert (bundle["code"], bundle["similar_failures"]["error"]) == ("attempts_used_up", "port # is closed")
+    assert bundle["similar_failures"]["count"] == 1
+
+
+def test_a_diagnosis_leads_to_the_diagnosis_of_the_job_that_failed_the_run(ledger: LedgerDriver, path: Path) -> None:
+    root = ledger.fan_out(ledger.new(plugin="next", max_attempts=1))
+    child = ledger.claim_one("next")
+    ledger.end(child, Retried("no luck", timedelta(0)))
+
+    assert diagnose_job(ledger.db, path, root.id, Mask())["next"][0] == f"ductile job diagnose {child.id}"
+    assert explain(ledger, path, root.id).next_commands[0] == f"ductile job why {child.id}"
+
+
+def test_an_event_without_a_job_names_the_decision(ledger: LedgerDriver) -> None:
+    """The first decision that is more than that nothing matched."""
+    ledger.enqueue()
+    about = {"event_id": EVENT, "type": "t.done"}
+    notes = (
+        Note(kind="event.unmatched", data=about),
+        Note(kind="pipeline.skipped", data={**about, "pipeline": "big", "reason": "if is false"}),
+    )
+    ledger.end(ledger.claim_one(), notes=notes)
+
+    found = explain_event(ledger.db, EVENT)
+    assert (found.verdict, found.reason.code, found.as_data()["decision"]) == (
+        "unmatched",
+        "event_unmatched",
+        "pipeline.skipped",
+    )
+    assert [decision.reason.code for decision in found.decisions] == ["event.unmatched", "pipeline.skipped"]
+
+
+def test_a_duplicate_event_names_the_job_that_stands_for_it(ledger: LedgerDriver) -> None:
+    winner = ledger.enqueue(dedupe_key="k", source_event_id="first", dedupe_ttl=timedelta(hours=1)).job_id
+    ledger.end(ledger.claim_one())
+    ledger.enqueue(dedupe_key="k", source_event_id=EVENT)
+
+    found = explain_event(ledger.db, EVENT)
+    assert found.verdict == "duplicate"
+    assert f"job {winner} already succeeded with this dedupe key" in found.reason.words
