@@ -97,6 +97,7 @@ HISTORIES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(DEFINITIONS, HISTORIES, MOMENTS)
 def test_any_schedule_can_be_evaluated_at_any_time_in_the_range(

@@ -111,6 +111,7 @@ def test_every_key_is_tested() -> None:
     } <= set(ALL_KEYS)
 
 
+@pytest.mark.slow
 def test_no_hostile_value_in_any_key_does_more_than_raise_complaints(config_dir: ConfigDir) -> None:
     """Messages contain no terminal escape sequences and no values from the environment."""
     values: list[Any] = [*HOSTILE, 10**4000, -(10**30), 1.5, True, None, [], {}, [[[]]], {"": {"": ""}}]
@@ -161,6 +162,7 @@ def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> ConfigDir:
     return ConfigDir(folder)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.deferred(lambda: trees(Settings)))
 def test_no_tree_does_more_than_raise_complaints(shared_dir: ConfigDir, data: Any) -> None:

@@ -431,6 +431,7 @@ def run_through(comparison: Comparison, rng: random.Random) -> None:
     comparison.compare_ends()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600 + GRAPHS)  # time to find the smallest graph that fails
 @settings(
     max_examples=GRAPHS,

@@ -612,6 +612,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert count == (job.attempt if job.status in FINAL else job.attempt - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_ledger_and_model_agree_after_any_history(part: int) -> None:
     """Enqueue, dedupe, claim, completions, joins, retry, cancel, crash and prune behave as in the model."""
