@@ -11,7 +11,7 @@ import attrs
 import click
 
 from ductile.cli import ductile
-from ductile.cli.agents.error_codes import EXIT_CODES
+from ductile.cli.base.error_codes import EXIT_CODES
 from ductile.config.sections.settings import Settings
 from ductile.core.formats.yaml_fields import DOC, YAML_NAME, ExternalSchema, TextType, ValueRule
 from ductile.core.units import format_duration

@@ -56,3 +56,7 @@ def from_text(text: str) -> datetime:
         return datetime.fromisoformat(written).astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text} is outside the years 1 to 9999 in UTC") from error
+
+
+def from_text_or_none(text: str | None) -> datetime | None:
+    return None if text is None else from_text(text)

@@ -17,6 +17,8 @@ from ductile.core.statuses import JobStatus as JobStatus
 from ductile.core.statuses import OutcomeCode as OutcomeCode
 
 CORE, RELAY = "core.", "core.relay"
+HANDLE = "handle"
+"""The command that receives an event."""
 RELAY_SLOTS = 16
 """Relay jobs that may run at the same time. They start no process and take no worker slot."""
 

@@ -10,6 +10,8 @@ from typing import TypeVar
 import trio
 
 RETRY_INTERVAL = 0.05
+MAX_INLINE_BYTES = 512 << 10
+"""Work on larger texts runs in a thread, so that it does not block the event loop."""
 
 T = TypeVar("T")
 
@@ -32,3 +34,8 @@ async def run_in_thread(
             if has_started:
                 raise
         await trio.sleep(RETRY_INTERVAL)
+
+
+async def run_in_thread_if_large(work: Callable[[], T], text_bytes: int) -> T:
+    """Run `work()`, in a worker thread if the text that it processes is large."""
+    return await run_in_thread(work) if text_bytes > MAX_INLINE_BYTES else work()

@@ -16,8 +16,8 @@ from ductile.engine.judge import DRAIN
 from ductile.engine.run_job import LEDGER_RETRY_INTERVAL, announce, run_job
 from ductile.engine.running_jobs import Attempt, Capacity
 from ductile.ledger.completion.record import Recorded, Stale
+from ductile.ledger.jobs.enqueue import newest_seq
 from ductile.ledger.queue.claim import Claimed, claim_next
-from ductile.ledger.queue.enqueue import newest_seq
 from ductile.ledger.storage.db import Db
 
 RECHECK_INTERVAL, IDLE_RECHECK_INTERVAL = 1.0, 30.0

@@ -11,13 +11,12 @@ from attrs import define, field, frozen
 from ductile.config.sections.settings import ProcessLimits
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.core.errors import DuctileError, Unreadable
-from ductile.core.model import Dead, Failed, Job, OutcomeCode
+from ductile.core.model import HANDLE, Dead, Failed, Job, OutcomeCode
 from ductile.engine.judge import RetryPolicy
 from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.procfs import INSTANCE_MARKER, JOB_MARKER
 from ductile.engine.process.start import ProcessSpec
 from ductile.engine.process.streams import Caps
-from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.language.paths import PathAbsent
 from ductile.pipeline.run.step_input import StepInput, build_step_input, find_step
 from ductile.plugin import protocol

@@ -7,10 +7,10 @@ the ledger cannot be written.
 import errno
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 from attrs import evolve
@@ -20,11 +20,11 @@ from ductile.core.hub import SCHEDULES
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.logs import Log
 from ductile.core.model import RELAY, Completion, Dead, Failed, Job, OutcomeCode, Retried, Succeeded
-from ductile.core.threads import run_in_thread
+from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import complete, complete_without_run
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of
 from ductile.engine.job_context import JobContext
-from ductile.engine.judge import RetryPolicy, Verdict, backoff, judge, stop_outcome
+from ductile.engine.judge import Verdict, backoff, judge, stop_outcome
 from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
 from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
 from ductile.engine.process.procfs import identify
@@ -36,12 +36,9 @@ from ductile.ledger.completion.record_completion import record_completion
 from ductile.ledger.queue.claim import ProcessNote, note_process
 from ductile.ledger.storage.db import Db
 
-MAX_INLINE_BYTES = 512 << 10
-"""Larger texts are parsed in a thread, so that they do not block the event loop."""
 INTERNAL_ERROR_RETRY = timedelta(seconds=30)
 LEDGER_TIMEOUT, LEDGER_RETRY_INTERVAL = 60.0, 0.5
 MAX_BACKOFF_STEPS = 20
-T = TypeVar("T")
 
 
 async def run_job(ctx: JobContext, attempt: Attempt) -> None:
@@ -80,7 +77,7 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
         verdict = Verdict(stop_outcome(reason))
         completion = complete_without_run(job, verdict.outcome, attempt.snapshot, now=started_at)
         return _log_attempt(ctx, job, None, verdict, completion)
-    ready = await _in_thread_if_large(partial(_preflight, ctx, attempt, started_at), attempt.input_bytes)
+    ready = await run_in_thread_if_large(partial(_preflight, ctx, attempt, started_at), attempt.input_bytes)
     match ready:
         case Ready():
             for warning in ready.warnings:
@@ -90,7 +87,7 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
             run = await run_process(ready.spec, attempt.control, ctx.processes)
             attempt.mark_finished(run)
             decide = partial(_judge, ctx, attempt, ready, run, started_at)
-            verdict, completion = await _in_thread_if_large(decide, attempt.input_bytes + _output_bytes(run))
+            verdict, completion = await run_in_thread_if_large(decide, attempt.input_bytes + len(run.stdout))
             return _log_attempt(ctx, job, run, verdict, completion)
         case Refuse(outcome):
             verdict, refused = Verdict(outcome), None
@@ -123,20 +120,6 @@ def _judge(
     # A success becomes a failure if it leads to too many follow-up jobs or to a state that is too large.
     is_same = completion.outcome is verdict.outcome
     return verdict if is_same else evolve(verdict, outcome=completion.outcome), completion
-
-
-async def judge_run(job: Job, run: Finished | SpawnFailed, policy: RetryPolicy, started_at: datetime) -> Verdict:
-    """Judge a run that belongs to no queued job."""
-    decide = partial(judge, job, run, policy, started_at=started_at, jitter=random.random())
-    return await _in_thread_if_large(decide, _output_bytes(run))
-
-
-async def _in_thread_if_large(decide: Callable[[], T], text_bytes: int) -> T:
-    return await run_in_thread(decide) if text_bytes > MAX_INLINE_BYTES else decide()
-
-
-def _output_bytes(run: Finished | SpawnFailed) -> int:
-    return len(run.stdout) if isinstance(run, Finished) else 0
 
 
 def _journal_fields(attempt: Attempt, ready: Ready, verdict: Verdict) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ductile.explain.changes import changes_since
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
 from ductile.explain.run import run_view
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.reports import job_details, wait_reasons
 from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
 from ductile.ledger.reports.trees import RunSummary

@@ -14,7 +14,7 @@ from ductile.core.errors import NotFound, did_you_mean
 from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import Job
 from ductile.explain.reason import Reason
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.reports import event_lineage, job_details
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import snapshots

@@ -21,6 +21,7 @@ from ductile.config.sections.settings import Schedule
 from ductile.core.clock import from_text, to_text
 from ductile.core.model import NO_DATA
 from ductile.explain.reason import Reason
+from ductile.ledger.jobs import schedule_jobs
 from ductile.ledger.reports import job_details
 from ductile.ledger.reports.pagination import NEWEST
 from ductile.ledger.storage.db import Db
@@ -67,7 +68,7 @@ def explain_slot(
     slot_at = _slot(table, definition, entry, rows, at)
     if slot_at is None:
         return _not_due(table, entry, at)
-    if job_id := schedules.find_slot_job(db, plugin, schedule.id, slot_at):
+    if job_id := schedule_jobs.find_slot_job(db, plugin, schedule.id, slot_at):
         return _fired(db, rows, slot_at, job_id)
     if slot_at < entry.anchored_at and not isinstance(definition.when, After):
         return _unknown("before_schedule", slot_at, {"since": to_text(entry.anchored_at)})

@@ -19,13 +19,13 @@ from ductile.explain.orphaned import has_service
 from ductile.explain.reason import Reason
 from ductile.ledger.admin import pauses
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
-from ductile.ledger.queue.blocked_jobs import BREAKER_OPEN
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.reports import wait_reasons
 from ductile.ledger.reports.queue_status import running_by_plugin
 from ductile.ledger.reports.wait_reasons import WaitingJob
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import breakers, plugin_inits, snapshots
+from ductile.ledger.tables.blocked_jobs import BREAKER_OPEN
 
 INIT = "init"
 

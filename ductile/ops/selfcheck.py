@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ductile.core.errors import DuctileError
-from ductile.ledger.reports import integrity
+from ductile.ledger.storage import integrity
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import ledger_exists
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 from attrs import define, field, frozen
 
 from ductile.core.formats import strict_json
-from ductile.core.model import Job, JobStatus
+from ductile.core.model import HANDLE, Job, JobStatus
 from ductile.core.units import format_duration
 from ductile.pipeline.compile.graph import Edge, edges
-from ductile.pipeline.compile.plan import HANDLE, STEP_FAILED, SWITCH_TRUE, Gate, Plan, PlanNode
+from ductile.pipeline.compile.plan import STEP_FAILED, SWITCH_TRUE, Gate, Plan, PlanNode
 from ductile.pipeline.language.conditions import AllOf, AnyOf, Condition, Not, Predicate
 
 MAX_LABEL_LENGTH = 120

@@ -10,9 +10,10 @@ from ductile.config.sections.relay import BREAKER
 from ductile.core.model import BreakerState, Held, Job, JobStatus
 from ductile.engine import breaker
 from ductile.engine.breaker import Allowed, Probe
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.queue import outbox
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import breakers, outbox
+from ductile.ledger.tables import breakers
 from ductile.pipeline.compile.plan import RELAY
 
 PROBE_WAIT = timedelta(seconds=15)

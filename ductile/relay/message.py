@@ -16,8 +16,8 @@ from ductile.core.formats import strict_json
 from ductile.core.model import Dead, Failed, Job, OutcomeCode
 from ductile.core.secret import Secret
 from ductile.engine.judge import MAX_ERROR_CHARS
-from ductile.pipeline.compile.plan import Relay
 from ductile.pipeline.language.baggage import BaggageRefused
+from ductile.pipeline.language.parse import Relay
 from ductile.pipeline.language.paths import PathAbsent
 from ductile.pipeline.run.events import derived_id
 from ductile.pipeline.run.outgoing import build_outgoing_event

@@ -13,7 +13,7 @@ from ductile.core.errors import did_you_mean
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.pipeline.compile.plan import RELAY

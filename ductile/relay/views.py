@@ -10,8 +10,9 @@ from ductile.config.sections.settings import Instance, Peer
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.model import Breaker, BreakerState
+from ductile.ledger.queue import outbox
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import breakers, outbox
+from ductile.ledger.tables import breakers
 from ductile.pipeline.compile.plan import RELAY
 
 

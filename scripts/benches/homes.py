@@ -23,7 +23,7 @@ from attrs import frozen
 
 from ductile.core.clock import from_text
 from ductile.core.model import NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from scripts.benches.bench import Bench

@@ -38,10 +38,10 @@ from ductile.core.model import (
 )
 from ductile.explain.diagnosis import error_pattern
 from ductile.ledger.admin import job_actions, pauses
-from ductile.ledger.queue import blocked_jobs, claim
-from ductile.ledger.queue.blocked_jobs import set_block_reason
+from ductile.ledger.queue import claim
 from ductile.ledger.storage.connections import transaction
-from ductile.ledger.tables import breakers, plugin_inits
+from ductile.ledger.tables import blocked_jobs, breakers, plugin_inits
+from ductile.ledger.tables.blocked_jobs import set_block_reason
 from ductile.pipeline.run.events import event_id as derived_event_id
 from tests.cli.conftest import Run, imported_by
 from tests.cli.history import Past, past_of

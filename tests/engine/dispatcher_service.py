@@ -19,7 +19,7 @@ from ductile.engine.control.cancel import JobCanceller
 from ductile.engine.dispatcher import dispatch
 from ductile.engine.job_context import JobContext
 from ductile.engine.process.procfs import JOB_MARKER
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.connections import Synchronous
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger, open_ledger

@@ -28,10 +28,10 @@ from ductile.ledger.admin.job_actions import cancel, end_queued_jobs, purge
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import end_waiting
 from ductile.ledger.completion.record_completion import record_or_give_up
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.queue.recover import recover_orphans
-from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage.connections import transaction
 from ductile.pipeline.run.route import RoutingConfig, resolve_join, trigger_run

@@ -23,9 +23,9 @@ from ductile.core.model import (
     Succeeded,
 )
 from ductile.ledger.completion.record import Recorded, Stale, record
+from ductile.ledger.completion.resolve_joins import resolve_ready_joins
+from ductile.ledger.jobs.enqueue import Enqueued, enqueue
 from ductile.ledger.queue.claim import Claimed, claim
-from ductile.ledger.queue.enqueue import Enqueued, enqueue
-from ductile.ledger.queue.resolve_joins import resolve_ready_joins
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from tests.ledger.recording import record_and_claim

@@ -7,9 +7,9 @@ from typing import Any
 from ductile.core.model import Budget, Completion
 from ductile.ledger.completion.record import Recorded, Stale
 from ductile.ledger.completion.record_completion import record_or_give_up
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.queue.claim import Claimed, claim_next
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 
 

@@ -48,10 +48,10 @@ from ductile.ledger.admin.job_actions import cancel, retry
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, Stale, record
+from ductile.ledger.completion.resolve_joins import resolve_ready_joins
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
-from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.queue.recover import recover_orphans
-from ductile.ledger.queue.resolve_joins import resolve_ready_joins
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import schema
 

@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from ductile.ledger.admin import job_actions, quarantine, retention
-from ductile.ledger.completion import attempts, finish, record
-from ductile.ledger.queue import blocked_jobs, claim, dedupe, enqueue, joins, recover, rows, tree_counters
+from ductile.ledger.admin import job_actions, retention
+from ductile.ledger.completion import finish, quarantine, record
+from ductile.ledger.jobs import dedupe, enqueue, joins, rows, schedule_jobs, tree_counters
+from ductile.ledger.queue import claim, recover
 from ductile.ledger.reports import (
     attempt_list,
     event_lineage,
@@ -23,7 +24,7 @@ from ductile.ledger.reports import (
     wait_reasons,
 )
 from ductile.ledger.reports.pagination import ListFilter
-from ductile.ledger.tables import breakers, contexts, facts, journal, receipts, schedules
+from ductile.ledger.tables import attempts, blocked_jobs, breakers, contexts, facts, journal, receipts, schedules
 
 MODULES = (
     attempt_list,
@@ -50,6 +51,7 @@ MODULES = (
     retention,
     rows,
     run_status,
+    schedule_jobs,
     schedules,
     tree_counters,
     trees,
@@ -122,7 +124,7 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (queue_status.OLDEST_READY, "job_queue_lanes (lane=?)"),
         (queue_status.DEPTH, "job_queue_by_status (status=?)"),
         (queue_status.RUNNING_BY_PLUGIN, "job_queue_running (claimed_by>?)"),
-        (schedules.OPEN_JOB_IDS, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
+        (schedule_jobs.OPEN_JOB_IDS, "job_queue_outstanding (plugin=? AND schedule_id=?)"),
         (retention.FINISHED_TREES, "job_queue_finished_trees (tree_completed_at<?)"),
         (retention.DELETE_ARRIVALS, "arrivals_by_join (join_id=?)"),
         (job_actions.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),

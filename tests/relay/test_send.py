@@ -38,12 +38,12 @@ from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.running_jobs import Attempt
 from ductile.ledger.completion.record import record
+from ductile.ledger.jobs.enqueue import enqueue
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.queue.claim import claim, next_due
-from ductile.ledger.queue.enqueue import enqueue
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.queue.outbox import block_reason
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import breakers
-from ductile.ledger.tables.outbox import block_reason
 from ductile.pipeline.compile.plan import RELAY
 from ductile.pipeline.run.events import derived_id
 from ductile.relay import client

@@ -14,7 +14,7 @@ import trio.testing
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.core.model import NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import queue_status
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import open_ledger

@@ -37,8 +37,8 @@ def describe_all(where: Mapping[str, Any]) -> dict[str, Any]:
     """Return the full description; `where` has the flags that select a configuration or a service."""
     from ductile import __version__
     from ductile.cli import NOUNS, SHORT_FORMS, ductile
-    from ductile.cli.agents.error_codes import ERROR_CODES, EXIT_CODES
     from ductile.cli.agents.side_effects import KINDS
+    from ductile.cli.base.error_codes import ERROR_CODES, EXIT_CODES
 
     return {
         "version": __version__,

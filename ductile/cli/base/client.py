@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from ductile.cli.agents.error_codes import EXIT_CODE_OF
 from ductile.cli.base import output
+from ductile.cli.base.error_codes import EXIT_CODE_OF
 from ductile.core.errors import DuctileError, NotAllowed, NotFound, ServiceUnreachable
 
 CONNECT_TIMEOUT_SECONDS = 5.0

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ductile.cli.base import options, output
-from ductile.core.errors import ServiceUnreachable
+from ductile.core.errors import Complaint, ServiceUnreachable
 
 if TYPE_CHECKING:
     from ductile.ledger.tables.snapshots import StoredSnapshot as Record
+
+NOT_SEALED = "not sealed; run `ductile config plugin set` to configure and seal it"
 
 
 @click.command("plan")
@@ -27,7 +29,6 @@ def plan(
     Example: ductile config plan
     """
     from ductile.cli.base.connect import client
-    from ductile.cli.system.group import reload_lines
 
     explicit = options.selected_config(config_path, config_dir)
     try:
@@ -101,3 +102,41 @@ def _plugins(record: "Record") -> dict[str, Any]:
 
     found: dict[str, Any] = strict_json.loads(record.plugin_fingerprints or "{}")
     return found
+
+
+def reload_lines(answer: dict[str, Any]) -> list[str]:
+    """Format what a reload changed or would change."""
+    lines = [f"{answer['status']}: {answer['message']}"]
+    changes = dict(answer["changes"])
+    settings, unavailable, unsealed = (changes.pop(name, ()) for name in ("settings", "unavailable", "unsealed"))
+    rows = []
+    for section, named in changes.items():
+        new = unsealed if section == "plugins" else ()
+        rows += [("+", section, name, NOT_SEALED if name in new else "") for name in named["added"]]
+        rows += [("-", section, name, "") for name in named["removed"]]
+        rows += [("~", section, name, ", ".join(paths)) for name, paths in named["changed"].items()]
+    rows += [("~", "settings", path, "") for path in settings]
+    rows += [("!", "plugins", name, reason) for name, reason in unavailable.items()]
+    lines += [f"  {line}" for line in output.table(rows)]
+    lines += _next_run_lines(answer["next_runs"])
+    ended = "would be cancelled" if answer["status"] == "planned" else "cancelled"
+    lines += [f"  {count} queued jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
+    return [*lines, *finding_lines(answer)]
+
+
+def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
+    if not runs:
+        return []
+    rows = [("schedule", "next run before", "after")]
+    rows += [(name, run["before"] or "none", run["after"] or "none") for name, run in runs.items()]
+    return [f"  {line}" for line in output.table(rows)]
+
+
+def finding_lines(report: dict[str, Any]) -> list[str]:
+    """Format the errors of a configuration report and the number of warnings."""
+    errors, warnings = report.get("errors", []), report.get("warnings", [])  # an older service does not send them
+    if not errors and not warnings:
+        return []
+    lines = [f"  error: {Complaint.of(complaint)}" for complaint in errors]
+    counts = f"{output.format_count(len(errors), 'error')}, {output.format_count(len(warnings), 'warning')}"
+    return [*lines, f"  {counts}; run `ductile config check`"]

@@ -13,12 +13,11 @@ import click
 from ductile.cli.base import options, output
 from ductile.cli.base.click_base import LazyGroup
 from ductile.cli.base.terminal import state
-from ductile.core.errors import Complaint, DuctileError, UsageInvalid
+from ductile.core.errors import DuctileError, UsageInvalid
 
 DEFAULT_GARBAGE_THRESHOLD = 700
 """The default of Python, which `ductile.__main__` raises for short commands."""
 
-NOT_SEALED = "not sealed; run `ductile config plugin set` to configure and seal it"
 
 COMMAND_MODULES = {
     "backup": "system.backup.backup",
@@ -75,18 +74,10 @@ def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _dry_run_lines(plan: dict[str, Any]) -> list[str]:
+    from ductile.cli.config.plan import finding_lines
+
     usable = "ready to start: {plugins} plugins, ledger {ledger}, addresses available"
     return [usable.format_map(plan), *finding_lines(plan)]
-
-
-def finding_lines(report: dict[str, Any]) -> list[str]:
-    """Format the errors of a configuration report and the number of warnings."""
-    errors, warnings = report.get("errors", []), report.get("warnings", [])  # an older service does not send them
-    if not errors and not warnings:
-        return []
-    lines = [f"  error: {Complaint.of(complaint)}" for complaint in errors]
-    counts = f"{output.format_count(len(errors), 'error')}, {output.format_count(len(warnings), 'warning')}"
-    return [*lines, f"  {counts}; run `ductile config check`"]
 
 
 def _announce_ready(text: str) -> None:
@@ -115,38 +106,11 @@ def reload(
     Example: ductile system reload --dry-run
     """
     from ductile.cli.base.connect import client
+    from ductile.cli.config.plan import reload_lines
 
     service = client(options.selected_config(config_path, config_dir), api_url, api_key)
     answer = service.request("POST", f"/system/reload?dry_run={'true' if dry_run else 'false'}")
     output.show(answer, as_json=as_json, human=reload_lines)
-
-
-def reload_lines(answer: dict[str, Any]) -> list[str]:
-    """Format what a reload changed or would change."""
-    lines = [f"{answer['status']}: {answer['message']}"]
-    changes = dict(answer["changes"])
-    settings, unavailable, unsealed = (changes.pop(name, ()) for name in ("settings", "unavailable", "unsealed"))
-    rows = []
-    for section, named in changes.items():
-        new = unsealed if section == "plugins" else ()
-        rows += [("+", section, name, NOT_SEALED if name in new else "") for name in named["added"]]
-        rows += [("-", section, name, "") for name in named["removed"]]
-        rows += [("~", section, name, ", ".join(paths)) for name, paths in named["changed"].items()]
-    rows += [("~", "settings", path, "") for path in settings]
-    rows += [("!", "plugins", name, reason) for name, reason in unavailable.items()]
-    lines += [f"  {line}" for line in output.table(rows)]
-    lines += _next_run_lines(answer["next_runs"])
-    ended = "would be cancelled" if answer["status"] == "planned" else "cancelled"
-    lines += [f"  {count} queued jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
-    return [*lines, *finding_lines(answer)]
-
-
-def _next_run_lines(runs: dict[str, dict[str, str | None]]) -> list[str]:
-    if not runs:
-        return []
-    rows = [("schedule", "next run before", "after")]
-    rows += [(name, run["before"] or "none", run["after"] or "none") for name, run in runs.items()]
-    return [f"  {line}" for line in output.table(rows)]
 
 
 @group.command("tasks")

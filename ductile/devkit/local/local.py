@@ -13,11 +13,10 @@ from attrs import field, frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.formats import strict_json
-from ductile.core.model import Job, JobStatus
+from ductile.core.model import HANDLE, Job, JobStatus
 from ductile.devkit.local.attempt import LocalRun, Mutation, conclude, prepare
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.process.run import ProcessControl, StopRequest, run_process
-from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.run.events import Event
 
 INSTANCE = "local"

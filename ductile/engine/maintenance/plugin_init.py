@@ -4,6 +4,7 @@ The plugin's jobs wait while `init` runs. If it fails, the plugin is unhealthy u
 An `init` is not a job of the queue and has no follow-up jobs; the journal records it.
 """
 
+import random
 import uuid
 from collections.abc import Callable
 from datetime import datetime
@@ -18,11 +19,12 @@ from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.core.errors import LedgerBusy, LedgerFull
 from ductile.core.hub import SCHEDULES
 from ductile.core.model import Dead, Failed, Job, JobStatus, NewFact, Retried, Succeeded
+from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import facts_of
 from ductile.engine.job_context import JobContext
+from ductile.engine.judge import judge
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.process.run import run_process
-from ductile.engine.run_job import judge_run
 from ductile.engine.running_jobs import Attempt
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
@@ -155,7 +157,8 @@ async def _run_plugin(
         nursery.start_soon(_stop_when_draining, attempt, stopping, name="stop")
         run = await run_process(ready.spec, attempt.control, ctx.processes)
         nursery.cancel_scope.cancel()
-    verdict = await judge_run(job, run, ready.policy, started_at)
+    decide = partial(judge, job, run, ready.policy, started_at=started_at, jitter=random.random())
+    verdict = await run_in_thread_if_large(decide, len(run.stdout))
     match verdict.outcome:
         case Succeeded():
             new_facts, state = facts_of(job, ready, verdict.response) if verdict.response else ((), None)

@@ -42,6 +42,7 @@ class SpawnFailed:
 
     reason: str
     errno: int
+    stdout: bytes = b""
 
     @property
     def is_busy_file(self) -> bool:

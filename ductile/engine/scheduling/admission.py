@@ -26,7 +26,8 @@ from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.engine.scheduling.sla import add_expectations
 from ductile.ledger.admin.job_actions import CancelRequested, cancel
 from ductile.ledger.completion.record import Recorded
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs import schedule_jobs
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import breakers, journal, schedules
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
@@ -225,7 +226,7 @@ class Overlap:
 def _resolve_overlap(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now: TickContext) -> Overlap:
     """Apply `if_running` to slots that are on time or were held. Missed slots are queued regardless of open jobs."""
     planned, hold = decision.planned, decision.hold
-    outstanding = schedules.open_job_ids(db, *planned.key)
+    outstanding = schedule_jobs.open_job_ids(db, *planned.key)
     missed = tuple(slot for slot in due if slot.is_catch_up and not (hold and slot.at >= hold[1]))
     on_time = len(due) - len(missed)
     if not outstanding or not on_time:
@@ -271,12 +272,12 @@ def _fire(db: Db, planned: PlannedSchedule, slot: Slot, evaluation: Evaluation, 
         snapshot_id=now.snapshot.id,
     )
     is_over = isinstance(planned.definition.when, At)
-    made = schedules.fire(db, new, now=now.at, next_run_at=evaluation.next_at, exhausted=is_over)
+    made = schedule_jobs.fire(db, new, now=now.at, next_run_at=evaluation.next_at, exhausted=is_over)
     while made.existed and not planned.is_once:
         # After a clock was set back, a slot can come twice. The second run gets a slot time of its own.
         assert new.slot_at is not None
         new = evolve(new, slot_at=new.slot_at + TICK)
-        made = schedules.fire(db, new, now=now.at, next_run_at=evaluation.next_at)
+        made = schedule_jobs.fire(db, new, now=now.at, next_run_at=evaluation.next_at)
     failpoint("schedule.after_insert")
     return made.job_id
 

@@ -25,8 +25,8 @@ from ductile.core.logs import Log
 from ductile.core.model import Completion, Dead, Evidence, Interrupted, Job, Outcome, Succeeded
 from ductile.engine.scheduling.tick import Planner
 from ductile.ledger.completion.record import record
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.queue.claim import claim
-from ductile.ledger.queue.rows import get_job
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.sync_ledger import SyncLedger, open_sync_ledger, run_sync
 from ductile.ledger.tables import journal, schedules

@@ -19,7 +19,8 @@ from ductile.core.clock import to_text
 from ductile.core.model import Job, JobStatus
 from ductile.core.units import format_duration
 from ductile.ledger.completion.follow_ups import start_run
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs import schedule_jobs
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import journal, schedules, sla
 from ductile.ledger.tables.schedules import EntryStatus
@@ -81,7 +82,7 @@ def _find_alarm(db: Db, expectation: Expectation, snapshot: Snapshot) -> Alarm |
     allowed = _allowed_time(snapshot, expectation)
     if entry is None or allowed is None:
         return None
-    job_id = schedules.find_slot_job(db, expectation.plugin, expectation.schedule_id, expectation.slot_at)
+    job_id = schedule_jobs.find_slot_job(db, expectation.plugin, expectation.schedule_id, expectation.slot_at)
     job = get_job(db, job_id) if job_id else None
     if job_id is not None and (job is None or _is_met(expectation.kind, job)):
         return None

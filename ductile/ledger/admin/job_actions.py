@@ -23,11 +23,11 @@ from ductile.core.model import (
     is_control_plugin,
 )
 from ductile.ledger.completion.record import Recorded, end_queued
-from ductile.ledger.queue import joins, tree_counters
+from ductile.ledger.jobs import joins, tree_counters
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.rows import get_job, job_not_found
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.rows import get_job, job_not_found
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import greatest, using
 from ductile.ledger.tables import journal

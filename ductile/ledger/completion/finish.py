@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from ductile.core.clock import to_text
 from ductile.core.model import NO_JOURNAL_DATA, Outcome, Skipped
-from ductile.ledger.completion import attempts
 from ductile.ledger.completion.outcomes import attempt_status, code_of, data_of, error_of, evidence_of, job_status
-from ductile.ledger.queue import dedupe, joins, tree_counters
-from ductile.ledger.queue.enqueue import Enqueued
+from ductile.ledger.jobs import dedupe, joins, tree_counters
+from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import attempts, journal
 
 ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 

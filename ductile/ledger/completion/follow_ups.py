@@ -10,11 +10,11 @@ from attrs import evolve
 
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Budget, Completion, FollowRule, FollowUps, NewJob, Note, Outcome, Skipped
-from ductile.ledger.queue import joins
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.enqueue import Enqueued, enqueue, enqueue_all
-from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.jobs import joins
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.enqueue import Enqueued, enqueue, enqueue_all
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import contexts, journal
 

@@ -29,7 +29,7 @@ from ductile.core.model import (
     cancelled,
     with_problem,
 )
-from ductile.ledger.completion import attempts, finish
+from ductile.ledger.completion import finish
 from ductile.ledger.completion.finish import ROW, FinishedRow
 from ductile.ledger.completion.follow_ups import (
     NO_FOLLOW_UPS,
@@ -39,13 +39,13 @@ from ductile.ledger.completion.follow_ups import (
     write_follow_ups,
 )
 from ductile.ledger.completion.outcomes import attempt_status, error_of, job_status
-from ductile.ledger.queue import dedupe, joins
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.enqueue import Enqueued
-from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.jobs import dedupe, joins
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.enqueue import Enqueued
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
-from ductile.ledger.tables import contexts, facts, journal
+from ductile.ledger.tables import attempts, contexts, facts, journal
 from ductile.ledger.tables.breakers import apply_rule
 from ductile.ledger.tables.schedules import set_last_success
 

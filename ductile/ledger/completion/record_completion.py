@@ -10,12 +10,12 @@ from functools import partial
 from attrs import evolve
 
 from ductile.core.model import Budget, Completion, Dead, JoinRule, OutcomeCode
-from ductile.ledger.admin.quarantine import quarantine
 from ductile.ledger.completion.follow_ups import replace_outcome
 from ductile.ledger.completion.outcomes import evidence_of
+from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, Stale, record
-from ductile.ledger.queue import joins
-from ductile.ledger.queue.resolve_joins import resolve_ready_joins
+from ductile.ledger.completion.resolve_joins import resolve_ready_joins
+from ductile.ledger.jobs import joins
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 
 RecordOne = Callable[[Completion], Recorded | Stale]

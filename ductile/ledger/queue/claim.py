@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from attrs import evolve, frozen
 
-from ductile.core.clock import to_text
+from ductile.core.clock import from_text_or_none, to_text
 from ductile.core.model import Budget, GateRule, Held, Job, JobStatus, JoinRule, OutcomeCode, Skipped
-from ductile.ledger.admin.quarantine import quarantine
+from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, end_queued
-from ductile.ledger.queue import blocked_jobs, dedupe, joins
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.resolve_joins import MAX_JOINS_AT_ONCE, resolve_ready_joins
-from ductile.ledger.queue.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, from_text_or_none, job_from_row
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.completion.resolve_joins import MAX_JOINS_AT_ONCE, resolve_ready_joins
+from ductile.ledger.jobs import dedupe, joins
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
-from ductile.ledger.tables import breakers, facts, journal
+from ductile.ledger.tables import blocked_jobs, breakers, facts, journal
 
 CLOCK_SLACK = timedelta(seconds=60)
 """A retry whose failure lies further in the future was written before the clock was set back. It is due."""

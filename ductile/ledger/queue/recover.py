@@ -11,13 +11,13 @@ from attrs import frozen
 
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import BreakerRule, Budget, Completion, Dead, FollowRule, Job, OutcomeCode, Retried, cancelled
-from ductile.ledger.admin.quarantine import quarantine
 from ductile.ledger.completion.follow_ups import replace_outcome
+from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, Stale, record
-from ductile.ledger.queue import dedupe
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.jobs import dedupe
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.tables import journal
 

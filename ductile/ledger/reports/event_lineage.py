@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from ductile.core.model import Job
-from ductile.ledger.queue.rows import LIST_COLUMNS, job_from_row
+from ductile.ledger.jobs.rows import LIST_COLUMNS, job_from_row
 from ductile.ledger.reports.job_details import logged_job
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import contains, elements, is_json

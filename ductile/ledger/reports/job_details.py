@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.core.clock import from_text
+from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.model import AttemptStatus, Job, JobStatus
-from ductile.ledger.queue import tree_counters
-from ductile.ledger.queue.rows import LIST_COLUMNS, from_text_or_none, get_job, job_from_row, job_not_found
+from ductile.ledger.jobs import tree_counters
+from ductile.ledger.jobs.rows import LIST_COLUMNS, get_job, job_from_row, job_not_found
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import contexts, journal
 

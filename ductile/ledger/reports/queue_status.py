@@ -5,9 +5,9 @@ from datetime import datetime
 
 from attrs import frozen
 
+from ductile.core.clock import from_text_or_none
 from ductile.core.model import JobStatus
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
-from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 

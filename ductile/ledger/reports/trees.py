@@ -6,10 +6,9 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.core.clock import from_text
+from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.model import Job, JobStatus
-from ductile.ledger.queue import joins
-from ductile.ledger.queue.rows import from_text_or_none
+from ductile.ledger.jobs import joins
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using

@@ -9,9 +9,9 @@ from typing import Any
 
 from attrs import frozen
 
-from ductile.core.clock import from_text, to_text
+from ductile.core.clock import from_text, from_text_or_none, to_text
 from ductile.core.model import Job
-from ductile.ledger.queue.rows import LIST_COLUMNS, from_text_or_none, job_from_row
+from ductile.ledger.jobs.rows import LIST_COLUMNS, job_from_row
 from ductile.ledger.reports.job_details import ATTEMPT_COLUMNS, LoggedAttempt, attempt_from_row
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using

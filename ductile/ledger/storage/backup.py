@@ -14,10 +14,10 @@ from urllib.parse import quote
 from attrs import frozen
 
 from ductile.core.errors import LedgerError
-from ductile.ledger.reports.integrity import check_pages, check_references
 from ductile.ledger.storage import connections, path_checks
 from ductile.ledger.storage.connections import connect_reader, connect_writer, snapshot, transaction
 from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, identify
+from ductile.ledger.storage.integrity import check_pages, check_references
 from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_writer, tables
 from ductile.ledger.storage.sqlite_errors import translating
 

@@ -10,14 +10,13 @@ from datetime import datetime
 
 from attrs import frozen
 
-from ductile.core.clock import from_text, to_text
+from ductile.core.clock import from_text, from_text_or_none, to_text
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Breaker, BreakerChange, BreakerRule, BreakerState, Job, JobStatus
-from ductile.ledger.queue.blocked_jobs import unblock_command
-from ductile.ledger.queue.rows import from_text_or_none
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.sqlite_errors import is_row_fault
 from ductile.ledger.tables import journal
+from ductile.ledger.tables.blocked_jobs import unblock_command
 
 _COLUMNS = "plugin, command, state, failure_count, opened_at, last_failure_at, last_job_id, probe_job_id"
 GET = f"SELECT {_COLUMNS} FROM circuit_breakers WHERE plugin = ? AND command = ?"

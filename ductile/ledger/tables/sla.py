@@ -8,8 +8,7 @@ from datetime import datetime
 
 from attrs import frozen
 
-from ductile.core.clock import from_text, to_text
-from ductile.ledger.queue.rows import from_text_or_none
+from ductile.core.clock import from_text, from_text_or_none, to_text
 from ductile.ledger.storage.db import Db
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
+from ductile.core.model import HANDLE
 from ductile.pipeline.compile.plan import (
-    HANDLE,
     JOIN,
     RELAY,
     Arrive,
@@ -24,7 +24,6 @@ from ductile.pipeline.compile.plan import (
     Open,
     Plan,
     PlanNode,
-    Relay,
 )
 from ductile.pipeline.compile.size import ONE_JOB, Size, Sizes
 from ductile.pipeline.language.baggage import Claims
@@ -34,6 +33,7 @@ from ductile.pipeline.language.parse import (
     CallAction,
     ParsedPipeline,
     ParsedStep,
+    Relay,
     RelayAction,
     SplitAction,
     StepsAction,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
+from ductile.core.model import HANDLE
 from ductile.pipeline.compile.plan import (
-    HANDLE,
     JOIN_COMPLETED,
     STEP_FAILED,
     SWITCH,

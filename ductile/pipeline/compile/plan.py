@@ -10,16 +10,16 @@ from typing import Literal, TypeAlias
 
 from attrs import field, frozen
 
+from ductile.core.model import HANDLE
 from ductile.pipeline.compile.plans import Plans as Plans
 from ductile.pipeline.language.baggage import Claims
 from ductile.pipeline.language.conditions import Condition
 from ductile.pipeline.language.dsl import Mode, Signal
+from ductile.pipeline.language.parse import Relay
 from ductile.pipeline.language.paths import Path
 from ductile.pipeline.language.templates import Template
 
-CORE = "core"
 SWITCH, JOIN, RELAY = "core.switch", "core.join", "core.relay"
-HANDLE = "handle"
 
 STEP_SUCCEEDED, STEP_FAILED = "ductile.step.succeeded", "ductile.step.failed"
 SWITCH_TRUE, SWITCH_FALSE = "ductile.switch.true", "ductile.switch.false"
@@ -113,18 +113,6 @@ Instruction: TypeAlias = Go | Gate | Fork | Each | Leave | Open | Arrive | End
 
 
 # ── nodes and plans ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@frozen(kw_only=True)
-class Relay:
-    """The event that a relay step sends."""
-
-    to: str
-    event: str
-    dedupe_key: Template | None = None
-    with_: Mapping[str, Template] | None = field(default=None, repr=False)
-    """Templates of the remote payload; None sends the current payload."""
-    baggage: Claims | None = None
 
 
 @frozen(eq=False, kw_only=True)

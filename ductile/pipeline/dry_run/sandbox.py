@@ -12,8 +12,19 @@ import attrs
 from attrs import define, evolve, field, frozen
 
 from ductile.core.formats import strict_json
-from ductile.core.model import BranchResult, Dead, Failed, FollowUps, Job, JobStatus, JoinInput, NewJob, Succeeded
-from ductile.pipeline.compile.plan import HANDLE, Gate
+from ductile.core.model import (
+    HANDLE,
+    BranchResult,
+    Dead,
+    Failed,
+    FollowUps,
+    Job,
+    JobStatus,
+    JoinInput,
+    NewJob,
+    Succeeded,
+)
+from ductile.pipeline.compile.plan import Gate
 from ductile.pipeline.dry_run.answers import SILENT, PluginAnswer
 from ductile.pipeline.language.baggage import BaggageRefused
 from ductile.pipeline.language.conditions import explain

@@ -11,8 +11,8 @@ from attrs import define, field, frozen
 
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.core.formats.yaml_fields import COMMAND
+from ductile.core.model import HANDLE
 from ductile.core.units import quote_text
-from ductile.pipeline.compile.plan import CORE, HANDLE, Relay
 from ductile.pipeline.language.baggage import Claims, parse_claims
 from ductile.pipeline.language.conditions import Condition, parse_condition, paths_of
 from ductile.pipeline.language.dsl import Pipeline, RelayStep, Step, iter_steps
@@ -44,6 +44,18 @@ class CallAction:
     """A call of another pipeline."""
 
     pipeline: str
+
+
+@frozen(kw_only=True)
+class Relay:
+    """The event that a relay step sends."""
+
+    to: str
+    event: str
+    dedupe_key: Template | None = None
+    with_: Mapping[str, Template] | None = field(default=None, repr=False)
+    """Templates of the remote payload; None sends the current payload."""
+    baggage: Claims | None = None
 
 
 @frozen(eq=False)
@@ -210,7 +222,7 @@ class _Parser:
         plugin, dot, command = text.rpartition(".")
         if text in self.names or not dot:
             return text, HANDLE
-        if plugin == CORE:
+        if plugin == "core":
             self.report(
                 where, f"{quote_text(text)} is internal to Ductile; use `if`, `foreach`, `join` or `relay` instead"
             )

@@ -11,6 +11,7 @@ from attrs import define, evolve, field, frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import (
+    HANDLE,
     BranchResult,
     FollowUps,
     Job,
@@ -22,7 +23,6 @@ from ductile.core.model import (
     Prefinished,
 )
 from ductile.pipeline.compile.plan import (
-    HANDLE,
     STEP_FAILED,
     SWITCH,
     SWITCH_FALSE,

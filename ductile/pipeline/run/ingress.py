@@ -11,8 +11,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.core.model import FollowUps, JobStatus, NewJob, Note
-from ductile.pipeline.compile.plan import HANDLE, Plan
+from ductile.core.model import HANDLE, FollowUps, JobStatus, NewJob, Note
+from ductile.pipeline.compile.plan import Plan
 from ductile.pipeline.run.cursor import RunCursor
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.execute import plugin_unavailable

@@ -10,8 +10,8 @@ from attrs import frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import Job
-from ductile.pipeline.compile.plan import Relay
 from ductile.pipeline.language.baggage import CONTROL, apply_claims
+from ductile.pipeline.language.parse import Relay
 from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.language.templates import remap, render
 from ductile.pipeline.run.events import input_payload

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import (
+    HANDLE,
     Evidence,
     Failed,
     FollowUps,
@@ -28,7 +29,7 @@ from ductile.core.model import (
     Skipped,
     Succeeded,
 )
-from ductile.pipeline.compile.plan import HANDLE, JOIN_COMPLETED, STEP_SUCCEEDED, End, Plan, PlanNode, Plans
+from ductile.pipeline.compile.plan import JOIN_COMPLETED, STEP_SUCCEEDED, End, Plan, PlanNode, Plans
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.conditions import explain, holds
 from ductile.pipeline.language.paths import Scope

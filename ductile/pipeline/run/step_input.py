@@ -10,8 +10,8 @@ from attrs import frozen
 
 from ductile.core.errors import NotFound
 from ductile.core.formats import strict_json
-from ductile.core.model import Job
-from ductile.pipeline.compile.plan import HANDLE, PlanNode, Plans
+from ductile.core.model import HANDLE, Job
+from ductile.pipeline.compile.plan import PlanNode, Plans
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.language.paths import ABSENT, Scope
 from ductile.pipeline.language.templates import remap

@@ -12,12 +12,11 @@ from typing import Any
 from ductile.core.errors import NotFound, WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.yaml_fields import ONE_LINE
-from ductile.core.model import RELAY, Budget, FollowUps, Job, NewJob, is_small_write
+from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, NewJob, is_small_write
 from ductile.ledger.admin.job_actions import replay, require_job, require_replayable, require_retryable, retry
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
-from ductile.pipeline.compile.plan import HANDLE
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import (
     AppContext,

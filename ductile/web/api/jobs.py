@@ -17,7 +17,7 @@ from ductile.core.hub import job_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS
 from ductile.core.model import FollowUps, NewJob, is_small_write
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import job_details, queue_status, trees
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.breakers import count_plugins_with_open_breakers

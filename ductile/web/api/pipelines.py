@@ -18,7 +18,7 @@ from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import FollowUps, JobStatus, NewJob, is_small_write
 from ductile.ledger.completion.follow_ups import start_run
-from ductile.ledger.queue import tree_counters
+from ductile.ledger.jobs import tree_counters
 from ductile.ledger.reports import run_status, trees
 from ductile.ledger.reports.run_status import TreeProgress
 from ductile.ledger.storage.db import Db

@@ -15,9 +15,10 @@ from ductile.core.errors import WrongState
 from ductile.core.formats import strict_json
 from ductile.core.hub import SCHEDULES
 from ductile.core.model import Breaker, BreakerChange, NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
+from ductile.ledger.queue import outbox
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import breakers, outbox, schedules
+from ductile.ledger.tables import breakers, schedules
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY

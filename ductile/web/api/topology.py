@@ -8,8 +8,9 @@ from typing import Any
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
+from ductile.core.model import HANDLE
 from ductile.pipeline.compile.graph import edges
-from ductile.pipeline.compile.plan import HANDLE, Gate, Plan, PlanNode
+from ductile.pipeline.compile.plan import Gate, Plan, PlanNode
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.openapi.schemas import array, boolean, record, text, timestamp

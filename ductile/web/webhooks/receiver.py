@@ -16,12 +16,11 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, FollowUps, is_small_write
+from ductile.core.model import HANDLE, Budget, FollowUps, is_small_write
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import Receipt
-from ductile.pipeline.compile.plan import HANDLE
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.ingress import (
     create_handle_job,

@@ -17,9 +17,9 @@ import pytest
 
 import ductile
 from ductile.cli import api
-from ductile.cli.agents.error_codes import ERROR_CODES
 from ductile.cli.agents.side_effects import EFFECTS
 from ductile.cli.base.click_base import move_flags_last
+from ductile.cli.base.error_codes import ERROR_CODES
 from ductile.core.errors import NotAllowed
 from tests.cli.conftest import Run
 from tests.cli.history import past_of

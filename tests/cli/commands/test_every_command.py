@@ -20,8 +20,8 @@ import pytest
 import ductile.cli
 from ductile.cli import SHORT_FORMS
 from ductile.cli.agents.describe import actions
-from ductile.cli.agents.error_codes import EXIT_CODES
 from ductile.cli.agents.side_effects import EFFECTS, KINDS, SCOPES
+from ductile.cli.base.error_codes import EXIT_CODES
 from ductile.ledger.storage.open_file import create
 from tests.cli.conftest import Answer, Run, failures
 from tests.cli.installation import EXAMPLES, SECRET, Installation, make_installation

@@ -11,8 +11,8 @@ from ductile.engine.maintenance.retention_clock import MAX_MARKS, RetentionClock
 from ductile.engine.scheduling.simulate import VirtualClock
 from ductile.ledger.admin.retention import Pruned, RetentionPolicy, prune
 from ductile.ledger.completion.record import record
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
-from ductile.ledger.queue.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import journal

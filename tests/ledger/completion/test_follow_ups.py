@@ -26,7 +26,7 @@ from ductile.core.model import (
 from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
 from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, end_queued
-from ductile.ledger.queue.enqueue import Enqueued
+from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.queue.recover import Quarantined, recover_orphans
 from ductile.ledger.reports import job_details, trees
 from ductile.ledger.storage.connections import transaction

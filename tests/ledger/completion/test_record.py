@@ -25,7 +25,8 @@ from ductile.core.model import (
     Skipped,
 )
 from ductile.ledger.completion.record import Recorded, Stale, record
-from ductile.ledger.queue.rows import get_job
+from ductile.ledger.jobs import schedule_jobs
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import breakers, contexts, facts, journal, schedules
 
@@ -244,7 +245,7 @@ def test_a_success_updates_its_schedule(ledger: Any) -> None:
     """In the transaction that ends the job."""
     with transaction(ledger.db):
         schedules.define(ledger.db, "echo", "hourly", "poll", "h1", now=ledger.now)
-        fired = schedules.fire(
+        fired = schedule_jobs.fire(
             ledger.db,
             ledger.new(schedule_id="hourly", slot_at=ledger.now),
             now=ledger.now,

@@ -7,10 +7,10 @@ import pytest
 
 from ductile.core.model import Completion, Dead, Failed, Interrupted, Outcome, Retried, Succeeded
 from ductile.ledger.admin.job_actions import cancel
-from ductile.ledger.queue.blocked_jobs import set_block_reason
 from ductile.ledger.queue.claim import ProcessNote, claim, next_due, note_process
 from ductile.ledger.reports.queue_status import queue
 from ductile.ledger.storage.connections import transaction
+from ductile.ledger.tables.blocked_jobs import set_block_reason
 from tests.ledger.recording import record_and_claim
 
 MINUTE = timedelta(minutes=1)

@@ -9,12 +9,12 @@ import pytest
 
 from ductile.core.errors import NotFound
 from ductile.core.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
-from ductile.ledger.queue import tree_counters
-from ductile.ledger.queue.blocked_jobs import set_block_reason
+from ductile.ledger.jobs import tree_counters
 from ductile.ledger.reports import job_details, queue_status, run_status, trees
 from ductile.ledger.reports.run_status import TreeProgress
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import journal
+from ductile.ledger.tables.blocked_jobs import set_block_reason
 
 MINUTE = timedelta(minutes=1)
 

@@ -17,7 +17,7 @@ import pytest
 
 from ductile.core.errors import LedgerBusy, LedgerError, NotFound
 from ductile.core.model import NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage import open_file, path_checks
 from ductile.ledger.storage.connections import connect_reader, connect_writer, enable_wal, transaction
 from ductile.ledger.storage.identify import APPLICATION_ID

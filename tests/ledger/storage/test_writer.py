@@ -22,7 +22,7 @@ from attrs import define, field
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, NotFound
 from ductile.core.instance.lock import instance_lock
 from ductile.core.model import NewJob
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.connections import connect_writer, transaction
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader, open_reader_beside_writer, open_writer
@@ -490,7 +490,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 import trio, signal
 from ductile.core.errors import LedgerError, LedgerFull
-from ductile.ledger.queue.enqueue import enqueue
+from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.writer import open_ledger
 from ductile.core.model import NewJob
 

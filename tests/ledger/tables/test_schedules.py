@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from ductile.core.model import Breaker, BreakerChange, BreakerState
+from ductile.ledger.jobs import schedule_jobs
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import breakers, schedules
 from ductile.ledger.tables.schedules import EntryStatus
@@ -19,7 +20,7 @@ def define(ledger: Any, definition: str = "h1") -> schedules.ScheduleEntry:
 def fire(ledger: Any, **more: Any) -> Any:
     with transaction(ledger.db):
         new = ledger.new(schedule_id="hourly", slot_at=ledger.now)
-        return schedules.fire(ledger.db, new, now=ledger.now, next_run_at=ledger.now + HOUR, **more)
+        return schedule_jobs.fire(ledger.db, new, now=ledger.now, next_run_at=ledger.now + HOUR, **more)
 
 
 def hold(ledger: Any, reason: str) -> None:
@@ -42,9 +43,9 @@ def test_firing_stores_job_slot_and_next_run_together(ledger: Any) -> None:
     assert fire(ledger).job_id == first.job_id
     found = entry(ledger)
     assert (found.last_slot_at, found.next_run_at, found.last_job_id) == (ledger.now, ledger.now + HOUR, first.job_id)
-    assert schedules.open_job_ids(ledger.db, "echo", "hourly") == [first.job_id]
+    assert schedule_jobs.open_job_ids(ledger.db, "echo", "hourly") == [first.job_id]
     ledger.end(ledger.claim_one())
-    assert schedules.open_job_ids(ledger.db, "echo", "hourly") == []
+    assert schedule_jobs.open_job_ids(ledger.db, "echo", "hourly") == []
 
 
 def test_a_changed_definition_resets_the_entry(ledger: Any) -> None:

@@ -28,9 +28,9 @@ from ductile.core.model import (
 )
 from ductile.ledger.admin.job_actions import cancel, end_queued_jobs, retry
 from ductile.ledger.completion.record import Recorded
-from ductile.ledger.queue.enqueue import enqueue_all
+from ductile.ledger.jobs.enqueue import enqueue_all
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.queue.recover import recover_orphans
-from ductile.ledger.queue.rows import get_job
 from ductile.ledger.reports import job_details, job_list, queue_status, trees
 from ductile.ledger.storage.connections import transaction
 from tests.ledger.conftest import LedgerDriver, fail_on_any_failure, result_of

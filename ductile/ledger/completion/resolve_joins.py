@@ -9,13 +9,13 @@ from functools import partial
 
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Budget, Dead, FollowUps, Interrupted, JobStatus, JoinRule, Outcome, OutcomeCode, Retried
-from ductile.ledger.admin.quarantine import quarantine
 from ductile.ledger.completion.follow_ups import NO_FOLLOW_UPS
+from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, end_waiting
-from ductile.ledger.queue import joins
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.rows import get_job
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.jobs import joins
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.rows import get_job
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 
 MAX_JOINS_AT_ONCE = 500

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from ductile.core.clock import from_text
+from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.errors import NotFound
 from ductile.core.model import Job, JobStatus
 from ductile.ledger.storage.db import Db
@@ -70,10 +70,6 @@ def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
         tolerated=bool(row[36]),
         context=row[37],
     )
-
-
-def from_text_or_none(text: str | None) -> datetime | None:
-    return None if text is None else from_text(text)
 
 
 GET_JOB = f"SELECT {JOB_COLUMNS} FROM job_queue WHERE id = ?"

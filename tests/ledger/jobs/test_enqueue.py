@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ductile.core.model import Budget, Failed, JobStatus, NewJob, Prefinished
-from ductile.ledger.queue.enqueue import RARE_COLUMNS, RARE_DEFAULTS, Enqueued, enqueue, enqueue_all
+from ductile.ledger.jobs.enqueue import RARE_COLUMNS, RARE_DEFAULTS, Enqueued, enqueue, enqueue_all
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from ductile.ledger.tables import journal
@@ -261,7 +261,7 @@ def test_one_invalid_job_of_a_batch_fails_the_whole_batch(ledger: Any) -> None:
 FORKS = """
 import os
 from datetime import UTC, datetime
-from ductile.ledger.queue.enqueue import new_id
+from ductile.ledger.jobs.enqueue import new_id
 now = datetime.now(UTC)
 print(new_id(now), flush=True)
 if os.fork():

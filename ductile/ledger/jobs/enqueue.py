@@ -16,13 +16,12 @@ from attrs import evolve, frozen
 from ductile.core.clock import to_text
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Budget, JobStatus, NewJob, OutcomeCode, Prefinished
-from ductile.ledger.completion import attempts
-from ductile.ledger.queue import dedupe, joins, tree_counters
-from ductile.ledger.queue.dedupe import DEFAULT_TTL
-from ductile.ledger.queue.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.jobs import dedupe, joins, tree_counters
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.bulk_insert import batch_statements, insert_rows
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import attempts, journal
 
 
 @frozen(kw_only=True)

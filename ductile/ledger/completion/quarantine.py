@@ -7,12 +7,11 @@ from datetime import datetime
 
 from ductile.core.clock import to_text
 from ductile.core.model import JobStatus
-from ductile.ledger.completion import attempts
 from ductile.ledger.completion.record import Recorded
-from ductile.ledger.queue import dedupe
+from ductile.ledger.jobs import dedupe
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
 from ductile.ledger.storage.dialect import greatest
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import attempts, journal
 
 QUARANTINE = """
     UPDATE job_queue

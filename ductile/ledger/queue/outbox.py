@@ -8,10 +8,9 @@ from datetime import datetime
 
 from attrs import frozen
 
-from ductile.core.clock import to_text
+from ductile.core.clock import from_text_or_none, to_text
 from ductile.ledger.completion.finish import ROW, FinishedRow
-from ductile.ledger.queue import dedupe
-from ductile.ledger.queue.rows import from_text_or_none
+from ductile.ledger.jobs import dedupe
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
 
