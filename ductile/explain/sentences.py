@@ -3,20 +3,21 @@
 Pure. Knows neither the ledger nor how a reason was found. A sentence that ends with an error ends without a period.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from ductile.calendar.reasons import SkipReason
 from ductile.core.format_time import format_when
+from ductile.core.formats import strict_json
 from ductile.core.model import OutcomeCode
 from ductile.core.units import format_duration
-from ductile.explain.conditions import format_predicates
 
 Data = Mapping[str, Any]
 Sentence = str | Callable[[Data], str]
 """A format string, or a function where the sentence depends on the data."""
 NO_ERROR = "no error on record"
+MAX_VALUE_CHARS = 80
 NOW = "now"
 """The member of the data that holds the moment relative times count from."""
 
@@ -34,6 +35,26 @@ def sentence(code: str, data: Data, *, now: datetime | None = None) -> str:
     values = _Values({"code": code, **data, "error": data.get("error") or NO_ERROR, NOW: now})
     text = template.format_map(values) if isinstance(template, str) else template(values)
     return f"{text}; {data['problem']}" if data.get("problem") else text
+
+
+# ── conditions that were false ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def format_predicates(predicates: Iterable[Mapping[str, Any]]) -> str:
+    """Return `payload.n eq 2 is false: found 1; …` for predicates as the journal stores them."""
+    return "; ".join(_format_predicate(predicate) for predicate in predicates)
+
+
+def _format_predicate(predicate: Mapping[str, Any]) -> str:
+    expected = f" {_short_value(predicate['value'])}" if "value" in predicate else ""
+    found = f"found {_short_value(predicate['found'])}" if "found" in predicate else "it is absent"
+    holds = "true" if predicate.get("holds") else "false"
+    return f"{predicate.get('path')} {predicate.get('op')}{expected} is {holds}: {found}"
+
+
+def _short_value(value: Any) -> str:
+    text = strict_json.dumps(value)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
 
 
 # ── ended ───────────────────────────────────────────────────────────────────────────────────────────────────────────

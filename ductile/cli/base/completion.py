@@ -28,11 +28,10 @@ def command(shell: str, as_json: bool) -> None:
 
     Example: ductile completion bash
     """
-    from ductile.cli import ductile
-
     kind = get_completion_class(shell)
     assert kind is not None, shell
-    script = kind(ductile, {}, "ductile", COMPLETING).source()
+    root = click.get_current_context().find_root().command
+    script = kind(root, {}, "ductile", COMPLETING).source()
     output.show({"shell": shell, "script": script}, as_json=as_json, human=lambda shown: shown["script"].splitlines())
 
 
