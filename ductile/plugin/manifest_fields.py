@@ -1,7 +1,7 @@
 """Read typed values from YAML nodes and collect all errors with their positions.
 
-A lightweight alternative to cattrs, which takes longer to import than a manifest takes to read. Knows nothing of the
-meaning of the values; `manifest` does.
+Manifests do not use the cattrs converter of `config`: unknown keys are warnings, commands have two notations, and one
+pass reports wrong types together with wrong references. The rules of each key are in `manifest`.
 """
 
 from collections.abc import Iterable, Mapping
