@@ -142,7 +142,7 @@ def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
 @pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
 def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
     """What is made for people, and what they are warned of."""
-    from ductile.config.checks.doctor import MIN_SECRET_LENGTH
+    from ductile.config.checks.examine import MIN_SECRET_LENGTH
     from ductile.config.edit.token_edit import KEY_BYTES
 
     text = " ".join((ROOT / "docs" / page).read_text().split())

@@ -37,6 +37,8 @@ FORBIDDEN = {
     ("pipeline", "plugin"): "the workflow language is pure",
     ("plugin", "pipeline"): "plugins do not depend on workflows",
 }
+CYCLIC = {"web", "cli"}
+"""Packages whose folders still import each other in cycles."""
 MAX_ENTRIES = 14
 """Entries of one folder, without `__init__.py`. The top level may also have `__main__.py` and `py.typed`."""
 MAX_DOCSTRING_LINES = 6
@@ -74,6 +76,48 @@ def test_imports_lead_to_lower_layers() -> None:
             elif LAYERS.get(own, 0) <= LAYERS[other]:
                 wrong.append(f"{module} (layer {LAYERS.get(own, 0)}) imports {imported} (layer {LAYERS[other]})")
     assert wrong == []
+
+
+def second_level(dotted: str) -> str:
+    """Return the package and the folder or module directly below it: `ductile.ledger.queue.claim` → `ledger.queue`."""
+    path = f"{dotted.replace('.', '/').removeprefix('ductile/')}"
+    known = {f"{path}.py", f"{path}/__init__.py"} & TREES.keys()
+    parts = dotted.removesuffix(".__init__").split(".")[1:]
+    return ".".join((parts if known else parts[:-1])[:2])  # the last part can be a name in a module
+
+
+def imports_within(package: str) -> dict[str, dict[str, set[str]]]:
+    """Return the imports between the folders and modules directly below a package: importer → imported → modules."""
+    edges: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module in (module for module in MODULES if module.startswith(f"{package}/")):
+        own = second_level(f"ductile.{module.removesuffix('.py').replace('/', '.')}")
+        for imported in imports_of(module):
+            other = second_level(imported)
+            if other != own and layer_name(imported) == package:
+                edges[own][other].add(module)
+    return edges
+
+
+def reachable(edges: dict[str, dict[str, set[str]]], start: str) -> set[str]:
+    """Return every node that imports lead to from `start`."""
+    found, remaining = {start}, [start]
+    while remaining:
+        new = edges.get(remaining.pop(), {}).keys() - found
+        found |= new
+        remaining.extend(new)
+    return found
+
+
+def test_folders_of_a_package_do_not_import_each_other_in_a_cycle() -> None:
+    """The folders of a package have an order too, and the lower ones can be read without the higher ones."""
+    wrong = []
+    for package in sorted(LAYERS.keys() - CYCLIC):
+        edges = imports_within(package)
+        for own, others in edges.items():
+            for other in others:
+                if own in reachable(edges, other):
+                    wrong.append(f"{own} → {other}: {', '.join(sorted(others[other]))}")
+    assert not wrong, "\n".join(["imports in a cycle:", *wrong])
 
 
 def test_every_top_level_entry_has_a_layer() -> None:

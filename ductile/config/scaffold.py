@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ductile.config.load.sources import CONFIG_FILE
+from ductile.config.files.sources import CONFIG_FILE
 from ductile.config.views.schema import schema
 from ductile.core import files
 from ductile.core.errors import UsageInvalid

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 from blake3 import blake3
 
-from ductile.config.load.sources import NO_REPLACEMENTS, SourceFile, Tier
+from ductile.config.files.sources import NO_REPLACEMENTS, SourceFile, Tier
 from ductile.config.sections.settings import TokenEntry
 from ductile.core import files
 from ductile.core.errors import Complaint, Mark, Unreadable

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from ductile.config.checks.doctor import Examination, Report
+from ductile.config.checks.examine import Examination, Report
 from ductile.config.load.load import Config
 from ductile.config.sections import relay
 from ductile.config.sections.settings import PluginEntry
@@ -93,7 +93,7 @@ class Snapshot:
     """Unavailable plugins that are enabled but unusable."""
     routes: Routes
     report: Report
-    """Problems found by the doctor that did not prevent the start."""
+    """Problems found by `checks.examine` that did not prevent the start."""
     id: str = attrs.field(factory=lambda: f"cfg_{uuid.uuid4().hex}")
     """Identifier that jobs created or started under this snapshot store."""
 

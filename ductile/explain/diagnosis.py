@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ductile.config.views.show import redact
+from ductile.config.load.redaction import redact
 from ductile.core.clock import to_text
 from ductile.core.formats.stored_json import load_stored
 from ductile.core.model import Job, is_control_plugin

@@ -12,15 +12,15 @@ from attrs import define, field, frozen
 from blake3 import blake3
 
 from ductile import __version__
-from ductile.config.edit.atomic_write import lock_config
+from ductile.config.checksums import SEAL_FILE
 from ductile.config.edit.staged_edit import Draft
-from ductile.config.load.interpolate import is_utf8
-from ductile.config.load.ledger_path import find_ledger
+from ductile.config.files.atomic_write import lock_config
+from ductile.config.files.interpolate import is_utf8
+from ductile.config.files.ledger_path import find_ledger
+from ductile.config.files.sources import SourceFile, find_config
 from ductile.config.load.load import load
-from ductile.config.load.sources import SourceFile, find_config
 from ductile.config.scaffold import PLUGINS_FOLDER, SCHEMA_FILE
 from ductile.config.seal.archive import SKIPPED, files_below
-from ductile.config.seal.checksums import SEAL_FILE
 from ductile.core import files
 from ductile.core.clock import to_text
 from ductile.core.errors import ConfigInvalid, LedgerFull, UsageInvalid

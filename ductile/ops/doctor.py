@@ -12,10 +12,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ductile.config.checks.doctor import Examination, examine
-from ductile.config.load.ledger_path import find_ledger
+from ductile.config.checks.examine import Examination, examine
+from ductile.config.files.ledger_path import find_ledger
+from ductile.config.files.sources import find_config
 from ductile.config.load.load import load
-from ductile.config.load.sources import find_config
 from ductile.config.snapshot import build_snapshot
 from ductile.core.errors import ConfigInvalid, DuctileError, IntegrityBroken
 from ductile.core.instance.lock import LOCK_NAME, instance_lock, is_locked, read_holder

@@ -17,8 +17,8 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-from ductile.config.checks.doctor import Examination
-from ductile.config.edit.atomic_write import PENDING_FILE, finish_interrupted
+from ductile.config.checks.examine import Examination
+from ductile.config.files.atomic_write import PENDING_FILE, finish_interrupted
 from ductile.config.seal.restore import STAGE_PREFIX
 from ductile.core import files
 from ductile.core.errors import Complaint, DuctileError, IntegrityBroken, LedgerError

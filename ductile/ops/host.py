@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ductile.config.checks.doctor import Examination
+from ductile.config.checks.examine import Examination
 from ductile.config.sections.settings import Schedule
 from ductile.core.units import format_size
 from ductile.ops.findings import Finding, Severity

@@ -15,11 +15,11 @@ from typing import Any
 
 from attrs import define, field
 
-from ductile.config.checks.doctor import examine
-from ductile.config.edit.atomic_write import PENDING_FILE, lock_config
-from ductile.config.load.ledger_path import find_ledger
+from ductile.config.checks.examine import examine
+from ductile.config.checksums import SEAL_FILE, read_seal, relocate_seal, render_seal
+from ductile.config.files.atomic_write import PENDING_FILE, lock_config
+from ductile.config.files.ledger_path import find_ledger
 from ductile.config.load.load import load
-from ductile.config.seal.checksums import SEAL_FILE, read_seal, relocate_seal, render_seal
 from ductile.config.seal.restore import STAGE_PREFIX
 from ductile.core import files
 from ductile.core.errors import ConfigInvalid, DuctileError, LedgerError, UsageInvalid, WrongState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from ductile.config.seal.approve import seal_configuration
+from ductile.config.edit.approve import seal_configuration
 from scripts.tortures.arena import CANARY, TOKEN, Arena
 from scripts.tortures.play import Role
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ductile.cli.job.tail import GAP, new_output
 from ductile.cli.job.truncate import truncate_to_fit
-from ductile.config.load.ledger_path import find_ledger
+from ductile.config.files.ledger_path import find_ledger
 from ductile.config.load.load import load
 from ductile.config.load.secret_scan import build_mask
 from ductile.core.clock import to_text

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from ductile.config.checks.doctor import Examination, examine
+from ductile.config.checks.examine import Examination, examine
+from ductile.config.edit.approve import SealResult, seal_configuration
 from ductile.config.load.load import Config, load
-from ductile.config.seal.approve import SealResult, seal_configuration
 from ductile.core.errors import Complaint, ConfigInvalid
 from ductile.core.formats import strict_yaml
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
+from ductile.config.load.redaction import redact_settings
 from ductile.config.sections.settings import Settings
-from ductile.config.views.show import redact_settings
 from ductile.core.errors import ConfigInvalid
 from ductile.core.formats import strict_json, strict_yaml
 from ductile.core.formats.yaml_fields import YAML_NAME

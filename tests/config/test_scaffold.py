@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ductile.config import scaffold
-from ductile.config.load.sources import CONFIG_FILE
+from ductile.config.files.sources import CONFIG_FILE
 from ductile.core.errors import UsageInvalid
 from ductile.core.files import FileRefused
 from tests.config.conftest import ConfigDir

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from attrs import define, field
 
-from ductile.config.seal.approve import seal_configuration
+from ductile.config.edit.approve import seal_configuration
 
 TOKEN = "e2e-token-0123456789abcdef"
 PATIENCE = 30.0

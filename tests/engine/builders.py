@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import define
 
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock, to_text

@@ -156,8 +156,8 @@ def _print_paths(params: Mapping[str, Any]) -> None:
     if "config_path" not in params:
         return
     from ductile.cli.base import options
-    from ductile.config.load.ledger_path import find_ledger
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.ledger_path import find_ledger
+    from ductile.config.files.sources import find_config
     from ductile.web.server.listeners import local_socket_path
 
     try:

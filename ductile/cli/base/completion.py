@@ -68,7 +68,7 @@ def _config_value(params: Params, *path: str) -> Any:
     """Return the value at `path` of the configuration files, without validating them."""
     import os
 
-    from ductile.config.load.sources import find_config, read_sources
+    from ductile.config.files.sources import find_config, read_sources
 
     found = find_config(options.selected_config(params.get("config_path"), params.get("config_dir")), os.environ)
     value = read_sources(found.path, os.environ).root.value

@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 def ledger_path(explicit: Path | None) -> Path:
     """Return the path of the ledger of this configuration."""
-    from ductile.config.load.ledger_path import find_ledger
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.ledger_path import find_ledger
+    from ductile.config.files.sources import find_config
 
     return find_ledger(find_config(explicit, os.environ).path, os.environ)
 
@@ -66,8 +66,8 @@ def client_for(where: Mapping[str, Any]) -> "Client":
 
 def mask_for(where: Mapping[str, Any]) -> "Mask":
     """Return a mask for the secrets of the configuration that the flags select."""
+    from ductile.config.files.sources import find_config
     from ductile.config.load.secret_scan import build_mask
-    from ductile.config.load.sources import find_config
 
     return build_mask(
         find_config(options.selected_config(where["config_path"], where["config_dir"]), os.environ).path, os.environ
@@ -76,9 +76,9 @@ def mask_for(where: Mapping[str, Any]) -> "Mask":
 
 def load_snapshot(explicit: Path | None) -> "Snapshot":
     """Load the configuration as a service that starts now would use it."""
-    from ductile.config.checks.doctor import examine
+    from ductile.config.checks.examine import examine
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
     from ductile.config.snapshot import build_snapshot
 
     return build_snapshot(examine(load(find_config(explicit, os.environ).path)), os.environ)

@@ -33,7 +33,7 @@ def edit_options(command: options.Command) -> options.Command:
 
 def selected_path(params: Mapping[str, Any]) -> Path:
     """Return the path of the configuration that the flags select."""
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.sources import find_config
 
     return find_config(options.selected_config(params["config_path"], params["config_dir"]), os.environ).path
 
@@ -177,7 +177,7 @@ def show_plugin(name: str, as_json: bool, **params: Any) -> None:
 
     Example: ductile config plugin show echo
     """
-    from ductile.config.views.show import redact_settings
+    from ductile.config.load.redaction import redact_settings
     from ductile.core.formats import strict_yaml
 
     config = load_selected(params)

@@ -105,7 +105,7 @@ def check(
 
     Example: ductile config check --strict --json
     """
-    from ductile.config.checks.doctor import examine
+    from ductile.config.checks.examine import examine
 
     as_json = as_json or form == "json"
     try:
@@ -151,7 +151,7 @@ def lock(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_js
 
 
 def _lock(root: Path, *, dry_run: bool = False) -> dict[str, Any]:
-    from ductile.config.seal.approve import seal_configuration
+    from ductile.config.edit.approve import seal_configuration
 
     sealed = seal_configuration(root, now=datetime.now(UTC), dry_run=dry_run)
     return {
@@ -189,14 +189,14 @@ def default_directory() -> Path:
 
 
 def _found(explicit: Path | None) -> Path:
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.sources import find_config
 
     return find_config(explicit, os.environ).path
 
 
 def _load(explicit: Path | None, *, verbose: bool = False) -> Any:
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
 
     found = find_config(explicit, os.environ)
     if verbose:

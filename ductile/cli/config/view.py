@@ -29,7 +29,7 @@ def show(entity: str | None, effective: bool, as_json: bool, **params: Any) -> N
 
     Example: ductile config show plugin:echo
     """
-    from ductile.config.views.show import redact_settings
+    from ductile.config.load.redaction import redact_settings
     from ductile.core.formats import strict_yaml
 
     config = load_selected(params)
@@ -83,7 +83,7 @@ def get(path: str, effective: bool, as_json: bool, **params: Any) -> None:
 
     Example: ductile config get plugins.echo.retry.max_attempts
     """
-    from ductile.config.views.show import redact_settings
+    from ductile.config.load.redaction import redact_settings
     from ductile.core.formats import strict_yaml
 
     config = load_selected(params)

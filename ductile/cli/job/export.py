@@ -27,8 +27,8 @@ def export(job_id: str, as_fixture: bool, target: Path | None, dry_run: bool, as
     import json
     import os
 
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
     from ductile.core.files import require_writable, write_private
     from ductile.devkit.fixtures.export import export_fixture
     from ductile.ledger.storage.open_file import open_reader

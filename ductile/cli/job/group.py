@@ -101,8 +101,8 @@ def _tree_in_ledger(explicit: Path | None, job_id: str) -> list[dict[str, Any]]:
     import json
     import os
 
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
     from ductile.explain.orphaned import mark_orphans
     from ductile.ledger.reports import trees
     from ductile.ledger.storage.open_file import open_reader

@@ -12,7 +12,7 @@ from typing import Any
 
 from ductile.cli.base import output
 from ductile.cli.base.json_args import read_json, read_json_file
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import Config
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean

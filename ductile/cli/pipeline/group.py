@@ -159,7 +159,7 @@ def test_pipelines(file: Path, config_path: Path | None, config_dir: Path | None
 
     Example: ductile pipeline test tests/report.yaml
     """
-    from ductile.config.checks.doctor import examine
+    from ductile.config.checks.examine import examine
     from ductile.config.snapshot import build_snapshot
     from ductile.devkit.pipeline_cases import read_cases, run_case
 
@@ -249,8 +249,8 @@ def run_pipeline(
 
 
 def _load(explicit: Path | None) -> Any:
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
 
     return load(find_config(explicit, os.environ).path)
 

@@ -49,8 +49,8 @@ def add(name: str | None, config_path: Path | None, config_dir: Path | None, dry
 
 def _target(explicit: Path | None, name: str) -> Path:
     """Return the target directory. Raise UsageInvalid if it exists."""
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
 
     config = load(find_config(explicit, os.environ).path)
     roots = config.settings.plugin_roots

@@ -115,8 +115,8 @@ def lock(names: tuple[str, ...], everything: bool, dry_run: bool, as_json: bool,
     """
     from datetime import UTC, datetime
 
-    from ductile.config.load.sources import find_config
-    from ductile.config.seal.approve import seal_plugins
+    from ductile.config.edit.approve import seal_plugins
+    from ductile.config.files.sources import find_config
 
     if everything == bool(names):
         raise UsageInvalid("NAMES or --all is required")
@@ -132,9 +132,9 @@ def _lock_lines(shown: dict[str, Any]) -> list[str]:
 
 
 def _examine(explicit: Path | None) -> Any:
-    from ductile.config.checks.doctor import examine
+    from ductile.config.checks.examine import examine
+    from ductile.config.files.sources import find_config
     from ductile.config.load.load import load
-    from ductile.config.load.sources import find_config
 
     return examine(load(find_config(explicit, os.environ).path))
 
@@ -220,7 +220,7 @@ def _first_line(text: str) -> str:
 
 
 def _details(examination: Any, name: str) -> dict[str, Any]:
-    from ductile.config.views.show import redact_settings
+    from ductile.config.load.redaction import redact_settings
 
     plugin = examination.found[name]
     manifest = plugin.manifest

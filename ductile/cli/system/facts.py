@@ -94,8 +94,8 @@ def scheduler(limit: int, config_path: Path | None, config_dir: Path | None, as_
     """
     import os
 
-    from ductile.config.load.ledger_path import find_ledger, read_service_name
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.ledger_path import find_ledger, read_service_name
+    from ductile.config.files.sources import find_config
     from ductile.ledger.reports import job_stats
     from ductile.ledger.storage.open_file import open_reader
 

@@ -63,7 +63,7 @@ def start(config_path: Path | None, config_dir: Path | None, dry_run: bool, as_j
 
 def _start(chosen: Path | None, *, dry_run: bool, as_json: bool) -> None:
     from ductile import runtime
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.sources import find_config
 
     found = find_config(chosen, os.environ)
     if dry_run:

@@ -74,7 +74,7 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
 
 def find_config(checks: Checks, explicit: Path | None) -> Path | None:
     """Return the configuration file, if it exists."""
-    from ductile.config.load.sources import find_config
+    from ductile.config.files.sources import find_config
 
     try:
         found = find_config(explicit, os.environ)
@@ -87,7 +87,7 @@ def find_config(checks: Checks, explicit: Path | None) -> Path | None:
 
 def find_ledger(checks: Checks, root: Path) -> Path | None:
     """Return the path of the ledger; None if the configuration cannot be loaded."""
-    from ductile.config.load.ledger_path import find_ledger
+    from ductile.config.files.ledger_path import find_ledger
 
     try:
         return find_ledger(root, os.environ)
@@ -98,7 +98,7 @@ def find_ledger(checks: Checks, root: Path) -> Path | None:
 
 def load_config(checks: Checks, root: Path) -> "Snapshot | None":
     """Load the configuration as a service that starts now would use it."""
-    from ductile.config.checks.doctor import examine
+    from ductile.config.checks.examine import examine
     from ductile.config.load.load import load
     from ductile.config.snapshot import build_snapshot
 

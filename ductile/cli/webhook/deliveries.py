@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ductile.cli.base import output
+from ductile.config.files.sources import find_config
 from ductile.config.load.load import Config, load
-from ductile.config.load.sources import find_config
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean

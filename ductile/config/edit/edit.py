@@ -1,6 +1,6 @@
 """Edit the configuration: apply a change to a draft, check the result, write all files together and seal them.
 
-Nothing is written unless the complete changed configuration loads and passes `checks.doctor`. An edit does not approve
+Nothing is written unless the complete changed configuration loads and passes `checks.examine`. An edit does not approve
 other changes to files that a start would refuse.
 """
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from ductile.config.checks.doctor import Examination, examine, sealed_plugins
-from ductile.config.edit.atomic_write import Replacement, finish_pending, lock_config, replace_files
+from ductile.config import checksums
+from ductile.config.checks.examine import Examination, examine, sealed_plugins
+from ductile.config.edit.approve import SealResult, prepare_seal
 from ductile.config.edit.staged_edit import Draft
+from ductile.config.files.atomic_write import Replacement, finish_pending, lock_config, replace_files
 from ductile.config.load.load import Config, load
-from ductile.config.seal import checksums
-from ductile.config.seal.approve import SealResult, prepare_seal
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigInvalid, IntegrityBroken
 from ductile.core.secret import HIDDEN, Mask

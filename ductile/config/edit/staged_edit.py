@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 
 from ductile.config.edit import yaml_edit
 from ductile.config.edit.yaml_edit import YamlPath, format_path, is_same_data, value_at
-from ductile.config.load.sources import NO_REPLACEMENTS, Sources, read_sources
+from ductile.config.files.sources import NO_REPLACEMENTS, Sources, read_sources
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigInvalid, Mark, NotFound
 from ductile.core.formats import strict_yaml

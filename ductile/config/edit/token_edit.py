@@ -17,8 +17,8 @@ from attrs import field, frozen
 
 from ductile.config.edit import yaml_edit
 from ductile.config.edit.staged_edit import Draft
-from ductile.config.load.interpolate import parse_env_file
-from ductile.config.load.sources import TOKENS_FILE
+from ductile.config.files.interpolate import parse_env_file
+from ductile.config.files.sources import TOKENS_FILE
 from ductile.config.scopes import SCOPES, hash_scope_file, is_known_scope
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean

@@ -1,7 +1,7 @@
 """Load a configuration: read, verify, include, interpolate, merge and structure its files into one immutable `Config`.
 
 Each step is a module of its own. Errors of all steps are reported together. Does not discover plugins; rules that need
-them are in `checks.doctor`.
+them are in `checks.examine`.
 """
 
 import os
@@ -12,14 +12,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from blake3 import blake3
 
-from ductile.config.checks.rules import find_violations
-from ductile.config.edit.atomic_write import finish_interrupted
-from ductile.config.load.interpolate import Interpolated, interpolate
-from ductile.config.load.legacy_keys import translate
-from ductile.config.load.sources import NO_REPLACEMENTS, SourceFile, read_sources
-from ductile.config.load.structure import structure
-from ductile.config.scopes import Grant, Grants, read_grants
-from ductile.config.seal.checksums import (
+from ductile.config.checksums import (
     SEAL_FILE,
     Drift,
     DriftSeverity,
@@ -29,8 +22,15 @@ from ductile.config.seal.checksums import (
     find_removed_files,
     read_seal,
 )
+from ductile.config.files.atomic_write import finish_interrupted
+from ductile.config.files.interpolate import Interpolated, interpolate
+from ductile.config.files.legacy_keys import translate
+from ductile.config.files.sources import NO_REPLACEMENTS, SourceFile, read_sources
+from ductile.config.load.redaction import digest, is_reference, looks_secret
+from ductile.config.load.rules import find_violations
+from ductile.config.load.structure import structure
+from ductile.config.scopes import Grant, Grants, read_grants
 from ductile.config.sections.settings import Settings, State
-from ductile.config.views.show import digest, is_reference, looks_secret
 from ductile.core.errors import (
     Complaint,
     ConfigInvalid,

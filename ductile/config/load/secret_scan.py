@@ -1,16 +1,17 @@
 """The secrets of a configuration, found without a full load.
 
-For read-only commands that must not print a secret. Separate from `ledger_path`, because it imports every section.
+For read-only commands that must not print a secret. Separate from `files.ledger_path`, because it imports every
+section.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ductile.config.load.interpolate import interpolate
-from ductile.config.load.legacy_keys import translate
-from ductile.config.load.sources import read_sources
-from ductile.config.views.show import is_reference, looks_secret
+from ductile.config.files.interpolate import interpolate
+from ductile.config.files.legacy_keys import translate
+from ductile.config.files.sources import read_sources
+from ductile.config.load.redaction import is_reference, looks_secret
 from ductile.core.formats.strict_yaml import YamlNode
 from ductile.core.secret import Mask
 

@@ -1,6 +1,6 @@
 """Convert marked YAML nodes to section classes with cattrs, and report all errors with file and line.
 
-Knows types and the rules of single values. Rules that span several values are in `checks.rules`.
+Knows types and the rules of single values. Rules that span several values are in `rules`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

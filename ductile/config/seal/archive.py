@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 from attrs import field, frozen
 from blake3 import blake3
 
-from ductile.config.edit.atomic_write import PENDING_FILE
+from ductile.config.checksums import SEAL_FILE, read_seal
 from ductile.config.edit.staged_edit import Draft
-from ductile.config.load.ledger_path import find_ledger
-from ductile.config.load.sources import CONFIG_FILE
+from ductile.config.files.atomic_write import PENDING_FILE
+from ductile.config.files.ledger_path import find_ledger
+from ductile.config.files.sources import CONFIG_FILE
 from ductile.config.scaffold import PLUGINS_FOLDER, SCHEMA_FILE
-from ductile.config.seal.checksums import SEAL_FILE, read_seal
 from ductile.core import files
 from ductile.core.errors import Complaint, DuctileError, IntegrityBroken, Mark, UsageInvalid
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from ductile.config.checks.doctor import examine
-from ductile.config.edit.atomic_write import Replacement, finish_pending, lock_config, replace_and_seal
+from ductile.config.checks.examine import examine
+from ductile.config.checksums import SEAL_FILE
+from ductile.config.edit.approve import seal_locked
 from ductile.config.edit.staged_edit import Draft
+from ductile.config.files.atomic_write import Replacement, finish_pending, lock_config, replace_and_seal
+from ductile.config.files.sources import CONFIG_FILE
 from ductile.config.load.load import load
-from ductile.config.load.sources import CONFIG_FILE
 from ductile.config.seal import archive
-from ductile.config.seal.approve import seal_locked
 from ductile.config.seal.archive import ArchiveMember
-from ductile.config.seal.checksums import SEAL_FILE
 from ductile.core import files
 from ductile.core.errors import ConfigInvalid
 

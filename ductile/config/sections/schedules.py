@@ -42,7 +42,7 @@ HOST_ZONE = HostZone()
 
 
 def build_definition(plugin: str, schedule: Schedule) -> Definition:
-    """Convert a schedule that passed `checks.rules` to a calendar definition."""
+    """Convert a schedule that passed `load.rules` to a calendar definition."""
     return Definition(
         plugin=plugin,
         schedule_id=schedule.id,

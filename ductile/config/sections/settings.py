@@ -1,6 +1,6 @@
 """One frozen class per YAML section: every key with its default, its rule and its one-line description.
 
-Defaults are defined only here. `load.structure` parses sections from YAML; `checks.rules` and `checks.doctor` contain
+Defaults are defined only here. `load.structure` parses sections from YAML; `load.rules` and `checks.examine` contain
 the rules that span several values.
 """
 

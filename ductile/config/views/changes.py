@@ -9,11 +9,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ductile.config.checks.doctor import Report
+from ductile.config.checks.examine import Report
 from ductile.config.load.load import Config
+from ductile.config.load.redaction import to_plain_data
+from ductile.config.load.token_label import derived_label
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import to_plain_data
-from ductile.config.views.token_label import derived_label
 from ductile.core.clock import to_text
 from ductile.core.secret import Secret
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ductile.config.load.load import Config
-from ductile.config.views.show import redact_settings
+from ductile.config.load.redaction import redact_settings
 
 EXPLICIT, DEFAULT = "explicit", "default"
 

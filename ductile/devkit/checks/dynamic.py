@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from attrs import evolve, field, frozen
 
-from ductile.config.views.show import looks_secret
+from ductile.config.load.redaction import looks_secret
 from ductile.core.errors import PluginRejected
 from ductile.core.model import Failed
 from ductile.core.secret import Mask

@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
+from ductile.config.files.sources import find_config
 from ductile.config.load.load import Config, find_secret_values, load
-from ductile.config.load.sources import find_config
 from ductile.config.sections.settings import PluginEntry, Settings
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.errors import NotFound, PluginRejected, did_you_mean

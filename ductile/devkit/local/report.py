@@ -6,7 +6,7 @@ Masks all secrets. Makes no decisions.
 from collections.abc import Mapping
 from typing import Any
 
-from ductile.config.views.show import redact
+from ductile.config.load.redaction import redact
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.model import Completion, Dead, Failed, Retried, Skipped, Succeeded

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from ductile.config.checks.doctor import Report, examine
+from ductile.config.checks.examine import Report, examine
+from ductile.config.checksums import INTEGRITY
 from ductile.config.load.load import load
-from ductile.config.seal.checksums import INTEGRITY
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.errors import ConfigInvalid
 from ductile.core.logs import Log

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ductile import __version__
+from ductile.config.load.redaction import redact_settings, to_plain_data
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import redact_settings, to_plain_data
 from ductile.core.formats import strict_json
 from ductile.core.secret import FINGERPRINT, Secret
 from ductile.ledger.tables import snapshots

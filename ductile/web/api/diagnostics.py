@@ -11,10 +11,10 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from ductile.config.checks.doctor import Report, examine
+from ductile.config.checks.examine import Report, examine
 from ductile.config.load.load import Config, load
+from ductile.config.load.redaction import redact_settings
 from ductile.config.snapshot import Snapshot
-from ductile.config.views.show import redact_settings
 from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS

@@ -13,8 +13,8 @@ from functools import partial
 from attrs import evolve, frozen
 
 from ductile.config.load.load import Config
+from ductile.config.load.token_label import token_label
 from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
-from ductile.config.views.token_label import token_label
 from ductile.core.clock import Clock
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
 from ductile.web.routes import AnyRoute

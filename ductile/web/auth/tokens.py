@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from ductile.config.load.load import Config
-from ductile.config.views.token_label import token_label
+from ductile.config.load.token_label import token_label
 from ductile.core.clock import to_text
 from ductile.core.errors import LedgerError
 from ductile.ledger.storage.writer import Ledger

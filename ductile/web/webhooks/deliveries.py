@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from attrs import field, frozen
 from blake3 import blake3
 
-from ductile.config.checks.rules import CREDENTIAL_HEADERS
+from ductile.config.load.rules import CREDENTIAL_HEADERS
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.errors import DuctileError, Unreadable
 from ductile.core.formats import strict_json

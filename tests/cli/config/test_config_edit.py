@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ductile.config.edit.atomic_write import lock_config
+from ductile.config.files.atomic_write import lock_config
 from tests.cli.config.conftest import Config, contents
 from tests.cli.conftest import Run, imported_by
 from tests.e2e.actors import until

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ductile.config.edit.atomic_write import PENDING_FILE, Replacement
+from ductile.config.files.atomic_write import PENDING_FILE, Replacement
 from ductile.core.instance.lock import instance_lock
 from ductile.engine.process.procfs import INSTANCE_MARKER, instance_of
 from ductile.ledger.storage.open_file import open_writer
@@ -33,7 +33,7 @@ from tests.cli.system.conftest import (
 
 
 def leave_an_edit(directory: Path) -> None:
-    from ductile.config.edit import atomic_write
+    from ductile.config.files import atomic_write
 
     one = Replacement.of(directory / "config.yaml", (directory / "config.yaml").read_bytes() + b"# edited\n")
     (directory / PENDING_FILE).write_bytes(atomic_write._render_note([one]))

@@ -9,10 +9,10 @@ import attrs
 import pytest
 
 import ductile
-from ductile.config.checks.doctor import Examination
+from ductile.config.checks.examine import Examination
 from ductile.config.load.load import load
+from ductile.config.load.redaction import redact_settings
 from ductile.config.snapshot import build_snapshot
-from ductile.config.views.show import redact_settings
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.yaml_fields import YAML_NAME
 from ductile.pipeline.language.dsl import Mode, Pipeline, RelayStep, Signal, Step

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from ductile.config.checks.doctor import examine
-from ductile.config.edit import atomic_write, token_edit
+from ductile.config.checks.examine import examine
+from ductile.config.checksums import SEAL_FILE
+from ductile.config.edit import token_edit
+from ductile.config.edit.approve import seal_plugins
 from ductile.config.edit.assignment import parse_assignment, parse_value
-from ductile.config.edit.atomic_write import PENDING_FILE, EditBusy, lock_config
 from ductile.config.edit.edit import EditResult, edit
 from ductile.config.edit.staged_edit import Draft
+from ductile.config.files import atomic_write
+from ductile.config.files.atomic_write import PENDING_FILE, EditBusy, lock_config
 from ductile.config.load.load import load
 from ductile.config.scopes import hash_scope_file
-from ductile.config.seal.approve import seal_plugins
-from ductile.config.seal.checksums import SEAL_FILE
 from ductile.core import files
 from ductile.core.errors import ConfigInvalid, IntegrityBroken, UsageInvalid
 from tests.config.conftest import NOW, ConfigDir
@@ -382,7 +383,8 @@ KILLED_AT = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config.edit import atomic_write, token_edit
+from ductile.config.edit import token_edit
+from ductile.config.files import atomic_write
 from ductile.config.edit.edit import edit
 
 remaining, write = int(sys.argv[2]), atomic_write.write

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 import ductile
 from ductile.config import scaffold
-from ductile.config.load.interpolate import interpolate
+from ductile.config.files.interpolate import interpolate
 from ductile.config.load.structure import structure
 from ductile.config.sections.settings import Settings
 from ductile.config.views.schema import DIALECT, schema

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.web.api.topology import first_nodes, topology

@@ -19,7 +19,7 @@ from attrs import define, evolve, field, fields
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import ductile
-from ductile.config.checks.doctor import examine
+from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.config.snapshot import Snapshot, build_snapshot

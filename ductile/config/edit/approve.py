@@ -6,10 +6,10 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from ductile.config.checks.doctor import Examination, examine, sealed_plugins
-from ductile.config.edit.atomic_write import finish_pending, lock_config
+from ductile.config.checks.examine import Examination, examine, sealed_plugins
+from ductile.config.checksums import Seal, build_seal, changes, has_same_approvals, render_seal
+from ductile.config.files.atomic_write import finish_pending, lock_config
 from ductile.config.load.load import Config, load
-from ductile.config.seal.checksums import Seal, build_seal, changes, has_same_approvals, render_seal
 from ductile.core import files
 from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, ConfigInvalid, NotFound, did_you_mean

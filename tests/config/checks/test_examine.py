@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from ductile.config.checks.doctor import Examination
+from ductile.config.checks.examine import Examination
 from ductile.config.scopes import SCOPES, is_known_scope
 from ductile.core.errors import Complaint
 from tests.config.conftest import ConfigDir

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ductile.config.load.load import Config
-from ductile.config.views.show import looks_secret, redact_settings
+from ductile.config.load.redaction import looks_secret, redact_settings
 from ductile.core.errors import ConfigInvalid
 from tests.config.conftest import ConfigDir
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ductile.config.load.interpolate import interpolate, parse_env_file
+from ductile.config.files.interpolate import interpolate, parse_env_file
 from ductile.core.errors import ConfigInvalid
 from ductile.core.formats import strict_yaml
 from tests.config.conftest import ConfigDir

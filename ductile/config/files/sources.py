@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from ductile.config.load.interpolate import is_utf8, parse_env_file, substitute, unusable_reason
+from ductile.config.files.interpolate import is_utf8, parse_env_file, substitute, unusable_reason
 from ductile.core import files
 from ductile.core.errors import Complaint, ConfigMissing, Mark, Unreadable
 from ductile.core.formats import strict_yaml

@@ -1,7 +1,7 @@
 """The seal (`.checksums`): hashes of the approved files and plugins, and the differences from the current ones.
 
 Contains BLAKE3 hashes of every loaded file and every configured plugin, by absolute path. Decides which differences
-prevent a start. `load.sources` reads the files.
+prevent a start. `files.sources` reads the files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from ductile import __version__
-from ductile.config.load.sources import SourceFile, Tier
+from ductile.config.files.sources import SourceFile, Tier
 from ductile.core import files
 from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, Mark, Unreadable

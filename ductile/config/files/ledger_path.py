@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ductile.config.load.interpolate import substitute, unusable_reason
-from ductile.config.load.legacy_keys import translate
-from ductile.config.load.sources import Sources, read_sources
+from ductile.config.files.interpolate import substitute, unusable_reason
+from ductile.config.files.legacy_keys import translate
+from ductile.config.files.sources import Sources, read_sources
 from ductile.core.errors import Complaint, ConfigInvalid, Mark
 from ductile.core.formats.strict_yaml import YamlNode
 

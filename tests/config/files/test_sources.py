@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ductile.config.files.sources import MAX_INCLUDE_DEPTH, Tier, find_config
 from ductile.config.load.load import load
-from ductile.config.load.sources import MAX_INCLUDE_DEPTH, Tier, find_config
 from ductile.core.errors import ConfigInvalid, ConfigMissing
 from tests.config.conftest import ConfigDir
 

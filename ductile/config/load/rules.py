@@ -1,6 +1,6 @@
 """Rules that relate the values of one configuration to each other.
 
-A violation is an error at load. Rules that depend on the installed plugins are in `doctor`.
+A violation is an error at load. Rules that depend on the installed plugins are in `checks.examine`.
 """
 
 import re
@@ -10,10 +10,10 @@ from datetime import timedelta
 
 from attrs import frozen
 
+from ductile.config.load.token_label import DERIVED_LABEL, token_label
 from ductile.config.scopes import Grant
 from ductile.config.sections.relay import is_valid_url
 from ductile.config.sections.settings import PluginEntry, Schedule, Settings, WebhookEndpoint
-from ductile.config.views.token_label import DERIVED_LABEL, token_label
 from ductile.core.errors import did_you_mean
 from ductile.core.formats.yaml_fields import SLUG
 from ductile.pipeline.language.baggage import CONTROL

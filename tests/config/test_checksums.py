@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ductile.config.seal.checksums import SEAL_FILE, changes, read_seal
+from ductile.config.checksums import SEAL_FILE, changes, read_seal
 from ductile.core import files
 from ductile.core.errors import ConfigInvalid, IntegrityBroken
 from ductile.core.files import FileRefused

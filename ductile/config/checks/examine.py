@@ -1,7 +1,7 @@
-"""The doctor: checks the configuration against the installed plugins.
+"""Check the configuration against the installed plugins.
 
 Errors prevent a part of the configuration from working; warnings may be intended. Rules that need no plugins are in
-`rules` and are checked at load. A start or reload continues without the unusable parts and reports them, unless
+`load.rules` and are checked at load. A start or reload continues without the unusable parts and reports them, unless
 `service.admission` forbids it.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from attrs import frozen
 
+from ductile.config import checksums
 from ductile.config.load.load import Config
 from ductile.config.scopes import SCOPES, is_known_scope
-from ductile.config.seal import checksums
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, did_you_mean
 from ductile.core.files import display_path
@@ -28,7 +28,7 @@ LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 @frozen
 class Report:
-    """The problems that the doctor found."""
+    """The errors and warnings of an examination."""
 
     errors: tuple[Complaint, ...]
     warnings: tuple[Complaint, ...]
