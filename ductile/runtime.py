@@ -54,9 +54,9 @@ from ductile.ledger.tables.schedules import all_entries
 from ductile.relay.routes import relay_routes
 from ductile.relay.send import send_job
 from ductile.web.api.system import ROOT_TASK
+from ductile.web.api.tokens import TokenUses
 from ductile.web.api_routes import build_api_table
 from ductile.web.auth.auth import Keyring, make_authorizer
-from ductile.web.auth.tokens import TokenUses
 from ductile.web.context import AppContext
 from ductile.web.server.listeners import (
     Listener,
@@ -66,7 +66,7 @@ from ductile.web.server.listeners import (
     require_reloadable,
 )
 from ductile.web.server.server import serve
-from ductile.web.site import AccessLogEntry, Site
+from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks.rejections import RejectionCounter
 
 SHUTDOWN_MARGIN_SECONDS = 15.0

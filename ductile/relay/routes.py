@@ -24,8 +24,8 @@ from ductile.relay.views import relay_view
 from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, read_object
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.schemas import Argument, Header, boolean, text
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import Argument, Header, boolean, text
 from ductile.web.webhooks.rejections import RejectionCounter
 
 HINT = 'Send {"event": {"type": "…", "payload": {…}}}.'

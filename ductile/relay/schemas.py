@@ -2,7 +2,7 @@
 
 from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.relay.protocol import MAX_KEY_BYTES, MAX_NAME_LENGTH
-from ductile.web.openapi.schemas import (
+from ductile.web.schema.schemas import (
     Schema,
     any_value,
     array,

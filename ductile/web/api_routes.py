@@ -5,7 +5,7 @@ Register a new module of routes here. The runtime supplies what comes from the e
 
 from collections.abc import Iterable
 
-from ductile.web import metrics
+from ductile.web import metrics, openapi
 from ductile.web.api import (
     catalog,
     diagnostics,
@@ -17,15 +17,14 @@ from ductile.web.api import (
     schedules,
     stats,
     system,
+    tokens,
     topology,
 )
 from ductile.web.api.schedules import Reset
-from ductile.web.auth import tokens
-from ductile.web.auth.tokens import TokenUses
+from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
-from ductile.web.openapi import openapi
 from ductile.web.routes import AnyRoute, RouteTable
-from ductile.web.site import Authorize
+from ductile.web.server.site import Authorize
 from ductile.web.stream import stream
 
 

@@ -15,7 +15,7 @@ from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext, BadRequest, submit
 from ductile.web.messages import Headers, Request
-from ductile.web.openapi.schemas import Header, text
+from ductile.web.schema.schemas import Header, text
 
 KEY_LIFETIME = timedelta(days=1)
 _KEY = re.compile(r"[!-~]{1,255}")

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from ductile.core.errors import DuctileError
 from ductile.web.messages import HTTPError, Request, Response, WebSocket, refusal_response
-from ductile.web.openapi.schemas import Argument, Header, Schema
+from ductile.web.schema.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100

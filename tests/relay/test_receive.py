@@ -29,7 +29,7 @@ from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext
 from ductile.web.messages import HTTPError, Request
 from ductile.web.routes import Route, RouteTable
-from ductile.web.site import Site
+from ductile.web.server.site import Site
 from ductile.web.webhooks.rejections import RejectionCounter
 from tests.e2e.service import Home
 from tests.ledger.reading import read_now

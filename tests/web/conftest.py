@@ -17,7 +17,7 @@ from ductile.web.server.limits import ConnectionLimits
 from ductile.web.server.listeners import Listener, open_tcp
 from ductile.web.server.proxies import NO_PROXIES, TrustedProxies
 from ductile.web.server.server import serve
-from ductile.web.site import AccessLogEntry, Authorize, Site
+from ductile.web.server.site import AccessLogEntry, Authorize, Site
 
 
 @frozen

@@ -10,7 +10,8 @@ from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.plugin.manifest import CommandType
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import (
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import (
     Schema,
     any_value,
     array,
@@ -21,7 +22,6 @@ from ductile.web.openapi.schemas import (
     record,
     text,
 )
-from ductile.web.routes import AnyRoute, Route
 from ductile.web.views.catalog import TIERS, pipeline_view, plugin_summary, plugin_view, skill_view
 
 _SCHEMA = nullable(any_value("As declared in the manifest"))

@@ -25,7 +25,8 @@ from ductile.ledger.storage.open_file import open_reader_beside_writer
 from ductile.pipeline.compile.graph import compiled_routes
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import (
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import (
     Schema,
     any_value,
     array,
@@ -36,7 +37,6 @@ from ductile.web.openapi.schemas import (
     text,
     timestamp,
 )
-from ductile.web.routes import AnyRoute, Route
 
 DOCTOR_TIMEOUT, SELFCHECK_TIMEOUT = 5.0, 10.0
 CATEGORIES = ("config", "integrity", "plugin_refs", "routes", "pipelines", "webhooks", "schedule", "token_scopes")

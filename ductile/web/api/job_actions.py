@@ -29,9 +29,9 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.responses import DRY_RUN
-from ductile.web.openapi.schemas import any_value, boolean, integer, mapping, nullable, record, text
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import DRY_RUN
+from ductile.web.schema.schemas import any_value, boolean, integer, mapping, nullable, record, text
 
 MAX_REASON_CHARS = 200
 REASON_BODY = record({}, {"reason": text("Reason, stored with the job", maxLength=MAX_REASON_CHARS)}, title="Reason")

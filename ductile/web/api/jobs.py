@@ -37,7 +37,8 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.responses import (
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import (
     ACCEPTED,
     DRY_RUN,
     HEALTH,
@@ -50,8 +51,7 @@ from ductile.web.openapi.responses import (
     WAIT,
     WELCOME,
 )
-from ductile.web.openapi.schemas import Argument, boolean
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import Argument, boolean
 from ductile.web.views.jobs import RESULT_SCOPE, job_json
 
 

@@ -21,8 +21,8 @@ from ductile.ledger.storage.db import Db
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.responses import JOB_FILTERS, JOB_PAGE, LOG_FILTERS, LOG_PAGE
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import JOB_FILTERS, JOB_PAGE, LOG_FILTERS, LOG_PAGE
 from ductile.web.views.jobs import RESULT_SCOPE, attempt_json
 
 INDEX_UPDATE_TIMEOUT = 0.3

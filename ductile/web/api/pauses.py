@@ -11,9 +11,9 @@ from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.web.api.job_actions import REASON_BODY, read_reason
 from ductile.web.context import AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.responses import DRY_RUN
-from ductile.web.openapi.schemas import array, boolean, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import DRY_RUN
+from ductile.web.schema.schemas import array, boolean, record, text, timestamp
 
 PAUSED = record(
     {

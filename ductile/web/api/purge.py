@@ -20,9 +20,9 @@ from ductile.web.api.job_actions import MAX_REASON_CHARS
 from ductile.web.api.pauses import require_known_plugin
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.responses import DRY_RUN
-from ductile.web.openapi.schemas import boolean, integer, record, text
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import DRY_RUN
+from ductile.web.schema.schemas import boolean, integer, record, text
 
 BODY_MEMBERS = {"plugin", "reason", "up_to"}
 PURGE_TIME_SLICE = 1.0

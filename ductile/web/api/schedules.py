@@ -27,7 +27,8 @@ from ductile.web.auth.auth import require_scope
 from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, require_healthy
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.responses import (
+from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import (
     ALL_BREAKERS,
     BREAKERS,
     BREAKERS_RESET,
@@ -36,9 +37,8 @@ from ductile.web.openapi.responses import (
     SCHEDULE_PLANNED,
     SCHEDULE_RUN,
 )
-from ductile.web.openapi.responses import SCHEDULES as SCHEDULES_LIST
-from ductile.web.openapi.schemas import Argument, integer, nullable, record, text
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import SCHEDULES as SCHEDULES_LIST
+from ductile.web.schema.schemas import Argument, integer, nullable, record, text
 from ductile.web.views.schedules import (
     all_breakers_view,
     breakers_view,

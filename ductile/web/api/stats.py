@@ -17,9 +17,9 @@ from ductile.ledger.storage.db import Db
 from ductile.pipeline.compile.plan import RELAY
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.responses import QUEUE, STOPWATCH, SUMMARY, WINDOWS
-from ductile.web.openapi.schemas import Argument, boolean, choice
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import QUEUE, STOPWATCH, SUMMARY, WINDOWS
+from ductile.web.schema.schemas import Argument, boolean, choice
 
 SUMMARY_WINDOW = timedelta(hours=24)
 

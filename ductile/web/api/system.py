@@ -10,8 +10,8 @@ from ductile.core.errors import NotFound
 from ductile.core.instance.task_tree import task_tree
 from ductile.web.context import AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.responses import DRY_RUN, RELOADED, TASKS
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.responses import DRY_RUN, RELOADED, TASKS
 
 ROOT_TASK = "runtime"
 

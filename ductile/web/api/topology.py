@@ -13,8 +13,8 @@ from ductile.pipeline.compile.graph import edges
 from ductile.pipeline.compile.plan import Gate, Plan, PlanNode
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import array, boolean, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import array, boolean, record, text, timestamp
 
 _ENDPOINTS = array(record({"plugin": text(), "command": text()}))
 TOPOLOGY = record(

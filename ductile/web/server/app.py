@@ -21,7 +21,7 @@ from ductile.web.routes import Route, WebSocketRoute
 from ductile.web.server.connection import EXCHANGE
 from ductile.web.server.exchange import Exchange, raw_headers
 from ductile.web.server.limits import too_large
-from ductile.web.site import Site
+from ductile.web.server.site import Site
 
 Message: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

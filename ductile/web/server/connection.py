@@ -30,7 +30,7 @@ from ductile.web.routes import MIB, WebSocketRoute
 from ductile.web.server.exchange import Exchange, clean_handshake, raw_headers, strip_upgrade
 from ductile.web.server.framing import StrictConnection
 from ductile.web.server.limits import WRITE_BYTES, ConnectionStage, GuardedStream
-from ductile.web.site import Site
+from ductile.web.server.site import Site
 
 EXCHANGE = "exchange"
 """The key of the exchange in the state of the ASGI scope."""

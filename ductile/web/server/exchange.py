@@ -14,7 +14,7 @@ from attrs import define, field
 from ductile.web.messages import Headers, HTTPError, Request, Response, refusal_response
 from ductile.web.routes import AnyRoute, WebSocketRoute, decode_path, decode_query
 from ductile.web.server.limits import too_large
-from ductile.web.site import AccessLogEntry, Site
+from ductile.web.server.site import AccessLogEntry, Site
 
 WEBSOCKET_VERSION = "13"
 RawHeaders = list[tuple[bytes, bytes]]

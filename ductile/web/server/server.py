@@ -16,7 +16,7 @@ from ductile.web.server.app import App
 from ductile.web.server.connection import HttpConnection, ServerContext, make_hypercorn_config
 from ductile.web.server.limits import LOCAL_PEER, ConnectionLimiter, ConnectionLimits, GuardedStream
 from ductile.web.server.listeners import Listener
-from ductile.web.site import Site
+from ductile.web.server.site import Site
 
 GRACE_SECONDS = 10.0
 # accept() raises these while the process or the host lacks a resource; the condition is temporary.

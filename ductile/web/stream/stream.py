@@ -17,9 +17,9 @@ from ductile.core.hub import JOURNAL
 from ductile.web.auth.auth import EVENTS
 from ductile.web.context import AppContext
 from ductile.web.messages import SAFE_HEADERS, Request, Response, WebSocket
-from ductile.web.openapi.schemas import Argument, Header, array, integer, text
 from ductile.web.routes import AnyRoute, Route, WebSocketRoute
-from ductile.web.site import Authorize
+from ductile.web.schema.schemas import Argument, Header, array, integer, text
+from ductile.web.server.site import Authorize
 from ductile.web.stream.broadcast import JournalFeed, make_frame
 from ductile.web.stream.cursor import MAX_KINDS, StreamCursor, StreamEnded, open_cursor
 from ductile.web.stream.event_types import OPENED

@@ -23,7 +23,7 @@ from ductile.ledger.tables.rejected_deliveries import UNREAD_BODY, RejectedDeliv
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.ingress import EventTypeInvalid, EventTypeTemplate
 from ductile.web.messages import Request
-from ductile.web.site import AccessLogEntry
+from ductile.web.server.site import AccessLogEntry
 from ductile.web.webhooks.signatures import SignatureVerdict, Verifier
 
 MAX_BODY_DEPTH = strict_json.MAX_DEPTH - 4

@@ -34,7 +34,7 @@ from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
 from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, RouteTable
 from ductile.web.server.proxies import parse_proxies
-from ductile.web.site import AccessLogEntry, Site
+from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks.deliveries import (
     Delivery,
     DeliveryRefused,

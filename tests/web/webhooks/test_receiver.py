@@ -33,7 +33,7 @@ from ductile.ledger.tables import journal, receipts, rejected_deliveries
 from ductile.web.context import AppContext, RunRefused
 from ductile.web.messages import HTTPError, Request, Response
 from ductile.web.routes import Route
-from ductile.web.site import AccessLogEntry, Site
+from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks import rejections as rejection_counter
 from ductile.web.webhooks.deliveries import DeliveryRefused
 from ductile.web.webhooks.receiver import RECEIPT_LIFETIME, build_site

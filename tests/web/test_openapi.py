@@ -6,9 +6,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ductile.web.messages import Request, Response, WebSocket
-from ductile.web.openapi.openapi import build_document, payload_schema
-from ductile.web.openapi.schemas import Argument, Header, boolean, record, text
+from ductile.web.openapi import build_document, payload_schema
 from ductile.web.routes import Route, WebSocketRoute
+from ductile.web.schema.schemas import Argument, Header, boolean, record, text
 
 
 async def handle(request: Request) -> Response:

@@ -9,7 +9,7 @@ from ductile.core.model import AttemptStatus, BreakerState, JobStatus
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE
 from ductile.ledger.reports.job_stats import TREND_SLOTS
 from ductile.ledger.reports.trees import TreeStatus
-from ductile.web.openapi.schemas import (
+from ductile.web.schema.schemas import (
     Argument,
     Schema,
     any_value,

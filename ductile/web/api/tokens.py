@@ -18,8 +18,8 @@ from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import receipts
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.openapi.schemas import array, boolean, nullable, record, text, timestamp
 from ductile.web.routes import AnyRoute, Route
+from ductile.web.schema.schemas import array, boolean, nullable, record, text, timestamp
 
 WRITE_INTERVAL = 60.0
 FINAL_WRITE_TIMEOUT = 5.0

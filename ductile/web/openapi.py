@@ -17,8 +17,8 @@ from ductile.web.api.catalog import visible_plugins
 from ductile.web.auth.auth import ANY_TOKEN
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.openapi.schemas import ERROR, Argument, Header, Schema, any_value, mapping, nullable, record, text
 from ductile.web.routes import AnyRoute, Route, WebSocketRoute
+from ductile.web.schema.schemas import ERROR, Argument, Header, Schema, any_value, mapping, nullable, record, text
 
 TITLE = "Ductile Gateway"
 MAX_CACHED_DOCUMENTS = 8
