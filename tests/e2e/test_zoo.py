@@ -23,7 +23,7 @@ CANARY = "canary-0123456789"
 ON_THE_EDGE = {f"edge_{index}": 0.30 + index / 50 for index in range(6)}
 MORE = {
     name: {
-        "uses": "z62_on_the_deadline",
+        "uses": "z62_exits_at_deadline",
         "config": {"seconds": seconds},
         "timeouts": {"poll": "500ms"},
         "retry": {"max_attempts": 1},
@@ -136,7 +136,7 @@ def test_who_emitted_an_event_when_and_under_which_id_is_for_the_core_to_say(zoo
 )
 def test_what_a_plugin_logs_is_bounded_and_a_mark_says_what_is_missing(zoo: Enclosure, variant: str, mark: str) -> None:
     """Z32: too many lines, too long a line, a level nobody knows; its job is none the worse for it."""
-    ended = zoo.show(the("z32_chatty_logs", variant))
+    ended = zoo.show(the("z32_excessive_logs", variant))
     last = zoo.service.wait_for_log("job succeeded", job_id=ended.job["job_id"])
     own = [line for line in zoo.service.lines if line.get("job_id") == last["job_id"] and line["component"] == "plugin"]
     assert len(own) <= 1001
@@ -168,15 +168,15 @@ def test_of_too_much_output_the_beginning_is_kept(zoo: Enclosure, animal: Hostil
 
 def test_of_a_loud_stderr_the_end_is_kept_with_a_mark(zoo: Enclosure) -> None:
     """Z37: 20 MB go by, 64 KiB stay."""
-    (attempt,) = zoo.show(the("z37_loud_stderr")).attempts
+    (attempt,) = zoo.show(the("z37_large_stderr")).attempts
     assert re.match(r"\[\d+ bytes cut\]\n", attempt["stderr"])
-    assert attempt["stderr"].endswith("complaint\nlast words\n")
+    assert attempt["stderr"].endswith("warning\nlast line\n")
     assert len(attempt["stderr"]) < (64 << 10) + 100
 
 
 def test_an_answer_before_the_deadline_of_a_plugin_that_never_exits_is_a_diagnosis(zoo: Enclosure) -> None:
     """Z45: it is shown, but it does not count."""
-    ended = zoo.show(the("z45_answers_and_hangs"))
+    ended = zoo.show(the("z45_responds_and_hangs"))
     assert [json.loads(one["result"])["result"] for one in ended.attempts] == ["done", "done"]
     assert ended.job["status"] == "dead"
 
@@ -189,7 +189,7 @@ def test_no_core_file_is_left_by_a_crash(zoo: Enclosure) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["z54_child_keeps_pipes", "z55_daemon_keeps_pipes", "z56_daemon_without_traces", "z57_fork_bomb"]
+    "folder", ["z54_child_keeps_pipes", "z55_daemon_keeps_pipes", "z56_detached_daemon", "z57_fork_bomb"]
 )
 def test_left_behind_processes_are_killed_and_warned_about(zoo: Enclosure, folder: str) -> None:
     """The job succeeds, but whoever maintains the plugin should know."""
@@ -200,7 +200,7 @@ def test_left_behind_processes_are_killed_and_warned_about(zoo: Enclosure, folde
 
 def test_a_spy_sees_what_it_is_given_and_nothing_else(zoo: Enclosure) -> None:
     """Z61: the allowed environment, its three streams, a session of its own, and nothing of the core."""
-    ended = zoo.show(the("z61_spy"))
+    ended = zoo.show(the("z61_inspects_environment"))
     seen = json.loads(ended.job["result"]["result"])
     assert "CANARY" not in seen["environ"]
     assert seen["environ"]["DUCTILE_JOB_ID"] == ended.job["job_id"]
@@ -223,7 +223,7 @@ def test_a_job_that_ends_on_its_deadline_ends_once(zoo: Enclosure) -> None:
 
 def test_health_answers_while_every_core_burns(zoo: Enclosure) -> None:
     """Z63: a plugin can take all the processor time there is, and the service still answers."""
-    job_id = zoo.let_out(the("z63_burns_cpu"))
+    job_id = zoo.let_out(the("z63_uses_every_core"))
     seconds = []
     while zoo.service.job(job_id)["status"] not in ("dead", "succeeded"):
         begun = time.monotonic()
@@ -237,7 +237,7 @@ def test_health_answers_while_every_core_burns(zoo: Enclosure) -> None:
 
 
 def _twice(zoo: Enclosure, victim: str) -> tuple[Ended, Ended]:
-    animal = the("z65_saws_off_its_branch", victim)
+    animal = the("z65_deletes_its_own_files", victim)
     first, second = zoo.show(animal), zoo.show(animal)
     zoo.nothing_is_left_of(first.job["job_id"], second.job["job_id"])
     assert first.job["status"] == "succeeded"
@@ -261,7 +261,7 @@ def test_a_plugin_that_rewrote_itself_is_flagged(zoo: Enclosure) -> None:
     _, second = _twice(zoo, "entrypoint")
     warning = zoo.service.wait_for_log("changed after it was loaded", job_id=second.job["job_id"], level="warn")
     assert warning["component"] == "preflight"
-    assert "found 'somebody else now" in second.error
+    assert "found 'overwritten entrypoint" in second.error
 
 
 def test_every_animal_of_the_zoo_has_its_place_in_these_tests() -> None:

@@ -1,6 +1,6 @@
 """The catalogue of hostile plugins: every known misbehaviour, how to cause it, and the expected outcome.
 
-Each folder beside this file is one plugin: a manifest and an executable. The `config` of the request selects a
+Each folder next to this file is one plugin: a manifest and an executable. The `config` of the request selects the
 variant. Tests of single processes and of the whole service use this list.
 """
 
@@ -35,7 +35,7 @@ class Expected(StrEnum):
 
 @frozen(kw_only=True)
 class HostilePlugin:
-    """One misbehaving plugin. With `runs_alone` it needs its own service; with `on_a_copy` it damages its folder.
+    """One misbehaving plugin. `runs_alone`: it needs its own service. `on_a_copy`: it damages its folder.
 
     `error` is part of the error of its job. `routed` is the number of follow-up jobs if each event type has one route
     and `zoo.large` has ten. `keeps_state` is True if its state updates are stored.
@@ -154,13 +154,13 @@ _NO_OUTPUT = _retry("no output on stdout")
 
 HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
     # --- content of stdout -------------------------------------------------------------------------------------------
-    *_one("z01_silent", _NO_OUTPUT),
+    *_one("z01_no_output", _NO_OUTPUT),
     *_one("z02_random_bytes", _retry("stdout is not one JSON object"), "a prefix is stored as escaped text"),
     *_one("z03_banner_first", _retry("found 'Welcome to my plugin")),
-    *_one("z04_two_answers", _retry("two JSON values, only one is allowed (line 2)")),
-    *_one("z05_blank_margins", _S),
+    *_one("z04_two_responses", _retry("two JSON values, only one is allowed (line 2)")),
+    *_one("z05_surrounding_whitespace", _S),
     *_variants(
-        "z06_no_object",
+        "z06_not_an_object",
         {
             "array": _retry("must be one JSON object, not a list"),
             "string": _retry("must be one JSON object, not the text 'ok'"),
@@ -245,7 +245,7 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
             1_001: _final("1001 events, more than the 1000 allowed"),
             10_000: _final("10000 events, more than the 1000 allowed"),
         },
-        "over the limit: nothing routed",
+        "over the limit: nothing is routed",
     ),
     *_sizes(
         "z27_large_payload",
@@ -261,9 +261,9 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
             "number": _retry("events[0].dedupe_key must be text, not the number 5"),
             "blank": _Outcome(Expected.SUCCESS, routed=1),
         },
-        "blank is none",
+        "a blank key is the same as no key",
     ),
-    *_one("z29_forged_event", _Outcome(Expected.SUCCESS, routed=1), "event_id, source and timestamp are the core's"),
+    *_one("z29_forged_event", _Outcome(Expected.SUCCESS, routed=1), "the core sets event_id, source and timestamp"),
     *_sizes(
         "z30_large_state",
         "bytes",
@@ -278,10 +278,10 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
             "null": _S,
             "many_keys": _final("bytes, more than the 1048576 allowed"),
         },
-        "null is none",
+        "null is the same as absent",
     ),
-    *_variants("z32_chatty_logs", {"many": _S, "bad_level": _S, "long": _S}, "capped, with a mark"),
-    *_one("z33_forged_log_lines", _S, "stored as is, one escaped line in the log of the core"),
+    *_variants("z32_excessive_logs", {"many": _S, "bad_level": _S, "long": _S}, "truncated with a mark"),
+    *_one("z33_forged_log_lines", _S, "stored unchanged, one escaped line in the log of the core"),
     # --- amount, speed and stream of output --------------------------------------------------------------------------
     *_sizes("z34_exactly_at_the_cap", "bytes", {STDOUT_CAP: _S}),
     *_sizes(
@@ -295,15 +295,15 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
         _retry("output limit: more than 10485760 bytes"),
         "killed immediately; the prefix is stored",
     ),
-    *_one("z37_loud_stderr", _S, "the last 64 KiB are stored and marked as truncated"),
-    *_one("z38_trickle", _T),
+    *_one("z37_large_stderr", _S, "the last 64 KiB are stored and marked as truncated"),
+    *_one("z38_one_byte_per_second", _T),
     *_one("z39_byte_by_byte", _S),
     *_one("z40_wrong_stream", _NO_OUTPUT),
     *_one("z41_never_reads", _S, request_bytes=2 * MIB),
     *_one("z42_closes_stdin", _S, request_bytes=2 * MIB),
     *_one("z43_closes_stdout_early", _S),
     *_one("z44_closes_all_and_hangs", _T),
-    *_one("z45_answers_and_hangs", _T, "its response is stored for diagnosis, nothing is routed"),
+    *_one("z45_responds_and_hangs", _T, "its response is stored for diagnosis, nothing is routed"),
     # --- exits, signals, starts --------------------------------------------------------------------------------------
     *_one("z46_ok_but_exit_1", _retry("exit code 1 after a response with status ok")),
     *_one("z47_exit_78", _final("exit code 78; plugin produced no output")),
@@ -318,7 +318,7 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
             variant=how,
             breakage=how,
             on_a_copy=True,
-            note="loads, and is broken afterwards; never blocks",
+            note="broken after loading; never blocks",
         )
         for how, error in {
             "missing_interpreter": "its interpreter /nowhere/interpreter does not exist",
@@ -330,20 +330,33 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
             "fifo": "entrypoint is not a regular file",
         }.items()
     ),
-    *_one("z51_ignores_sigterm", _T, "SIGKILL after the grace"),
-    *_one("z52_answers_on_sigterm", _T, "a response after the deadline does not count"),
+    *_one("z51_ignores_sigterm", _T, "SIGKILL after the grace period"),
+    *_one("z52_responds_on_sigterm", _T, "a response after the deadline does not count"),
     *_one("z53_stops_itself", _T, "SIGTERM, SIGCONT, then SIGKILL"),
     # --- descendants and resources -----------------------------------------------------------------------------------
-    *_one("z54_child_keeps_pipes", _S, "within a second of the leader's exit; the child is killed; a warning"),
-    *_one("z55_daemon_keeps_pipes", _S, "the same"),
-    *_one("z56_daemon_without_traces", _S, "found by adoption and killed; a warning"),
-    *_one("z57_fork_bomb", _S, "all are killed; root is above the limit", limits=ResourceLimits(processes=200)),
-    *_one("z58_memory_hog", _retry("stderr: MemoryError"), limits=ResourceLimits(address_space=512 * MIB)),
+    *_one(
+        "z54_child_keeps_pipes", _S, "finishes within a second of the leader's exit; the child is killed with a warning"
+    ),
+    *_one("z55_daemon_keeps_pipes", _S, "as for a child"),
+    *_one("z56_detached_daemon", _S, "found as an adopted child and killed with a warning"),
+    *_one(
+        "z57_fork_bomb",
+        _S,
+        "all children are killed; the limit does not apply to root",
+        limits=ResourceLimits(processes=200),
+    ),
+    *_one("z58_exhausts_memory", _retry("stderr: MemoryError"), limits=ResourceLimits(address_space=512 * MIB)),
     _retry("Too many open files").plugin(
-        "z59_resource_hog", variant="files", config={"variant": "files"}, limits=ResourceLimits(open_files=256)
+        "z59_exhausts_files_and_disk",
+        variant="files",
+        config={"variant": "files"},
+        limits=ResourceLimits(open_files=256),
     ),
     _retry("File too large").plugin(
-        "z59_resource_hog", variant="disk", config={"variant": "disk"}, limits=ResourceLimits(file_size=8 * MIB)
+        "z59_exhausts_files_and_disk",
+        variant="disk",
+        config={"variant": "disk"},
+        limits=ResourceLimits(file_size=8 * MIB),
     ),
     HostilePlugin(
         folder="z60_kills_its_parent",
@@ -358,29 +371,29 @@ HOSTILE_PLUGINS: tuple[HostilePlugin, ...] = (
         config={"signal": "SIGKILL"},
         runs_alone=True,
         expected=Expected.RECOVERY,
-        note="dead when its attempts are used up",
+        note="dead after its last attempt",
     ),
-    *_one("z61_spy", _S, "sees the allowed environment, descriptors 0 to 2, and nothing of its parent"),
-    *_one("z62_on_the_deadline", _Outcome(Expected.SUCCESS_OR_TIMED_OUT, "timed out"), config={"seconds": 1.0}),
-    *_one("z63_burns_cpu", _T, "the loop stays responsive"),
-    *_one("z64_echo_chamber", _S, "with a route from zoo.again to itself: ends at the hop limit"),
+    *_one("z61_inspects_environment", _S, "only the allowed environment and descriptors 0 to 2"),
+    *_one("z62_exits_at_deadline", _Outcome(Expected.SUCCESS_OR_TIMED_OUT, "timed out"), config={"seconds": 1.0}),
+    *_one("z63_uses_every_core", _T, "the event loop stays responsive"),
+    *_one("z64_triggers_itself", _S, "with a route from zoo.again to itself, it stops at the hop limit"),
     HostilePlugin(
-        folder="z64_echo_chamber",
+        folder="z64_triggers_itself",
         variant="fan_out",
         config={"fan_out": 10},
         expected=Expected.SUCCESS,
-        note="with the same route: ends at the tree budget",
+        note="with the same route, it stops at the job limit of the tree",
     ),
     *(
         HostilePlugin(
-            folder="z65_saws_off_its_branch",
-            variant=victim,
-            config={"victim": victim, "expendable": True},
+            folder="z65_deletes_its_own_files",
+            variant=target,
+            config={"target": target, "disposable": True},
             on_a_copy=True,
             expected=Expected.SUCCESS,
-            note="the next run: a clean error, or the changed fingerprint is refused or flagged",
+            note="the next run is a clean error, or the changed fingerprint is rejected or reported",
         )
-        for victim in ("cwd", "manifest", "entrypoint")
+        for target in ("cwd", "manifest", "entrypoint")
     ),
-    *_one("z66_late_writer", _S, "late bytes are ignored"),
+    *_one("z66_writes_after_close", _S, "late bytes are ignored"),
 )

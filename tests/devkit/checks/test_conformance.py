@@ -20,9 +20,9 @@ def failed_rules(report: dict[str, Any], *, up_to: str = "robust") -> list[str]:
 
 
 MISBEHAVING = [
-    ("z01_silent", {}, ["protocol.framing"]),
+    ("z01_no_output", {}, ["protocol.framing"]),
     ("z03_banner_first", {}, ["protocol.framing"]),
-    ("z04_two_answers", {}, ["protocol.framing"]),
+    ("z04_two_responses", {}, ["protocol.framing"]),
     ("z08_other_encoding", {"variant": "utf16"}, ["protocol.framing"]),
     ("z10_lone_surrogate", {"variant": "event"}, ["protocol.unicode", "robust.other_protocol"]),
     ("z17_wrong_case", {"variant": "status"}, ["protocol.fields"]),
@@ -31,15 +31,15 @@ MISBEHAVING = [
     ("z25_bad_events", {"variant": "no_type"}, ["protocol.fields"]),
     ("z26_many_events", {"events": 1_001}, ["protocol.limits"]),
     ("z35_one_byte_over", {"bytes": 10 << 20}, ["protocol.limits"]),
-    ("z37_loud_stderr", {}, ["robust.stderr", "robust.other_protocol"]),
+    ("z37_large_stderr", {}, ["robust.stderr", "robust.other_protocol"]),
     ("z40_wrong_stream", {}, ["protocol.framing"]),
-    ("z45_answers_and_hangs", {}, ["protocol.deadline"]),
+    ("z45_responds_and_hangs", {}, ["protocol.deadline"]),
     ("z46_ok_but_exit_1", {}, ["protocol.exit_code", "robust.other_protocol"]),
     ("z48_ok_but_exit_78", {}, ["protocol.exit_code"]),
     ("z49_kills_itself", {"signal": "SIGSEGV"}, ["protocol.framing", "protocol.exit_code"]),
     ("z51_ignores_sigterm", {}, ["protocol.deadline", "robust.sigterm"]),
     ("z54_child_keeps_pipes", {}, ["robust.leftovers", "robust.other_protocol"]),
-    ("z56_daemon_without_traces", {}, ["robust.leftovers", "robust.other_protocol"]),
+    ("z56_detached_daemon", {}, ["robust.leftovers", "robust.other_protocol"]),
 ]
 
 
@@ -222,12 +222,12 @@ def _edit(folder: Path, old: str, new: str) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
 
 
-@pytest.mark.parametrize("victim", ["manifest", "entrypoint"])
-def test_a_plugin_that_modifies_its_own_files_fails(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("target", ["manifest", "entrypoint"])
+def test_a_plugin_that_modifies_its_own_files_fails(tmp_path: Path, target: str) -> None:
     """Its seal would break at every run."""
     plugin = tmp_path / "saw"
-    shutil.copytree(ZOO / "z65_saws_off_its_branch", plugin)
-    config = json.dumps({"victim": victim, "expendable": True})
+    shutil.copytree(ZOO / "z65_deletes_its_own_files", plugin)
+    config = json.dumps({"target": target, "disposable": True})
 
     report = cli("plugin", "check", plugin, "--run-writes", "--plugin-config", config, "--json").json
 

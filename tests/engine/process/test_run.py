@@ -215,7 +215,7 @@ async def test_a_plugin_may_ignore_its_request(folder: str, env: Env) -> None:
 async def test_a_plugin_inherits_only_its_environment_and_streams(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets exactly the given environment, its own session, and no ignored or blocked signals."""
     monkeypatch.setenv("CANARY", "sings")
-    finished = await run(hostile_argv("z61_spy"), env)
+    finished = await run(hostile_argv("z61_inspects_environment"), env)
     seen = json.loads(json.loads(finished.stdout)["result"])
     assert {name: seen["environ"].get(name) for name in env} == env
     assert set(seen["environ"]) - set(env) <= {"LC_CTYPE"}  # set by the interpreter itself
@@ -292,10 +292,10 @@ def test_a_head_buffer_stores_single_bytes_without_overhead() -> None:
 
 async def test_the_end_of_a_long_stderr_is_stored(env: Env) -> None:
     """Stderr is read to its end and never fails a run."""
-    finished = await run(hostile_argv("z37_loud_stderr"), env)
+    finished = await run(hostile_argv("z37_large_stderr"), env)
     assert (finished.exit_code, finished.stdout.strip()) == (0, ANSWER)
     assert len(finished.stderr) == 64 << 10
-    assert finished.stderr.endswith(b"last words\n")
+    assert finished.stderr.endswith(b"last line\n")
     assert finished.stderr_truncated
     assert finished.stderr_total > 20_000_000
 
@@ -587,7 +587,7 @@ async def test_a_stall_of_the_event_loop_loses_no_output(make_script: MakeScript
 # --- descendants ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["z54_child_keeps_pipes", "z55_daemon_keeps_pipes", "z56_daemon_without_traces"])
+@pytest.mark.parametrize("folder", ["z54_child_keeps_pipes", "z55_daemon_keeps_pipes", "z56_detached_daemon"])
 async def test_a_descendant_that_outlives_its_plugin_is_killed(folder: str, env: Env) -> None:
     """In the group of the leader, in its own session, or with another session, environment and pipes."""
     finished = await run(hostile_argv(folder), env)
@@ -608,9 +608,9 @@ async def test_a_run_counts_although_its_descendants_cannot_be_swept(env: Env, m
 
     with monkeypatch.context() as patch:
         patch.setattr(procfs, "_read", no_descriptor_left)
-        finished = await run(hostile_argv("z56_daemon_without_traces"), env, table=table)
+        finished = await run(hostile_argv("z56_detached_daemon"), env, table=table)
     assert (finished.exit_code, finished.stdout.strip(), finished.lost) == (0, ANSWER, True)
-    assert (await run(hostile_argv("z56_daemon_without_traces"), env, table=table)).swept == 2
+    assert (await run(hostile_argv("z56_detached_daemon"), env, table=table)).swept == 2
 
 
 async def test_a_fork_bomb_is_swept(env: Env) -> None:
@@ -623,7 +623,7 @@ async def test_a_child_in_the_session_of_the_service_is_not_swept(env: Env) -> N
     """It was started by the service, not by a plugin."""
     ours = await trio.lowlevel.open_process(["/bin/sleep", "3600"])
     try:
-        finished = await run(hostile_argv("z56_daemon_without_traces"), env)
+        finished = await run(hostile_argv("z56_detached_daemon"), env)
         assert finished.swept == 1
         assert ours.poll() is None
     finally:
@@ -655,7 +655,7 @@ async def test_a_plugin_gets_its_configured_limits(make_plugin: MakePlugin, env:
 
 async def test_a_plugin_with_limits_is_still_the_leader_of_its_session(env: Env) -> None:
     """The shell that sets limits executes the plugin in the same process."""
-    finished = await run(hostile_argv("z61_spy"), env, limits=ResourceLimits(open_files=64))
+    finished = await run(hostile_argv("z61_inspects_environment"), env, limits=ResourceLimits(open_files=64))
     assert json.loads(json.loads(finished.stdout)["result"])["session_is_own"]
 
 
