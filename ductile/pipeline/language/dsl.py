@@ -56,27 +56,27 @@ ConditionData = Annotated[Mapping[str, Any], ExternalSchema("Condition", _CONDIT
 
 @frozen(kw_only=True)
 class RelayStep:
-    """`pipelines[].steps[].relay`: an event to send to another instance."""
+    """`pipelines[].steps[].relay`: An event to send to another instance."""
 
-    to: Text = option("the name of the instance in `instances`")
-    event: EventType = option("the event type on the other instance")
+    to: Text = option("name of the instance in `instances`")
+    event: EventType = option("event type on the other instance")
     dedupe_key: Text | None = option("a path or template; events with the same value are accepted once", default=None)
     with_: Mapping[str, Any] | None = option(
-        "the payload to send: name → path, template or value; default: the current payload",
+        "payload to send: name → path, template or value; default: the current payload",
         default=None,
         name="with",
         private=True,
     )
-    baggage: Mapping[str, Any] | None = option("the baggage to send: path → source", default=None)
+    baggage: Mapping[str, Any] | None = option("baggage to send: path → source", default=None)
 
 
 @frozen(kw_only=True)
 class Step:
-    """`pipelines[].steps[]`: one step. Exactly one of uses, call, relay, steps, split."""
+    """`pipelines[].steps[]`: A step. Requires exactly one of `uses`, `call`, `relay`, `steps`, `split`."""
 
     EXACTLY_ONE: ClassVar = ("uses", "call", "relay", "steps", "split")
 
-    id: Label | None = option("unique in the pipeline; default: step_1, step_2 …", default=None)
+    id: Label | None = option("identifier, unique within the pipeline; default: step_1, step_2 …", default=None)
     uses: Text | None = option("run the `handle` command of a plugin or alias, or `plugin.command`", default=None)
     call: Label | None = option("run the steps of another pipeline here", default=None)
     relay: RelayStep | None = option("send an event to another instance", default=None)
@@ -95,7 +95,7 @@ class Step:
     foreach: Text | None = option(
         "run once for every element of the list at this path, available as `item`", default=None
     )
-    max_items: Count | None = option("the maximum length of the `foreach` list; default: 1000", default=None)
+    max_items: Count | None = option("maximum length of the `foreach` list; default: 1000", default=None)
     join: bool = option(
         "wait for all branches or items, then continue once with all results (`split` and `foreach`)", default=False
     )
@@ -109,24 +109,26 @@ class Step:
 
 @frozen(kw_only=True)
 class Pipeline:
-    """`pipelines[]`: one pipeline. Exactly one of on, on-hook."""
+    """`pipelines[]`: A pipeline. Requires exactly one of `on` and `on-hook`."""
 
     EXACTLY_ONE: ClassVar = ("on", "on-hook")
 
-    name: Label = option("unique")
-    on: Text | None = option("the event type that starts it, matched exactly", default=None)
-    on_hook: Signal | None = option("the job completion or schedule alert that starts it", default=None, name="on-hook")
+    name: Label = option("unique name")
+    on: Text | None = option("event type that starts the pipeline, matched exactly", default=None)
+    on_hook: Signal | None = option(
+        "job completion or schedule alarm that starts the pipeline", default=None, name="on-hook"
+    )
     from_plugin: Text | None = option("only events and job completions of this plugin", default=None)
     if_: ConditionData | None = option(
         "start only if this condition is true for the payload and the context", default=None, name="if"
     )
     max_depth: Number | None = option(
-        "the maximum number of jobs along one path; 0: unlimited; default: the longest path of the pipeline",
+        "maximum number of jobs along one path; 0: unlimited; default: the longest path of the pipeline",
         default=None,
     )
     execution_mode: Mode = option("`synchronous`: API requests wait for the result", default="async")
     timeout: Span = option("how long a synchronous API request waits", default=timedelta(seconds=30))
-    steps: Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] = option("the steps, in order")
+    steps: Annotated[tuple[Step, ...], AT_LEAST_ONE_STEP] = option("steps, in order")
 
 
 resolve_types(Step)

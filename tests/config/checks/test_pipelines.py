@@ -73,7 +73,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         - name: a  # here
           on: e
         """,
-        "pipelines[0].steps: is missing: the steps, in order",
+        "pipelines[0].steps: is missing: steps, in order",
     ),
     "an empty list of steps": (
         """
