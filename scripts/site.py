@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages of the bundled plugins, which lie beside their code, are part of the site too."""
+"""MkDocs hooks: add the READMEs of the bundled plugins, which are outside `docs/`, to the site."""
 
 import re
 from pathlib import Path
@@ -7,23 +7,23 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PLACE = "bundled"
-"""Their folder in the site; `plugins` is the page about writing them."""
-PLUGINS = sorted([ROOT / "plugins" / "README.md", *(ROOT / "plugins").glob("*/README.md")])
-CODE = re.compile(r"\[([^]]*)\]\([^):]*/\w+\.(?:sh|py|js)\)")
-"""A link to a program, which the site does not have."""
+BUNDLED = "bundled"
+"""The folder of these pages in the site. `plugins` is the page about writing plugins."""
+READMES = sorted([ROOT / "plugins" / "README.md", *(ROOT / "plugins").glob("*/README.md")])
+SOURCE_LINK = re.compile(r"\[([^]]*)\]\([^):]*/\w+\.(?:sh|py|js)\)")
+"""A link to a source file, which the site does not contain."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The site has a page for each README below plugins/."""
-    for page in PLUGINS:
-        name = f"{PLACE}/{page.relative_to(ROOT / 'plugins')}"
-        files.append(File.generated(config, name, abs_src_path=str(page)))
+    """Add a page for each README below `plugins/`."""
+    for readme in READMES:
+        name = f"{BUNDLED}/{readme.relative_to(ROOT / 'plugins')}"
+        files.append(File.generated(config, name, abs_src_path=str(readme)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links between docs/ and plugins/ lead to where the pages are in the site."""
-    if not page.file.src_uri.startswith(PLACE):
-        return markdown.replace("](../plugins/", f"]({PLACE}/")
-    return CODE.sub(r"\1", markdown).replace("../docs/", "../")
+    """Rewrite links between `docs/` and `plugins/` to the paths of the site."""
+    if not page.file.src_uri.startswith(BUNDLED):
+        return markdown.replace("](../plugins/", f"]({BUNDLED}/")
+    return SOURCE_LINK.sub(r"\1", markdown).replace("../docs/", "../")

@@ -1,4 +1,4 @@
-"""Run every bench, one after the other, each in a process of its own. One JSON line per measure on stdout."""
+"""Run every bench in its own process, one after the other. Prints one JSON line per measure on stdout."""
 
 import argparse
 import json
@@ -12,84 +12,84 @@ from pathlib import Path
 
 from attrs import frozen
 
-from scripts.benches.bench import INTERRUPTED, MODES, tell
-from scripts.benches.checkout import HERE, BenchFailed
+from scripts.benches.lib.bench import EXIT_INTERRUPTED, MODES, show_progress
+from scripts.benches.lib.checkout import THIS_CHECKOUT, BenchFailed
 
 
 @frozen
-class Part:
-    """A bench, and about how many seconds it takes on a quiet machine."""
+class BenchProgram:
+    """A bench and its approximate run time on an idle machine."""
 
     name: str
     seconds: float
     quick_seconds: float
 
 
-PARTS = (
-    Part("cli", 15, 5),
-    Part("http", 120, 12),
-    Part("sync", 20, 6),
-    Part("run", 300, 35),
-    Part("schedule", 60, 18),
-    Part("idle", 250, 22),
-    Part("scale", 480, 40),
+BENCHES = (
+    BenchProgram("cli", 15, 5),
+    BenchProgram("http", 120, 12),
+    BenchProgram("sync", 20, 6),
+    BenchProgram("run", 300, 35),
+    BenchProgram("schedule", 60, 18),
+    BenchProgram("idle", 250, 22),
+    BenchProgram("scale", 480, 40),
 )
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench all", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, one round: a check that the benches work")
-    parser.add_argument("--synchronous", choices=MODES, default="both", help="how the ledger writes (default: both)")
-    parser.add_argument("--rows", type=int, help="length of a long history (default: 1,000,000, quick: 20,000)")
-    parser.add_argument("--only", metavar="A,B", type=chosen, default=PARTS, help="run these benches only")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round: checks that the benches work")
+    parser.add_argument("--synchronous", choices=MODES, default="both", help="ledger mode (default: both)")
+    parser.add_argument("--rows", type=int, help="jobs in the long history (default: 1,000,000, quick: 20,000)")
+    parser.add_argument("--only", metavar="A,B", type=benches_named, default=BENCHES, help="run these benches only")
     return parser.parse_args()
 
 
-def chosen(text: str) -> tuple[Part, ...]:
-    """Return the benches of these names."""
+def benches_named(text: str) -> tuple[BenchProgram, ...]:
+    """Parse a list of bench names."""
     names = text.split(",")
-    if unknown := set(names) - {part.name for part in PARTS}:
+    if unknown := set(names) - {bench.name for bench in BENCHES}:
         raise argparse.ArgumentTypeError(f"no bench is called {', '.join(sorted(unknown))}")
-    return tuple(part for part in PARTS if part.name in names)
+    return tuple(bench for bench in BENCHES if bench.name in names)
 
 
 def main() -> int:
-    asked = parsed()
-    parts: tuple[Part, ...] = asked.only
-    options = ["--synchronous", asked.synchronous, *["--quick"] * asked.quick]
-    options += ["--rows", str(asked.rows)] if asked.rows else []
-    estimates = [part.quick_seconds if asked.quick else part.seconds for part in parts]
+    options = parse_options()
+    benches: tuple[BenchProgram, ...] = options.only
+    arguments = ["--synchronous", options.synchronous, *["--quick"] * options.quick]
+    arguments += ["--rows", str(options.rows)] if options.rows else []
+    estimates = [bench.quick_seconds if options.quick else bench.seconds for bench in benches]
     failed: list[str] = []
-    took: list[float] = []
+    run_times: list[float] = []
     try:
         with tempfile.TemporaryDirectory(prefix="ductile-bench-") as folder:
-            HERE.build(Path(folder))
-            for number, part in enumerate(parts):
-                left = remaining(estimates, took)
-                tell(f"[{number + 1}/{len(parts)}] {part.name}: about {worded(left)} left in all")
-                begun = time.monotonic()
+            THIS_CHECKOUT.build(Path(folder))
+            for number, bench in enumerate(benches):
+                seconds_left = remaining_seconds(estimates, run_times)
+                show_progress(f"[{number + 1}/{len(benches)}] {bench.name}: about {format_seconds(seconds_left)} left")
+                begin = time.monotonic()
                 try:
-                    with closing(HERE.lines(part.name, options, Path(folder))) as found:
-                        for line in found:
+                    with closing(THIS_CHECKOUT.lines(bench.name, arguments, Path(folder))) as lines:
+                        for line in lines:
                             print(json.dumps(line, ensure_ascii=False), flush=True)
                 except BenchFailed:
-                    failed.append(part.name)
-                took.append(time.monotonic() - begun)
+                    failed.append(bench.name)
+                run_times.append(time.monotonic() - begin)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     if failed:
-        tell(f"failed: {', '.join(failed)}")
+        show_progress(f"failed: {', '.join(failed)}")
     return 1 if failed else os.EX_OK
 
 
-def remaining(estimates: Sequence[float], took: Sequence[float]) -> float:
-    """Return the seconds that are left, if this machine stays as slow as it was so far."""
-    done = sum(estimates[: len(took)])
-    slowness = sum(took) / done if done else 1.0
-    return sum(estimates[len(took) :]) * slowness
+def remaining_seconds(estimates: Sequence[float], run_times: Sequence[float]) -> float:
+    """Scale the estimates of the remaining benches by the ratio of run time to estimate so far."""
+    estimated = sum(estimates[: len(run_times)])
+    ratio = sum(run_times) / estimated if estimated else 1.0
+    return sum(estimates[len(run_times) :]) * ratio
 
 
-def worded(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 

@@ -1,9 +1,7 @@
-"""What a command costs beside a bare Python that does nothing, in the same minutes.
+"""Measure the run time of commands, relative to `python -c pass`.
 
-help             `ductile --help` ÷ `python -c pass`
-config_check     `config check` of the demo configuration ÷ the same
-job_list_down    `job list --json` over a ledger of 10,000 jobs, no service ÷ the same
-job_list_up      the same while the service runs
+alone    `ductile --help`, and `config check` of the demo configuration
+lists    `job list --json` with 10,000 jobs in the ledger, without and with a running service
 """
 
 import compileall
@@ -15,45 +13,46 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ductile
-from scripts.benches.bench import Bench, Line, main
-from scripts.benches.homes import furnished, running
+from scripts.benches.lib.bench import Bench, Line, main
+from scripts.benches.lib.instance import new_instance
+from scripts.benches.lib.service import running_service
 
 JOBS = 10_000
-NOTHING = (sys.executable, "-c", "pass")
+EMPTY_PROGRAM = (sys.executable, "-c", "pass")
 DUCTILE = (str(Path(sys.executable).with_name("ductile")),)
 
 
 def measure_alone(bench: Bench) -> Iterator[Line]:
-    # Whoever installs a package compiles it; without this the first rounds would measure the compiler.
+    # An installed package is compiled. A checkout may not be, and the first rounds would measure the compiler.
     compileall.compile_dir(Path(ductile.__file__).parent, quiet=1)
     with tempfile.TemporaryDirectory(dir=bench.folder) as directory:
         demo = Path(directory) / "demo"
         subprocess.run([*DUCTILE, "config", "init", "--demo", "--config-dir", demo], check=True, capture_output=True)
-        yield compared(bench, "B6b", "help", (*DUCTILE, "--help"))
-        yield compared(bench, "B6b", "config_check", (*DUCTILE, "config", "check", "--config", str(demo)))
+        yield compare(bench, "B6b", "help", (*DUCTILE, "--help"))
+        yield compare(bench, "B6b", "config_check", (*DUCTILE, "config", "check", "--config", str(demo)))
 
 
 def measure_lists(bench: Bench) -> Iterator[Line]:
-    with furnished(bench, history=JOBS) as home:
-        listing = (*DUCTILE, "job", "list", "--json", "--config", str(home.path))
-        yield compared(bench, "cli", "job_list_down", listing)
-        with running(home):
-            yield compared(bench, "cli", "job_list_up", listing)
+    with new_instance(bench, history=JOBS) as instance:
+        listing = (*DUCTILE, "job", "list", "--json", "--config", str(instance.path))
+        yield compare(bench, "cli", "job_list_down", listing)
+        with running_service(instance):
+            yield compare(bench, "cli", "job_list_up", listing)
 
 
-def compared(bench: Bench, key: str, measure: str, command: tuple[str, ...]) -> Line:
-    """The median of rounds, each of which runs both one after the other."""
-    once(command)  # what it reads is in memory from here on
-    pairs = [(once(command), once(NOTHING)) for _ in range(bench.size(21, 5))]
-    ours, bare = ([pair[place] for pair in pairs] for place in (0, 1))
-    return bench.line(key, measure, [mine / least for mine, least in pairs], ms=ours, bare_ms=bare)
+def compare(bench: Bench, measure_id: str, measure: str, command: tuple[str, ...]) -> Line:
+    """Run the command and the empty program alternately and return the ratio."""
+    run_once(command)  # loads its files into the page cache
+    pairs = [(run_once(command), run_once(EMPTY_PROGRAM)) for _ in range(bench.size(21, 5))]
+    times, empty_times = ([pair[index] for pair in pairs] for index in (0, 1))
+    return bench.line(measure_id, measure, [ms / empty_ms for ms, empty_ms in pairs], ms=times, bare_ms=empty_times)
 
 
-def once(command: tuple[str, ...]) -> float:
-    """Milliseconds of one run."""
-    begun = time.perf_counter()
+def run_once(command: tuple[str, ...]) -> float:
+    """Run a command and return its run time in milliseconds."""
+    begin = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return (time.perf_counter() - begun) * 1000
+    return (time.perf_counter() - begin) * 1000
 
 
 if __name__ == "__main__":

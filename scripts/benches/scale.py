@@ -1,9 +1,9 @@
-"""What a long past and a long queue cost: the same work with and without them, in the same minutes.
+"""Measure the same work with a short and a long history, and with a short and a long queue.
 
-history  jobs, deliveries and reads with a long history ÷ with 1,000 finished jobs; lists; synchronous pipelines; start
-drains   a backlog drained with histories of growing length
-queue    a long backlog drained ÷ a short one; with a short and with a long history
-kill     `kill -9` in the middle of a backlog, and a start after it
+history  jobs, deliveries, reads, lists, synchronous pipelines and start with a long history ÷ with 1,000 finished jobs
+drains   a backlog with histories of increasing length
+queue    a long backlog ÷ a short one; with a short and with a long history
+kill     `kill -9` while a backlog runs, and the start after it
 """
 
 import statistics
@@ -15,26 +15,29 @@ from datetime import datetime
 from typing import Any
 
 from ductile.core.clock import from_text, to_text
-from scripts.benches.bench import Bench, Line, main, percentile
-from scripts.benches.calls import check, deliveries, load, pipeline, reads
-from scripts.benches.homes import (
-    PLUGIN,
+from scripts.benches.lib.backlog import (
     Drained,
-    Running,
-    attempts,
-    backlog,
+    attempt_count,
     drain,
-    furnished,
+    enqueue_backlog,
     last_attempt,
-    running,
-    span,
+    time_span,
     wait_for_attempt,
     wait_until,
 )
-from tests.e2e.service import Home
+from scripts.benches.lib.bench import Bench, Line, main, percentile
+from scripts.benches.lib.http_client import (
+    check_pipeline,
+    delivery_requests,
+    pipeline_requests,
+    send_requests,
+    time_reads,
+)
+from scripts.benches.lib.instance import PLUGIN, Instance, new_instance
+from scripts.benches.lib.service import Service, running_service
 
-SHORT = 1_000
-AT_MOST_SECONDS = 120
+SHORT_HISTORY = 1_000
+MAX_DRAIN_SECONDS = 120
 LISTS = {
     "newest": "/jobs?limit=20",
     "by_common_status": "/jobs?limit=20&status=succeeded",
@@ -55,28 +58,28 @@ LOGS = {"logs": "/job-logs?limit=20", "logs_by_plugin": f"/job-logs?limit=20&plu
 
 
 def measure_history(bench: Bench) -> Iterator[Line]:
-    """Two services side by side, asked in turn; one that is not asked does nothing."""
+    """Start a service with each history and use them alternately. A service that is not used is idle."""
     count = bench.size(3000, 300)
     found: dict[str, list[tuple[float, float]]] = {}
     with ExitStack() as stack:
         services = []
-        for rows in (SHORT, bench.rows):
-            home = stack.enter_context(furnished(bench, history=rows))
-            starts = [_start(home) for _ in range(bench.rounds)]
-            services.append(stack.enter_context(running(home)))
+        for rows in (SHORT_HISTORY, bench.rows):
+            instance = stack.enter_context(new_instance(bench, history=rows))
+            starts = [_time_start(instance) for _ in range(bench.rounds)]
+            services.append(stack.enter_context(running_service(instance)))
         for service in services:
-            check(service, "one", 1)
-            check(service, "three", 3)
+            check_pipeline(service, "one", 1)
+            check_pipeline(service, "three", 3)
         for _ in range(bench.rounds):
-            for name, values in _both(bench, services, count).items():
+            for name, values in _compare_services(bench, services, count).items():
                 found.setdefault(name, []).append(values)
-        lists = {name: reads(services[1], path, 40) for name, path in (LISTS | LOGS).items()}
+        lists = {name: time_reads(services[1], path, 40) for name, path in (LISTS | LOGS).items()}
     for name, (key, unit) in RATIOS.items():
         ratios = [long / short for short, long in found[name]]
-        behind: dict[str, Any] = {
+        values_by_history: dict[str, Any] = {
             unit: {"short": [short for short, _ in found[name]], "long": [long for _, long in found[name]]}
         }
-        yield bench.line(key, f"{name}_over_short", ratios, rows=bench.rows, **behind)
+        yield bench.line(key, f"{name}_over_short", ratios, rows=bench.rows, **values_by_history)
     medians = {name: statistics.median(times) for name, times in lists.items()}
     worst = {name: percentile(times, 95) for name, times in lists.items()}
     slowest = max(medians[name] for name in LISTS)
@@ -84,61 +87,62 @@ def measure_history(bench: Bench) -> Iterator[Line]:
     yield bench.line("scale", "start_seconds", starts, rows=bench.rows)
 
 
-def _start(home: Home) -> float:
-    """Seconds from exec to the first healthy answer."""
-    began = time.perf_counter()
-    with running(home) as service:
-        service.ask("GET", "/healthz")
-        return time.perf_counter() - began
+def _time_start(instance: Instance) -> float:
+    """Return the seconds from exec to the first healthy response."""
+    begin = time.perf_counter()
+    with running_service(instance) as service:
+        service.request("GET", "/healthz")
+        return time.perf_counter() - begin
 
 
-def _both(bench: Bench, services: list[Running], count: int) -> dict[str, tuple[float, float]]:
-    """One round: what the short and what the long history give, per second or in milliseconds."""
-    rounds = [_round(bench, service, count) for service in services]
+def _compare_services(bench: Bench, services: list[Service], count: int) -> dict[str, tuple[float, float]]:
+    """Measure one round. Return (short history, long history) per measure, per second or in milliseconds."""
+    rounds = [_measure_service(bench, service, count) for service in services]
     return {name: (rounds[0][name], rounds[1][name]) for name in rounds[0]}
 
 
-def _round(bench: Bench, service: Running, count: int) -> dict[str, float]:
-    before = attempts(service.home)
-    service.ask("POST", "/queue/pause")
-    accepted = load(bench, service.hook_port, deliveries(count))
-    service.ask("POST", "/queue/resume")
-    with service.home.read_ledger() as db:
+def _measure_service(bench: Bench, service: Service, count: int) -> dict[str, float]:
+    """Return the results of one service, per second or in milliseconds."""
+    before = attempt_count(service.instance)
+    service.request("POST", "/queue/pause")
+    accepted = send_requests(bench, service.webhook_port, delivery_requests(count))
+    service.request("POST", "/queue/resume")
+    with service.instance.read_ledger() as db:
         wait_for_attempt(db, before + count)
-    first, last = span(service.home, before, count)
-    job = service.ask("POST", f"/plugin/{PLUGIN}/poll")["job_id"]
-    service.ask("GET", f"/job/{job}?wait=30s")
+    first, last = time_span(service.instance, before, count)
+    job = service.request("POST", f"/plugin/{PLUGIN}/poll")["job_id"]
+    service.request("GET", f"/job/{job}?wait=30s")
     calls = bench.size(200, 50)
     return {
         "accept": accepted.per_second,
         "drain": count / (last - first).total_seconds(),
-        "job": 1000 / statistics.median(reads(service, f"/job/{job}", calls)),
-        "one_step": load(bench, service.port, pipeline("one", calls), 1).p50_ms,
-        "three_steps": load(bench, service.port, pipeline("three", calls), 1).p50_ms,
+        "job": 1000 / statistics.median(time_reads(service, f"/job/{job}", calls)),
+        "one_step": send_requests(bench, service.port, pipeline_requests("one", calls), 1).p50_ms,
+        "three_steps": send_requests(bench, service.port, pipeline_requests("three", calls), 1).p50_ms,
     }
 
 
-def drained(bench: Bench, *, jobs: int, history: int) -> Drained:
-    """What became of a backlog; a machine that is too slow for all of it is stopped."""
-    with furnished(bench, history=history) as home:
-        backlog(home, jobs)
-        return drain(home, jobs, within=AT_MOST_SECONDS)
+def drain_new_instance(bench: Bench, *, jobs: int, history: int) -> Drained:
+    """Run a backlog in a new instance, for at most `MAX_DRAIN_SECONDS`."""
+    with new_instance(bench, history=history) as instance:
+        enqueue_backlog(instance, jobs)
+        return drain(instance, jobs, max_seconds=MAX_DRAIN_SECONDS)
 
 
 def measure_drains(bench: Bench) -> Iterator[Line]:
-    """The points between no history and the longest."""
+    """Run the same backlog with histories of increasing length."""
     jobs = bench.size(3000, 300)
     lengths = sorted({0, *(10**power for power in (4, 5) if 10**power < bench.rows), bench.rows})
-    points = [(rows, drained(bench, jobs=jobs, history=rows).jobs_per_second) for rows in lengths]
+    points = [(rows, drain_new_instance(bench, jobs=jobs, history=rows).jobs_per_second) for rows in lengths]
     ratio = points[-1][1] / points[0][1]
     yield bench.line("scale", "drain_by_history", ratio, jobs=jobs, jobs_per_second=points)
 
 
 def measure_queue(bench: Bench) -> Iterator[Line]:
-    """100,000 queued jobs, all of them drained, with and without a past."""
+    """Run 100,000 queued jobs with a short and with a long history."""
     few, many = bench.size(3_000, 300), bench.size(100_000, 3_000)
-    short = [drained(bench, jobs=few, history=SHORT) for _ in range(bench.rounds)]
-    long, longest = (drained(bench, jobs=many, history=rows) for rows in (SHORT, bench.rows))
+    short = [drain_new_instance(bench, jobs=few, history=SHORT_HISTORY) for _ in range(bench.rounds)]
+    long, longest = (drain_new_instance(bench, jobs=many, history=rows) for rows in (SHORT_HISTORY, bench.rows))
     over = long.jobs_per_second / statistics.median(one.jobs_per_second for one in short)
     rates = {"few": [one.jobs_per_second for one in short], "many": long.jobs_per_second}
     yield bench.line("B8", "long_queue_over_short", over, few=few, many=many, drained=long.jobs, jobs_per_second=rates)
@@ -150,33 +154,33 @@ def measure_queue(bench: Bench) -> Iterator[Line]:
         queued=many,
         drained=longest.jobs,
         rows=bench.rows,
-        jobs_per_second=[(SHORT, long.jobs_per_second), (bench.rows, longest.jobs_per_second)],
+        jobs_per_second=[(SHORT_HISTORY, long.jobs_per_second), (bench.rows, longest.jobs_per_second)],
         first_run_seconds=longest.first_run_seconds,
     )
 
 
 def measure_kill(bench: Bench) -> Iterator[Line]:
-    """Killed in the middle; another service finishes the rest."""
+    """Kill the service while a backlog runs, and let another one run the rest."""
     jobs = bench.size(10_000, 600)
-    with furnished(bench) as home:
-        backlog(home, jobs)
-        with running(home), home.read_ledger() as db:
-            wait_for_attempt(db, jobs // 2, pause=0.02)
-        done = attempts(home)
-        with running(home) as service, home.read_ledger() as db:
-            left = "SELECT COUNT(*) FROM job_queue WHERE status IN ('queued', 'running')"
-            wait_until(lambda: last_attempt(db) >= jobs and not db.execute(left).fetchone()[0])
-            first = _first_run_after(home, service.asked_at)
-        (row,) = home.rows("SELECT COUNT(*) AS n FROM job_queue WHERE status = 'succeeded'")
-        (again,) = home.rows("SELECT SUM(recoveries) AS n FROM job_queue")
-    yield bench.line("B13", "jobs_lost", jobs - row["n"], jobs=jobs, recorded_before=done, recovered=again["n"])
+    with new_instance(bench) as instance:
+        enqueue_backlog(instance, jobs)
+        with running_service(instance), instance.read_ledger() as db:
+            wait_for_attempt(db, jobs // 2, interval=0.02)
+        recorded = attempt_count(instance)
+        with running_service(instance) as service, instance.read_ledger() as db:
+            unfinished = "SELECT COUNT(*) FROM job_queue WHERE status IN ('queued', 'running')"
+            wait_until(lambda: last_attempt(db) >= jobs and not db.execute(unfinished).fetchone()[0])
+            first = _first_run_after(instance, service.started_at)
+        (row,) = instance.rows("SELECT COUNT(*) AS n FROM job_queue WHERE status = 'succeeded'")
+        (recovered,) = instance.rows("SELECT SUM(recoveries) AS n FROM job_queue")
+    yield bench.line("B13", "jobs_lost", jobs - row["n"], jobs=jobs, recorded_before=recorded, recovered=recovered["n"])
     yield bench.line("B13", "first_run_seconds", first)
 
 
-def _first_run_after(home: Home, moment: datetime) -> float:
-    """Seconds until something ran."""
-    (row,) = home.rows("SELECT MIN(started_at) AS first FROM job_log WHERE started_at > ?", to_text(moment))
-    return (from_text(row["first"]) - moment).total_seconds()
+def _first_run_after(instance: Instance, start: datetime) -> float:
+    """Return the seconds from `start` until a job started."""
+    (row,) = instance.rows("SELECT MIN(started_at) AS first FROM job_log WHERE started_at > ?", to_text(start))
+    return (from_text(row["first"]) - start).total_seconds()
 
 
 if __name__ == "__main__":

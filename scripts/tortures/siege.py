@@ -17,7 +17,7 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
-from scripts.benches.histories import fill
+from scripts.benches.lib.history import fill
 from scripts.tortures.grounds import CONFIG, KEEPER, LATE, PLUGINS, TOKENS, WEBHOOKS
 from tests.e2e.service import Home, Service
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.test_help import ROOT, say
+from tests.scripts.scripts import ROOT
+from tests.scripts.scripts import run_script as say
 
 INTERRUPTED = 130
 LONGEST_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Ledgers with a long past, made by SQL alone: a million jobs in a minute instead of an hour."""
+"""Ledgers with many finished jobs, written with SQL only: a million jobs take a minute instead of an hour."""
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
-from scripts.benches.bench import tell
+from scripts.benches.lib.bench import show_progress
 
-FILL = (
+INSERTS = (
     """
     WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < :rows),
          job (id, n) AS MATERIALIZED (SELECT lower(hex(randomblob(16))), n FROM number)
@@ -30,8 +30,8 @@ FILL = (
 )
 
 
-def filled(folder: Path, rows: int) -> Path:
-    """A ledger with so many finished jobs, made once for all who share the folder; not to be changed."""
+def shared_history(folder: Path, rows: int) -> Path:
+    """Return a ledger with `rows` finished jobs. It is made once per folder; callers copy it and do not change it."""
     path = folder / f"history-{rows}.db"
     if not path.exists():
         unfinished = folder / f"unfinished-{rows}.db"
@@ -42,13 +42,13 @@ def filled(folder: Path, rows: int) -> Path:
 
 
 def fill(path: Path, rows: int) -> None:
-    """A ledger with `rows` finished jobs, their attempts and their journal."""
-    tell(f"filling {path.name} with {rows:,} finished jobs")
+    """Write a ledger with `rows` finished jobs, their attempts and their journal rows."""
+    show_progress(f"filling {path.name} with {rows:,} finished jobs")
     now = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
     with closing(open_writer(path, synchronous="off")) as db:
         db.execute("PRAGMA cache_size = -400000")
-        for statement in FILL:
+        for statement in INSERTS:
             with transaction(db):
                 db.execute(statement, {"rows": rows, "now": now})
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    tell(f"  {path.stat().st_size / 1e6:,.0f} MB")
+    show_progress(f"  {path.stat().st_size / 1e6:,.0f} MB")

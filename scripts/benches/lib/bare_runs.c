@@ -1,6 +1,6 @@
-/* What this machine can do at most: runs PLUGIN COUNT times from WIDTH threads with posix_spawn and three pipes,
- * a request of BYTES (300) that is read before anything is said, both outputs read to their end, and waits for each.
- * usage: launcher PLUGIN WIDTH COUNT [BYTES]
+/* The upper limit of this machine: runs PLUGIN COUNT times in WIDTH threads with posix_spawn and three pipes. Each run
+ * writes a request of BYTES (default 300), reads both outputs to their end, and waits for the process.
+ * usage: bare_runs PLUGIN WIDTH COUNT [BYTES]
  * Prints: runs per second, median microseconds of one run, bytes read per second. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static char *request;
 static size_t request_size = 300;
 static atomic_int next_run;
 static atomic_llong bytes_read;
-static double *took;
+static double *run_seconds;
 
 static double now(void) {
     struct timespec t;
@@ -78,7 +78,7 @@ static void *work(void *unused) {
         if (i >= total) break;
         double begin = now();
         run_once(buffer, size);
-        took[i] = now() - begin;
+        run_seconds[i] = now() - begin;
     }
     free(buffer);
     return unused;
@@ -100,13 +100,13 @@ int main(int argc, char **argv) {
     request[0] = '{';
     request[request_size - 2] = '}';
     request[request_size - 1] = '\n';
-    took = calloc(total, sizeof *took);
+    run_seconds = calloc(total, sizeof *run_seconds);
     pthread_t threads[64];
     double begin = now();
     for (int i = 0; i < width; i++) pthread_create(&threads[i], NULL, work, NULL);
     for (int i = 0; i < width; i++) pthread_join(threads[i], NULL);
     double seconds = now() - begin;
-    qsort(took, total, sizeof *took, compare);
-    printf("%.1f %.1f %.0f\n", total / seconds, took[total / 2] * 1e6, bytes_read / seconds);
+    qsort(run_seconds, total, sizeof *run_seconds, compare);
+    printf("%.1f %.1f %.0f\n", total / seconds, run_seconds[total / 2] * 1e6, bytes_read / seconds);
     return 0;
 }

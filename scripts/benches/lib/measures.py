@@ -1,4 +1,4 @@
-"""What is measured: one row per measure, with its id, its unit and what it means. Knows nothing of how."""
+"""The table of measures: id, unit and description of each. Does not depend on how they are measured."""
 
 from attrs import frozen
 
@@ -9,11 +9,11 @@ HISTORY = "with a long history, over the same with 1,000 finished jobs"
 
 @frozen
 class Measure:
-    """One measure. × is a ratio."""
+    """One measure. The unit × is a ratio."""
 
     id: str
     name: str
-    what: str
+    description: str
     unit: str = "×"
 
 
@@ -31,8 +31,8 @@ MEASURES = (
     Measure("B5", "idle_wakeups_1000_schedules", "idle with 1,000 cron schedules: wake-ups", "/s"),
     Measure("B5b", "idle_pss_mb", "idle: memory (PSS)", "MB"),
     Measure("B5b", "growth_mb", "memory after many jobs, minus that before the first", "MB"),
-    Measure("B6", "start_over_import_trio", "cold start to a healthy answer, over `python -c 'import trio'`"),
-    Measure("B6", "start_seconds", "cold start to a healthy answer", "s"),
+    Measure("B6", "start_over_import_trio", "cold start to a healthy response, over `python -c 'import trio'`"),
+    Measure("B6", "start_seconds", "cold start to a healthy response", "s"),
     Measure("B6b", "help", "`ductile --help`, over `python -c pass`"),
     Measure("B6b", "config_check", "`ductile config check`, over `python -c pass`"),
     Measure("B7", "drain_over_short", f"jobs per second {HISTORY}"),
@@ -43,8 +43,8 @@ MEASURES = (
     Measure("B7c", "three_steps_over_short", f"synchronous pipeline of three steps {HISTORY}"),
     Measure("B8", "long_queue_over_short", "jobs per second with 100,000 queued, over the same with 3,000"),
     Measure("B8", "first_run_seconds", "start to the first run with 100,000 queued", "s"),
-    Measure("B9", "python_over_limit", "an ordinary Python plugin, two workers, over bare runs"),
-    Measure("B10", "sync_over_limit", "16 callers of a synchronous pipeline of one step, over bare runs"),
+    Measure("B9", "python_over_limit", "a typical Python plugin, two workers, over bare runs"),
+    Measure("B10", "sync_over_limit", "16 concurrent callers of a synchronous pipeline of one step, over bare runs"),
     Measure("B11", "sleepers_over_ideal", "200 jobs of `sleep 1` on 50 workers: ideal time over real time"),
     Measure("B12", "big_over_limit", "1 MiB in, 8 MiB out, over bare runs of the same"),
     Measure("B13", "jobs_lost", "`kill -9` while jobs run: jobs lost", "jobs"),
@@ -65,17 +65,17 @@ MEASURES = (
     Measure("run", "enqueue_to_spawn_ms", "one job at a time: median of enqueue to spawn", "ms"),
     Measure("run", "enqueue_to_done_ms", "one job at a time: median of enqueue to recorded result", "ms"),
     Measure("cli", "job_list_down", "`ductile job list --json` of 10,000 jobs, no service, over `python -c pass`"),
-    Measure("cli", "job_list_up", "the same beside a service"),
-    Measure("idle", "cpu_ms_per_due_job", "20 schedules due at the same minute: processor time each", "ms"),
+    Measure("cli", "job_list_up", "the same with a running service"),
+    Measure("idle", "cpu_ms_per_due_job", "20 schedules due in the same minute: processor time per job", "ms"),
     Measure("idle", "busy_cpu_percent", "processor time of the service while jobs run (100 is one core)", "%"),
-    Measure("schedule", "start_seconds", "start of the service with 10,000 schedules", "s"),
-    Measure("scale", "start_seconds", "cold start to a healthy answer with a long history", "s"),
+    Measure("schedule", "start_seconds", "time to start the service with 10,000 schedules", "s"),
+    Measure("scale", "start_seconds", "cold start to a healthy response with a long history", "s"),
     Measure("scale", "drain_by_history", "a backlog with a long history, over the same with none"),
     Measure("scale", "long_queue_long_history", "100,000 queued: jobs per second with a long history over a short one"),
 )
 
 
-def measure_named(key: str, name: str) -> Measure:
-    """Return the measure. Raises ValueError if there is none."""
-    (found,) = (one for one in MEASURES if (one.id, one.name) == (key, name))
+def find_measure(measure_id: str, name: str) -> Measure:
+    """Return the measure with this id and name. Raises ValueError if there is none."""
+    (found,) = (measure for measure in MEASURES if (measure.id, measure.name) == (measure_id, name))
     return found
