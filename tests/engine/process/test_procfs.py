@@ -212,7 +212,16 @@ def test_a_hardened_service_has_no_core_dumps_adopts_orphans_and_leaks_no_descri
     extra = os.open(os.devnull, os.O_RDONLY)
     try:
         service = subprocess.run(
-            ["/bin/sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", SERVICE, str(ZOO / "z61_inspects_environment" / "run")],
+            [
+                "/bin/sh",
+                "-c",
+                'exec "$@" <&- >&-',
+                "sh",
+                sys.executable,
+                "-c",
+                SERVICE,
+                str(ZOO / "z61_inspects_environment" / "run"),
+            ],
             stderr=subprocess.PIPE,
             pass_fds=[extra],
             check=False,
