@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,12 @@ MAX_ENTRIES = 14
 """Entries of one folder, without `__init__.py`. The top level may also have `__main__.py` and `py.typed`."""
 MAX_DOCSTRING_LINES = 6
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-TREES = {module: ast.parse((PACKAGE / module).read_text()) for module in MODULES}
+
+
+@cache
+def parse_modules() -> dict[str, ast.Module]:
+    """Parse every module, once per test run and only if a test of this file runs."""
+    return {module: ast.parse((PACKAGE / module).read_text()) for module in MODULES}
 
 
 def layer_name(module: str) -> str:
@@ -52,7 +58,7 @@ def layer_name(module: str) -> str:
 
 def imports_of(module: str) -> Iterator[str]:
     """Yield every `ductile.…` name that a module imports, anywhere in it."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(parse_modules()[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "ductile")
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -79,7 +85,7 @@ def test_imports_lead_to_lower_layers() -> None:
 def second_level(dotted: str) -> str:
     """Return the package and the folder or module directly below it: `ductile.ledger.queue.claim` → `ledger.queue`."""
     path = f"{dotted.replace('.', '/').removeprefix('ductile/')}"
-    known = {f"{path}.py", f"{path}/__init__.py"} & TREES.keys()
+    known = {f"{path}.py", f"{path}/__init__.py"} & parse_modules().keys()
     parts = dotted.removesuffix(".__init__").split(".")[1:]
     return ".".join((parts if known else parts[:-1])[:2])  # the last part can be a name in a module
 
@@ -136,7 +142,7 @@ def test_no_folder_has_too_many_entries() -> None:
 
 def test_no_two_public_classes_have_the_same_name() -> None:
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in parse_modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module)
@@ -152,7 +158,7 @@ def test_only_the_ledger_uses_sqlite() -> None:
 def test_every_module_has_a_short_docstring() -> None:
     """It says what the module owns and what it does not know."""
     wrong = []
-    for module, tree in TREES.items():
+    for module, tree in parse_modules().items():
         lines = (ast.get_docstring(tree) or "").splitlines()
         if tree.body and not 1 <= len(lines) <= MAX_DOCSTRING_LINES:
             wrong.append(f"{module}: {len(lines)} lines")
