@@ -32,7 +32,7 @@ def list_instances(
 
     explicit = options.selected_config(config_path, config_dir)
     if service := client(explicit, api_url, api_key) if api_url else running_client(explicit):
-        view = service.request("GET", "/relay")
+        view: Any = service.request("GET", "/relay")
     else:
         from ductile.cli.base.connect import load_snapshot, read_ledger
         from ductile.relay.views import relay_view

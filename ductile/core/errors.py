@@ -6,7 +6,7 @@ call that raised them. The CLI and the web server each format these in one place
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, NotRequired, TypedDict
 
 _PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 """The password part of a URL, which error messages must not contain."""
@@ -34,6 +34,14 @@ class _Complaint(NamedTuple):
     category: str = "config"
 
 
+class ComplaintView(TypedDict):
+    category: str
+    message: str
+    field: str
+    file: NotRequired[str]
+    line: NotRequired[Annotated[int, {"minimum": 0}]]
+
+
 class Complaint(_Complaint):
     """A validation error in a configuration file or manifest: position, key path and message."""
 
@@ -51,9 +59,11 @@ class Complaint(_Complaint):
         mark = Mark(data["file"], data["line"]) if "file" in data else None
         return cls(data["message"], data["field"], mark, data["category"])
 
-    def as_data(self) -> dict[str, Any]:
-        place = {"file": self.mark.source, "line": self.mark.line} if self.mark else {}
-        return {"category": self.category, "message": self.message, "field": self.path, **place}
+    def as_data(self) -> ComplaintView:
+        view: ComplaintView = {"category": self.category, "message": self.message, "field": self.path}
+        if self.mark:
+            view |= {"file": self.mark.source, "line": self.mark.line}
+        return view
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

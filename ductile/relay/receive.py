@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from attrs import field, frozen
 from blake3 import blake3
@@ -75,6 +75,17 @@ class NotStored(DuctileError):
 
 
 REFUSALS = (RelayForbidden, TypeNotAllowed, EventIdReused, EnvelopeInvalid)
+
+
+class RelayAcceptedView(TypedDict):
+    status: Literal["accepted"]
+    accepted: Annotated[bool, "Whether a run was started"]
+    peer: str
+    event_type: str
+    receiver_event_id: Annotated[str, "The id of the event in this instance"]
+    job_id: NotRequired[Annotated[str, "The first job of its run"]]
+    job_ids: NotRequired[Annotated[list[str], "The first jobs, if it started several runs"]]
+    reason: NotRequired[Annotated[Literal["no_route"], "Why no run was started"]]
 
 
 async def receive_event(ctx: AppContext, rejections: RejectionCounter, request: Request) -> Response:
@@ -230,16 +241,17 @@ def start_runs(
     for run in (*runs, FollowUps(notes=_dropped_notes(inbound))):
         jobs = start_run(db, run, now=inbound.event.at, default_ttl=default_ttl, budget=budget)
         roots += [jobs[0].job_id] if jobs else []
-    content: dict[str, Any] = {
+    view: RelayAcceptedView = {
         "status": "accepted",
         "accepted": bool(roots),
         "peer": inbound.peer,
         "event_type": inbound.event.type,
         "receiver_event_id": inbound.event.id,
     }
-    content |= {"job_id": roots[0]} if roots else {"reason": "no_route"}
-    content |= {"job_ids": roots} if len(roots) > 1 else {}
-    return StoredResponse(job_id=roots[0] if roots else None, text=strict_json.dumps(content))
+    view |= {"job_id": roots[0]} if roots else {"reason": "no_route"}
+    if len(roots) > 1:
+        view["job_ids"] = roots
+    return StoredResponse(job_id=roots[0] if roots else None, text=strict_json.dumps(view))
 
 
 def _dropped_notes(inbound: InboundEvent) -> tuple[Note, ...]:

@@ -6,33 +6,86 @@ Nothing is sent here: an event becomes a job of `core.relay`, and the engine sen
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from ductile.config.sections.relay import MAX_ATTEMPTS, SEND, find_instance
 from ductile.core.errors import did_you_mean
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import OPEN, Keywords
+from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import NewJob
+from ductile.core.model import JobStatus, NewJob
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.pipeline.compile.plan import RELAY
-from ductile.relay.protocol import KEY_ID, MAX_DEPTH, PEER, SIGNATURE, TIMESTAMP, Envelope, parse_envelope
-from ductile.relay.receive import receive_event
-from ductile.relay.schemas import ACCEPTED, ENQUEUED, ENVELOPE, OVERVIEW, PLANNED, WIRE_ENVELOPE
-from ductile.relay.views import relay_view
+from ductile.relay.protocol import (
+    KEY_ID,
+    MAX_DEPTH,
+    MAX_KEY_BYTES,
+    MAX_NAME_LENGTH,
+    PEER,
+    SIGNATURE,
+    TIMESTAMP,
+    Envelope,
+    parse_envelope,
+)
+from ductile.relay.receive import RelayAcceptedView, receive_event
+from ductile.relay.views import RelayOverview, relay_view
 from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, read_object
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.schemas import Argument, Header, boolean, text
+from ductile.web.routes import AnyRoute, Argument, Header, Route
 from ductile.web.webhooks.rejections import RejectionCounter
 
 HINT = 'Send {"event": {"type": "…", "payload": {…}}}.'
+_NAME = Keywords(maxLength=MAX_NAME_LENGTH)
+
+
+class RelayedEventBody(TypedDict):
+    type: Annotated[str, "The event type", Keywords(EVENT_TYPE.schema), _NAME]
+    payload: NotRequired[Annotated[dict[str, Any], "The payload of the event"] | None]
+    dedupe_key: NotRequired[
+        Annotated[str, "The receiver runs events with the same key once", Keywords(maxLength=MAX_KEY_BYTES)] | None
+    ]
+
+
+class RelayOriginBody(TypedDict, total=False):
+    instance: Annotated[str, "The sender's service name", _NAME] | None
+    plugin: Annotated[str, "The plugin that emitted the event", _NAME] | None
+    job_id: Annotated[str, "The job that sends the event", _NAME] | None
+    event_id: Annotated[str, "Identifies a repeated event", _NAME] | None
+
+
+class RelayEventBody(TypedDict):
+    event: RelayedEventBody
+    origin: NotRequired[RelayOriginBody | None]
+    baggage: NotRequired[Annotated[dict[str, Any], "Values for the context of the runs"] | None]
+
+
+class _Addressed(TypedDict):
+    instance: str
+    event_type: str
+
+
+class RelayEnqueuedView(_Addressed):
+    """The job that sends the event."""
+
+    job_id: str
+    status: JobStatus
+
+
+class RelayPlannedView(_Addressed):
+    """The event that a dry run would enqueue."""
+
+    status: Literal["planned"]
+    dry_run: bool
+
+
 KEYS = {
-    "": ("event", "origin", "baggage"),
-    "event": ("type", "payload", "dedupe_key"),
-    "origin": ("instance", "plugin", "job_id", "event_id"),
+    "": list(RelayEventBody.__annotations__),
+    "event": list(RelayedEventBody.__annotations__),
+    "origin": list(RelayOriginBody.__annotations__),
 }
 
 
@@ -46,7 +99,7 @@ def relay_routes(ctx: AppContext, rejections: RejectionCounter) -> Iterable[AnyR
         scope="jobs:ro",
         summary="List instances and peers, their state, and the number of undelivered events",
         group="relay",
-        responses={200: OVERVIEW},
+        responses={200: RelayOverview},
     )
     yield Route(
         method="POST",
@@ -55,10 +108,10 @@ def relay_routes(ctx: AppContext, rejections: RejectionCounter) -> Iterable[AnyR
         scope="plugin:rw",
         summary="Enqueue an event for another instance; ?dry_run=true only validates it",
         group="relay",
-        query=(Argument("dry_run", boolean(), "Only validate the event"),),
+        query=(Argument("dry_run", bool, "Only validate the event"),),
         headers=(KEY_HEADER,),
-        request_body=ENVELOPE,
-        responses={200: PLANNED, 202: ENQUEUED},
+        request_body=RelayEventBody,
+        responses={200: RelayPlannedView, 202: RelayEnqueuedView},
         error_statuses=(409, 422),
         max_body=settings.api.max_body_size,
     )
@@ -69,9 +122,9 @@ def relay_routes(ctx: AppContext, rejections: RejectionCounter) -> Iterable[AnyR
             handler=partial(receive_event, ctx, rejections),
             summary="Receive an event from another instance; signed, no token",
             group="relay",
-            headers=tuple(Header(name, text()) for name in (PEER, TIMESTAMP, SIGNATURE, KEY_ID)),
-            request_body=WIRE_ENVELOPE,
-            responses={202: ACCEPTED},
+            headers=tuple(Header(name, str) for name in (PEER, TIMESTAMP, SIGNATURE, KEY_ID)),
+            request_body=Annotated[RelayEventBody, OPEN],  # a peer may have a later version
+            responses={202: RelayAcceptedView},
             error_statuses=(400, 403, 413, 422, 503),
             max_body=ingress.max_body_size,
         )
@@ -88,9 +141,9 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         return _enqueued_response(stored)
     envelope = _read_envelope(request, snapshot.config.settings.service.limits.dedupe_key)
     instance = find_instance(snapshot.config.settings, name, envelope.type)
-    content = {"instance": instance.name, "event_type": envelope.type}
+    addressed = _Addressed(instance=instance.name, event_type=envelope.type)
     if read_flag(request, "dry_run"):
-        return json_response({"status": "planned", "dry_run": True, **content})
+        return json_response(RelayPlannedView(status="planned", dry_run=True, **addressed))
     new = NewJob(
         plugin=RELAY,
         command=SEND,
@@ -100,15 +153,15 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    stored = await submit_once(ctx, ticket, partial(_enqueue, new=new, content=content, now=ctx.clock.now()))
+    stored = await submit_once(ctx, ticket, partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now()))
     failpoint("enqueue.after_commit")
     return _enqueued_response(stored)
 
 
-def _enqueue(db: Db, *, new: NewJob, content: dict[str, Any], now: datetime) -> StoredResponse:
+def _enqueue(db: Db, *, new: NewJob, addressed: _Addressed, now: datetime) -> StoredResponse:
     enqueued = enqueue(db, new, now=now)
-    content = {"job_id": enqueued.job_id, "status": enqueued.status, **content}
-    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(content))
+    view = RelayEnqueuedView(job_id=enqueued.job_id, status=enqueued.status, **addressed)
+    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 
 def _enqueued_response(stored: StoredResponse) -> Response:

@@ -5,7 +5,7 @@ Does not know routes. The runtime builds one `AppContext`; every handler receive
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar
 
 import trio
 from attrs import define, field, frozen
@@ -23,11 +23,20 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.messages import Request
+from ductile.web.routes import Argument
 
 T = TypeVar("T")
 SUBMIT_TIMEOUT = 90.0
 RECHECK_INTERVAL = 5.0
 """Seconds after which a waiting handler reads the ledger again, because a hub hint can be lost."""
+
+
+WAIT = Argument("wait", str, "Time to wait for the end, such as 10s; at most api.max_sync_timeout")
+DRY_RUN = Argument("dry_run", bool, "Report what would change without changing it")
+
+
+class PayloadBody(TypedDict, total=False):
+    payload: Annotated[dict[str, Any], "Input of the plugin or of the first step"] | None
 
 
 class BadRequest(DuctileError):

@@ -7,22 +7,24 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Annotated
 
 from blake3 import blake3
 
+from ductile.core.formats.json_schema import Keywords
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first_response, run_once
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext, BadRequest, submit
 from ductile.web.messages import Headers, Request
-from ductile.web.schema.schemas import Header, text
+from ductile.web.routes import Header
 
 KEY_LIFETIME = timedelta(days=1)
 _KEY = re.compile(r"[!-~]{1,255}")
 REPLAYED_HEADERS: Headers = (("idempotent-replayed", "true"),)
 KEY_HEADER = Header(
     "Idempotency-Key",
-    text("", pattern=r"^[!-~]{1,255}$"),
+    Annotated[str, Keywords(pattern=r"^[!-~]{1,255}$")],
     "A unique key for this request. Repeating it within 24 hours returns the first response and has no second effect",
 )
 

@@ -5,7 +5,7 @@ Does not know sockets, Quart or routes, so tests can call a handler with plain v
 
 import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypedDict
 
 from attrs import field, frozen
 
@@ -69,6 +69,16 @@ class Response:
     """When it returns, the stream is aborted, even if the client does not read. For routes with `waits`."""
 
 
+class ErrorView(TypedDict):
+    """An error response."""
+
+    error: Annotated[str, "Error message"]
+    code: Annotated[str, "Stable error code"]
+    status: Annotated[int, "HTTP status"]
+    hint: Annotated[str, "How to fix it; may be empty"]
+    context: Annotated[dict[str, Any], "Values that the message refers to"]
+
+
 class WebSocket(Protocol):
     """A WebSocket connection. Its handler is cancelled when the client disconnects."""
 
@@ -120,5 +130,5 @@ def refusal_response(
     """Return a JSON error response."""
     if status == 503:
         headers = (*headers, ("retry-after", str(RETRY_AFTER_SECONDS)))
-    data = {"error": message, "code": code, "status": status, "hint": hint, "context": dict(context or {})}
+    data = ErrorView(error=message, code=code, status=status, hint=hint, context=dict(context or {}))
     return json_response(data, status, headers)

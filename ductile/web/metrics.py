@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import trio
 from attrs import frozen
@@ -23,7 +23,6 @@ from ductile.ledger.tables.schedules import EntryStatus, all_entries
 from ductile.web.context import AppContext
 from ductile.web.messages import SAFE_HEADERS, Request, Response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.schemas import text
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_SAMPLES = 5
@@ -43,7 +42,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="system",
         summary="Get metrics of queue, jobs, breakers, deliveries and process for Prometheus",
         media_type="text/plain",
-        responses={200: text("Prometheus text format, version 0.0.4")},
+        responses={200: Annotated[str, "Prometheus text format, version 0.0.4"]},
     )
 
 

@@ -5,35 +5,25 @@ Pure functions of the table and of the plugins that a caller may see, and two ro
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from ductile import __version__
 from ductile.config.snapshot import ConfiguredPlugin
 from ductile.core.errors import NotFound
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import OPEN, Schema, schema_of
 from ductile.core.threads import run_in_thread
 from ductile.plugin.manifest import Command, CommandType
 from ductile.web.api.catalog import visible_plugins
 from ductile.web.auth.auth import ANY_TOKEN
 from ductile.web.context import AppContext
-from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route, WebSocketRoute
-from ductile.web.schema.schemas import ERROR, Argument, Header, Schema, any_value, mapping, nullable, record, text
+from ductile.web.messages import ErrorView, Request, Response, encoded_json_response, json_response
+from ductile.web.routes import AnyRoute, Argument, Header, Route, WebSocketRoute
 
 TITLE = "Ductile Gateway"
 MAX_CACHED_DOCUMENTS = 8
 """One document for each set of visible plugins."""
 TRIGGER = "/plugin/{plugin}/{command}"
-DOCUMENT = record(
-    {
-        "openapi": text(),
-        "info": mapping(any_value()),
-        "paths": mapping(any_value()),
-        "components": mapping(any_value()),
-    },
-    is_closed=False,
-    description="An OpenAPI 3.1 document.",
-)
 STATUS_DESCRIPTIONS = {
     101: "Switching to WebSocket",
     200: "Success",
@@ -60,6 +50,16 @@ _SHORT_TYPES = {
     "bool": "boolean",
     "list": "array",
 }
+
+
+class OpenApiDocument(TypedDict):
+    """An OpenAPI 3.1 document."""
+
+    openapi: str
+    info: dict[str, Any]
+    tags: list[dict[str, str]]
+    paths: dict[str, Any]
+    components: dict[str, Any]
 
 
 def routes(ctx: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable[AnyRoute]:
@@ -92,7 +92,7 @@ def routes(ctx: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable
         scope=ANY_TOKEN,
         summary="Get the OpenAPI 3.1 document of this API",
         group="discovery",
-        responses={200: DOCUMENT},
+        responses={200: Annotated[OpenApiDocument, OPEN]},
     )
     yield Route(
         method="GET",
@@ -101,14 +101,14 @@ def routes(ctx: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable
         scope=ANY_TOKEN,
         summary="Get the OpenAPI 3.1 document of one plugin's commands",
         group="discovery",
-        responses={200: DOCUMENT},
+        responses={200: Annotated[OpenApiDocument, OPEN]},
         error_statuses=(409,),
     )
 
 
 def build_document(
     table: Iterable[AnyRoute], plugins: Iterable[ConfiguredPlugin], trigger: Route | None = None
-) -> dict[str, Any]:
+) -> OpenApiDocument:
     """Build the OpenAPI document of the routes, with one operation per plugin command if a trigger route exists."""
     listed = [route for route in table if not _is_ingress(route)]
     trigger = trigger or _find_trigger(listed)
@@ -171,7 +171,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _websocket_operation(route: WebSocketRoute) -> dict[str, Any]:
-    schemas = {101: None, 426: ERROR, **dict.fromkeys(_error_statuses(route), ERROR)}
+    schemas = {101: None, 426: ErrorView, **dict.fromkeys(_error_statuses(route), ErrorView)}
     parameters = _path_parameters(route.path) + [_parameter("query", argument) for argument in route.query]
     responses = {str(status): _response(status, schema) for status, schema in sorted(schemas.items())}
     return _operation_base(route) | {"parameters": parameters, "responses": responses}
@@ -188,7 +188,13 @@ def _command_operation(plugin: str, command: Command, trigger: Route) -> dict[st
         "tags": [f"plugin {plugin}"],
         "x-required-scope": "plugin:rw" if command.type is CommandType.WRITE else trigger.scope,
         "parameters": parameters,
-        "requestBody": _request_body(record({}, {"payload": nullable(payload)})),
+        "requestBody": _request_body(
+            {
+                "type": "object",
+                "properties": {"payload": {"anyOf": [payload, {"type": "null"}]}},
+                "additionalProperties": False,
+            }
+        ),
         "responses": _responses(trigger),
     }
     if command.description:
@@ -218,20 +224,26 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 def _parameter(location: str, parameter: Argument | Header) -> dict[str, Any]:
     description = {"description": parameter.description} if parameter.description else {}
-    return {"name": parameter.name, "in": location, "required": False, "schema": parameter.schema, **description}
+    return {
+        "name": parameter.name,
+        "in": location,
+        "required": False,
+        "schema": schema_of(parameter.kind),
+        **description,
+    }
 
 
-def _request_body(schema: Schema) -> dict[str, Any]:
-    return {"required": False, "content": {"application/json": {"schema": schema}}}
+def _request_body(kind: Any) -> dict[str, Any]:
+    return {"required": False, "content": {"application/json": {"schema": schema_of(kind)}}}
 
 
 def _responses(route: Route) -> dict[str, Any]:
     responses: dict[int, dict[str, Any]] = {}
-    for status, schema in route.responses.items():
-        responses[status] = _response(status, schema, route.media_type)
+    for status, kind in route.responses.items():
+        responses[status] = _response(status, kind, route.media_type)
     for status in _error_statuses(route):
         declared = route.responses.get(status)
-        responses[status] = _response(status, ERROR if declared is None else {"anyOf": [declared, ERROR]})
+        responses[status] = _response(status, ErrorView if declared is None else declared | ErrorView)
     return {str(status): response for status, response in sorted(responses.items())}
 
 
@@ -248,10 +260,10 @@ def _error_statuses(route: AnyRoute) -> set[int]:
     return statuses
 
 
-def _response(status: int, schema: Schema | None, media_type: str = "application/json") -> dict[str, Any]:
+def _response(status: int, kind: Any, media_type: str = "application/json") -> dict[str, Any]:
     response: dict[str, Any] = {"description": STATUS_DESCRIPTIONS.get(status, "Error")}
-    if schema is not None:
-        response["content"] = {media_type: {"schema": schema}}
+    if kind is not None:
+        response["content"] = {media_type: {"schema": schema_of(kind)}}
     return response
 
 

@@ -6,14 +6,13 @@ the same table.
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from attrs import field, frozen
 
 from ductile.core.errors import DuctileError
 from ductile.web.messages import HTTPError, Request, Response, WebSocket, refusal_response
-from ductile.web.schema.schemas import Argument, Header, Schema
 
 MIB = 1024 * 1024
 MAX_QUERY_ARGUMENTS = 100
@@ -22,6 +21,24 @@ ENCODING_HINT = "Use percent-encoded UTF-8."
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 WebSocketHandler: TypeAlias = Callable[[Request, WebSocket], Awaitable[None]]
+
+
+@frozen
+class Argument:
+    """A query argument of a route, with the type of its value."""
+
+    name: str
+    kind: Any
+    description: str = ""
+
+
+@frozen
+class Header:
+    """A request header that a route reads, with the type of its value."""
+
+    name: str
+    kind: Any
+    description: str = ""
 
 
 @frozen(kw_only=True)
@@ -36,8 +53,8 @@ class Route:
     group: str = ""  # the OpenAPI tag
     query: tuple[Argument, ...] = ()
     headers: tuple[Header, ...] = ()
-    request_body: Schema | None = None  # the JSON body; None: no body
-    responses: Mapping[int, Schema] = field(factory=dict)  # responses of a successful request, by status
+    request_body: Any = None  # the type of the JSON body; None: no body
+    responses: Mapping[int, Any] = field(factory=dict)  # the types of the responses of a successful request, by status
     error_statuses: tuple[int, ...] = ()  # in addition to those that follow from the route
     media_type: str = "application/json"  # of `responses`
     max_body: int = MIB

@@ -46,7 +46,7 @@ def current_entry(snapshot: Snapshot, plugin: str, schedule: Schedule) -> Schedu
 def upcoming_view(snapshot: Snapshot, plugin: str, schedule: Schedule, count: int, *, now: datetime) -> dict[str, Any]:
     """Return the next `count` runs, assuming that nothing blocks them."""
     entry, zone = current_entry(snapshot, plugin, schedule), get_zone(schedule)
-    shown = schedule_view(snapshot, plugin, schedule, entry)
+    shown: dict[str, Any] = {**schedule_view(snapshot, plugin, schedule, entry)}
     if schedule.after is not None:
         shown.setdefault("reason", "relative to each start of the service")
     head = ("plugin", "schedule_id", "when", "timezone", "status", "reason")

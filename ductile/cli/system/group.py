@@ -171,7 +171,7 @@ def show_breakers(
     output.show(view, as_json=as_json, human=_breaker_lines)
 
 
-def _breakers_in_ledger(explicit: Path | None, plugin: str, command: str | None, limit: int) -> dict[str, Any]:
+def _breakers_in_ledger(explicit: Path | None, plugin: str, command: str | None, limit: int) -> Any:
     from ductile.cli.base.connect import load_snapshot, read_ledger
     from ductile.web.views.schedules import breakers_view
 

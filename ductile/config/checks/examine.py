@@ -8,7 +8,6 @@ Errors prevent a part of the configuration from working; warnings may be intende
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
 
 from attrs import frozen
 
@@ -16,7 +15,7 @@ from ductile.config import checksums
 from ductile.config.load.load import Config
 from ductile.config.scopes import SCOPES, is_known_scope
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
-from ductile.core.errors import Complaint, did_you_mean
+from ductile.core.errors import Complaint, ComplaintView, did_you_mean
 from ductile.core.files import display_path
 from ductile.plugin.registry import Discovery, Plugin, RejectedPlugin, discover, resolve_aliases
 
@@ -37,7 +36,7 @@ class Report:
     def is_valid(self) -> bool:
         return not self.errors
 
-    def as_data(self) -> dict[str, list[dict[str, Any]]]:
+    def as_data(self) -> dict[str, list[ComplaintView]]:
         return {
             "errors": [complaint.as_data() for complaint in self.errors],
             "warnings": [complaint.as_data() for complaint in self.warnings],

@@ -5,7 +5,7 @@ Compares the data that `show.digest` hashes, with fingerprints in place of secre
 
 from collections.abc import Container, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from attrs import field, frozen
 
@@ -15,7 +15,35 @@ from ductile.config.load.redaction import to_plain_data
 from ductile.config.load.token_label import derived_label
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
+from ductile.core.errors import ComplaintView
+from ductile.core.formats.json_schema import OPEN, Count, Timestamp
 from ductile.core.secret import Secret
+
+
+class ConfigChangesView(TypedDict):
+    """Also has added, removed and changed names by section."""
+
+    settings: list[str]
+    unavailable: dict[str, str]
+    unsealed: list[str]
+
+
+class NextRunView(TypedDict):
+    before: Timestamp | None
+    after: Timestamp | None
+
+
+class ReloadView(TypedDict):
+    """The changes that a reload made or would make."""
+
+    status: Literal["reloaded", "unchanged", "planned"]
+    reloaded_at: Timestamp | None
+    message: str
+    changes: Annotated[ConfigChangesView, OPEN]
+    next_runs: Annotated[dict[str, NextRunView], "Next runs of changed schedules"]
+    ended_jobs: Annotated[dict[str, Count], "Queued jobs that end, by plugin"]
+    errors: Annotated[list[ComplaintView], "Errors; the parts they concern are disabled"]
+    warnings: Annotated[list[ComplaintView], "Warnings"]
 
 
 @frozen
@@ -46,16 +74,17 @@ class ConfigChanges:
     def __bool__(self) -> bool:
         return bool(self.sections or self.settings or self.unavailable)
 
-    def as_data(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {
+    def as_data(self) -> ConfigChangesView:
+        sections = {
             name: {"added": list(named.added), "removed": list(named.removed), "changed": _lists(named.changed)}
             for name, named in self.sections.items()
         }
-        return shown | {
+        view: ConfigChangesView = {
             "settings": list(self.settings),
             "unavailable": dict(self.unavailable),
             "unsealed": list(self.unsealed),
         }
+        return cast(ConfigChangesView, {**sections, **view})
 
 
 @frozen(kw_only=True)
@@ -65,7 +94,7 @@ class NextRun:
     before: datetime | None
     after: datetime | None
 
-    def as_data(self) -> dict[str, str | None]:
+    def as_data(self) -> NextRunView:
         return {
             "before": to_text(self.before) if self.before else None,
             "after": to_text(self.after) if self.after else None,
@@ -86,16 +115,16 @@ class ReloadResult:
     """The doctor's report about the new configuration."""
     dry_run: bool = False
 
-    def as_data(self) -> dict[str, Any]:
-        status = "planned" if self.dry_run else "reloaded" if self.changes else "unchanged"
+    def as_data(self) -> ReloadView:
         return {
-            "status": status,
+            "status": "planned" if self.dry_run else "reloaded" if self.changes else "unchanged",
             "reloaded_at": None if self.dry_run else to_text(self.at),
             "message": _message(self),
             "changes": self.changes.as_data(),
             "next_runs": {name: run.as_data() for name, run in self.next_runs.items()},
             "ended_jobs": dict(self.ended_jobs),
-            **self.report.as_data(),
+            "errors": [complaint.as_data() for complaint in self.report.errors],
+            "warnings": [complaint.as_data() for complaint in self.report.warnings],
         }
 
 

@@ -1,11 +1,16 @@
 """The tree of running Trio tasks, for `ductile system tasks`: which tasks exist, and which nursery owns each."""
 
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import trio
 from attrs import frozen
 
 MODULES = ("ductile.", "hypercorn.", "quart", "trio.")
+
+
+class TaskView(TypedDict):
+    name: str
+    tasks: Annotated[list[Any], "The child tasks, with the same members"]
 
 
 @frozen
@@ -15,7 +20,7 @@ class TaskNode:
     name: str
     tasks: tuple["TaskNode", ...] = ()
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> TaskView:
         return {"name": self.name, "tasks": [task.as_data() for task in self.tasks]}
 
 

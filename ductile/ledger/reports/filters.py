@@ -7,10 +7,11 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from ductile.core.clock import from_text
 from ductile.core.errors import UsageInvalid, did_you_mean
+from ductile.core.formats.json_schema import Count, Keywords
 from ductile.core.units import quote_text
 from ductile.ledger.reports.pagination import NEWEST, ListFilter, Page
 
@@ -19,6 +20,15 @@ MAX_TEXT_CHARACTERS, MAX_WORDS = 500, 20
 SYNONYMS = {"pending": "queued", "ok": "succeeded", "error": "failed"}
 TEXT_ARGUMENTS = ("plugin", "command", "submitted_by", "schedule_id", "pipeline", "root", "job_id")
 ARGUMENTS = (*TEXT_ARGUMENTS, "status", "from", "to", "query")
+
+
+class PageFields(TypedDict):
+    """What every list response has besides its items."""
+
+    total: Annotated[Count, "Matching items, or the number counted so far"]
+    total_is_exact: Annotated[bool, "False if there may be more than `total`"]
+    next_cursor: Annotated[str, "Value for ?cursor= of the next page; null on the last page"] | None
+    limit: Annotated[int, "Maximum number of items in a page", Keywords(minimum=1, maximum=MAX_PAGE_SIZE)]
 
 
 def parse_filter(arguments: Mapping[str, str | None], statuses: Iterable[str]) -> ListFilter:
@@ -32,7 +42,7 @@ def parse_filter(arguments: Mapping[str, str | None], statuses: Iterable[str]) -
     )
 
 
-def page_fields(page: Page[Any], limit: int) -> dict[str, Any]:
+def page_fields(page: Page[Any], limit: int) -> PageFields:
     """Return the fields of a list response: total, next cursor and the effective limit, at most MAX_PAGE_SIZE."""
     return {
         "total": page.total,

@@ -6,7 +6,7 @@ Checks that read the disk run in a thread with a timeout: a slow disk causes a 5
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import trio
 from attrs import frozen
@@ -26,17 +26,7 @@ from ductile.pipeline.compile.graph import compiled_routes
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.schemas import (
-    Schema,
-    any_value,
-    array,
-    boolean,
-    choice,
-    mapping,
-    record,
-    text,
-    timestamp,
-)
+from ductile.web.schema import array, boolean, choice, record, text, timestamp
 
 DOCTOR_TIMEOUT, SELFCHECK_TIMEOUT = 5.0, 10.0
 CATEGORIES = ("config", "integrity", "plugin_refs", "routes", "pipelines", "webhooks", "schedule", "token_scopes")
@@ -58,22 +48,26 @@ CHECKS = record(
     },
     title="Checks",
 )
-_SECTION: Schema = mapping(any_value())
-CONFIG = record(
-    {
-        "service": _SECTION,
-        "api": _SECTION,
-        "state": _SECTION,
-        "plugins": mapping(_SECTION),
-        "pipelines": array(_SECTION),
-        "webhooks": _SECTION,
-        "tokens": array(_SECTION),
-        "routes": array(_SECTION),
-        "compiled_routes": mapping(array(_SECTION)),
-    },
-    {name: any_value() for name in ("plugin_roots", "include", "environment_vars", "instances", "remote_ingress")},
-    description="The settings in use, without secrets.",
-)
+_Section = dict[str, Any]
+
+
+class ConfigView(TypedDict):
+    """The settings in use, without secrets."""
+
+    service: _Section
+    api: _Section
+    state: _Section
+    plugins: dict[str, _Section]
+    pipelines: list[_Section]
+    webhooks: _Section
+    tokens: list[_Section]
+    routes: list[_Section]
+    compiled_routes: dict[str, list[_Section]]
+    plugin_roots: NotRequired[Any]
+    include: NotRequired[Any]
+    environment_vars: NotRequired[Any]
+    instances: NotRequired[Any]
+    remote_ingress: NotRequired[Any]
 
 
 class CheckTimedOut(DuctileError):
@@ -123,7 +117,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="system:ro",
         summary="Get the configuration in use without secrets, and the compiled pipelines",
         group="system",
-        responses={200: CONFIG},
+        responses={200: ConfigView},
     )
 
 
@@ -240,7 +234,7 @@ async def view_config(ctx: AppContext, request: Request) -> Response:
     return json_response(config_view(ctx.snapshot().config))
 
 
-def config_view(config: Config) -> dict[str, Any]:
+def config_view(config: Config) -> ConfigView:
     """Return the settings in use as JSON data without secrets. Tokens are reduced to names and scopes."""
     shown = redact_settings(config.settings, config.mask)
     api = dict(shown["api"])
@@ -251,5 +245,4 @@ def config_view(config: Config) -> dict[str, Any]:
     shown["compiled_routes"] = {
         name: config.mask.mask_data(compiled_routes(plan)) for name, plan in config.plans.by_name.items()
     }
-    known = CONFIG["properties"].keys()
-    return {name: value for name, value in shown.items() if name in known}
+    return cast(ConfigView, {name: value for name, value in shown.items() if name in ConfigView.__annotations__})

@@ -7,10 +7,11 @@ called through the context.
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from ductile.core.errors import NotFound, WrongState
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Keywords
 from ductile.core.formats.yaml_fields import ONE_LINE
 from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, NewJob, is_small_write
 from ductile.ledger.admin.job_actions import replay, require_job, require_replayable, require_retryable, retry
@@ -19,6 +20,7 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import (
+    DRY_RUN,
     AppContext,
     BadRequest,
     get_submitter,
@@ -30,19 +32,36 @@ from ductile.web.context import (
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import DRY_RUN
-from ductile.web.schema.schemas import any_value, boolean, integer, mapping, nullable, record, text
 
 MAX_REASON_CHARS = 200
-REASON_BODY = record({}, {"reason": text("Reason, stored with the job", maxLength=MAX_REASON_CHARS)}, title="Reason")
-JOB_CHANGED = record(
-    {
-        "job_id": text(),
-        "status": text("The current status"),
-        "dry_run": boolean("True if nothing was changed"),
-    },
-    title="Acted",
-)
+
+
+class ReasonBody(TypedDict, total=False):
+    reason: Annotated[str, "Reason, stored with the job", Keywords(maxLength=MAX_REASON_CHARS)]
+
+
+class ReplayBody(TypedDict, total=False):
+    patch: Annotated[dict[str, Any], "JSON merge patch for the payload (RFC 7396)"]
+
+
+class ActedView(TypedDict):
+    job_id: str
+    status: Annotated[str, "The current status"]
+    dry_run: Annotated[bool, "True if nothing was changed"]
+
+
+class ReplayedView(TypedDict):
+    """The copy of a job."""
+
+    job_id: Annotated[str, "The new job; null for a dry run"] | None
+    replay_of: Annotated[str, "The copied job"]
+    status: str
+    plugin: str
+    command: str
+    payload_changed: Annotated[bool, "True if the patch changed the payload"]
+    config_changed: Annotated[bool, "True if the configuration has changed since the job was enqueued"]
+    attempts: Annotated[int, "Attempts of the copied job"]
+    dry_run: bool
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -52,41 +71,23 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/job/{id}/cancel",
         handler=partial(cancel_job, ctx),
         summary="Cancel a job; a running job ends when its process has terminated",
-        request_body=REASON_BODY,
-        responses={200: JOB_CHANGED, 202: JOB_CHANGED},
+        request_body=ReasonBody,
+        responses={200: ActedView, 202: ActedView},
     )
     yield action(
         path="/job/{id}/retry",
         handler=partial(retry_job, ctx),
         summary="Retry a failed or dead job and continue its run; requires the scope to run its command",
-        responses={200: JOB_CHANGED, 202: JOB_CHANGED},
+        responses={200: ActedView, 202: ActedView},
     )
     yield action(
         path="/job/{id}/replay",
         handler=partial(replay_job, ctx),
         summary="Run a copy of a job, optionally with a patched payload; requires the scope to run its command",
-        request_body=record(
-            {}, {"patch": mapping(any_value(), "JSON merge patch for the payload (RFC 7396)")}, title="Replay"
-        ),
-        responses={200: REPLAYED, 202: REPLAYED},
+        request_body=ReplayBody,
+        responses={200: ReplayedView, 202: ReplayedView},
         headers=(KEY_HEADER,),
     )
-
-
-REPLAYED = record(
-    {
-        "job_id": nullable(text("The new job; null for a dry run")),
-        "replay_of": text("The copied job"),
-        "status": text(),
-        "plugin": text(),
-        "command": text(),
-        "payload_changed": boolean("True if the patch changed the payload"),
-        "config_changed": boolean("True if the configuration has changed since the job was enqueued"),
-        "attempts": integer("Attempts of the copied job"),
-        "dry_run": boolean(),
-    },
-    title="Replayed",
-)
 
 
 # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,10 +100,10 @@ async def cancel_job(ctx: AppContext, request: Request) -> Response:
         job = await ctx.ledger.read(require_job, job_id)
         if job.status.is_final:
             raise WrongState(f"{job_id}: already {job.status}", hint="Only queued and running jobs can be cancelled.")
-        return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
+        return json_response(ActedView(job_id=job_id, status=job.status, dry_run=True))
     is_dead = await ctx.cancel(job_id, reason)
-    status = "dead" if is_dead else "running"
-    return json_response({"job_id": job_id, "status": status, "dry_run": False}, 200 if is_dead else 202)
+    view = ActedView(job_id=job_id, status="dead" if is_dead else "running", dry_run=False)
+    return json_response(view, 200 if is_dead else 202)
 
 
 async def retry_job(ctx: AppContext, request: Request) -> Response:
@@ -112,10 +113,10 @@ async def retry_job(ctx: AppContext, request: Request) -> Response:
     _require_startable(ctx, job)
     _require_start_scope(ctx, request, job)
     if read_flag(request, "dry_run"):
-        return json_response({"job_id": job_id, "status": job.status, "dry_run": True})
+        return json_response(ActedView(job_id=job_id, status=job.status, dry_run=True))
     job = await ctx.ledger.write(retry, job_id, now=ctx.clock.now())
     ctx.hub.announce_work()
-    return json_response({"job_id": job_id, "status": job.status, "dry_run": False}, 202)
+    return json_response(ActedView(job_id=job_id, status=job.status, dry_run=False), 202)
 
 
 async def replay_job(ctx: AppContext, request: Request) -> Response:
@@ -135,13 +136,13 @@ async def replay_job(ctx: AppContext, request: Request) -> Response:
             payload=payload,
             snapshot_id=ctx.snapshot().id,
         )
-        content = _replay_view(ctx, job, payload)
+        view = _replay_view(ctx, job, payload)
         if read_flag(request, "dry_run"):
-            return json_response({**content, "job_id": None, "dry_run": True})
+            return json_response(view)
         stored = await submit_once(
             ctx,
             key,
-            partial(_enqueue, new=new, content=content, now=now, budget=ctx.snapshot().budget),
+            partial(_enqueue, new=new, view=view, now=now, budget=ctx.snapshot().budget),
             is_large=not is_small_write(FollowUps(children=(new,))),
         )
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
@@ -159,14 +160,14 @@ def _read_replayable(db: Db, job_id: str) -> Job:
     return job
 
 
-def _enqueue(db: Db, *, new: NewJob, content: dict[str, Any], now: datetime, budget: Budget) -> StoredResponse:
+def _enqueue(db: Db, *, new: NewJob, view: ReplayedView, now: datetime, budget: Budget) -> StoredResponse:
     enqueued = enqueue(db, new, now=now, budget=budget)
-    text = strict_json.dumps({**content, "job_id": enqueued.job_id, "status": enqueued.status, "dry_run": False})
-    return StoredResponse(job_id=enqueued.job_id, text=text)
+    view = {**view, "job_id": enqueued.job_id, "status": enqueued.status, "dry_run": False}
+    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 
-def _replay_view(ctx: AppContext, job: Job, payload: str | None) -> dict[str, Any]:
-    """Return the response of a replay, with what has changed since the job was enqueued."""
+def _replay_view(ctx: AppContext, job: Job, payload: str | None) -> ReplayedView:
+    """Return the response of a dry run, with what has changed since the job was enqueued."""
     return {
         "job_id": None,
         "replay_of": job.id,
@@ -176,6 +177,7 @@ def _replay_view(ctx: AppContext, job: Job, payload: str | None) -> dict[str, An
         "payload_changed": payload is not None and payload != job.payload,
         "config_changed": job.enqueued_snapshot_id != ctx.snapshot().id,
         "attempts": job.attempt,
+        "dry_run": True,
     }
 
 

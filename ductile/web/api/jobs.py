@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Annotated, Literal, TypedDict
 
 import trio
 
 from ductile import __version__
 from ductile.config.snapshot import Snapshot
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Count
 from ductile.core.hub import job_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS
@@ -23,11 +25,14 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.breakers import count_plugins_with_open_breakers
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.pipeline.run.route import Event
-from ductile.web.api.pipelines import show_tree, start_pipeline
+from ductile.web.api.pipelines import StillRunningView, show_tree, start_pipeline
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import (
+    DRY_RUN,
     RECHECK_INTERVAL,
+    WAIT,
     AppContext,
+    PayloadBody,
     get_submitter,
     read_flag,
     read_job_id,
@@ -37,22 +42,26 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import (
-    ACCEPTED,
-    DRY_RUN,
-    HEALTH,
-    JOB,
-    PAYLOAD,
-    PLANNED,
-    RUN,
-    STILL_RUNNING,
-    TREE,
-    WAIT,
-    WELCOME,
-)
-from ductile.web.schema.schemas import Argument, boolean
-from ductile.web.views.jobs import RESULT_SCOPE, job_json
+from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.views.jobs import RESULT_SCOPE, AcceptedView, JobView, PlannedView, RunView, TreeNodeView, job_json
+
+
+class WelcomeView(TypedDict):
+    name: str
+    description: str
+    version: str
+    uptime_seconds: Count
+    discovery: Annotated[dict[str, Annotated[str, "A path"]], "Main paths of the API"]
+
+
+class HealthView(TypedDict):
+    status: Literal["ok", "degraded"]
+    uptime_seconds: Count
+    queue_depth: Annotated[Count, "Queued and running jobs, counted up to 10,000"]
+    plugins_loaded: Count
+    plugins_circuit_open: Count
+    version: str
+    oldest_claimable_seconds: Annotated[float, "Age of the oldest job that is ready to start"]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -64,7 +73,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         handler=partial(welcome, ctx),
         summary="Get the name, version and main paths of this service",
         group="discovery",
-        responses={200: WELCOME},
+        responses={200: WelcomeView},
     )
     yield Route(
         method="GET",
@@ -72,7 +81,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         handler=partial(health, ctx),
         summary="Check the health of the service",
         group="system",
-        responses={200: HEALTH, 503: HEALTH},
+        responses={200: HealthView, 503: HealthView},
     )
     yield Route(
         method="POST",
@@ -83,8 +92,8 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="plugins",
         headers=(KEY_HEADER,),
         query=(DRY_RUN,),
-        request_body=PAYLOAD,
-        responses={200: PLANNED, 202: ACCEPTED},
+        request_body=PayloadBody,
+        responses={200: PlannedView, 202: AcceptedView},
         error_statuses=(409, 422),
         max_body=max_body,
     )
@@ -96,7 +105,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="Get a job and its result; ?wait=10s waits for its end",
         group="jobs",
         query=(WAIT,),
-        responses={200: JOB},
+        responses={200: JobView},
         waits=True,
     )
     yield Route(
@@ -106,10 +115,10 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="plugin:rw",
         summary="Start a pipeline; a synchronous one responds at the end of the run, unless ?async=true",
         group="pipelines",
-        query=(Argument("async", boolean(), "Do not wait for the end of the run"), DRY_RUN),
+        query=(Argument("async", bool, "Do not wait for the end of the run"), DRY_RUN),
         headers=(KEY_HEADER,),
-        request_body=PAYLOAD,
-        responses={200: {"anyOf": [RUN, PLANNED]}, 202: {"anyOf": [ACCEPTED, STILL_RUNNING]}},
+        request_body=PayloadBody,
+        responses={200: RunView | PlannedView, 202: AcceptedView | StillRunningView},
         error_statuses=(409, 422),
         max_body=max_body,
         waits=True,
@@ -122,41 +131,40 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="List the jobs of a job tree; ?wait=10s waits for its end",
         group="jobs",
         query=(WAIT,),
-        responses={200: TREE},
+        responses={200: list[TreeNodeView]},
         waits=True,
     )
 
 
 async def welcome(ctx: AppContext, request: Request) -> Response:
-    return json_response(
-        {
-            "name": "Ductile Gateway",
-            "description": "A durable job runtime for plugins and pipelines",
-            "version": __version__,
-            "uptime_seconds": _uptime(ctx),
-            "discovery": {
-                "openapi": "/openapi.json",
-                "skills": "/skills",
-                "plugins": "/plugins",
-                "health": "/healthz",
-                "trigger": "/plugin/{plugin}/{command}",
-                "pipeline": "/pipeline/{pipeline}",
-                "job": "/job/{id}",
-                "tree": "/job/{id}/tree",
-                "jobs": "/jobs",
-                "logs": "/job-logs",
-                "queue": "/analytics/queue",
-                "schedules": "/scheduler/jobs",
-                "topology": "/topology",
-                "events": "/events",
-                "events_ws": "/events/ws",
-                "metrics": "/metrics",
-                "config": "/config/view",
-                "doctor": "/system/doctor",
-                "ai_plugin": "/.well-known/ai-plugin.json",
-            },
-        }
-    )
+    view: WelcomeView = {
+        "name": "Ductile Gateway",
+        "description": "A durable job runtime for plugins and pipelines",
+        "version": __version__,
+        "uptime_seconds": _uptime(ctx),
+        "discovery": {
+            "openapi": "/openapi.json",
+            "skills": "/skills",
+            "plugins": "/plugins",
+            "health": "/healthz",
+            "trigger": "/plugin/{plugin}/{command}",
+            "pipeline": "/pipeline/{pipeline}",
+            "job": "/job/{id}",
+            "tree": "/job/{id}/tree",
+            "jobs": "/jobs",
+            "logs": "/job-logs",
+            "queue": "/analytics/queue",
+            "schedules": "/scheduler/jobs",
+            "topology": "/topology",
+            "events": "/events",
+            "events_ws": "/events/ws",
+            "metrics": "/metrics",
+            "config": "/config/view",
+            "doctor": "/system/doctor",
+            "ai_plugin": "/.well-known/ai-plugin.json",
+        },
+    }
+    return json_response(view)
 
 
 async def health(ctx: AppContext, request: Request) -> Response:
@@ -164,7 +172,7 @@ async def health(ctx: AppContext, request: Request) -> Response:
     snapshot = ctx.snapshot()
     queue, oldest, open_breakers = await ctx.ledger.read(_read_queue_health, snapshot)
     is_healthy = not ctx.ledger.broken.is_set() and ctx.stuck_seconds() < MAX_STUCK_SECONDS
-    content = {
+    view: HealthView = {
         "status": "ok" if is_healthy else "degraded",
         "uptime_seconds": _uptime(ctx),
         "queue_depth": queue,
@@ -173,7 +181,7 @@ async def health(ctx: AppContext, request: Request) -> Response:
         "version": __version__,
         "oldest_claimable_seconds": round((ctx.clock.now() - oldest).total_seconds(), 1) if oldest else 0,
     }
-    return json_response(content, 200 if is_healthy else 503)
+    return json_response(view, 200 if is_healthy else 503)
 
 
 def _read_queue_health(db: Db, snapshot: Snapshot) -> tuple[int, datetime | None, int]:
@@ -190,7 +198,7 @@ async def trigger(ctx: AppContext, request: Request) -> Response:
     if read_flag(request, "dry_run"):
         require_healthy(ctx, configured.name)
         read_payload(request)
-        return json_response({"status": "planned", "plugin": configured.name, "command": command, "dry_run": True})
+        return json_response(PlannedView(status="planned", plugin=configured.name, command=command, dry_run=True))
     key = read_idempotency_key(request)
     if (known := await find_stored_response(ctx, key)) is not None:
         return _accepted(known)
@@ -221,8 +229,8 @@ async def trigger(ctx: AppContext, request: Request) -> Response:
 
 def _enqueue(db: Db, *, new: NewJob, now: datetime, default_ttl: timedelta) -> StoredResponse:
     enqueued = enqueue(db, new, now=now, default_ttl=default_ttl)
-    content = {"job_id": enqueued.job_id, "status": enqueued.status, "plugin": new.plugin, "command": new.command}
-    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(content))
+    view = AcceptedView(job_id=enqueued.job_id, status=enqueued.status, plugin=new.plugin, command=new.command)
+    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 
 def _accepted(stored: StoredResponse) -> Response:

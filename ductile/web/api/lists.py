@@ -7,26 +7,60 @@ results.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Annotated, cast
 
 import trio
 
 from ductile.core.errors import LedgerError, UsageInvalid
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Keywords, Ordinal
 from ductile.core.model import AttemptStatus, JobStatus
 from ductile.ledger.reports import attempt_list, job_list, search
-from ductile.ledger.reports.filters import ARGUMENTS, page_fields, parse_cursor, parse_filter, parse_limit
+from ductile.ledger.reports.filters import (
+    ARGUMENTS,
+    MAX_PAGE_SIZE,
+    PageFields,
+    page_fields,
+    parse_cursor,
+    parse_filter,
+    parse_limit,
+)
 from ductile.ledger.reports.job_details import LoggedAttempt
 from ductile.ledger.reports.pagination import ListFilter, Page
 from ductile.ledger.storage.db import Db
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import JOB_FILTERS, JOB_PAGE, LOG_FILTERS, LOG_PAGE
-from ductile.web.views.jobs import RESULT_SCOPE, attempt_json
+from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.views.jobs import RESULT_SCOPE, AttemptView, ListedJobView, attempt_json
 
 INDEX_UPDATE_TIMEOUT = 0.3
 """The most seconds that a search spends on updating the index before it runs."""
+
+JOB_FILTERS = (
+    Argument("plugin", str),
+    Argument("command", str),
+    Argument("status", str, "A status; pending, ok and error are accepted as aliases"),
+    Argument("submitted_by", str),
+    Argument("schedule_id", str),
+    Argument("pipeline", str),
+    Argument("root", str, "Only the tree of this root job"),
+    Argument("job_id", str),
+    Argument("from", str, "Start of the time range, inclusive (RFC 3339)"),
+    Argument("to", str, "End of the time range, exclusive (RFC 3339)"),
+    Argument("query", str, "Words that must all occur"),
+    Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
+    Argument("cursor", str, "`next_cursor` of the previous page"),
+)
+LOG_FILTERS = (*JOB_FILTERS, Argument("include_result", bool, "Include results; requires jobs:result:ro"))
+
+
+class JobPageView(PageFields):
+    jobs: Annotated[list[ListedJobView], Keywords(maxItems=MAX_PAGE_SIZE)]
+
+
+class LogPageView(PageFields):
+    logs: Annotated[list[AttemptView], Keywords(maxItems=MAX_PAGE_SIZE)]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -39,7 +73,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="List queued, running and recently ended jobs, newest first",
         group="jobs",
         query=JOB_FILTERS,
-        responses={200: JOB_PAGE},
+        responses={200: JobPageView},
     )
     yield Route(
         method="GET",
@@ -49,7 +83,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="List recorded attempts, newest first; ?query= searches errors, stderr and results",
         group="jobs",
         query=LOG_FILTERS,
-        responses={200: LOG_PAGE},
+        responses={200: LogPageView},
     )
 
 
@@ -59,7 +93,8 @@ async def list_jobs(ctx: AppContext, request: Request) -> Response:
     if not request.principal.has_scope(RESULT_SCOPE):
         for job in page.items:
             job.pop("last_error", None)
-    return json_response({"jobs": page.items, **page_fields(page, limit)})
+    view: JobPageView = {"jobs": cast(list[ListedJobView], page.items), **page_fields(page, limit)}
+    return json_response(view)
 
 
 async def list_logs(ctx: AppContext, request: Request) -> Response:

@@ -5,32 +5,41 @@ A paused plugin still accepts jobs. The engine enforces the pause; the context h
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Annotated, TypedDict
 
 from ductile.core.clock import to_text
+from ductile.core.formats.json_schema import Timestamp
 from ductile.ledger.admin.pauses import ALL_PLUGINS
-from ductile.web.api.job_actions import REASON_BODY, read_reason
-from ductile.web.context import AppContext, read_flag
+from ductile.web.api.job_actions import ReasonBody, read_reason
+from ductile.web.context import DRY_RUN, AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import DRY_RUN
-from ductile.web.schema.schemas import array, boolean, record, text, timestamp
 
-PAUSED = record(
-    {
-        "plugin": text("The plugin; * is the whole queue"),
-        "paused": boolean("True if it is paused"),
-        "changed": boolean("False if the state was the same before"),
-        "dry_run": boolean(),
-    },
-    title="Paused",
-)
+
+class PausedView(TypedDict):
+    plugin: Annotated[str, "The plugin; * is the whole queue"]
+    paused: Annotated[bool, "True if it is paused"]
+    changed: Annotated[bool, "False if the state was the same before"]
+    dry_run: bool
+
+
+class PauseView(TypedDict):
+    plugin: str
+    reason: str
+    paused_at: Timestamp
+
+
+class PausesView(TypedDict):
+    pauses: list[PauseView]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
     """Return the routes that pause and resume."""
-    change = partial(Route, method="POST", scope="system:rw", group="queue", query=(DRY_RUN,), responses={200: PAUSED})
+    change = partial(
+        Route, method="POST", scope="system:rw", group="queue", query=(DRY_RUN,), responses={200: PausedView}
+    )
     for action in ("pause", "resume"):
-        request_body = REASON_BODY if action == "pause" else None
+        request_body = ReasonBody if action == "pause" else None
         effect = "" if action == "resume" else "; jobs are still accepted, and running jobs continue"
         yield change(
             path=f"/plugins/{{plugin}}/{action}",
@@ -51,15 +60,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="jobs:status:ro",
         group="queue",
         summary="List pauses with their start and reason",
-        responses={
-            200: record(
-                {
-                    "pauses": array(
-                        record({"plugin": text(), "reason": text(), "paused_at": timestamp()}),
-                    )
-                }
-            )
-        },
+        responses={200: PausesView},
     )
 
 
@@ -76,15 +77,15 @@ async def change_pause(ctx: AppContext, request: Request, *, is_pause: bool) -> 
             changes = await ctx.pause_control.pause(name, reason or f"by {request.principal.name}")
         else:
             changes = await ctx.pause_control.resume(name)
-    return json_response({"plugin": name, "paused": is_pause, "changed": changes, "dry_run": dry_run})
+    return json_response(PausedView(plugin=name, paused=is_pause, changed=changes, dry_run=dry_run))
 
 
 async def list_pauses(ctx: AppContext, request: Request) -> Response:
     pauses = [
-        {"plugin": pause.plugin, "reason": pause.reason, "paused_at": to_text(pause.paused_at)}
+        PauseView(plugin=pause.plugin, reason=pause.reason, paused_at=to_text(pause.paused_at))
         for pause in ctx.pause_control.paused.values()
     ]
-    return json_response({"pauses": pauses})
+    return json_response(PausesView(pauses=pauses))
 
 
 def require_known_plugin(ctx: AppContext, plugin: str) -> None:

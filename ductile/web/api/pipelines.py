@@ -7,7 +7,7 @@ after every hint of the hub.
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import trio
 
@@ -41,11 +41,20 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Headers, Request, Response, encoded_json_response, json_response
-from ductile.web.views.jobs import RESULT_SCOPE, run_json, terminal_predicate, tree_json
+from ductile.web.views.jobs import RESULT_SCOPE, AcceptedView, PlannedView, run_json, terminal_predicate, tree_json
 
 MAX_INLINE_TREE_JOBS = 16
 """Trees up to this size are read in the same query that checks whether they are finished."""
 NO_LIMIT = 1 << 62
+
+
+class StillRunningView(TypedDict):
+    """A run that had not ended when the time to wait was over."""
+
+    job_id: str
+    status: Literal["running"]
+    timeout_exceeded: bool
+    message: str
 
 
 class ContextTooLarge(DuctileError):
@@ -62,7 +71,7 @@ async def start_pipeline(ctx: AppContext, request: Request) -> Response:
     is_async = read_flag(request, "async")
     if read_flag(request, "dry_run"):
         _plan_run(ctx, snapshot, plan, read_payload(request) or {}, get_submitter(request), ctx.clock.now())
-        return json_response({"status": "planned", "plugin": "pipeline", "command": plan.name, "dry_run": True})
+        return json_response(PlannedView(status="planned", plugin="pipeline", command=plan.name, dry_run=True))
     if is_async or plan.execution_mode != "synchronous":
         stored = await _find_or_start(ctx, request, snapshot, plan)
         return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
@@ -90,7 +99,7 @@ async def _find_or_start(ctx: AppContext, request: Request, snapshot: Snapshot, 
     return known or await _start(ctx, snapshot, plan, payload, get_submitter(request), key)
 
 
-def _still_running_view(root_id: str, *, is_stopping: bool) -> dict[str, Any]:
+def _still_running_view(root_id: str, *, is_stopping: bool) -> StillRunningView:
     reason = (
         "the service is stopping; the run continues after a restart" if is_stopping else "the run has not ended yet"
     )
@@ -154,10 +163,10 @@ def _plan_run(
 def _insert_run(db: Db, *, follow_ups: FollowUps, pipeline: str, **rules: Any) -> StoredResponse:
     enqueued = start_run(db, follow_ups, **rules)
     root_id = enqueued[0].job_id
-    content = {"job_id": root_id, "status": "queued", "plugin": "pipeline", "command": pipeline}
+    view = AcceptedView(job_id=root_id, status=JobStatus.QUEUED, plugin="pipeline", command=pipeline)
     jobs = zip(enqueued, follow_ups.children, strict=False)  # a deduplicated root has no children
     runs_a_job = any(job.is_new and not job.status.is_final and not new.is_join for job, new in jobs)
-    return StoredResponse(job_id=root_id, text=strict_json.dumps(content), runs_a_job=runs_a_job)
+    return StoredResponse(job_id=root_id, text=strict_json.dumps(view), runs_a_job=runs_a_job)
 
 
 def _require_startable(plan: Plan, payload: Mapping[str, Any], run: TriggeredRun, snapshot: Snapshot) -> None:

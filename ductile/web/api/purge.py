@@ -6,37 +6,42 @@ the context has its function.
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import trio
 
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Count, Keywords
 from ductile.core.formats.yaml_fields import ONE_LINE
 from ductile.ledger.admin.job_actions import Purgeable, count_purgeable
 from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports.pagination import NEWEST
 from ductile.web.api.job_actions import MAX_REASON_CHARS
 from ductile.web.api.pauses import require_known_plugin
-from ductile.web.context import AppContext, BadRequest, read_flag
+from ductile.web.context import DRY_RUN, AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import DRY_RUN
-from ductile.web.schema.schemas import boolean, integer, record, text
 
-BODY_MEMBERS = {"plugin", "reason", "up_to"}
 PURGE_TIME_SLICE = 1.0
 """The seconds that one request spends on cancelling jobs."""
-PURGED = record(
-    {
-        "plugin": text("The plugin; * is every plugin"),
-        "cancelled": integer("Jobs that this request has cancelled"),
-        "remaining": integer("Jobs left up to `up_to`"),
-        "up_to": integer("Send it with the next request to spare jobs that were enqueued in between"),
-        "dry_run": boolean(),
-    },
-    title="Purged",
-)
+
+
+class PurgeBody(TypedDict):
+    plugin: Annotated[str, "The plugin; * is every plugin", Keywords(minLength=1)]
+    reason: NotRequired[Annotated[str, "Reason, stored with the jobs", Keywords(maxLength=MAX_REASON_CHARS)]]
+    up_to: NotRequired[Annotated[Count, "`up_to` of the previous response"]]
+
+
+class PurgedView(TypedDict):
+    plugin: Annotated[str, "The plugin; * is every plugin"]
+    cancelled: Annotated[int, "Jobs that this request has cancelled"]
+    remaining: Annotated[int, "Jobs left up to `up_to`"]
+    up_to: Annotated[int, "Send it with the next request to spare jobs that were enqueued in between"]
+    dry_run: bool
+
+
+BODY_MEMBERS = PurgeBody.__annotations__.keys()
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -49,15 +54,8 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="queue",
         summary="Cancel queued jobs of a plugin, or of all with *, for about a second; running jobs continue",
         query=(DRY_RUN,),
-        request_body=record(
-            {"plugin": text("The plugin; * is every plugin", minLength=1)},
-            {
-                "reason": text("Reason, stored with the jobs", maxLength=MAX_REASON_CHARS),
-                "up_to": integer("`up_to` of the previous response", minimum=0),
-            },
-            title="Purge",
-        ),
-        responses={200: PURGED},
+        request_body=PurgeBody,
+        responses={200: PurgedView},
         error_statuses=(404, 409),
     )
 
@@ -72,15 +70,14 @@ async def purge_queue(ctx: AppContext, request: Request) -> Response:
         require_known_plugin(ctx, plugin)
     dry_run = read_flag(request, "dry_run")
     ended, is_done = (0, False) if dry_run else await _purge(ctx, plugin, found, reason)
-    return json_response(
-        {
-            "plugin": name,
-            "cancelled": ended,
-            "remaining": 0 if is_done else found.count - ended,
-            "up_to": found.up_to,
-            "dry_run": dry_run,
-        }
-    )
+    view: PurgedView = {
+        "plugin": name,
+        "cancelled": ended,
+        "remaining": 0 if is_done else found.count - ended,
+        "up_to": found.up_to,
+        "dry_run": dry_run,
+    }
+    return json_response(view)
 
 
 async def _purge(ctx: AppContext, plugin: str | None, found: Purgeable, reason: str) -> tuple[int, bool]:
@@ -99,9 +96,9 @@ async def _purge(ctx: AppContext, plugin: str | None, found: Purgeable, reason: 
     return ended, ended >= found.count
 
 
-def _read_body(request: Request) -> dict[str, Any]:
+def _read_body(request: Request) -> PurgeBody:
     try:
-        body = strict_json.loads(request.body, source="body")
+        body: Any = strict_json.loads(request.body, source="body")
     except Unreadable as error:
         raise BadRequest(f"the body is not JSON: {error.reason}", hint='Send {"plugin": "NAME"}.') from error
     if not isinstance(body, dict) or body.keys() - BODY_MEMBERS:
@@ -113,4 +110,4 @@ def _read_body(request: Request) -> dict[str, Any]:
         raise BadRequest(f"reason: expected {ONE_LINE.allowed}, at most {MAX_REASON_CHARS} characters")
     if not isinstance(up_to, int) or isinstance(up_to, bool) or not 0 <= up_to <= NEWEST:
         raise BadRequest("up_to: expected the value of an earlier response")
-    return body
+    return cast(PurgeBody, body)

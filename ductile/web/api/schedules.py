@@ -7,14 +7,15 @@ reset rule of breakers.
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Literal, TypedDict
 
 from ductile.config.sections.schedules import definition_hash
 from ductile.config.sections.settings import Schedule
 from ductile.core.errors import WrongState
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Count, Keywords
 from ductile.core.hub import SCHEDULES
-from ductile.core.model import Breaker, BreakerChange, NewJob
+from ductile.core.model import Breaker, BreakerChange, BreakerState, JobStatus, NewJob
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue import outbox
 from ductile.ledger.storage.db import Db
@@ -24,22 +25,14 @@ from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY
 from ductile.web.api.job_actions import read_reason
 from ductile.web.auth.auth import require_scope
-from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, require_healthy
+from ductile.web.context import DRY_RUN, AppContext, BadRequest, get_submitter, read_flag, require_healthy
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import (
-    ALL_BREAKERS,
-    BREAKERS,
-    BREAKERS_RESET,
-    DRY_RUN,
-    SCHEDULE_CHANGED,
-    SCHEDULE_PLANNED,
-    SCHEDULE_RUN,
-)
-from ductile.web.schema.responses import SCHEDULES as SCHEDULES_LIST
-from ductile.web.schema.schemas import Argument, integer, nullable, record, text
+from ductile.web.routes import AnyRoute, Argument, Route
 from ductile.web.views.schedules import (
+    ListedBreakerView,
+    PluginBreakersView,
+    ScheduleView,
     all_breakers_view,
     breakers_view,
     find_resettable,
@@ -49,9 +42,66 @@ from ductile.web.views.schedules import (
 
 Reset = Callable[[Breaker], BreakerChange]
 MAX_TRANSITIONS, DEFAULT_TRANSITIONS = 200, 20
-COMMAND = Argument("command", text(), "Only the breaker of this command")
-REASON_BODY = record({}, {"reason": nullable(text("One line, shown with the schedule"))})
+COMMAND = Argument("command", str, "Only the breaker of this command")
 PAUSED, ACTIVE, EXHAUSTED = EntryStatus.PAUSED_MANUAL, EntryStatus.ACTIVE, EntryStatus.EXHAUSTED
+
+
+class ScheduleReasonBody(TypedDict, total=False):
+    reason: Annotated[str, "One line, shown with the schedule"] | None
+
+
+class SchedulesView(TypedDict):
+    jobs: list[ScheduleView]
+
+
+class ScheduleChangedView(TypedDict):
+    plugin: str
+    schedule_id: str
+    status: Literal["paused", "scheduled"]
+    changed: Annotated[bool, "False if the status was the same before"]
+    dry_run: bool
+
+
+class _Addressed(TypedDict):
+    plugin: str
+    schedule_id: str
+    command: str
+
+
+class ScheduleRunView(_Addressed):
+    """The job that runs the command of a schedule."""
+
+    job_id: str
+    status: JobStatus
+
+
+class SchedulePlannedView(_Addressed):
+    """The run that a dry run would create."""
+
+    status: Literal["planned"]
+    dry_run: bool
+
+
+class BreakersView(TypedDict):
+    """All circuit breakers that have counted an attempt."""
+
+    breakers: list[ListedBreakerView]
+
+
+class BreakerResetView(TypedDict):
+    """A circuit breaker before its reset."""
+
+    command: str
+    previous_state: BreakerState
+    failure_count: Count
+
+
+class BreakersResetView(TypedDict):
+    """The circuit breakers that a reset changed or would change."""
+
+    plugin: str
+    reset: list[BreakerResetView]
+    dry_run: bool
 
 
 def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
@@ -63,7 +113,7 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         scope="jobs:ro",
         summary="List schedules with their status, last run and next run",
         group="schedules",
-        responses={200: SCHEDULES_LIST},
+        responses={200: SchedulesView},
     )
     yield Route(
         method="POST",
@@ -73,8 +123,8 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         summary="Pause a schedule; slots that become due are skipped",
         group="schedules",
         query=(DRY_RUN,),
-        request_body=REASON_BODY,
-        responses={200: SCHEDULE_CHANGED},
+        request_body=ScheduleReasonBody,
+        responses={200: ScheduleChangedView},
         error_statuses=(409,),
     )
     yield Route(
@@ -85,8 +135,8 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         summary="Resume a paused schedule",
         group="schedules",
         query=(DRY_RUN,),
-        request_body=REASON_BODY,
-        responses={200: SCHEDULE_CHANGED},
+        request_body=ScheduleReasonBody,
+        responses={200: ScheduleChangedView},
         error_statuses=(409,),
     )
     yield Route(
@@ -97,7 +147,7 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         summary="Run the command of a schedule now, with its payload; plugin:rw for write commands",
         group="schedules",
         query=(DRY_RUN,),
-        responses={200: SCHEDULE_PLANNED, 202: SCHEDULE_RUN},
+        responses={200: SchedulePlannedView, 202: ScheduleRunView},
         error_statuses=(409,),
         headers=(KEY_HEADER,),
     )
@@ -108,7 +158,7 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         scope="jobs:ro",
         summary="List circuit breakers that have counted an attempt",
         group="schedules",
-        responses={200: ALL_BREAKERS},
+        responses={200: BreakersView},
     )
     yield Route(
         method="GET",
@@ -119,9 +169,13 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         group="schedules",
         query=(
             COMMAND,
-            Argument("limit", integer(minimum=1, maximum=MAX_TRANSITIONS), "Number of transitions; default 20"),
+            Argument(
+                "limit",
+                Annotated[int, Keywords(minimum=1, maximum=MAX_TRANSITIONS)],
+                "Number of transitions; default 20",
+            ),
         ),
-        responses={200: BREAKERS},
+        responses={200: PluginBreakersView},
         error_statuses=(409,),
     )
     yield Route(
@@ -132,7 +186,7 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         summary="Reset the breakers of a plugin, or of one command",
         group="schedules",
         query=(COMMAND, DRY_RUN),
-        responses={200: BREAKERS_RESET},
+        responses={200: BreakersResetView},
         error_statuses=(409,),
     )
 
@@ -143,10 +197,10 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
 async def list_schedules(ctx: AppContext, request: Request) -> Response:
     snapshot = ctx.snapshot()
 
-    def read(db: Db) -> list[dict[str, Any]]:
-        return schedules_view(snapshot, schedules.all_entries(db))
+    def read(db: Db) -> SchedulesView:
+        return {"jobs": schedules_view(snapshot, schedules.all_entries(db))}
 
-    return json_response({"jobs": await ctx.ledger.read(read)})
+    return json_response(await ctx.ledger.read(read))
 
 
 async def change_status(ctx: AppContext, request: Request, *, status: EntryStatus) -> Response:
@@ -162,14 +216,14 @@ async def change_status(ctx: AppContext, request: Request, *, status: EntryStatu
         now = ctx.clock.now()
         changes = await ctx.ledger.write(_set_status, plugin, schedule, status, reason, now=now)
         ctx.hub.announce(SCHEDULES)
-    content = {
+    view: ScheduleChangedView = {
         "plugin": plugin,
         "schedule_id": schedule.id,
         "status": "paused" if status is PAUSED else "scheduled",
         "changed": changes,
         "dry_run": dry_run,
     }
-    return json_response(content)
+    return json_response(view)
 
 
 def _set_status(
@@ -204,9 +258,9 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
     if (known := await find_stored_response(ctx, key)) is not None:
         return encoded_json_response(known.text.encode(), 202, replay_headers(known))
     require_healthy(ctx, plugin)
-    content = {"plugin": plugin, "schedule_id": schedule.id, "command": schedule.command}
+    addressed = _Addressed(plugin=plugin, schedule_id=schedule.id, command=schedule.command)
     if read_flag(request, "dry_run"):
-        return json_response({**content, "status": "planned", "dry_run": True})
+        return json_response(SchedulePlannedView(**addressed, status="planned", dry_run=True))
     new = NewJob(
         plugin=plugin,
         command=schedule.command,
@@ -216,14 +270,14 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
         notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    stored = await submit_once(ctx, key, partial(_enqueue, new=new, content=content, now=ctx.clock.now()))
+    stored = await submit_once(ctx, key, partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now()))
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 
-def _enqueue(db: Db, *, new: NewJob, content: dict[str, str], now: datetime) -> StoredResponse:
+def _enqueue(db: Db, *, new: NewJob, addressed: _Addressed, now: datetime) -> StoredResponse:
     enqueued = enqueue(db, new, now=now)
-    text = strict_json.dumps({"job_id": enqueued.job_id, "status": enqueued.status, **content})
-    return StoredResponse(job_id=enqueued.job_id, text=text)
+    view = ScheduleRunView(job_id=enqueued.job_id, status=enqueued.status, **addressed)
+    return StoredResponse(job_id=enqueued.job_id, text=strict_json.dumps(view))
 
 
 def _find_addressed(ctx: AppContext, request: Request) -> tuple[str, Schedule]:
@@ -236,7 +290,7 @@ def _find_addressed(ctx: AppContext, request: Request) -> tuple[str, Schedule]:
 
 async def list_breakers(ctx: AppContext, request: Request) -> Response:
     view = partial(all_breakers_view, snapshot=ctx.snapshot())
-    return json_response({"breakers": await ctx.ledger.read(view)})
+    return json_response(BreakersView(breakers=await ctx.ledger.read(view)))
 
 
 async def show_breakers(ctx: AppContext, request: Request) -> Response:
@@ -263,10 +317,10 @@ async def reset_breakers(ctx: AppContext, request: Request, *, reset: Reset) -> 
         ctx.hub.announce(SCHEDULES)
         ctx.hub.announce_work()
     changes = [
-        {"command": breaker.command, "previous_state": str(breaker.state), "failure_count": breaker.failure_count}
+        BreakerResetView(command=breaker.command, previous_state=breaker.state, failure_count=breaker.failure_count)
         for breaker in found
     ]
-    return json_response({"plugin": plugin, "reset": changes, "dry_run": dry_run})
+    return json_response(BreakersResetView(plugin=plugin, reset=changes, dry_run=dry_run))
 
 
 def _reset_all(db: Db, find: Callable[[Db], list[Breaker]], reset: Reset, *, now: datetime) -> list[Breaker]:

@@ -6,10 +6,11 @@ The ledger computes the numbers; this module formats them.
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Annotated, TypedDict
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
+from ductile.core.formats.json_schema import Count, Keywords, Omittable, Timestamp, without_none
 from ductile.core.units import quote_text
 from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports import job_stats, queue_status
@@ -17,11 +18,77 @@ from ductile.ledger.storage.db import Db
 from ductile.pipeline.compile.plan import RELAY
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import QUEUE, STOPWATCH, SUMMARY, WINDOWS
-from ductile.web.schema.schemas import Argument, boolean, choice
+from ductile.web.routes import AnyRoute, Argument, Route
 
 SUMMARY_WINDOW = timedelta(hours=24)
+WINDOWS = {
+    "5m": timedelta(minutes=5),
+    "1h": timedelta(hours=1),
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
+Window = Annotated[str, Keywords(enum=list(WINDOWS))]
+
+
+class SummaryView(TypedDict):
+    window: str
+    stats: Annotated[dict[str, Count], "Number of jobs by status"]
+
+
+class ActiveJobView(TypedDict):
+    job_id: str
+    plugin: str
+    command: str
+    started_at: Timestamp
+    timeout_seconds: Annotated[float, "Timeout of the attempt; null if it has none"] | None
+
+
+class PluginLaneView(TypedDict):
+    """The queue of one plugin."""
+
+    plugin: str
+    active_count: Count
+    ready_count: Count
+    oldest_ready_at: Timestamp | None
+    is_claimable: Annotated[bool, "False if its jobs cannot start now"]
+
+
+class QueueView(TypedDict):
+    queue_depth: Count
+    running_count: Count
+    delayed_count: Count
+    dead_count: Count
+    waiting_for_key_count: Count
+    waiting_joins_count: Count
+    active_jobs: list[ActiveJobView]
+    plugin_lanes: list[PluginLaneView]
+
+
+class TimingView(TypedDict):
+    step: Annotated[str, "The command, or pipeline/step"]
+    sample_count: Count
+    p50_ms: Count
+    p95_ms: Count
+    p99_ms: Count
+    trend_p95_ms: Annotated[
+        list[Count | None],
+        "The 95th percentile in equal parts of the window",
+        Keywords(minItems=job_stats.TREND_SLOTS, maxItems=job_stats.TREND_SLOTS),
+    ]
+
+
+class CommandTimingView(TimingView):
+    """The durations of one command, optionally by pipeline step."""
+
+    subs: Omittable[list[TimingView]]
+
+
+class StopwatchView(TypedDict):
+    plugin: str
+    window: Window
+    captured_at: Timestamp
+    steps: list[CommandTimingView]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -33,7 +100,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="jobs:ro",
         summary="Count the jobs of the last 24 hours by status",
         group="jobs",
-        responses={200: SUMMARY},
+        responses={200: SummaryView},
     )
     yield Route(
         method="GET",
@@ -42,7 +109,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="jobs:ro",
         summary="Get queue depth, running jobs, and the lane of each plugin",
         group="jobs",
-        responses={200: QUEUE},
+        responses={200: QueueView},
     )
     yield Route(
         method="GET",
@@ -52,32 +119,30 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="Get the durations of a plugin's commands",
         group="jobs",
         query=(
-            Argument("window", choice(WINDOWS), "Time window; default 1h"),
-            Argument("include_subs", boolean(), "Add durations for each pipeline step that uses the command"),
+            Argument("window", Window, "Time window; default 1h"),
+            Argument("include_subs", bool, "Add durations for each pipeline step that uses the command"),
         ),
-        responses={200: STOPWATCH},
+        responses={200: StopwatchView},
         error_statuses=(409,),
     )
 
 
 async def show_summary(ctx: AppContext, request: Request) -> Response:
     stats = await ctx.ledger.read(job_stats.count_since, ctx.clock.now() - SUMMARY_WINDOW)
-    return json_response({"window": "24h", "stats": stats})
+    return json_response(SummaryView(window="24h", stats=stats))
 
 
 async def show_queue(ctx: AppContext, request: Request) -> Response:
     blocked = {*ctx.unhealthy(), *ctx.pause_control.paused}
     claimable = set() if ALL_PLUGINS in blocked else {*ctx.snapshot().plugins, RELAY} - blocked
 
-    def read(db: Db) -> dict[str, Any]:
+    def read(db: Db) -> QueueView:
         return _queue_view(queue_status.queue(db, claimable=claimable), job_stats.active_jobs(db), ctx.snapshot())
 
     return json_response(await ctx.ledger.read(read))
 
 
-def _queue_view(
-    queue: queue_status.QueueStatus, active: list[job_stats.ActiveJob], snapshot: Snapshot
-) -> dict[str, Any]:
+def _queue_view(queue: queue_status.QueueStatus, active: list[job_stats.ActiveJob], snapshot: Snapshot) -> QueueView:
     return {
         "queue_depth": queue.queued + queue.running,
         "running_count": queue.running,
@@ -105,7 +170,7 @@ def _timeout_seconds(snapshot: Snapshot, job: job_stats.ActiveJob) -> float | No
     return configured.entry.timeout_for(job.command).total_seconds() if configured else None
 
 
-def _lane_view(lane: queue_status.PluginQueue, unclaimable: list[str]) -> dict[str, Any]:
+def _lane_view(lane: queue_status.PluginQueue, unclaimable: list[str]) -> PluginLaneView:
     return {
         "plugin": lane.plugin,
         "active_count": lane.running,
@@ -129,7 +194,7 @@ async def show_stopwatch(ctx: AppContext, request: Request) -> Response:
         _step_view(command, found, timed, subs=subs)
         for command, found in sorted(job_stats.group_by_step(samples).items())
     ]
-    return json_response({"plugin": plugin, "window": window, "captured_at": to_text(now), "steps": steps})
+    return json_response(StopwatchView(plugin=plugin, window=window, captured_at=to_text(now), steps=steps))
 
 
 def _step_view(
@@ -138,15 +203,15 @@ def _step_view(
     timed: Callable[[str, list[job_stats.Sample]], job_stats.Timing],
     *,
     subs: bool,
-) -> dict[str, Any]:
-    view = _timing_view(timed(command, [sample for samples in samples_by_step.values() for sample in samples]))
-    if subs:
-        steps = sorted((step, samples) for step, samples in samples_by_step.items() if step is not None)
-        view["subs"] = [_timing_view(timed(step, samples)) for step, samples in steps]
-    return view
+) -> CommandTimingView:
+    timing = timed(command, [sample for samples in samples_by_step.values() for sample in samples])
+    steps = sorted((step, samples) for step, samples in samples_by_step.items() if step is not None)
+    by_step = [_timing_view(timed(step, samples)) for step, samples in steps] if subs else None
+    view: CommandTimingView = {**_timing_view(timing), "subs": by_step}
+    return without_none(view)
 
 
-def _timing_view(timing: job_stats.Timing) -> dict[str, Any]:
+def _timing_view(timing: job_stats.Timing) -> TimingView:
     return {
         "step": timing.step,
         "sample_count": timing.count,

@@ -6,12 +6,12 @@ The runtime performs the reload; the context has its function.
 from collections.abc import Iterable
 from functools import partial
 
+from ductile.config.views.changes import ReloadView
 from ductile.core.errors import NotFound
-from ductile.core.instance.task_tree import task_tree
-from ductile.web.context import AppContext, read_flag
+from ductile.core.instance.task_tree import TaskView, task_tree
+from ductile.web.context import DRY_RUN, AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.responses import DRY_RUN, RELOADED, TASKS
 
 ROOT_TASK = "runtime"
 
@@ -26,7 +26,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="Reload the configuration and report the changes",
         group="system",
         query=(DRY_RUN,),
-        responses={200: RELOADED},
+        responses={200: ReloadView},
         error_statuses=(409, 422),
     )
     yield Route(
@@ -36,7 +36,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="system:ro",
         summary="Get the task tree: servers, scheduler, dispatcher, and one task per running job",
         group="system",
-        responses={200: TASKS},
+        responses={200: TaskView},
     )
 
 

@@ -3,9 +3,9 @@
 A use is recorded in memory at once and in the ledger within a minute. The runtime runs the writer task.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, TypedDict
 
 import trio
 from attrs import define, field
@@ -14,15 +14,29 @@ from ductile.config.load.load import Config
 from ductile.config.load.token_label import token_label
 from ductile.core.clock import to_text
 from ductile.core.errors import LedgerError
+from ductile.core.formats.json_schema import Timestamp
 from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import receipts
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.schemas import array, boolean, nullable, record, text, timestamp
 
 WRITE_INTERVAL = 60.0
 FINAL_WRITE_TIMEOUT = 5.0
+
+
+class TokenView(TypedDict):
+    name: Annotated[str, "The name in logs"]
+    source: Annotated[str, "Where it is configured: api.auth.tokens or tokens.yaml"]
+    scopes: list[str]
+    expires_at: Timestamp | None
+    expired: bool
+    last_used_at: Timestamp | None
+    refused: Annotated[str, "Why the token is not accepted; null if it is"] | None
+
+
+class TokensView(TypedDict):
+    tokens: list[TokenView]
 
 
 @define(eq=False)
@@ -71,21 +85,8 @@ def routes(ctx: AppContext, uses: TokenUses) -> Iterable[AnyRoute]:
 
     async def list_tokens(request: Request) -> Response:
         last_uses, now = await uses.last_uses(), ctx.clock.now()
-        return json_response(
-            {"tokens": [_token_view(token, last_uses, now) for token in _configured_tokens(ctx.snapshot().config)]}
-        )
+        return json_response(TokensView(tokens=[*_token_views(ctx.snapshot().config, last_uses, now)]))
 
-    schema = record(
-        {
-            "name": text("The name in logs"),
-            "source": text("Where it is configured: api.auth.tokens or tokens.yaml"),
-            "scopes": array(text()),
-            "expires_at": nullable(timestamp()),
-            "expired": boolean(),
-            "last_used_at": nullable(timestamp()),
-            "refused": nullable(text("Why the token is not accepted; null if it is")),
-        }
-    )
     yield Route(
         method="GET",
         path="/system/tokens",
@@ -93,37 +94,26 @@ def routes(ctx: AppContext, uses: TokenUses) -> Iterable[AnyRoute]:
         scope="system:ro",
         group="system",
         summary="List API tokens with their scopes, expiry and last use",
-        responses={200: record({"tokens": array(schema)})},
+        responses={200: TokensView},
     )
 
 
-def _configured_tokens(config: Config) -> Iterator[dict[str, Any]]:
-    for token in config.settings.api.auth.tokens:
-        yield {
-            "name": token_label(token),
-            "source": "api.auth.tokens",
-            "scopes": token.scopes,
-            "expires_at": token.expires_at,
+def _token_views(config: Config, last_uses: Mapping[str, datetime], now: datetime) -> Iterator[TokenView]:
+    def view(name: str, source: str, scopes: Iterable[str], expires_at: datetime | None, refused: object) -> TokenView:
+        used_at = last_uses.get(name)
+        return {
+            "name": name,
+            "source": source,
+            "scopes": sorted(scopes),
+            "expires_at": to_text(expires_at) if expires_at else None,
+            "expired": expires_at is not None and expires_at <= now,
+            "last_used_at": to_text(used_at) if used_at else None,
+            "refused": str(refused) if refused else None,
         }
+
+    for token in config.settings.api.auth.tokens:
+        yield view(token_label(token), "api.auth.tokens", token.scopes, token.expires_at, None)
     for named in config.settings.tokens:
         grant = config.grants.get(named.name)
         if grant is not None:
-            yield {
-                "name": named.name,
-                "source": "tokens.yaml",
-                "scopes": grant.scopes,
-                "expires_at": named.expires_at,
-                "refused": grant.refused,
-            }
-
-
-def _token_view(token: dict[str, Any], last_uses: dict[str, datetime], now: datetime) -> dict[str, Any]:
-    expires_at, used_at = token["expires_at"], last_uses.get(token["name"])
-    return {
-        **token,
-        "scopes": sorted(token["scopes"]),
-        "expires_at": to_text(expires_at) if expires_at else None,
-        "expired": expires_at is not None and expires_at <= now,
-        "last_used_at": to_text(used_at) if used_at else None,
-        "refused": str(token["refused"]) if token.get("refused") else None,
-    }
+            yield view(named.name, "tokens.yaml", grant.scopes, named.expires_at, grant.refused)

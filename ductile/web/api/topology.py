@@ -4,44 +4,60 @@ Computed from manifests, routes and pipelines. The events that plugins really em
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, TypedDict
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
+from ductile.core.formats.json_schema import Timestamp
 from ductile.core.model import HANDLE
 from ductile.pipeline.compile.graph import edges
 from ductile.pipeline.compile.plan import Gate, Plan, PlanNode
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routes import AnyRoute, Route
-from ductile.web.schema.schemas import array, boolean, record, text, timestamp
 
-_ENDPOINTS = array(record({"plugin": text(), "command": text()}))
-TOPOLOGY = record(
-    {
-        "version": text("Digest of the configuration"),
-        "captured_at": timestamp(),
-        "plugins": array(
-            record(
-                {
-                    "name": text(),
-                    "version": text(),
-                    "active": boolean(),
-                    "inputs": array(record({"signal": text(), "command": text()})),
-                    "outputs": array(record({"signal": text(), "command": text()})),
-                }
-            )
-        ),
-        "signals": array(record({"name": text(), "producers": _ENDPOINTS, "consumers": _ENDPOINTS})),
-    }
-)
+
+class EndpointView(TypedDict):
+    """A command of a plugin that emits or consumes a signal."""
+
+    plugin: str
+    command: str
+
+
+class SignalView(TypedDict):
+    name: str
+    producers: list[EndpointView]
+    consumers: list[EndpointView]
+
+
+class SignalUseView(TypedDict):
+    signal: str
+    command: str
+
+
+class PluginSignalsView(TypedDict):
+    name: str
+    version: str
+    active: bool
+    inputs: list[SignalUseView]
+    outputs: list[SignalUseView]
+
+
+class _Topology(TypedDict):
+    version: Annotated[str, "Digest of the configuration"]
+    plugins: list[PluginSignalsView]
+    signals: list[SignalView]
+
+
+class TopologyView(_Topology):
+    captured_at: Timestamp
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
     """Return the topology route."""
 
     async def show_topology(request: Request) -> Response:
-        return json_response({"captured_at": to_text(ctx.clock.now()), **topology(ctx.snapshot())})
+        return json_response(TopologyView(captured_at=to_text(ctx.clock.now()), **topology(ctx.snapshot())))
 
     yield Route(
         method="GET",
@@ -50,11 +66,11 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         scope="system:ro",
         summary="Get the producers and consumers of each event type",
         group="discovery",
-        responses={200: TOPOLOGY},
+        responses={200: TopologyView},
     )
 
 
-def topology(snapshot: Snapshot) -> dict[str, Any]:
+def topology(snapshot: Snapshot) -> _Topology:
     """Return the declared signals with their producers and consumers, and the inputs and outputs of each plugin."""
     produced, consumed = sorted(set(_producers(snapshot))), sorted(set(_consumers(snapshot)))
     names = sorted({*snapshot.plugins, *snapshot.unavailable})
@@ -114,7 +130,7 @@ def first_nodes(plan: Plan) -> list[PlanNode]:
     return list(found)
 
 
-def _endpoints(uses: Iterable[SignalUse], signal: str) -> list[dict[str, str]]:
+def _endpoints(uses: Iterable[SignalUse], signal: str) -> list[EndpointView]:
     return [{"plugin": plugin, "command": command} for at, plugin, command in uses if at == signal]
 
 

@@ -7,18 +7,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Annotated
 
 import trio
 from attrs import define, field
 
 from ductile.core.clock import to_text
 from ductile.core.errors import DuctileError
+from ductile.core.formats.json_schema import Count, Keywords
 from ductile.core.hub import JOURNAL
 from ductile.web.auth.auth import EVENTS
 from ductile.web.context import AppContext
 from ductile.web.messages import SAFE_HEADERS, Request, Response, WebSocket
-from ductile.web.routes import AnyRoute, Route, WebSocketRoute
-from ductile.web.schema.schemas import Argument, Header, array, integer, text
+from ductile.web.routes import AnyRoute, Argument, Header, Route, WebSocketRoute
 from ductile.web.server.site import Authorize
 from ductile.web.stream.broadcast import JournalFeed, make_frame
 from ductile.web.stream.cursor import MAX_KINDS, StreamCursor, StreamEnded, open_cursor
@@ -31,11 +32,15 @@ MAX_STREAMS, MAX_STREAMS_PER_PEER = 128, 48
 STREAM_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"), *SAFE_HEADERS)
 
 QUERY = (
-    Argument("kind", array(text(), maxItems=MAX_KINDS), "Only events of this type; a trailing `*` is a wildcard"),
-    Argument("plugin", text(), "Only events of this plugin"),
-    Argument("job", text(), "Only events of this job"),
-    Argument("tree", text(), "Only events of the tree of this root job"),
-    Argument("since", integer(minimum=0), "Start after this position; 0 starts at the oldest event"),
+    Argument(
+        "kind",
+        Annotated[list[str], Keywords(maxItems=MAX_KINDS)],
+        "Only events of this type; a trailing `*` is a wildcard",
+    ),
+    Argument("plugin", str, "Only events of this plugin"),
+    Argument("job", str, "Only events of this job"),
+    Argument("tree", str, "Only events of the tree of this root job"),
+    Argument("since", Count, "Start after this position; 0 starts at the oldest event"),
 )
 
 
@@ -71,8 +76,8 @@ def routes(ctx: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
         summary="Stream events as server-sent events",
         group="events",
         query=QUERY,
-        headers=(Header("last-event-id", integer(minimum=0), "Resume after this event; overrides `since`"),),
-        responses={200: text("Events, each with `id`, `event` and `data`")},
+        headers=(Header("last-event-id", Count, "Resume after this event; overrides `since`"),),
+        responses={200: Annotated[str, "Events, each with `id`, `event` and `data`"]},
         media_type="text/event-stream",
         waits=True,
     )

@@ -3,14 +3,15 @@
 Pure. A plugin's response was validated when it was recorded, so it is copied into the text without being parsed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 from ductile.core.clock import to_text
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
-from ductile.core.model import Job, JobStatus
+from ductile.core.formats.json_schema import Count, Omittable, Ordinal, Timestamp, without_none
+from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.ledger.reports.job_details import JobBrief, LoggedAttempt
 from ductile.ledger.reports.trees import TreeNode, TreeStatus
 
@@ -24,6 +25,104 @@ RESULT_SCOPE = "jobs:result:ro"
 _MILLISECOND = timedelta(milliseconds=1)
 
 IsTerminal = Callable[[Job], bool]
+
+
+class _AnyJob(TypedDict):
+    job_id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    attempt: Ordinal
+    created_at: Timestamp
+    parent_job_id: Omittable[str]
+    pipeline: Omittable[str]
+    step_id: Omittable[str]
+    started_at: Omittable[Timestamp]
+    completed_at: Omittable[Timestamp]
+    last_error: Omittable[Annotated[str, "Error of the last failed attempt"]]
+
+
+class _SubmittedJob(_AnyJob):
+    submitted_by: Annotated[str, "Origin of the job, such as api or scheduler"]
+    max_attempts: Ordinal
+    root_job_id: Annotated[str, "The root job of its tree"]
+    next_retry_at: Omittable[Timestamp]
+
+
+class _WithResult(TypedDict):
+    result: NotRequired[Annotated[Any, "The response of the plugin, unchanged"]]
+    output: NotRequired[Annotated[str, "The output of the plugin, if it is not a JSON object"]]
+
+
+class JobView(_SubmittedJob, _WithResult):
+    tree_status: Omittable[Annotated[TreeStatus, "Status of the whole run; only for an ended root job"]]
+    stderr: Omittable[Annotated[str, "Stderr of a running job so far"]]
+
+
+class ListedJobView(_SubmittedJob):
+    schedule_id: Omittable[str]
+    slot_at: Omittable[Timestamp]
+
+
+class AttemptView(_WithResult):
+    """A recorded attempt."""
+
+    log_id: Annotated[str, "<job>-<attempt>"]
+    job_id: str
+    plugin: str
+    command: str
+    status: AttemptStatus
+    job_status: Annotated[JobStatus, "Status of the job after the attempt; queued for a retry"]
+    attempt: Ordinal
+    submitted_by: str
+    created_at: Timestamp
+    started_at: Omittable[Timestamp]
+    completed_at: Timestamp
+    duration_ms: Omittable[Count]
+    exit_code: Omittable[int]
+    signal: Omittable[int]
+    last_error: Omittable[Annotated[str, "Error of the last failed attempt"]]
+    stderr: Omittable[str]
+    result_omitted: Omittable[Annotated[bool, "True if the result is too large for a list"]]
+
+
+class TreeNodeView(_AnyJob, _WithResult):
+    """A job in its tree."""
+
+    terminal: Omittable[Annotated[bool, "True if it belongs to a terminal step"]]
+    tolerated: Omittable[Annotated[bool, "True if its failure does not fail the run"]]
+    duration_ms: Omittable[Count]
+
+
+class _RunSummary(TypedDict):
+    job_id: str
+    status: JobStatus
+    duration_ms: Count
+
+
+class RunView(_RunSummary):
+    """A finished run of a pipeline."""
+
+    result: Annotated[Any, "Result of the last terminal job"]
+    tree: list[TreeNodeView]
+
+
+class AcceptedView(TypedDict):
+    """A job that was created."""
+
+    job_id: str
+    status: JobStatus
+    plugin: str
+    command: str
+
+
+class PlannedView(TypedDict):
+    """The job that a dry run would create."""
+
+    status: Literal["planned"]
+    plugin: str
+    command: str
+    dry_run: bool
 
 
 def terminal_predicate(plans: "Plans") -> IsTerminal:
@@ -40,7 +139,7 @@ def terminal_predicate(plans: "Plans") -> IsTerminal:
 def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = None, shows_result: bool = True) -> str:
     """Return a job. `stderr` is the output of a running job so far, `tree` the status of its whole tree."""
     job = report.job
-    content = {
+    content: JobView = {
         "job_id": job.id,
         "status": job.status,
         "tree_status": tree,
@@ -63,9 +162,9 @@ def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = 
     return _with_result(content, report.result if shows_result else None, job)
 
 
-def job_list_view(job: Job, *, shows_result: bool) -> dict[str, Any]:
+def job_list_view(job: Job, *, shows_result: bool) -> ListedJobView:
     """Return a job as a list item."""
-    content = {
+    content: ListedJobView = {
         "job_id": job.id,
         "plugin": job.plugin,
         "command": job.command,
@@ -85,13 +184,13 @@ def job_list_view(job: Job, *, shows_result: bool) -> dict[str, Any]:
         "next_retry_at": _format_time(job.next_retry_at),
         "last_error": job.last_error if shows_result else None,
     }
-    return {name: value for name, value in content.items() if value is not None}
+    return without_none(content)
 
 
 def attempt_json(attempt: LoggedAttempt, result: tuple[str | None, bool] | None, *, shows_result: bool) -> str:
     """Return an attempt as a list item. `result` is its result (None if too large), and whether it has one."""
     result_text, has_result = result or (None, False)
-    content = {
+    content: AttemptView = {
         "log_id": attempt.id,
         "job_id": attempt.job_id,
         "plugin": attempt.plugin,
@@ -123,7 +222,7 @@ def run_json(nodes: Sequence[TreeNode], pipeline: str, is_terminal: IsTerminal) 
     root = nodes[0].job
     ended_at = max((node.job.completed_at for node in nodes if node.job.completed_at), default=root.created_at)
     duration = _milliseconds_between(root.created_at, ended_at)
-    head = strict_json.dumps({"job_id": root.id, "status": run_status(nodes), "duration_ms": duration})
+    head = strict_json.dumps(_RunSummary(job_id=root.id, status=run_status(nodes), duration_ms=duration))
     result = _run_result(nodes, pipeline, is_terminal)
     return f'{head[:-1]},"result":{result or "null"},"tree":{tree_json(nodes, is_terminal)}}}'
 
@@ -143,7 +242,7 @@ def _run_result(nodes: Sequence[TreeNode], pipeline: str, is_terminal: IsTermina
 
 def _node_json(node: TreeNode, is_terminal: IsTerminal, *, shows_result: bool) -> str:
     job = node.job
-    content = {
+    content: TreeNodeView = {
         "job_id": job.id,
         "parent_job_id": job.parent_job_id,
         "plugin": job.plugin,
@@ -163,14 +262,14 @@ def _node_json(node: TreeNode, is_terminal: IsTerminal, *, shows_result: bool) -
     return _with_result(content, node.result if shows_result else None, job)
 
 
-def _with_result(content: dict[str, Any], result: str | None, job: Job) -> str:
+def _with_result(content: Mapping[str, Any], result: str | None, job: Job) -> str:
     """Return `content` without null members, and with the result of `job`."""
     return _with_result_or_output(content, result, is_json=result is not None and _is_json_result(result, job))
 
 
-def _with_result_or_output(content: dict[str, Any], result: str | None, *, is_json: bool) -> str:
+def _with_result_or_output(content: Mapping[str, Any], result: str | None, *, is_json: bool) -> str:
     """Return `content` without null members, and with the result; as truncated `output` if it is not JSON."""
-    present = {name: value for name, value in content.items() if value is not None}
+    present = dict(without_none(content))
     if result is not None and not is_json:
         present["output"], result = result[:MAX_OUTPUT_CHARS], None
     text = strict_json.dumps(present)

@@ -6,7 +6,7 @@ scheduler's, read from the ledger.
 
 from collections.abc import Iterable
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import Literal, TypedDict
 
 from ductile.calendar.zones import format_local
 from ductile.config.sections.relay import BREAKER
@@ -15,6 +15,7 @@ from ductile.config.sections.settings import PluginEntry, Schedule
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
+from ductile.core.formats.json_schema import Count, Omittable, Timestamp, without_none
 from ductile.core.model import Breaker, BreakerState
 from ductile.core.units import format_duration
 from ductile.ledger.storage.db import Db
@@ -23,12 +24,72 @@ from ductile.ledger.tables.breakers import BreakerTransition
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY
 
-MODES = ("every", "cron", "at", "after")
+Mode = Literal["every", "cron", "at", "after"]
+ScheduleStatus = Literal["scheduled", "paused", "exhausted", "invalid"]
+MODES: tuple[Mode, ...] = ("every", "cron", "at", "after")
 NOT_LOADED = "not loaded by a service yet"
 CHANGED = "changed since a service last loaded it"
 
 
-def schedules_view(snapshot: Snapshot, entries: Iterable[ScheduleEntry]) -> list[dict[str, Any]]:
+class _ScheduleTimes(TypedDict, total=False):
+    next_run_at: Omittable[Timestamp]
+    next_run_local: Omittable[str]
+    held_reason: Omittable[str]
+    last_fired_at: Omittable[Timestamp]
+    last_fired_local: Omittable[str]
+    last_slot_at: Omittable[Timestamp]
+    last_job_id: Omittable[str]
+    last_success_at: Omittable[Timestamp]
+    last_success_job_id: Omittable[str]
+
+
+class ScheduleView(_ScheduleTimes):
+    plugin: str
+    schedule_id: str
+    command: str
+    mode: Mode
+    when: str
+    status: ScheduleStatus
+    timezone: str
+    reason: Omittable[str]
+
+
+class BreakerView(TypedDict):
+    command: str
+    state: BreakerState
+    failure_count: Count
+    threshold: Count
+    opened_at: Omittable[Timestamp]
+    probe_from: Omittable[Timestamp]
+    probe_job_id: Omittable[str]
+    last_failure_at: Omittable[Timestamp]
+    last_job_id: Omittable[str]
+
+
+class ListedBreakerView(BreakerView):
+    plugin: str
+
+
+class TransitionView(TypedDict):
+    id: str
+    from_state: str | None
+    to_state: str
+    failure_count: Count
+    reason: str | None
+    job_id: str | None
+    created_at: Timestamp
+
+
+class BreakerHistoryView(BreakerView):
+    transitions: list[TransitionView]
+
+
+class PluginBreakersView(TypedDict):
+    plugin: str
+    breakers: list[BreakerHistoryView]
+
+
+def schedules_view(snapshot: Snapshot, entries: Iterable[ScheduleEntry]) -> list[ScheduleView]:
     """Return every configured schedule, in the order of the configuration."""
     known = {(entry.plugin, entry.schedule_id): entry for entry in entries}
     return [
@@ -73,10 +134,10 @@ def get_zone(schedule: Schedule) -> tzinfo:
     return build_definition("", schedule).zone
 
 
-def schedule_view(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> dict[str, Any]:
+def schedule_view(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> ScheduleView:
     """Return a schedule with its ledger state. Unknown members are omitted."""
     status, reason = _status(snapshot, plugin, schedule, entry)
-    content: dict[str, Any] = {
+    view: ScheduleView = {
         "plugin": plugin,
         "schedule_id": schedule.id,
         "command": schedule.command,
@@ -87,11 +148,13 @@ def schedule_view(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: Sc
         "timezone": schedule.timezone or HOST_ZONE.tzname(None),
     }
     if entry is not None and reason != CHANGED:
-        content |= _times(entry, get_zone(schedule), is_scheduled=status == "scheduled")
-    return {name: value for name, value in content.items() if value is not None}
+        view = {**view, **_times(entry, get_zone(schedule), is_scheduled=status == "scheduled")}
+    return without_none(view)
 
 
-def _status(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> tuple[str, str | None]:
+def _status(
+    snapshot: Snapshot, plugin: str, schedule: Schedule, entry: ScheduleEntry | None
+) -> tuple[ScheduleStatus, str | None]:
     """Return the status of a schedule, and the reason for it if there is one."""
     unavailable = snapshot.why_unavailable(plugin)
     if unavailable is not None:
@@ -107,7 +170,7 @@ def _status(snapshot: Snapshot, plugin: str, schedule: Schedule, entry: Schedule
     return "scheduled", None
 
 
-def _times(entry: ScheduleEntry, zone: tzinfo, *, is_scheduled: bool) -> dict[str, Any]:
+def _times(entry: ScheduleEntry, zone: tzinfo, *, is_scheduled: bool) -> _ScheduleTimes:
     next_run_at = entry.next_run_at if is_scheduled else None
     return {
         "next_run_at": _format_time(next_run_at),
@@ -122,9 +185,11 @@ def _times(entry: ScheduleEntry, zone: tzinfo, *, is_scheduled: bool) -> dict[st
     }
 
 
-def breakers_view(db: Db, snapshot: Snapshot, plugin: str, command: str | None, *, transitions: int) -> dict[str, Any]:
+def breakers_view(
+    db: Db, snapshot: Snapshot, plugin: str, command: str | None, *, transitions: int
+) -> PluginBreakersView:
     """Return the breakers of a plugin's scheduled or counted commands, each with its latest transitions."""
-    views = []
+    views: list[BreakerHistoryView] = []
     for name in _breaker_commands(db, snapshot, plugin, command):
         history = breakers.history(db, plugin, name, limit=transitions)
         view = _breaker_view(snapshot, breakers.get(db, plugin, name))
@@ -132,7 +197,7 @@ def breakers_view(db: Db, snapshot: Snapshot, plugin: str, command: str | None, 
     return {"plugin": plugin, "breakers": views}
 
 
-def all_breakers_view(db: Db, snapshot: Snapshot) -> list[dict[str, Any]]:
+def all_breakers_view(db: Db, snapshot: Snapshot) -> list[ListedBreakerView]:
     """Return every breaker with a recorded failure or success, by plugin and command."""
     return [{"plugin": breaker.plugin, **_breaker_view(snapshot, breaker)} for breaker in breakers.all_breakers(db)]
 
@@ -168,13 +233,13 @@ def _relay_instances(db: Db, snapshot: Snapshot, name: str | None) -> list[str]:
     return [name]
 
 
-def _breaker_view(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
+def _breaker_view(snapshot: Snapshot, breaker: Breaker) -> BreakerView:
     entry = snapshot.config.settings.plugins.get(breaker.plugin, PluginEntry())
     rules = BREAKER if breaker.plugin == RELAY else entry.circuit_breaker
     opened_at = breaker.opened_at if breaker.state is BreakerState.OPEN else None
-    content = {
+    view: BreakerView = {
         "command": breaker.command,
-        "state": str(breaker.state),
+        "state": breaker.state,
         "failure_count": breaker.failure_count,
         "threshold": rules.threshold,
         "opened_at": _format_time(breaker.opened_at),
@@ -183,10 +248,10 @@ def _breaker_view(snapshot: Snapshot, breaker: Breaker) -> dict[str, Any]:
         "last_failure_at": _format_time(breaker.last_failure_at),
         "last_job_id": breaker.last_job_id,
     }
-    return {name: value for name, value in content.items() if value is not None}
+    return without_none(view)
 
 
-def _transition_view(transition: BreakerTransition) -> dict[str, Any]:
+def _transition_view(transition: BreakerTransition) -> TransitionView:
     return {
         "id": transition.id,
         "from_state": transition.from_state,

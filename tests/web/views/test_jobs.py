@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 
 from ductile.core.model import AttemptStatus, Job, JobStatus
+from ductile.ledger.reports import job_list
 from ductile.ledger.reports.job_details import JobBrief, LoggedAttempt
 from ductile.ledger.reports.trees import TreeNode
-from ductile.web.views.jobs import MAX_OUTPUT_CHARS, attempt_json, job_json, job_list_view, run_json, tree_json
+from ductile.web.views.jobs import (
+    MAX_OUTPUT_CHARS,
+    ListedJobView,
+    attempt_json,
+    job_json,
+    job_list_view,
+    run_json,
+    tree_json,
+)
 
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 
@@ -192,3 +201,8 @@ def test_an_attempt_shows_its_result(result: tuple[str | None, bool] | None, sho
     assert (view["duration_ms"], view["signal"], view["stderr"]) == (1500, 9, "ouch")
     assert "exit_code" not in view
     assert not RESULTS & json.loads(attempt_json(attempt, None, shows_result=False)).keys()
+
+
+def test_a_row_of_the_job_list_has_the_members_of_a_listed_job() -> None:
+    """`GET /jobs` sends the rows as they are."""
+    assert {"job_id", *job_list.COLUMNS} - {"id"} == ListedJobView.__annotations__.keys()
