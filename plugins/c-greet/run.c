@@ -1,6 +1,6 @@
-/* The smallest complete plugin in C: no library, no decoding. See README.md.
+/* A minimal plugin in C, without libraries. See README.md.
  *
- * Values stay JSON text, as spans of the request: what is joined and printed again needs no escapes resolved. */
+ * Values are spans of JSON text in the request. They are printed again without decoding their escapes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static const char *after_string(const char *at) {
     return *at ? at + 1 : at;
 }
 
-/* One loop instead of recursion: a deeply nested request cannot exhaust the stack. */
+/* A loop instead of recursion, so that a deeply nested request cannot exhaust the stack. */
 static const char *after_value(const char *at) {
     int depth = 0;
     do {
@@ -43,7 +43,7 @@ static const char *after_value(const char *at) {
     return at;
 }
 
-/* The value of `key` in the object that `object` begins with; absent if there is none, or if it is null. */
+/* Return the value of `key` in `object`; ABSENT if there is none or if it is null. */
 static Span member(Span object, const char *key) {
     if (*object.at != '{') return ABSENT;
     const char *at = blanks(object.at + 1);
@@ -67,12 +67,12 @@ static int is(Span span, const char *text) {
     return (size_t)span.size == strlen(text) && !strncmp(span.at, text, span.size);
 }
 
-/* The inside of a JSON string, or `otherwise` if it is absent. Ends the program if it is anything else, or blank. */
-static Span setting(Span config, const char *key, const char *otherwise) {
+/* Return the content of a JSON string, or `fallback` if it is absent. Exits with 78 for other or blank values. */
+static Span setting(Span config, const char *key, const char *fallback) {
     Span value = member(config, key);
-    if (!value.size) return (Span){otherwise, (int)strlen(otherwise)};
+    if (!value.size) return (Span){fallback, (int)strlen(fallback)};
     if (*value.at == '"' && (int)strspn(value.at + 1, " ") < value.size - 2) return (Span){value.at + 1, value.size - 2};
-    printf("{\"status\": \"error\", \"error\": \"%s must be text and not blank\", \"retry\": false}\n", key);
+    printf("{\"status\": \"error\", \"error\": \"%s must be non-blank text\", \"retry\": false}\n", key);
     exit(EX_CONFIG);
 }
 
@@ -81,7 +81,7 @@ int main(void) {
     request[fread(request, 1, MAX_REQUEST, stdin)] = '\0';
     Span all = {blanks(request), 0};
     if (!is(member(all, "protocol"), "2")) {
-        fputs("c-greet speaks protocol 2 only\n", stderr);
+        fputs("unsupported protocol; c-greet supports protocol 2\n", stderr);
         return EX_CONFIG;
     }
     Span config = member(all, "config"), command = member(all, "command");
@@ -95,7 +95,7 @@ int main(void) {
     } else if (is(command, "\"health\"")) {
         printf("{\"status\": \"ok\", \"result\": \"would say: %s\"}\n", message);
     } else {
-        puts("{\"status\": \"error\", \"error\": \"c-greet knows the commands poll and health\", \"retry\": false}");
+        puts("{\"status\": \"error\", \"error\": \"unknown command; known: poll, health\", \"retry\": false}");
     }
     return EXIT_SUCCESS;
 }

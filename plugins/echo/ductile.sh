@@ -1,21 +1,23 @@
-# ductile.sh: read a request and answer it from a POSIX shell. Needs sh and awk. Copy it beside your entrypoint:
+# The plugin protocol of Ductile for POSIX shells. Requires sh and awk. Copy it next to your entrypoint:
 #     . "${0%/*}/ductile.sh" && ductile_read
 #
-#   json_get PATH [JSON]         the value at PATH (`config.name`) as JSON text; nothing and status 1 if absent
-#   json_text PATH [JSON]        the same as plain text: a string is decoded, anything else stays JSON
-#   json_set KEY VALUE JSON      the object JSON, its member KEY set to the JSON text VALUE
-#   json_quote TEXT              TEXT (UTF-8) as a JSON string
-#   ductile_event TYPE PAYLOAD [DEDUPE_KEY]    ductile_state OBJECT    ductile_log LEVEL TEXT
-#   ductile_ok RESULT            the answer, with everything noted by the three above
-#   ductile_error TEXT [false]   the failure; `false`: trying again is of no use
+#   json_get PATH [JSON]         print the value at PATH (`config.name`) as JSON; status 1 if it is absent
+#   json_text PATH [JSON]        the same, but a string is decoded to plain text
+#   json_set KEY VALUE JSON      print the object JSON with the member KEY set to the JSON value VALUE
+#   json_quote TEXT              print TEXT (UTF-8) as a JSON string
+#   ductile_event TYPE PAYLOAD [DEDUPE_KEY]    add an event to the response
+#   ductile_state OBJECT         set the state updates of the response
+#   ductile_log LEVEL TEXT       add a log line to the response
+#   ductile_ok RESULT            print the response, status ok
+#   ductile_error TEXT [false]   print the response, status error; `false`: do not retry
 #
-# What it cannot do: look into lists, find keys that are written with escapes, check that the request is valid JSON
-# (Ductile did), keep U+0000 (it becomes U+FFFD) or line breaks at the end of a text. For more, use another language.
+# Limits: no access to list items or to keys that contain escapes, and no validation of JSON (requests are valid).
+# U+0000 becomes U+FFFD, and line breaks at the end of a text are lost. If you need more, use another language.
 
 ductile_read() {
     DUCTILE_REQUEST=$(cat)
-    ductile_events= ductile_logs= ductile_kept=null
-    [ "$(json_get protocol)" = 2 ] || { echo "this plugin speaks protocol 2 only" >&2; exit 78; }
+    ductile_events= ductile_logs= ductile_new_state=null
+    [ "$(json_get protocol)" = 2 ] || { echo "unsupported protocol; this plugin supports protocol 2" >&2; exit 78; }
 }
 json_get() { printf '%s\n' "${2-$DUCTILE_REQUEST}" | ductile_awk get "$1"; }
 json_text() { printf '%s\n' "${2-$DUCTILE_REQUEST}" | ductile_awk text "$1"; }
@@ -26,18 +28,19 @@ ductile_event() {
     ductile_events="$ductile_events${ductile_events:+,}{\"type\":$(json_quote "$1"),\"payload\":$2"
     ductile_events="$ductile_events${3:+,\"dedupe_key\":$(json_quote "$3")}}"
 }
-ductile_state() { ductile_kept=$1; }
+ductile_state() { ductile_new_state=$1; }
 ductile_log() { ductile_logs="$ductile_logs${ductile_logs:+,}{\"level\":\"$1\",\"message\":$(json_quote "$2")}"; }
-ductile_ok() { ductile_answer "\"status\":\"ok\",\"result\":$(json_quote "$1")"; }
-ductile_error() { ductile_answer "\"status\":\"error\",\"error\":$(json_quote "$1"),\"retry\":${2:-true}"; }
-ductile_answer() {
-    printf '{%s,"events":[%s],"state_updates":%s,"logs":[%s]}\n' "$1" "$ductile_events" "$ductile_kept" "$ductile_logs"
+ductile_ok() { ductile_respond "\"status\":\"ok\",\"result\":$(json_quote "$1")"; }
+ductile_error() { ductile_respond "\"status\":\"error\",\"error\":$(json_quote "$1"),\"retry\":${2:-true}"; }
+ductile_respond() {
+    printf '{%s,"events":[%s],"state_updates":%s,"logs":[%s]}\n' \
+        "$1" "$ductile_events" "$ductile_new_state" "$ductile_logs"
 }
 
-ductile_awk() { # MODE KEY, JSON on stdin. Bytes, not characters: the same in every locale.
+ductile_awk() { # MODE KEY; JSON on stdin. Works on bytes, so that the locale has no effect.
     LC_ALL=C DUCTILE_MODE=$1 DUCTILE_KEY=${2-} awk '
-    # Keys and values of an object as they are written; returns how many there are.
-    # Cut at the quotes, so that only what is between strings is looked at byte by byte.
+    # Fill `keys` and `vals` with the members of an object as raw JSON, and return their number.
+    # Splitting at quotes limits the slow byte loop to the text between strings.
     function members(text,    part, n, i, j, c, size, base, at, start, depth, count) {
         if (text !~ /^[ \t\r\n]*[{]/) return 0
         for (n = split(text, part, "\""); ++i <= n;) {
@@ -52,7 +55,7 @@ ductile_awk() { # MODE KEY, JSON on stdin. Bytes, not characters: the same in ev
                 start = at + 1
             }
             base += size + 1
-            # A piece that ends in an odd number of backslashes was cut at an escaped quote.
+            # After an odd number of backslashes the quote was escaped, so the string continues.
             do base += length(part[++i]) + 1; while (i < n && match(part[i], /\\+$/) && RLENGTH % 2)
         }
         return count + 0
@@ -75,10 +78,10 @@ ductile_awk() { # MODE KEY, JSON on stdin. Bytes, not characters: the same in ev
         while (++i <= 4) n = n * 16 + index("123456789abcdef", tolower(substr(digits, i, 1)))
         return n
     }
-    function utf8(n,    tail, room) {
+    function utf8(n,    tail, max) {
         if (n < 128) return sprintf("%c", n)
-        for (room = 64; n >= room || room == 64; room /= 2) { tail = sprintf("%c", 128 + n % 64) tail; n = int(n / 64) }
-        return sprintf("%c", 256 - 2 * room + n) tail
+        for (max = 64; n >= max || max == 64; max /= 2) { tail = sprintf("%c", 128 + n % 64) tail; n = int(n / 64) }
+        return sprintf("%c", 256 - 2 * max + n) tail
     }
     { text = text (NR > 1 ? "\n" : "") $0 }
     END {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The echo plugin: one request on stdin, one answer on stdout. See README.md.
+# The echo plugin: returns the message or payload of the request. See README.md.
 . "${0%/*}/ductile.sh" && ductile_read
 
 command=$(json_text command)
@@ -11,14 +11,14 @@ case ${mode:=ok} in
 esac
 
 if [ "$command" = health ]; then
-    ductile_ok "echo is well, mode $mode"
+    ductile_ok "healthy (mode $mode)"
     exit
 fi
 case $mode in
     error) ductile_error "echo was configured to fail"; exit ;;
     protocol_error) echo "this is not JSON"; exit ;;
     hang)
-        echo "echo hangs, as configured" >&2
+        echo "configured to hang (mode: hang)" >&2
         exec sleep 2147483647 ;;
 esac
 
@@ -29,8 +29,8 @@ if ! message=$(json_get message "$payload"); then
     case $message in "" | null | '""') message='"hello from echo"' ;; esac
 fi
 
-told=$(json_set command "\"$command\"" "$(json_set message "$message" "$payload")")
-ductile_event "echo.$command" "$told"
+echoed=$(json_set command "\"$command\"" "$(json_set message "$message" "$payload")")
+ductile_event "echo.$command" "$echoed"
 ductile_state "{\"last_run\":\"$(date -u +%Y-%m-%dT%H:%M:%SZ)\"}"
 ductile_log info "echoed job $(json_text job_id)"
-ductile_ok "echo: $(json_text message "$told")"
+ductile_ok "echo: $(json_text message "$echoed")"

@@ -1,4 +1,4 @@
-"""HTML as plain text or simple Markdown: headings, paragraphs, lists, links, code; scripts and styles left out."""
+"""Convert HTML to plain text or simple Markdown: headings, paragraphs, lists, links and code, without scripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MARKS = {"strong": "**", "b": "**", "em": "*", "i": "*", "code": "`"}
 
 
 def title_of(html: str) -> str:
-    """What the beginning of the page says its title is."""
+    """Return the title of the page from its first 64 KiB; empty if it has none."""
     from html import unescape
 
     found = re.search(r"<title[^>]{0,200}>([^<]{0,1000})", html[:65536], re.IGNORECASE)
@@ -41,7 +41,7 @@ def title_of(html: str) -> str:
 
 
 def convert(html: str, *, markdown: bool) -> str:
-    """The text of the page, whatever was sent for one."""
+    """Return the text of the page. Accepts invalid HTML."""
     page = _Page(markdown=markdown)
     page.feed(html)
     page.close()

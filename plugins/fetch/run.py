@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The fetch plugin: one URL in, one event with what was there out. See README.md."""
+"""Fetch the URL of an event and emit its content. See README.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_guard import GUARD_KEYS, Guard, split_url
-from ductile_http import Answer, request, within
+from ductile_http import Response, request, time_limit
 from ductile_plugin import Failed, Final, Job, Misconfigured, only_known, run, setting
 
 TYPE_CHECKING = False
@@ -31,31 +31,31 @@ KEYS = (
 )
 FORMATS = ("html", "text", "markdown")
 METHODS = ("GET", "POST", "HEAD")
-MOST_BYTES = 6 << 20
-MOST_EVENT = 9 << 20
-"""An answer of Ductile's protocol has room for 10 MiB, and a body grows when it is written as JSON."""
+MAX_BODY_BYTES = 6 << 20
+MAX_EVENT_BYTES = 9 << 20
+"""A plugin response is limited to 10 MiB, and a body grows when it is encoded as JSON."""
 
 
 class Settings:
-    """The configuration, checked."""
+    """The configuration, validated."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         only_known(config, KEYS)
         self.guard = Guard.of(config)
         self.user_agent = setting(config, "user_agent", str, "ductile-fetch")
-        self.timeout = float(setting(config, "timeout_seconds", float, 30, least=0.1))
+        self.timeout = float(setting(config, "timeout_seconds", float, 30, minimum=0.1))
         follows = setting(config, "follow_redirects", bool, True)
         self.max_redirects = setting(config, "max_redirects", int, 5) if follows else 0
-        self.max_bytes = setting(config, "max_response_bytes", int, 1 << 20, least=1)
-        if self.max_bytes > MOST_BYTES:
-            raise Misconfigured(f"max_response_bytes must be {MOST_BYTES} or less, not {self.max_bytes}")
+        self.max_bytes = setting(config, "max_response_bytes", int, 1 << 20, minimum=1)
+        if self.max_bytes > MAX_BODY_BYTES:
+            raise Misconfigured(f"max_response_bytes must be at most {MAX_BODY_BYTES}, not {self.max_bytes}")
         self.output_format = one_of(
             setting(config, "output_format", str, "html"), FORMATS, "output_format", Misconfigured
         )
         self.content_types = texts(setting(config, "content_types", list, []), "content_types")
         self.headers = header_lines(setting(config, "headers", dict, {}), Misconfigured)
         if self.headers and not self.guard.allowed_hosts:
-            raise Misconfigured("headers would go to whatever host an event names; set allowed_hosts too")
+            raise Misconfigured("headers require allowed_hosts, because events choose the host")
 
 
 def handle(job: Job) -> str:
@@ -63,15 +63,15 @@ def handle(job: Job) -> str:
     url = job.payload.get("url")
     try:
         if not isinstance(url, str) or not url:
-            raise Final("payload.url is missing; it must be the text of a URL")
-        answer = fetch(job.payload, url, settings)
-        if answer.status >= 400:
-            answer.require_success()
-        # A page can be written so that reading it takes hours.
-        with within(settings.timeout, "the text of the page", Final):
-            page = described(url, answer, job.payload.get("output_format") or settings.output_format)
-        if len(json.dumps(page, ensure_ascii=False).encode("utf-8", "backslashreplace")) > MOST_EVENT:
-            raise Final("the answer is too large for an event; lower max_response_bytes")
+            raise Final("payload.url is missing; it must be a URL")
+        response = fetch(job.payload, url, settings)
+        if response.status >= 400:
+            response.require_success()
+        # Hostile HTML can take hours to parse.
+        with time_limit(settings.timeout, "conversion of the page", Final):
+            page = page_of(url, response, job.payload.get("output_format") or settings.output_format)
+        if len(json.dumps(page, ensure_ascii=False).encode("utf-8", "backslashreplace")) > MAX_EVENT_BYTES:
+            raise Final("the response is too large for an event; reduce max_response_bytes")
     except Failed as failure:
         job.emit("fetch.failed", {"source_url": url, "error": str(failure), "text": f"fetch failed: {failure}"})
         raise
@@ -81,23 +81,21 @@ def handle(job: Job) -> str:
 
 def health(job: Job) -> str:
     settings = Settings(job.config)
-    return (
-        f"fetch is well: {settings.timeout:g} s, {settings.max_bytes} bytes, {settings.max_redirects} redirects at most"
-    )
+    return f"healthy (at most {settings.timeout:g} s, {settings.max_bytes} bytes, {settings.max_redirects} redirects)"
 
 
-def fetch(payload: Mapping[str, Any], url: str, settings: Settings) -> Answer:
-    """The answer that the event asks for. Raises Final for what cannot be asked."""
+def fetch(payload: Mapping[str, Any], url: str, settings: Settings) -> Response:
+    """Send the request that the payload describes. Raises Final if the payload is invalid."""
     one_of(payload.get("output_format") or "html", FORMATS, "payload.output_format", Final)
     method = one_of(payload.get("method") or "GET", METHODS, "payload.method", Final)
     body = payload.get("body")
     if body is not None and method != "POST":
-        raise Final(f"payload.body is sent with POST, not with {method}")
+        raise Final(f"payload.body requires POST, not {method}")
     headers = {"User-Agent": settings.user_agent, "Accept": "*/*"}
     if method == "POST" and not isinstance(body, str):
         headers["Content-Type"] = "application/json"
     headers |= header_lines(payload.get("headers") or {}, Final) | settings.headers
-    answer = request(
+    response = request(
         method,
         url,
         guard=settings.guard,
@@ -107,63 +105,63 @@ def fetch(payload: Mapping[str, Any], url: str, settings: Settings) -> Answer:
         max_bytes=settings.max_bytes,
         max_redirects=settings.max_redirects,
     )
-    kind = answer.content_type
+    kind = response.content_type
     if (
         settings.content_types
-        and answer.status < 300
-        and not any(fits(kind, wanted) for wanted in settings.content_types)
+        and response.status < 300
+        and not any(matches(kind, wanted) for wanted in settings.content_types)
     ):
-        raise Final(f"the answer is {kind or 'of no content type'}, which is not one of content_types")
-    return answer
+        raise Final(f"the content type {kind or '(none)'} is not in content_types")
+    return response
 
 
-def described(url: str, answer: Answer, output_format: str) -> dict[str, Any]:
-    """What the event says about the answer."""
+def page_of(url: str, response: Response, output_format: str) -> dict[str, Any]:
+    """Return the payload of `fetch.completed`."""
     from hashlib import sha256
 
     page: dict[str, Any] = {
-        "url": answer.hops[-1],
+        "url": response.hops[-1],
         "source_url": url,
         "source_type": "web",
-        "status_code": answer.status,
-        "content_type": answer.content_type,
-        "bytes": len(answer.body),
-        "sha256": sha256(answer.body).hexdigest(),
-        "redirects": answer.hops[:-1],
+        "status_code": response.status,
+        "content_type": response.content_type,
+        "bytes": len(response.body),
+        "sha256": sha256(response.body).hexdigest(),
+        "redirects": response.hops[:-1],
     }
-    if 300 <= answer.status < 400 and "location" in answer.headers:
-        page["location"] = answer.headers["location"]
-    return page | content(answer, output_format)
+    if 300 <= response.status < 400 and "location" in response.headers:
+        page["location"] = response.headers["location"]
+    return page | content(response, output_format)
 
 
-def content(answer: Answer, output_format: str) -> dict[str, Any]:
-    """The body in the form that fits its content type."""
-    kind = answer.content_type
+def content(response: Response, output_format: str) -> dict[str, Any]:
+    """Return the body in the form for its content type."""
+    kind = response.content_type
     if kind in ("text/html", "application/xhtml+xml"):
         from html_text import convert, title_of
 
-        text = answer.text()
+        text = response.text()
         shown = text if output_format == "html" else convert(text, markdown=output_format == "markdown")
         return {"title": title_of(text), "text": shown}
-    if fits(kind, "application/json") or kind.endswith("+json"):
+    if matches(kind, "application/json") or kind.endswith("+json"):
         try:
-            value = answer.json()
+            value = response.json()
         except ValueError as error:
-            raise Final(f"the answer says that it is JSON and is not: {str(error)[:200]}") from error
-        return {"text": answer.text(), "json": value}
-    if fits(kind, "text/*") or kind.endswith(("/xml", "+xml")) or kind in ("", "application/javascript"):
-        return {"text": answer.text()}
+            raise Final(f"the response has a JSON content type, but is not JSON: {str(error)[:200]}") from error
+        return {"text": response.text(), "json": value}
+    if matches(kind, "text/*") or kind.endswith(("/xml", "+xml")) or kind in ("", "application/javascript"):
+        return {"text": response.text()}
     from base64 import b64encode
 
-    return {"body_base64": b64encode(answer.body).decode("ascii")}
+    return {"body_base64": b64encode(response.body).decode("ascii")}
 
 
 def encoded(body: Any) -> bytes:
     return (body if isinstance(body, str) else json.dumps({} if body is None else body)).encode("utf-8", "replace")
 
 
-def fits(kind: str, wanted: str) -> bool:
-    """`text/*` stands for every text."""
+def matches(kind: str, wanted: str) -> bool:
+    """Return True if the content type matches; `text/*` matches every text type."""
     return kind.startswith(wanted[:-1]) if wanted.endswith("/*") else kind == wanted.lower()
 
 
@@ -175,14 +173,14 @@ def one_of(value: Any, allowed: tuple[str, ...], name: str, failure: type[Failed
 
 def texts(entries: list[Any], name: str) -> list[str]:
     if not all(isinstance(entry, str) for entry in entries):
-        raise Misconfigured(f"{name} must be a list of texts")
+        raise Misconfigured(f"{name} must be a list of strings")
     return entries
 
 
 def header_lines(headers: Any, failure: type[Failed]) -> dict[str, str]:
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-        raise failure("headers must be a mapping of names to texts")
-    return {name.title(): value for name, value in headers.items()}  # no two that differ in case alone
+        raise failure("headers must map names to strings")
+    return {name.title(): value for name, value in headers.items()}  # normalize the case, so that names are unique
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads and writes files below allowed folders. See README.md."""
+"""Read and write files in allowed folders. See README.md."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from below import NO_LINK, append, parent_of, regular, replace
 from ductile_plugin import Failed, Final, Job, Misconfigured, only_known, run, setting
+from safe_files import NO_LINK_FLAGS, append, parent_of, replace, require_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 KEYS = ("allowed_read_paths", "allowed_write_paths", "default_output_dir", "max_bytes")
-MOST_EVENT = 9 << 20  # an answer has room for 10 MiB, and content grows when it is written as JSON
+MAX_EVENT_BYTES = 9 << 20  # a response is limited to 10 MiB
 
 
-def work(job: Job) -> str:
+def handle(job: Job) -> str:
     only_known(job.config, KEYS)
-    action = wanted(job, "action")
+    action = required_text(job, "action")
     if action == "read":
         return read(job)
     if action == "write":
@@ -33,16 +33,16 @@ def work(job: Job) -> str:
 
 
 def read(job: Job) -> str:
-    path = wanted(job, "path")
-    most = setting(job.config, "max_bytes", int, 1 << 20)
+    path = required_text(job, "path")
+    max_bytes = setting(job.config, "max_bytes", int, 1 << 20)
     with (
         parent_of(path, allowed(job, "allowed_read_paths")) as (folder, name, full),
-        open(os.open(name, os.O_RDONLY | NO_LINK, dir_fd=folder), "rb") as file,
+        open(os.open(name, os.O_RDONLY | NO_LINK_FLAGS, dir_fd=folder), "rb") as file,
     ):
-        status = regular(os.fstat(file.fileno()), full)
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise Final(f"{full} has more than {most} bytes (max_bytes)")
+        status = require_regular(os.fstat(file.fileno()), full)
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise Final(f"{full} is larger than max_bytes ({max_bytes})")
     payload = {
         "path": full,
         "filename": name,
@@ -56,8 +56,8 @@ def read(job: Job) -> str:
         try:
             payload["text"] = content.decode()
         except UnicodeDecodeError:
-            raise Final(f"{full} is not UTF-8 text; ask for it with encoding: base64") from None
-    if len(json.dumps(payload, ensure_ascii=False).encode()) > MOST_EVENT:
+            raise Final(f"{full} is not UTF-8 text; use encoding: base64") from None
+    if len(json.dumps(payload, ensure_ascii=False).encode()) > MAX_EVENT_BYTES:
         raise Final(f"{full} is too large for an event; lower max_bytes")
     job.emit("file.read", payload)
     return f"read {len(content)} bytes from {full}"
@@ -78,35 +78,35 @@ def write(job: Job) -> str:
 
 
 def target_of(job: Job) -> str:
-    """Where to write: `path`, or `filename` in `output_dir` or in the default folder."""
+    """Return the path to write: `path`, or `filename` in `output_dir` or the default folder."""
     path = job.payload.get("path") or job.payload.get("output_path")
     folder = job.payload.get("output_dir") or setting(job.config, "default_output_dir", default=None)
     if path:
-        path = wanted(job, "path" if job.payload.get("path") else "output_path")
+        path = required_text(job, "path" if job.payload.get("path") else "output_path")
         if not path.startswith("/") and folder:
-            path = os.path.join(os.path.abspath(text(folder, "output_dir")), path)
+            path = os.path.join(os.path.abspath(checked_text(folder, "output_dir")), path)
         return path
-    name = wanted(job, "filename")
+    name = required_text(job, "filename")
     if "/" in name or name in (".", ".."):
-        raise Final(f"payload.filename {name!r} is not a plain name; use path")
+        raise Final(f"payload.filename {name!r} must not contain a slash; use path")
     if not folder:
-        raise Final("payload.output_dir is missing, and there is no default_output_dir")
-    return os.path.join(os.path.abspath(text(folder, "output_dir")), name)
+        raise Final("payload.output_dir is missing and default_output_dir is not configured")
+    return os.path.join(os.path.abspath(checked_text(folder, "output_dir")), name)
 
 
 def content_of(job: Job) -> bytes:
-    """The first of `content`, `text` and `result`."""
+    """Return the first of `content`, `text` and `result` as bytes."""
     for key in ("content", "text", "result"):
         value = job.payload.get(key)
         if value is None:
             continue
         if encoding(job) == "base64":
             try:
-                return base64.b64decode(text(value, key), validate=True)
+                return base64.b64decode(checked_text(value, key), validate=True)
             except ValueError as error:
                 raise Final(f"payload.{key} is not base64: {error}") from error
-        return text(value, key).encode("utf-8", "replace")
-    raise Final("there is nothing to write: the payload has no content, text or result")
+        return checked_text(value, key).encode("utf-8", "replace")
+    raise Final("nothing to write: the payload has no content, text or result")
 
 
 def encoding(job: Job) -> str:
@@ -116,24 +116,24 @@ def encoding(job: Job) -> str:
     return str(value)
 
 
-def wanted(job: Job, key: str) -> str:
+def required_text(job: Job, key: str) -> str:
     value = job.payload.get(key)
     if value is None or value == "":
         raise Final(f"payload.{key} is missing")
-    return text(value, key)
+    return checked_text(value, key)
 
 
-def text(value: Any, key: str) -> str:
+def checked_text(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise Final(f"payload.{key} must be text, not {value!r:.80}")
     return value
 
 
 def allowed(job: Job, key: str) -> list[str]:
-    """The folders under `key`, as absolute paths; what they lead through is the operator's choice."""
+    """Return the folders of `key` as absolute paths. They may contain symbolic links."""
     folders = setting(job.config, key, list, [])
     if not folders:
-        raise Misconfigured(f"{key} is empty: nothing is allowed")
+        raise Misconfigured(f"{key} is empty, so no folder is allowed")
     if not all(isinstance(folder, str) and folder for folder in folders):
         raise Misconfigured(f"{key} must be a list of folders")
     return [os.path.abspath(folder) for folder in folders]
@@ -148,12 +148,12 @@ def health(job: Job) -> str:
             continue
         for folder in allowed(job, key):
             if not os.path.isdir(folder) or not os.access(folder, needed):
-                raise Failed(f"{key}: {folder} is not a folder that may be used so")
+                raise Failed(f"{key}: {folder} is not a folder with the required permissions")
             folders.append(folder)
     if not folders:
-        raise Misconfigured("neither allowed_read_paths nor allowed_write_paths is set: nothing is allowed")
-    return f"{len(folders)} folders can be used"
+        raise Misconfigured("set allowed_read_paths or allowed_write_paths; without them no folder is allowed")
+    return f"{len(folders)} folders are accessible"
 
 
 if __name__ == "__main__":
-    run(poll=work, handle=work, health=health)
+    run(poll=handle, handle=handle, health=health)

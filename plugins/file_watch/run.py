@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Watches single files: what was told last is the state, what differs from it is told. See README.md."""
+"""Watch single files. The state is what was reported last; each poll reports the differences. See README.md."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 KEYS = ("id", "path", "event_type", "strategy", "emit_initial", "emit_deleted", "min_stable_age")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-MAX_WATCHES = 1000  # as many as an answer may have events
-GONE = ""
+MAX_WATCHES = 1000  # the limit of events in one response
+ABSENT = ""
 
 
-class Unclear(Exception):
-    """The file cannot be judged now; what was told last stays true."""
+class Unreadable(Exception):
+    """The file cannot be compared in this poll. The last reported fingerprint is kept."""
 
 
 class Watch:
-    """One of `watches`, checked."""
+    """One entry of `watches`, validated."""
 
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         only_known(raw, KEYS, where=where)
@@ -42,106 +42,106 @@ class Watch:
         self.emit_deleted = setting(raw, "emit_deleted", bool, False, where=where)
         self.min_stable_age = seconds(raw.get("min_stable_age"), f"{where}min_stable_age")
 
-    def look(self) -> tuple[str, dict[str, Any]]:
-        """What tells this content from another (GONE if there is no file), and what to say about it."""
+    def read(self) -> tuple[str, dict[str, Any]]:
+        """Return the fingerprint of the file, or ABSENT, and its values for the event. Raises Unreadable."""
         try:
-            # Without blocking: what is now a fifo or a device would wait for its other end.
+            # Without O_NONBLOCK, opening a FIFO or a device could block.
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            return GONE, {}
+            return ABSENT, {}
         except (OSError, ValueError) as error:
-            raise Unclear(f"{self.path} cannot be read: {getattr(error, 'strerror', error)}") from error
+            raise Unreadable(f"{self.path} cannot be read: {getattr(error, 'strerror', error)}") from error
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
-            raise Unclear(f"{self.path} is not a regular file")
+            raise Unreadable(f"{self.path} is not a regular file")
         with open(descriptor, "rb") as file:
-            # The time of the change of the inode: unlike the time of modification nobody can set it.
+            # ctime, because programs can set mtime.
             if abs(time.time() - before.st_ctime) < self.min_stable_age:
-                raise Unclear(f"{self.path} has changed within {self.min_stable_age:g} s")
-            facts = {"size": before.st_size, "modified_at": moment(before.st_mtime)}
+                raise Unreadable(f"{self.path} changed less than {self.min_stable_age:g} s ago")
+            values = {"size": before.st_size, "modified_at": utc_time(before.st_mtime)}
             if self.strategy == "mtime_size":
-                return f"{before.st_mtime_ns}:{before.st_size}", facts
+                return f"{before.st_mtime_ns}:{before.st_size}", values
             digest = hashlib.sha256()
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
             after = os.fstat(descriptor)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise Unclear(f"{self.path} is being written")
-        return digest.hexdigest(), {**facts, "sha256": digest.hexdigest()}
+            raise Unreadable(f"{self.path} is being written to")
+        return digest.hexdigest(), {**values, "sha256": digest.hexdigest()}
 
 
 def poll(job: Job) -> str:
-    known = job.state.get("watches", {})
-    watches = configured(job)
-    seen, unclear = {}, []
+    stored = job.state.get("watches", {})
+    watches = read_config(job)
+    reported, warnings = {}, []
     for watch in watches:
-        last = known.get(watch.id)
+        last = stored.get(watch.id)
         if last and (last["path"], last["strategy"]) != (watch.path, watch.strategy):
             last = None
         try:
-            mark, facts = watch.look()
-        except Unclear as reason:
-            unclear.append(str(reason))
+            mark, values = watch.read()
+        except Unreadable as reason:
+            warnings.append(str(reason))
             if last:
-                seen[watch.id] = last
+                reported[watch.id] = last
             continue
-        seen[watch.id] = tell(job, watch, last, mark, facts)
-    job.state = {"watches": seen}
-    for line in unclear:
+        reported[watch.id] = report(job, watch, last, mark, values)
+    job.state = {"watches": reported}
+    for line in warnings:
         job.log("warn", line)
-    return f"looked at {len(watches)} files: {len(job.events)} events, {len(unclear)} not clear yet"
+    return f"checked {len(watches)} files: {len(job.events)} events, {len(warnings)} skipped"
 
 
-def tell(job: Job, watch: Watch, last: dict[str, Any] | None, mark: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """What is known after this look; the event is emitted if there is something to say."""
+def report(job: Job, watch: Watch, last: dict[str, Any] | None, mark: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Emit an event if the file changed, and return its new state."""
     if last is None:
-        change = "created" if mark != GONE and watch.emit_initial else None
+        change = "created" if mark != ABSENT and watch.emit_initial else None
     elif mark == last["mark"]:
         return last
-    elif mark == GONE:
+    elif mark == ABSENT:
         change = "deleted" if watch.emit_deleted else None
     else:
-        change = "created" if last["mark"] == GONE else "modified"
+        change = "created" if last["mark"] == ABSENT else "modified"
     if change:
         payload = {"watch_id": watch.id, "path": watch.path, "filename": os.path.basename(watch.path), "change": change}
-        # The job's id is the same for every attempt, and another one when a file is put back as it was.
-        job.emit(watch.event_type, {**payload, **facts}, dedupe_key=f"file_watch:{job.id}:{len(job.events)}")
+        # The job id is the same for every attempt, and differs if a file later returns to earlier content.
+        job.emit(watch.event_type, {**payload, **values}, dedupe_key=f"file_watch:{job.id}:{len(job.events)}")
     return {"path": watch.path, "strategy": watch.strategy, "mark": mark}
 
 
 def health(job: Job) -> str:
-    watches = configured(job)
-    troubles = []
+    watches = read_config(job)
+    problems = []
     for watch in watches:
         if not os.path.exists(os.path.dirname(watch.path)):
-            troubles.append(f"{os.path.dirname(watch.path)} does not exist")
+            problems.append(f"{os.path.dirname(watch.path)} does not exist")
         elif os.path.lexists(watch.path) and not os.path.isfile(watch.path):
-            troubles.append(f"{watch.path} is not a regular file")
+            problems.append(f"{watch.path} is not a regular file")
         elif os.path.exists(watch.path) and not os.access(watch.path, os.R_OK):
-            troubles.append(f"{watch.path} may not be read")
-    if troubles:
-        raise Failed("; ".join(troubles))
+            problems.append(f"{watch.path} is not readable")
+    if problems:
+        raise Failed("; ".join(problems))
     return f"{len(watches)} files can be watched"
 
 
-def configured(job: Job) -> list[Watch]:
+def read_config(job: Job) -> list[Watch]:
     only_known(job.config, ("watches",))
-    listed = setting(job.config, "watches", list)
-    if not 0 < len(listed) <= MAX_WATCHES:
-        raise Misconfigured(f"watches must have 1 to {MAX_WATCHES} entries, not {len(listed)}")
+    entries = setting(job.config, "watches", list)
+    if not 0 < len(entries) <= MAX_WATCHES:
+        raise Misconfigured(f"watches must have 1 to {MAX_WATCHES} entries, not {len(entries)}")
     watches = []
-    for index, raw in enumerate(listed):
+    for index, raw in enumerate(entries):
         if not isinstance(raw, dict):
-            raise Misconfigured(f"watches[{index}] must be a mapping with `path`")
+            raise Misconfigured(f"watches[{index}] must be a mapping with the key `path`")
         watches.append(Watch(raw, f"watches[{index}]."))
     ids = [watch.id for watch in watches]
-    if double := next((name for name in ids if ids.count(name) > 1), None):
-        raise Misconfigured(f"watches: the id {double!r} is used twice")
+    if duplicate := next((name for name in ids if ids.count(name) > 1), None):
+        raise Misconfigured(f"watches: duplicate id {duplicate!r}")
     return watches
 
 
 def seconds(value: Any, where: str) -> float:
-    """A duration: a number of seconds, or text such as 500ms, 2s, 5m."""
+    """Parse a duration: a number of seconds, or text such as 500ms, 2s, 5m."""
     if value is None:
         return 0.0
     text = str(value).strip()
@@ -152,7 +152,7 @@ def seconds(value: Any, where: str) -> float:
         raise Misconfigured(f"{where} must be a duration such as 2s, not {value!r}") from None
 
 
-def moment(timestamp: float) -> str:
+def utc_time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(max(0.0, timestamp)))
 
 

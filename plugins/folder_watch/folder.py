@@ -1,4 +1,4 @@
-"""What is watched, and what is there now. What was told, and what is to be told, is for run.py."""
+"""The configured watches and a scan of the files in a folder. `run.py` compares scans with the state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KEYS = (
     *("id", "root", "event_type", "recursive", "include_globs", "exclude_globs", "ignore_hidden", "strategy"),
     *("emit_mode", "emit_initial", "emit_deleted", "min_stable_age", "max_files", "max_events"),
 )
-MAX_EVENTS = 1000  # of an answer
+MAX_EVENTS = 1000  # in one response
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Watch:
-    """One of `watches`, checked."""
+    """One entry of `watches`, validated."""
 
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         only_known(raw, KEYS, where=where)
@@ -40,97 +40,99 @@ class Watch:
         self.emit_initial = setting(raw, "emit_initial", bool, False, where=where)
         self.emit_deleted = setting(raw, "emit_deleted", bool, False, where=where)
         self.min_stable_age = seconds(raw.get("min_stable_age"), f"{where}min_stable_age")
-        self.max_files = setting(raw, "max_files", int, 5000, least=1, where=where)
-        self.max_events = min(MAX_EVENTS, setting(raw, "max_events", int, 500, least=1, where=where))
+        self.max_files = setting(raw, "max_files", int, 5000, minimum=1, where=where)
+        self.max_events = min(MAX_EVENTS, setting(raw, "max_events", int, 500, minimum=1, where=where))
 
     def is_watched(self, path: str, name: str) -> bool:
-        """Whether a file in a folder that is searched is watched."""
-        return (not self.included or matches(self.included, path)) and not self.is_left_out(path, name)
+        """Return True if a file in a searched folder is watched."""
+        return (not self.included or matches(self.included, path)) and not self.is_excluded(path, name)
 
     def is_searched(self, path: str, name: str) -> bool:
-        return self.recursive and not self.is_left_out(path, name)
+        return self.recursive and not self.is_excluded(path, name)
 
-    def is_left_out(self, path: str, name: str) -> bool:
+    def is_excluded(self, path: str, name: str) -> bool:
         return (self.ignore_hidden and name.startswith(".")) or matches(self.excluded, path)
 
     def covers(self, path: str) -> bool:
-        """Whether the path would be looked at if it were there."""
+        """Return True if a file at this path would be watched."""
         *folders, name = path.split("/")
         searched = (self.is_searched("/".join(folders[: depth + 1]), name) for depth, name in enumerate(folders))
         return all(searched) and self.is_watched(path, name)
 
 
 class Scan:
-    """What is in a folder now: settled files with their marks, and what cannot be judged today."""
+    """The files in a folder now: stable files with their fingerprints, and paths that cannot be compared."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self.files: dict[str, tuple[str, os.stat_result]] = {}
-        self.unclear: set[str] = set()  # files, and folders with a slash at the end
-        self.unsettled = 0
+        self.unknown: set[str] = set()  # files, and folders with a trailing slash
+        self.unstable = 0
         self.warnings: list[str] = []
         folders = [""]
         while folders:
             folders.extend(self._list(folders.pop()))
 
-    def is_unclear(self, path: str) -> bool:
+    def is_unknown(self, path: str) -> bool:
         parts = path.split("/")
-        above = ("/".join(parts[:depth]) + "/" for depth in range(len(parts)))
-        return path in self.unclear or any(folder in self.unclear for folder in above)
+        parents = ("/".join(parts[:depth]) + "/" for depth in range(len(parts)))
+        return path in self.unknown or any(folder in self.unknown for folder in parents)
 
     def _list(self, folder: str) -> Iterator[str]:
-        """Takes the files of a folder in; gives the folders in it, each with a slash at the end."""
+        """Add the files of a folder and yield its subfolders, each with a trailing slash."""
         try:
             with os.scandir(os.path.join(self.watch.root, folder)) as entries:
                 listed = list(entries)
         except FileNotFoundError:
             if not folder:
                 raise
-            return  # gone while we looked
+            return  # deleted during the scan
         except OSError as error:
             if not folder:
                 raise
-            self._hold(folder, error)
+            self._skip(folder, error)
             return
         for entry in listed:
             path = folder + entry.name
-            # Links are not followed: neither out of the folder nor in circles.
+            # Links are not followed: they could lead outside the folder or into cycles.
             if entry.is_dir(follow_symlinks=False):
                 if self.watch.is_searched(path, entry.name):
                     yield f"{path}/"
             elif entry.is_file(follow_symlinks=False) and self.watch.is_watched(path, entry.name):
-                self._take(path, entry)
+                self._add_file(path, entry)
 
-    def _take(self, path: str, entry: os.DirEntry[str]) -> None:
+    def _add_file(self, path: str, entry: os.DirEntry[str]) -> None:
         try:
             status = entry.stat(follow_symlinks=False)
-            # The time of the change of the inode: unlike the time of modification nobody can set it.
+            # ctime, because programs can set mtime.
             if abs(time.time() - status.st_ctime) < self.watch.min_stable_age:
-                self.unclear.add(path)
-                self.unsettled += 1
+                self.unknown.add(path)
+                self.unstable += 1
                 return
             text = content_hash(entry.path) if self.watch.by_content else f"{status.st_mtime_ns}:{status.st_size}"
         except FileNotFoundError:
             return
         except OSError as error:
-            self._hold(path, error)
+            self._skip(path, error)
             return
-        self.files[path] = (short(text), status)
+        self.files[path] = (short_hash(text), status)
 
-    def _hold(self, path: str, error: OSError) -> None:
-        self.unclear.add(path)
-        self.warnings.append(f"{shown(os.path.join(self.watch.root, path))} cannot be read: {error.strerror or error}")
+    def _skip(self, path: str, error: OSError) -> None:
+        self.unknown.add(path)
+        self.warnings.append(
+            f"{displayed(os.path.join(self.watch.root, path))} cannot be read: {error.strerror or error}"
+        )
 
 
 def globs(patterns: list[Any], where: str) -> list[re.Pattern[str]]:
-    """`*` and `?` stay within a name, `**` does not; a pattern without a slash is for the name alone."""
+    """Compile globs: `*` and `?` do not match a slash, `**` does. A pattern without a slash matches the file name."""
     compiled = []
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
             raise Misconfigured(f"{where} must be a list of patterns such as '*.csv', not {pattern!r}")
         parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern if "/" in pattern else f"**/{pattern}")
-        meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        compiled.append(re.compile("".join(meaning.get(part) or re.escape(part) for part in parts), re.DOTALL))
+        regexes = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        compiled.append(re.compile("".join(regexes.get(part) or re.escape(part) for part in parts), re.DOTALL))
     return compiled
 
 
@@ -139,7 +141,7 @@ def matches(patterns: Iterable[re.Pattern[str]], path: str) -> bool:
 
 
 def one_of(raw: dict[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:
-    """The first of the choices is the default."""
+    """Return one of the choices; the first is the default."""
     value: str = setting(raw, key, default=choices[0], where=where)
     if value not in choices:
         raise Misconfigured(f"{where}{key} must be {' or '.join(choices)}, not {value!r}")
@@ -147,7 +149,7 @@ def one_of(raw: dict[str, Any], key: str, choices: tuple[str, ...], where: str) 
 
 
 def seconds(value: Any, where: str) -> float:
-    """A duration: a number of seconds, or text such as 500ms, 2s, 5m."""
+    """Parse a duration: a number of seconds, or text such as 500ms, 2s, 5m."""
     if value is None:
         return 0.0
     text = str(value).strip()
@@ -159,7 +161,7 @@ def seconds(value: Any, where: str) -> float:
 
 
 def content_hash(path: str) -> str:
-    # Without blocking and without following: since it was listed, the name may have become a fifo or a link.
+    # The file may have been replaced by a FIFO or a link since the folder was listed.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     digest = hashlib.sha256()
     with open(descriptor, "rb") as file:
@@ -168,10 +170,10 @@ def content_hash(path: str) -> str:
     return digest.hexdigest()
 
 
-def shown(path: str) -> str:
+def displayed(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def short(text: str) -> str:
+def short_hash(text: str) -> str:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=9).digest()
     return base64.urlsafe_b64encode(digest).decode()

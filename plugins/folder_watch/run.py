@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Watches folders. The state is what was told, never what was seen: what is not told today is told next time.
+"""Watch folders. The state has the changes that were reported, so an unreported change is reported by the next poll.
 
 See README.md.
 """
@@ -16,19 +16,19 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from ductile_plugin import Failed, Job, Misconfigured, only_known, run, setting
-from folder import MAX_EVENTS, Scan, Watch, shown
+from folder import MAX_EVENTS, Scan, Watch, displayed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_EVENT_BYTES = 2_000_000  # of an answer, well below what Ductile reads
-MAX_STATE_BYTES = 950_000  # of all watches together, well below what Ductile keeps
+MAX_EVENT_BYTES = 2_000_000  # in one response, well below the limit of 10 MiB
+MAX_STATE_BYTES = 950_000  # of all watches, below the limit of 1 MiB
 MAX_WARNINGS = 20
 
 
-class Room:
-    """What is left of the caps of one answer, for all watches together."""
+class Remaining:
+    """The unused limits of one response, shared by all watches."""
 
     def __init__(self) -> None:
         self.events = MAX_EVENTS
@@ -37,122 +37,127 @@ class Room:
 
 
 def poll(job: Job) -> str:
-    watches = configured(job)
-    told = job.state.get("watches", {})
-    room, kept, notes, failures = Room(), {}, [], []
+    watches = read_config(job)
+    reported = job.state.get("watches", {})
+    remaining, new_state, notes, failures = Remaining(), {}, [], []
     for watch in watches:
-        last = told.get(watch.id)
+        last = reported.get(watch.id)
         if last and last["root"] == watch.root:
-            room.state_bytes -= sum(map(state_size, last["files"]))
+            remaining.state_bytes -= sum(map(state_size, last["files"]))
     for watch in watches:
-        last = told.get(watch.id)
+        last = reported.get(watch.id)
         last = last if last and last["root"] == watch.root else None
         try:
             scan = Scan(watch)
         except OSError as error:
-            failures.append(f"{shown(watch.root)} cannot be listed: {error.strerror or error}")
+            failures.append(f"{displayed(watch.root)} cannot be listed: {error.strerror or error}")
             if last:
-                kept[watch.id] = last
+                new_state[watch.id] = last
             continue
-        kept[watch.id], note = compare(job, watch, last, scan, room)
+        new_state[watch.id], note = compare(job, watch, last, scan, remaining)
         notes.append(note)
         warn(job, scan.warnings)
     warn(job, failures)
     if len(failures) == len(watches):
         raise Failed("; ".join(failures[:MAX_WARNINGS]))
-    job.state = {"watches": kept}
+    job.state = {"watches": new_state}
     return "; ".join(notes)[:2000]
 
 
-def compare(job: Job, watch: Watch, last: dict[str, Any] | None, scan: Scan, room: Room) -> tuple[dict[str, Any], str]:
-    """Tells what differs from what was told `last`, as far as there is room; returns what is told now, and a note."""
+def compare(
+    job: Job, watch: Watch, last: dict[str, Any] | None, scan: Scan, remaining: Remaining
+) -> tuple[dict[str, Any], str]:
+    """Report the changes since `last` within the limits. Return the new state of the watch and a summary."""
     files: dict[str, str] = dict(last["files"]) if last else {}
     cursor = last["cursor"] if last else ""
     is_silent = last is None and not watch.emit_initial
     entries: list[dict[str, Any]] = []
-    waiting = crowded = 0
+    postponed = over_limit = 0
     for path, change in changes(watch, files, scan, cursor):
         key = key_of(path)
-        if change == "created" and (len(files) >= watch.max_files or room.state_bytes < state_size(key)):
-            crowded += 1
+        if change == "created" and (len(files) >= watch.max_files or remaining.state_bytes < state_size(key)):
+            over_limit += 1
             continue
         if not is_silent and (path in scan.files or (change == "deleted" and watch.emit_deleted)):
             status = scan.files[path][1] if path in scan.files else None
             entry = entry_of(watch, path, change, status)
             size = len(json.dumps(entry)) + 200
-            if len(entries) == watch.max_events or not room.events or room.event_bytes < size:
-                waiting += 1
+            if len(entries) == watch.max_events or not remaining.events or remaining.event_bytes < size:
+                postponed += 1
                 continue
-            room.event_bytes -= size
-            room.events -= watch.per_file or not entries
+            remaining.event_bytes -= size
+            remaining.events -= watch.per_file or not entries
             entries.append(entry)
             cursor = key
         if change == "created":
-            room.state_bytes -= state_size(key)
+            remaining.state_bytes -= state_size(key)
         if path in scan.files:
             files[key] = scan.files[path][0]
         else:
-            room.state_bytes += state_size(key)
+            remaining.state_bytes += state_size(key)
             del files[key]
     emit(job, watch, entries)
-    note = f"{watch.id}: {len(files)} files, {len(entries)} changes told"
-    if waiting:
-        note += f", {waiting} wait for the next poll"
-    if crowded:
-        note += f", {crowded} wait for room"
-        job.log("warn", f"{watch.id}: {crowded} new files wait until others are gone: max_files or the state is full")
-    if scan.unsettled:
-        note += f", {scan.unsettled} not settled yet"
-    # Only a change of what was told changes the state: a quiet poll leaves no fact.
+    note = f"{watch.id}: {len(files)} files, {len(entries)} changes reported"
+    if postponed:
+        note += f", {postponed} postponed to the next poll"
+    if over_limit:
+        note += f", {over_limit} over the limit"
+        job.log(
+            "warn",
+            f"{watch.id}: {over_limit} new files ignored: max_files or the state limit is reached",
+        )
+    if scan.unstable:
+        note += f", {scan.unstable} not stable yet"
+    # The state changes only with a report, so a poll without changes stores no fact.
     return {"root": watch.root, "files": files, "cursor": cursor}, note
 
 
 def changes(watch: Watch, files: dict[str, str], scan: Scan, cursor: str) -> list[tuple[str, str]]:
-    """Deletions first, as they make room; then from where the last answer ended, so that none waits for ever."""
-    gone, changed = [], []
+    """List deletions, which free space, then changes after the cursor, so that no file is postponed forever."""
+    deleted, changed = [], []
     for path in map(path_of, files):
-        if path not in scan.files and not scan.is_unclear(path):
+        if path not in scan.files and not scan.is_unknown(path):
             if not watch.covers(path):
-                gone.append((path, "left"))  # the configuration has changed
+                deleted.append((path, "excluded"))  # excluded by a changed configuration
             elif not is_file(watch.root, path):
-                gone.append((path, "deleted"))
+                deleted.append((path, "deleted"))
     for path, (mark, _) in scan.files.items():
         if (old := files.get(key_of(path))) != mark:
             changed.append((path, "created" if old is None else "modified"))
     after = path_of(cursor)
-    return sorted(gone) + sorted(changed, key=lambda item: (item[0] <= after, item[0]))
+    return sorted(deleted) + sorted(changed, key=lambda item: (item[0] <= after, item[0]))
 
 
 def is_file(root: str, path: str) -> bool:
-    """Asked again before a file is called deleted: a listing may miss what is renamed meanwhile."""
+    """Check again before reporting a deletion: a listing can miss a file that is renamed at the same time."""
     try:
         is_regular = stat.S_ISREG(os.lstat(os.path.join(root, path)).st_mode)
     except OSError:
         return False
-    # Not through a link that has taken the place of a folder.
+    # A folder may have been replaced by a link.
     return is_regular and os.path.realpath(os.path.join(root, path)) == os.path.join(os.path.realpath(root), path)
 
 
 def emit(job: Job, watch: Watch, entries: list[dict[str, Any]]) -> None:
-    head = {"watch_id": watch.id, "root": shown(watch.root)}
+    head = {"watch_id": watch.id, "root": displayed(watch.root)}
     payloads = [{**head, **entry} for entry in entries]
     if entries and not watch.per_file:
-        told = [entry["change"] for entry in entries]
-        totals = {change: told.count(change) for change in ("created", "modified", "deleted")}
+        kinds = [entry["change"] for entry in entries]
+        totals = {change: kinds.count(change) for change in ("created", "modified", "deleted")}
         payloads = [{**head, **totals, "files": entries}]
     for payload in payloads:
-        # The job's id is the same for every attempt, and another one when a file is put back as it was.
+        # The job id is the same for every attempt, and differs if a file later returns to earlier content.
         job.emit(watch.event_type, payload, dedupe_key=f"folder_watch:{job.id}:{len(job.events)}")
 
 
 def entry_of(watch: Watch, path: str, change: str, status: os.stat_result | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "change": change,
-        "path": shown(os.path.join(watch.root, path)),
-        "relative_path": shown(path),
-        "filename": shown(os.path.basename(path)),
+        "path": displayed(os.path.join(watch.root, path)),
+        "relative_path": displayed(path),
+        "filename": displayed(os.path.basename(path)),
     }
-    if shown(path) != path:
+    if displayed(path) != path:
         entry["path_base64"] = base64.b64encode(os.fsencode(os.path.join(watch.root, path))).decode()
     if status:
         modified_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(max(0.0, status.st_mtime)))
@@ -161,36 +166,36 @@ def entry_of(watch: Watch, path: str, change: str, status: os.stat_result | None
 
 
 def health(job: Job) -> str:
-    watches = configured(job)
-    troubles = []
+    watches = read_config(job)
+    problems = []
     for watch in watches:
         try:
             os.scandir(watch.root).close()
         except OSError as error:
-            troubles.append(f"{shown(watch.root)} cannot be listed: {error.strerror or error}")
-    if troubles:
-        raise Failed("; ".join(troubles))
+            problems.append(f"{displayed(watch.root)} cannot be listed: {error.strerror or error}")
+    if problems:
+        raise Failed("; ".join(problems))
     return f"{len(watches)} folders can be watched"
 
 
-def configured(job: Job) -> list[Watch]:
+def read_config(job: Job) -> list[Watch]:
     only_known(job.config, ("watches",))
-    listed = setting(job.config, "watches", list)
+    entries = setting(job.config, "watches", list)
     watches = []
-    for index, raw in enumerate(listed):
+    for index, raw in enumerate(entries):
         if not isinstance(raw, dict):
-            raise Misconfigured(f"watches[{index}] must be a mapping with `root`")
+            raise Misconfigured(f"watches[{index}] must be a mapping with the key `root`")
         watches.append(Watch(raw, f"watches[{index}]."))
     ids = [watch.id for watch in watches]
     if not ids:
         raise Misconfigured("watches is empty")
-    if double := next((name for name in ids if ids.count(name) > 1), None):
-        raise Misconfigured(f"watches: the id {double!r} is used twice")
+    if duplicate := next((name for name in ids if ids.count(name) > 1), None):
+        raise Misconfigured(f"watches: duplicate id {duplicate!r}")
     return watches
 
 
 def key_of(path: str) -> str:
-    """A path as it can stand in JSON: itself if it is UTF-8, else its bytes after a slash (no path begins with one)."""
+    """Return the path as a JSON key: unchanged if it is UTF-8, otherwise a slash and its bytes in base64."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -203,7 +208,7 @@ def path_of(key: str) -> str:
 
 
 def state_size(key: str) -> int:
-    """How much an entry takes in the state: the key as JSON, the mark, quotes, colon and comma."""
+    """Return the bytes of an entry in the state: the key as JSON, the fingerprint, quotes, colon and comma."""
     return len(json.dumps(key)) + 16
 
 
@@ -211,7 +216,7 @@ def warn(job: Job, warnings: list[str]) -> None:
     for warning in warnings[:MAX_WARNINGS]:
         job.log("warn", warning)
     if len(warnings) > MAX_WARNINGS:
-        job.log("warn", f"and {len(warnings) - MAX_WARNINGS} more of this kind")
+        job.log("warn", f"{len(warnings) - MAX_WARNINGS} more warnings of this kind")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The github_events plugin: a webhook delivery in, one typed event out. See README.md."""
+"""Convert a GitHub webhook delivery to a typed event. See README.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from ductile_plugin import MOST_LEVELS, Final, Job, Misconfigured, is_deeper, only_known, run, setting
+from ductile_plugin import MAX_PAYLOAD_LEVELS, Final, Job, Misconfigured, exceeds_depth, only_known, run, setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEYS = ("events", "repositories", "include_body")
 WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 SUBJECTS = ("pull_request", "issue", "release", "workflow_run", "check_run", "check_suite", "discussion", "alert")
-"""Members that say what a delivery is about; the first that is there counts."""
+"""Members that contain the subject of a delivery; the first one present is used."""
 
 
 def handle(job: Job) -> str:
@@ -33,24 +33,24 @@ def handle(job: Job) -> str:
     action = body.get("action")
     action = action if isinstance(action, str) and WORD.fullmatch(action) else None
     name = f"{event}.{action}" if action else event
-    told = described(event, action, headers.get("x-github-delivery"), body)
-    repository = told["repository"] or ""
-    if events and not any(matches(wanted, tried) for wanted in events for tried in (event, name)):
-        return f"{name} is not one of events; nothing emitted"
+    payload = payload_of(event, action, headers.get("x-github-delivery"), body)
+    repository = payload["repository"] or ""
+    if events and not any(matches(wanted, candidate) for wanted in events for candidate in (event, name)):
+        return f"{name} is not in events; nothing emitted"
     if repositories and not any(matches(wanted, repository) for wanted in repositories):
-        return f"{repository or 'no repository'} is not one of repositories; nothing emitted"
-    if include_body and is_deeper(body, MOST_LEVELS - 1):
-        job.log("warn", f"the body has {MOST_LEVELS} levels or more: the event is without it")
+        return f"{repository or 'no repository'} is not in repositories; nothing emitted"
+    if include_body and exceeds_depth(body, MAX_PAYLOAD_LEVELS - 1):
+        job.log("warn", f"the body has at least {MAX_PAYLOAD_LEVELS} levels; the event does not include it")
     elif include_body:
-        told["body"] = body
-    delivery = told["delivery_id"]
-    job.emit(f"github.{name}", told, dedupe_key=f"github:{delivery}" if delivery else None)
-    return f"github.{name}: {told['text']}"
+        payload["body"] = body
+    delivery = payload["delivery_id"]
+    job.emit(f"github.{name}", payload, dedupe_key=f"github:{delivery}" if delivery else None)
+    return f"github.{name}: {payload['text']}"
 
 
 def health(job: Job) -> str:
     events, repositories, _ = settings(job.config)
-    return f"github_events is well: {len(events) or 'all'} events, {len(repositories) or 'all'} repositories"
+    return f"healthy ({len(events) or 'all'} events, {len(repositories) or 'all'} repositories)"
 
 
 def settings(config: Mapping[str, Any]) -> tuple[list[str], list[str], bool]:
@@ -58,33 +58,33 @@ def settings(config: Mapping[str, Any]) -> tuple[list[str], list[str], bool]:
     events, repositories = setting(config, "events", list, []), setting(config, "repositories", list, [])
     for key, entries in (("events", events), ("repositories", repositories)):
         if not all(isinstance(entry, str) and entry for entry in entries):
-            raise Misconfigured(f"{key} must be a list of texts")
+            raise Misconfigured(f"{key} must be a list of strings")
     return events, repositories, setting(config, "include_body", bool, True)
 
 
 def matches(wanted: str, name: str) -> bool:
-    """`octo/*` and `pull_request.*` stand for all that begin so. Names of repositories have no case."""
+    """Compare without case; a trailing `*`, as in `octo/*` or `pull_request.*`, matches any suffix."""
     wanted, name = wanted.lower(), name.lower()
     return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
 
 
-def described(event: str, action: str | None, delivery: Any, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that pipelines ask for, by the same names whatever the event is."""
+def payload_of(event: str, action: str | None, delivery: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payload of the event, with the same keys for every kind of event."""
     is_id = isinstance(delivery, str) and 0 < len(delivery) <= 200
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "event": event,
         "action": action,
         "delivery_id": delivery if is_id else None,
         "repository": text_at(body, "repository", "full_name"),
         "sender": text_at(body, "sender", "login"),
     }
-    about = of_push(body) if event == "push" else of_subject(event, body)
-    told |= {key: value for key, value in about.items() if value is not None}
-    told["text"] = sentence(told, body)
-    return told
+    values = push_values(body) if event == "push" else subject_values(event, body)
+    payload |= {key: value for key, value in values.items() if value is not None}
+    payload["text"] = summary(payload, body)
+    return payload
 
 
-def of_push(body: Mapping[str, Any]) -> dict[str, Any]:
+def push_values(body: Mapping[str, Any]) -> dict[str, Any]:
     ref = text_at(body, "ref") or ""
     commits = body.get("commits")
     return {
@@ -99,12 +99,12 @@ def of_push(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def of_subject(event: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pull request, an issue, a run … is called and where it is."""
+def subject_values(event: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return title, number, state and URL of the pull request, issue, run or other subject."""
     found = (body[key] for key in (event, *SUBJECTS) if isinstance(body.get(key), dict))
     subject: Mapping[str, Any] = next(found, {})
     number, merged = subject.get("number"), subject.get("merged")
-    if event == "status":  # it is about itself
+    if event == "status":  # the delivery itself is the subject
         subject = {**body, "name": body.get("context"), "html_url": body.get("target_url")}
     ref, ref_type = text_at(body, "ref"), body.get("ref_type")
     return {
@@ -120,13 +120,18 @@ def of_subject(event: str, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def sentence(told: Mapping[str, Any], body: Mapping[str, Any]) -> str:
-    """One line, such as `octo/hello: pull_request opened #7 Fix it (by cat)`."""
-    if told["event"] == "ping":
-        return f"{told['repository'] or 'GitHub'}: ping: {text_at(body, 'zen') or 'hello'}"
-    words = [told["event"], told["action"], told.get("branch"), f"#{told['number']}" if "number" in told else None]
-    said = " ".join(word for word in (*words, told.get("title")) if word)
-    return f"{told['repository'] or 'GitHub'}: {said}" + (f" (by {told['sender']})" if told["sender"] else "")
+def summary(payload: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """Return a line such as `octo/hello: pull_request opened #7 Fix it (by cat)`."""
+    if payload["event"] == "ping":
+        return f"{payload['repository'] or 'GitHub'}: ping: {text_at(body, 'zen') or 'hello'}"
+    words = [
+        payload["event"],
+        payload["action"],
+        payload.get("branch"),
+        f"#{payload['number']}" if "number" in payload else None,
+    ]
+    text = " ".join(word for word in (*words, payload.get("title")) if word)
+    return f"{payload['repository'] or 'GitHub'}: {text}" + (f" (by {payload['sender']})" if payload["sender"] else "")
 
 
 def text_at(value: Any, *path: str) -> str | None:

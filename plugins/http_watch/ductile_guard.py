@@ -1,6 +1,6 @@
-"""Which addresses a plugin may be led to, standard library only. Copy it beside ductile_plugin.py and ductile_http.py.
+"""Protection against server-side request forgery (SSRF). Standard library only. Requires ductile_plugin.py.
 
-An address is read in one way only, a name is resolved once, and every address of it must be public or allowed.
+A URL has only one interpretation. A host name is resolved once, and each of its addresses must be public or allowed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NUMBER = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
 _NOT_PUBLIC = (
     "0.0.0.0/8",  # this host
     "10.0.0.0/8",  # private
-    "100.64.0.0/10",  # shared by providers
+    "100.64.0.0/10",  # carrier-grade NAT
     "127.0.0.0/8",  # loopback
     "169.254.0.0/16",  # link-local, metadata services among them
-    "168.63.129.16/32",  # a service of the host, in one large cloud
+    "168.63.129.16/32",  # metadata service of Azure
     "172.16.0.0/12",  # private
     "192.0.0.0/24",  # special purposes
     "192.0.2.0/24",  # examples
@@ -49,11 +49,11 @@ _NOT_PUBLIC = (
 
 
 class Refused(Final):
-    """The guard does not allow this address."""
+    """The guard does not allow this URL or address."""
 
 
 class Guard:
-    """Which hosts and addresses may be spoken to: public ones, and what the operator allows."""
+    """Allows connections to public addresses and to those that the operator allows."""
 
     def __init__(
         self,
@@ -66,39 +66,39 @@ class Guard:
         self.allowed_hosts = tuple(_pattern(host) for host in allowed_hosts)
         self.denied_hosts = tuple(_pattern(host) for host in denied_hosts)
         self.allowed_networks = tuple(_network(text) for text in allowed_networks)
-        # Where the operator's own configuration points is for the operator to know; where a server sends us is not.
+        # URLs from the configuration are trusted, even if they are private. Redirects and URLs from events are not.
         self.trusted = {(host_of(parts), port_of(parts)) for parts in map(split_url, trusted_urls)}
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, trusted_urls: Iterable[str] = ()) -> Guard:
-        """The guard that `allowed_hosts`, `denied_hosts` and `allowed_networks` describe."""
+        """Create a guard from `allowed_hosts`, `denied_hosts` and `allowed_networks`. Raises Misconfigured."""
         lists = {key: setting(config, key, list, []) for key in GUARD_KEYS}
         for key, entries in lists.items():
             if not all(isinstance(entry, str) and entry.strip() for entry in entries):
-                raise Misconfigured(f"{key} must be a list of texts")
+                raise Misconfigured(f"{key} must be a list of strings")
         try:
             return cls(**lists, trusted_urls=trusted_urls)
         except Refused as refusal:
             raise Misconfigured(str(refusal)) from refusal
 
     def addresses(self, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Where `host` is, as getaddrinfo tells it, now and only now. Raises Refused if any of it is not allowed."""
+        """Resolve `host` once and return the result of getaddrinfo. Raises Refused unless every address is allowed."""
         if self.allowed_hosts and not any(_matches(host, pattern) for pattern in self.allowed_hosts):
-            raise Refused(f"{host} is not one of allowed_hosts")
+            raise Refused(f"{host} is not in allowed_hosts")
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:
             raise Failed(f"cannot resolve {host}: {getattr(error, 'strerror', None) or error}") from error
         addresses = [str(address[0]) for *_, address in found]
         if any(_matches(name, pattern) for name in (host, *addresses) for pattern in self.denied_hosts):
-            raise Refused(f"{host} is one of denied_hosts")
+            raise Refused(f"{host} is in denied_hosts")
         for address in addresses:
             if (host, port) not in self.trusted and not self.allows(address):
-                raise Refused(f"{host} is at {address}, which is not public; allowed_networks can allow it")
+                raise Refused(f"{host} resolves to {address}, which is not public; allowed_networks can allow it")
         return found
 
     def allows(self, text: str) -> bool:
-        """Is this address public, or in an allowed network? One of IPv4 in IPv6's clothes is judged as that."""
+        """Return True if the address is public or in an allowed network. IPv4-mapped IPv6 counts as IPv4."""
         from ipaddress import ip_address, ip_network
 
         address = ip_address(text.partition("%")[0])
@@ -109,28 +109,28 @@ class Guard:
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of an address that can only be read in one way. Raises Refused."""
+    """Split a URL, with path and query quoted. Raises Refused if its host could be interpreted in several ways."""
     from urllib.parse import quote, urlsplit
 
     if _UNSAFE.search(url):
-        raise Refused("a URL has no blanks, control characters or backslashes")
+        raise Refused("a URL must not contain spaces, control characters or backslashes")
     try:
-        parts = urlsplit(url.encode().decode())  # half a character is refused here
+        parts = urlsplit(url.encode().decode())  # raises for a lone surrogate
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise Refused(f"not a URL: {error}") from error
+        raise Refused(f"invalid URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise Refused("a URL begins with http:// or https:// and a host")
+        raise Refused("a URL must begin with http:// or https:// and a host")
     if "@" in parts.netloc:
-        raise Refused("a URL with a user or a password in it is not used; send a header")
+        raise Refused("a URL must not contain a user name or password; send a header instead")
     if "%" in host:
-        raise Refused("a host is not written with %")
+        raise Refused("a host must not contain %")
     safe = "/:;=@&$,+!*'()~%[]?-._"
     return parts._replace(path=quote(parts.path or "/", safe), query=quote(parts.query, safe), fragment="")
 
 
 def host_of(parts: SplitResult) -> str:
-    """The host as it is resolved and shown to TLS. A number that is not a plain IPv4 address is Refused."""
+    """Return the host to resolve and to verify with TLS. Raises Refused for a number that is not plain IPv4."""
     return _canonical(parts.hostname or "")
 
 
@@ -144,17 +144,17 @@ def _canonical(name: str) -> str:
         try:
             host = host.encode("idna").decode("ascii")
         except UnicodeError as error:
-            raise Refused(f"{name[:80]!r} is not the name of a host") from error
+            raise Refused(f"{name[:80]!r} is not a valid host name") from error
     if ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]):
         from ipaddress import ip_address
 
         try:
             return str(ip_address(host))
         except ValueError as error:
-            # Resolvers read 0177.1, 0x7f000001 and 2130706433 as addresses; people and lists do not.
-            raise Refused(f"{host[:80]} is not an address; write four decimal numbers") from error
+            # Resolvers accept 0177.1, 0x7f000001 and 2130706433 as addresses, so they would bypass deny lists.
+            raise Refused(f"{host[:80]} is not a valid address; write four decimal numbers") from error
     if not _HOST.fullmatch(host):
-        raise Refused(f"{name[:80]!r} is not the name of a host")
+        raise Refused(f"{name[:80]!r} is not a valid host name")
     return host
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env node
-// The smallest complete plugin in Node. See README.md.
+// A minimal plugin in Node. See README.md.
 "use strict";
 
 const { run, Misconfigured } = require("./ductile.js");
 
-function setting(config, key, otherwise) {
-  const value = config[key] ?? otherwise;
+function setting(config, key, fallback) {
+  const value = config[key] ?? fallback;
   if (typeof value !== "string" || !value.trim()) {
-    throw new Misconfigured(`${key} must be text and not blank, not ${JSON.stringify(value)}`);
+    throw new Misconfigured(`${key} must be non-blank text, not ${JSON.stringify(value)}`);
   }
   return value;
 }

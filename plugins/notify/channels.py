@@ -1,4 +1,4 @@
-"""The ways a message can go: each checks its configuration when it is made, and sends when it is called."""
+"""The channels of notify. Creating one validates its configuration, and calling it sends a message."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
     from run import Message
 
-MOST_VARIABLE = 100_000  # bytes; the system's own limit is little more
+MAX_VARIABLE_BYTES = 100_000  # Linux limits a variable to 128 KiB
 SECURITY = {"starttls": 587, "tls": 465, "none": 25}
 
 
 def timeout_of(config: Mapping[str, Any]) -> float:
-    return min(float(setting(config, "timeout_seconds", float, 20, least=0.1)), 3600.0)
+    return min(float(setting(config, "timeout_seconds", float, 20, minimum=0.1)), 3600.0)
 
 
 def texts(config: Mapping[str, Any], key: str, default: Any) -> list[str]:
-    """A list of texts, or one text."""
+    """Return a list of strings; the value may be a single string."""
     value = config.get(key)
     entries = [value] if isinstance(value, str) else setting(config, key, list, default)
     if not all(isinstance(entry, str) and entry for entry in entries):
-        raise Misconfigured(f"{key} must be a list of texts")
+        raise Misconfigured(f"{key} must be a string or a list of strings")
     return list(entries)
 
 
 class Webhook:
-    """POST of a JSON object. The URL is the operator's; a redirect is not followed."""
+    """Send a JSON object with POST to a configured URL. Redirects are not followed."""
 
     KEYS: tuple[str, ...] = ("url", "headers", "text_field", "include_payload")
 
@@ -47,7 +47,7 @@ class Webhook:
         self.text_field: str = setting(config, "text_field", str, "text")
         self.include_payload: bool = setting(config, "include_payload", bool, False)
         if not all(isinstance(value, str) for value in self.headers.values()):
-            raise Misconfigured("headers must be a mapping of names to texts")
+            raise Misconfigured("headers must map names to strings")
         self.guard = Guard.of({}, trusted_urls=[self.url])
 
     def __call__(self, job: Job, message: Message) -> str:
@@ -61,35 +61,35 @@ class Webhook:
 
         headers = {"Content-Type": "application/json", "User-Agent": "ductile-notify", "Idempotency-Key": message.id}
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        answer = request(
+        response = request(
             "POST", self.url, guard=self.guard, timeout=self.timeout, headers={**headers, **self.headers}, body=data
         )
-        answer.require_success()
-        return f"status {answer.status}"
+        response.require_success()
+        return f"status {response.status}"
 
 
 class Ntfy(Webhook):
-    """A message to a topic of an ntfy server, as JSON, so that every character arrives."""
+    """Publish to a topic of an ntfy server. Uses JSON, because headers cannot carry every character."""
 
     KEYS = ("url", "topic", "token", "priority", "tags")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config, "https://ntfy.sh")
         self.topic: str = setting(config, "topic")
-        self.priority: int = setting(config, "priority", int, 3, least=1)
+        self.priority: int = setting(config, "priority", int, 3, minimum=1)
         self.tags = texts(config, "tags", [])
         if token := setting(config, "token", str, ""):
             self.headers = {"Authorization": f"Bearer {token}"}
 
     def __call__(self, job: Job, message: Message) -> str:
-        asked = message.payload.get("priority")
-        priority = asked if isinstance(asked, int) and 1 <= asked <= 5 else min(self.priority, 5)
+        requested = message.payload.get("priority")
+        priority = requested if isinstance(requested, int) and 1 <= requested <= 5 else min(self.priority, 5)
         body = {"topic": self.topic, "title": message.title, "message": message.text, "priority": int(priority)}
         return self.post({**body, "tags": self.tags} if self.tags else body, message)
 
 
 class Mail:
-    """One mail to all recipients."""
+    """Send one mail to all recipients."""
 
     KEYS = ("host", "port", "security", "username", "password", "from", "to")
 
@@ -98,13 +98,13 @@ class Mail:
         self.security: str = setting(config, "security", str, "starttls")
         if self.security not in SECURITY:
             raise Misconfigured(f"security must be one of {', '.join(SECURITY)}, not {self.security!r}")
-        self.port: int = setting(config, "port", int, SECURITY[self.security], least=1)
+        self.port: int = setting(config, "port", int, SECURITY[self.security], minimum=1)
         if self.port > 65535:
-            raise Misconfigured(f"port must be 65535 or less, not {self.port}")
+            raise Misconfigured(f"port must be at most 65535, not {self.port}")
         self.username: str = setting(config, "username", str, "")
         self.password: str = setting(config, "password", str, "")
         if self.username and self.security == "none":
-            raise Misconfigured("a password is not sent without encryption; set security to starttls or tls")
+            raise Misconfigured("username and password require encryption; set security to starttls or tls")
         self.sender: str = setting(config, "from")
         self.recipients = texts(config, "to", [])
         if not self.recipients:
@@ -114,28 +114,30 @@ class Mail:
     def __call__(self, job: Job, message: Message) -> str:
         import smtplib
 
-        from ductile_http import within
+        from ductile_http import time_limit
 
         mail = self.mail(message)
         try:
-            with within(self.timeout, f"mail to {self.host}"):
+            with time_limit(self.timeout, f"mail to {self.host}"):
                 refused = self.deliver(mail)
         except smtplib.SMTPRecipientsRefused as error:
-            raise verdict(
-                f"{self.host} refuses every recipient", [code for code, _ in error.recipients.values()]
+            raise rejection(
+                f"{self.host} rejected every recipient", [code for code, _ in error.recipients.values()]
             ) from error
         except smtplib.SMTPResponseException as error:
-            raise verdict(
-                f"{self.host} refuses: {error.smtp_code} {reply(error.smtp_error)}", [error.smtp_code]
+            raise rejection(
+                f"{self.host} rejected the mail: {error.smtp_code} {reply_text(error.smtp_error)}", [error.smtp_code]
             ) from error
         except smtplib.SMTPNotSupportedError as error:
-            raise Final(f"{self.host} cannot do what is asked of it: {error}") from error
+            raise Final(f"{self.host} does not support a required extension: {error}") from error
         except UnicodeError as error:
-            raise Misconfigured(f"host is not the name of a host: {self.host!r}") from error
+            raise Misconfigured(f"host is not a valid host name: {self.host!r}") from error
         except (smtplib.SMTPException, OSError) as error:
-            raise Failed(f"cannot send mail over {self.host}:{self.port}: {type(error).__name__}: {error}") from error
+            raise Failed(
+                f"cannot send mail through {self.host}:{self.port}: {type(error).__name__}: {error}"
+            ) from error
         for address, (code, text) in refused.items():
-            job.log("warn", f"{address} was refused: {code} {reply(text)}")
+            job.log("warn", f"{self.host} rejected {address}: {code} {reply_text(text)}")
         return f"{len(self.recipients) - len(refused)} of {len(self.recipients)} recipients"
 
     def mail(self, message: Message) -> Any:
@@ -149,29 +151,29 @@ class Mail:
         except (ValueError, IndexError):
             found = []
         if len(found) != 1 + len(self.recipients) or not all(re.fullmatch(".+@.+", address) for address in found):
-            raise Misconfigured("from, and each entry of to, must be one mail address")
+            raise Misconfigured("from and each entry of to must be a single mail address")
         mail["Subject"] = message.title.encode("utf-8", "replace").decode()
         mail["Date"] = formatdate()
-        # Every attempt has the same one, so that a mailbox can tell that it is the same message.
+        # The same for every attempt, so that mail servers can detect duplicates.
         mail["Message-ID"] = f"<{message.id}@ductile>"
         mail.set_content(message.text.encode("utf-8", "replace").decode())
         return mail
 
     def deliver(self, mail: Any) -> dict[str, tuple[int, bytes]]:
-        """The mail is with the server; recipients that it refused come back."""
+        """Send the mail and return the recipients that the server rejected."""
         import smtplib
         from contextlib import suppress
 
-        server = self.connected()
+        server = self.connect()
         try:
             refused: dict[str, tuple[int, bytes]] = server.send_message(mail, self.sender, self.recipients)
-            with suppress(smtplib.SMTPException, OSError, Failed):  # it has the mail; its goodbye does not matter
+            with suppress(smtplib.SMTPException, OSError, Failed):  # the mail is already accepted
                 server.quit()
             return refused
         finally:
             server.close()
 
-    def connected(self) -> Any:
+    def connect(self) -> Any:
         import smtplib
         import ssl
 
@@ -188,12 +190,12 @@ class Mail:
         return server
 
 
-def verdict(message: str, codes: list[int]) -> Failed:
-    """A refusal with 4xx may pass, one with 5xx will not."""
+def rejection(message: str, codes: list[int]) -> Failed:
+    """Return Failed if any reply code is temporary (4xx), otherwise Final."""
     return Failed(message) if any(code < 500 for code in codes) else Final(message)
 
 
-def reply(text: bytes | str) -> str:
+def reply_text(text: bytes | str) -> str:
     return (text.decode("utf-8", "replace") if isinstance(text, bytes) else text)[:200]
 
 
@@ -212,23 +214,23 @@ class Command:
         import subprocess
 
         text = message.text.replace("\0", "").encode("utf-8", "replace")
-        told = {"DUCTILE_TITLE": message.title.replace("\0", "").encode("utf-8", "replace"), "DUCTILE_TEXT": text}
-        clean = {key: value[:MOST_VARIABLE].decode("utf-8", "ignore") for key, value in told.items()}
+        variables = {"DUCTILE_TITLE": message.title.replace("\0", "").encode("utf-8", "replace"), "DUCTILE_TEXT": text}
+        environ = {key: value[:MAX_VARIABLE_BYTES].decode("utf-8", "ignore") for key, value in variables.items()}
         try:
             done = subprocess.run(
                 self.command,
                 input=text,
                 stdout=sys.stderr.fileno(),
-                env={**os.environ, **clean},
+                env={**os.environ, **environ},
                 timeout=self.timeout,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"{self.command[0]} did not end within {self.timeout:g} s") from error
+            raise Failed(f"{self.command[0]} did not finish within {self.timeout:g} s") from error
         except (OSError, ValueError) as error:
             raise Misconfigured(f"cannot run {self.command[0]}: {getattr(error, 'strerror', error)}") from error
         if done.returncode == EX_CONFIG:
-            raise Misconfigured(f"{self.command[0]} ended with exit code {EX_CONFIG}")
+            raise Misconfigured(f"{self.command[0]} exited with code {EX_CONFIG}")
         if done.returncode != 0:
-            raise Failed(f"{self.command[0]} ended with exit code {done.returncode}")
+            raise Failed(f"{self.command[0]} exited with code {done.returncode}")
         return self.command[0]

@@ -1,7 +1,7 @@
-"""HTTP for plugins that do not trust where they are sent, standard library only. Copy it with ductile_guard.py.
+"""HTTP requests to untrusted URLs. Standard library only. Requires ductile_guard.py and ductile_plugin.py.
 
-Every hop is judged anew: the name is resolved once, every address of it must be allowed, and the connection goes to
-that very address. Size, redirects and the time for all of it are bounded. No proxy is used, no cookie kept.
+Every redirect is checked: the host name is resolved once, each address must be allowed, and the connection uses that
+address. Size, redirects and total time are limited. Proxies and cookies are not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import socket
 
 from ductile_guard import Guard, Refused, host_of, port_of, split_url
-from ductile_plugin import Failed, Final, is_deeper
+from ductile_plugin import Failed, Final, exceeds_depth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from typing import Any
     from urllib.parse import SplitResult
 
-LONGEST = 3600.0
-"""Seconds; the clocks of the system do not take every number."""
-# Python has codecs that no page is written in and that take hours for a hostile one.
+MAX_SECONDS = 3600.0
+"""The longest time limit; setitimer rejects very large numbers."""
+# Other codecs of Python are not used on the web, and some take hours on hostile input.
 _CHARSET = re.compile(
     r"utf-?(8|16|32)|us-ascii|ascii|iso|latin|windows|cp\d|koi8|mac|shift|euc|gb|big5|hz", re.IGNORECASE
 )
-_FOR_ALL = ("Accept", "User-Agent", "Content-Type")
+_CROSS_ORIGIN_HEADERS = ("Accept", "User-Agent", "Content-Type")
 _FRAMING = {"Host", "Connection", "Content-Length", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect"}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LINE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 
 
-class Answer:
-    """What came back in the end. Header names are lower case; `hops` are the URLs that were asked, in order."""
+class Response:
+    """The last response. Header names are lower case; `hops` are the requested URLs in order."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes, hops: list[str]) -> None:
         self.status, self.headers, self.body, self.hops = status, headers, body, hops
@@ -42,7 +42,7 @@ class Answer:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def text(self) -> str:
-        """The body in the charset it names, else UTF-8; what cannot be read becomes U+FFFD."""
+        """Decode the body with the declared charset, by default UTF-8. Invalid bytes become U+FFFD."""
         named = re.search(r"charset=[\"']?([A-Za-z0-9._-]+)", self.headers.get("content-type", ""), re.IGNORECASE)
         charset = named[1].lower() if named and _CHARSET.match(named[1]) else "utf-8-sig"
         try:
@@ -51,22 +51,22 @@ class Answer:
             return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The value of the body, if Ductile can pass it on: strict JSON of at most 50 levels. Raises ValueError."""
+        """Parse the body as strict JSON of at most 50 levels, so that it fits in an event. Raises ValueError."""
         import json
 
         try:
             value = json.loads(self.text(), parse_constant=_finite, parse_float=_finite)
         except RecursionError as error:
             raise ValueError("too many levels") from error
-        if is_deeper(value, 50):
+        if exceeds_depth(value, 50):
             raise ValueError("more than 50 levels")
         return value
 
     def require_success(self) -> None:
-        """Raises Failed for what may pass (408, 425, 429, 5xx), Final for every other status that is not 2xx or 304."""
+        """Raise Failed for temporary errors (408, 425, 429, 5xx), Final for other statuses than 2xx and 304."""
         if 200 <= self.status < 300 or self.status == 304:
             return
-        message = f"{host_of(split_url(self.hops[-1]))} answered with status {self.status}"
+        message = f"{host_of(split_url(self.hops[-1]))} responded with status {self.status}"
         if self.status >= 500 or self.status in (408, 425, 429):
             raise Failed(message, retry_after=self._retry_after())
         raise Final(message)
@@ -94,41 +94,42 @@ def request(
     body: bytes | None = None,
     max_bytes: int = 1 << 20,
     max_redirects: int = 0,
-) -> Answer:
-    """The answer within `timeout` seconds, after at most `max_redirects` redirects; with 0, one is an answer.
+) -> Response:
+    """Send a request and return the response, within `timeout` seconds in total. Raises Failed or Final.
 
-    `headers` go to the first origin only, apart from Accept, User-Agent and the Content-Type of a body.
+    Follows at most `max_redirects` redirects; with 0, a redirect is returned as the response. A redirect to another
+    origin gets only the headers Accept, User-Agent and Content-Type.
     """
-    timeout = min(timeout, LONGEST)
+    timeout = min(timeout, MAX_SECONDS)
     hops = [url]
     sent = {name.title(): value for name, value in (headers or {}).items()}
     if framing := _FRAMING.intersection(sent):
-        raise Final(f"the header {min(framing)} is not for you to set")
+        raise Final(f"the header {min(framing)} must not be set")
     for name, value in sent.items():
         if not _TOKEN.fullmatch(name) or not _LINE.fullmatch(value):
-            raise Final(f"{name[:80]!r} is not a header of one line in Latin-1")
-    with within(timeout, f"a complete answer from {host_of(split_url(url))}"):
+            raise Final(f"{name[:80]!r} is not a valid header: it must be one line of Latin-1")
+    with time_limit(timeout, f"a complete response from {host_of(split_url(url))}"):
         while True:
             parts = split_url(hops[-1])
-            answer = _exchange(method, parts, guard, sent, body, timeout=timeout, max_bytes=max_bytes, hops=hops)
-            target = answer.headers.get("location")
-            if max_redirects == 0 or target is None or answer.status not in (301, 302, 303, 307, 308):
-                return answer
+            response = _exchange(method, parts, guard, sent, body, timeout=timeout, max_bytes=max_bytes, hops=hops)
+            target = response.headers.get("location")
+            if max_redirects == 0 or target is None or response.status not in (301, 302, 303, 307, 308):
+                return response
             if len(hops) > max_redirects:
-                raise Final(f"{host_of(parts)} redirects more than {max_redirects} times")
-            following = _next_url(parts, target)
-            hops.append(following.geturl())
-            if _origin(following) != _origin(parts):
-                sent = {name: value for name, value in sent.items() if name in _FOR_ALL}
-            if answer.status < 307 and method != "HEAD":
+                raise Final(f"{host_of(parts)} redirected more than {max_redirects} times")
+            next_url = _next_url(parts, target)
+            hops.append(next_url.geturl())
+            if _origin(next_url) != _origin(parts):
+                sent = {name: value for name, value in sent.items() if name in _CROSS_ORIGIN_HEADERS}
+            if response.status < 307 and method != "HEAD":
                 method, body = "GET", None
                 sent.pop("Content-Type", None)
 
 
 def _finite(text: str) -> float:
     number = float(text)
-    if number - number != 0:  # infinite, or not a number
-        raise ValueError(f"{text[:40]} is not a number of JSON")
+    if number - number != 0:  # Infinity or NaN
+        raise ValueError(f"{text[:40]} is not a JSON number")
     return number
 
 
@@ -139,33 +140,33 @@ def _origin(parts: SplitResult) -> tuple[str, str, int]:
 def _next_url(parts: SplitResult, target: str) -> SplitResult:
     from urllib.parse import urljoin
 
-    # Headers are read as Latin-1; what a server means by other bytes is UTF-8.
-    said = target.strip().encode("latin-1", "replace").decode("utf-8", "replace")
+    # http.client decodes headers as Latin-1; servers send UTF-8.
+    location = target.strip().encode("latin-1", "replace").decode("utf-8", "replace")
     try:
-        following = split_url(urljoin(parts.geturl(), said))
+        next_url = split_url(urljoin(parts.geturl(), location))
     except (Refused, ValueError) as refusal:
-        raise Refused(f"{host_of(parts)} redirects to something that is not used: {refusal}") from refusal
-    if parts.scheme == "https" and following.scheme == "http":
-        raise Refused(f"{host_of(parts)} redirects from https to http")
-    return following
+        raise Refused(f"{host_of(parts)} redirected to a URL that is not allowed: {refusal}") from refusal
+    if parts.scheme == "https" and next_url.scheme == "http":
+        raise Refused(f"{host_of(parts)} redirected from https to http")
+    return next_url
 
 
-class within:  # noqa: N801, reads as a word
-    """Bounds everything inside, a server that sends a byte now and then included. Raises `failure` when it is over."""
+class time_limit:  # noqa: N801, used like a function
+    """Limit the time of a block, even if a server sends one byte at a time. Raises `failure` when the time is over."""
 
     def __init__(self, seconds: float, what: str, failure: type[Failed] = Failed) -> None:
-        self.seconds, self.what, self.failure = min(seconds, LONGEST), what, failure
+        self.seconds, self.what, self.failure = min(seconds, MAX_SECONDS), what, failure
 
     def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGALRM, self._ring)
+        self.previous_handler = signal.signal(signal.SIGALRM, self._expire)
         signal.setitimer(signal.ITIMER_REAL, max(self.seconds, 0.001))
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
+        signal.signal(signal.SIGALRM, self.previous_handler)
 
-    def _ring(self, *_: object) -> None:
-        raise self.failure(f"{self.what}: not within {self.seconds:g} s")
+    def _expire(self, *_: object) -> None:
+        raise self.failure(f"{self.what}: timed out after {self.seconds:g} s")
 
 
 def _exchange(
@@ -178,33 +179,33 @@ def _exchange(
     timeout: float,
     max_bytes: int,
     hops: list[str],
-) -> Answer:
-    """One request to one address."""
+) -> Response:
+    """Send one request to one of the allowed addresses of its host."""
     import http.client
 
     host, port = host_of(parts), port_of(parts)
-    shown = f"[{host}]" if ":" in host else host
+    bracketed = f"[{host}]" if ":" in host else host
     default = {"http": 80, "https": 443}[parts.scheme]
-    own = {
-        "Host": shown if port == default else f"{shown}:{port}",
+    fixed = {
+        "Host": bracketed if port == default else f"{bracketed}:{port}",
         "Accept-Encoding": "identity",
         "Connection": "close",
     }
     connection = http.client.HTTPConnection(host, port)
-    connection.auto_open = 0  # it speaks over the socket it is given and never looks for another one
+    connection.auto_open = 0  # use the given socket only; do not connect again
     try:
         connection.sock = _connect(parts.scheme, host, guard.addresses(host, port), timeout)
         target = parts._replace(scheme="", netloc="").geturl()
-        connection.request(method, target, body, {**headers, **own})
+        connection.request(method, target, body, {**headers, **fixed})
         response = connection.getresponse()
         fields = {name.lower(): re.sub(r"[\r\n]+\s*", " ", value) for name, value in response.getheaders()}
-        return Answer(response.status, fields, b"".join(_body(response, fields, host, max_bytes)), hops)
+        return Response(response.status, fields, b"".join(_body(response, fields, host, max_bytes)), hops)
     except TimeoutError as error:
-        raise Failed(f"no answer from {host}:{port} within {timeout:g} s") from error
+        raise Failed(f"{host}:{port} did not respond within {timeout:g} s") from error
     except OSError as error:
-        raise Failed(f"cannot speak with {host}:{port}: {error.strerror or error}") from error
+        raise Failed(f"connection to {host}:{port} failed: {error.strerror or error}") from error
     except http.client.HTTPException as error:
-        raise Failed(f"{host}:{port} does not speak HTTP properly: {type(error).__name__}") from error
+        raise Failed(f"{host}:{port} sent an invalid HTTP response: {type(error).__name__}") from error
     except ValueError as error:
         raise Final(f"the request cannot be sent: {error}") from error
     finally:
@@ -212,7 +213,7 @@ def _exchange(
 
 
 def _connect(scheme: str, host: str, addresses: list[tuple[Any, ...]], timeout: float) -> socket.socket:
-    """A connection to the first of `addresses` that takes one."""
+    """Connect to the first of `addresses` that accepts a connection."""
     last: OSError | None = None
     for family, kind, protocol, _, address in addresses:
         sock = socket.socket(family, kind, protocol)
@@ -234,9 +235,9 @@ def _connect(scheme: str, host: str, addresses: list[tuple[Any, ...]], timeout: 
 
 
 def _body(response: Any, headers: Mapping[str, str], host: str, max_bytes: int) -> Iterator[bytes]:
-    """The body in pieces. Raises when it is larger than `max_bytes`, in a form that was not asked for, or cut off."""
+    """Yield the body in pieces. Raises Final if it is compressed or too large, Failed if it is incomplete."""
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Final(f"{host} sent a compressed body, which was not asked for")
+        raise Final(f"{host} sent a compressed body, which was not requested")
     size = 0
     too_large = Final(f"{host} sent more than {max_bytes} bytes")
     if response.length is not None and response.length > max_bytes:
@@ -247,4 +248,4 @@ def _body(response: Any, headers: Mapping[str, str], host: str, max_bytes: int) 
             raise too_large
         yield piece
     if response.length:
-        raise Failed(f"{host} closed the connection before its answer was complete")
+        raise Failed(f"{host} closed the connection before the response was complete")

@@ -1,10 +1,10 @@
-"""Ductile's plugin protocol for Python, standard library only. Copy this file into your plugin's folder.
+"""The plugin protocol of Ductile for Python. Standard library only. Copy this file into the folder of your plugin.
 
 def poll(job):
-    url = setting(job.config, "url")         # raises Misconfigured, which is not tried again
-    job.emit("thing.changed", {"url": url})
-    job.state["seen"] = url                  # if `state` is another one at the end, it is kept
-    return f"looked at {url}"                # or raise Failed, Final
+    url = setting(job.config, "url")         # raises Misconfigured, which is not retried
+    job.emit("page.changed", {"url": url})
+    job.state["last_url"] = url              # a changed state is stored
+    return f"checked {url}"                  # or raise Failed or Final
 
 run(poll=poll)
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 EX_CONFIG = 78
 REQUIRED = object()
-MOST_LEVELS = 61  # of a payload: Ductile takes answers of 64, and an event begins at the third
-_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "a flag", list: "a list", dict: "a mapping"}
+MAX_PAYLOAD_LEVELS = 61  # a response may have 64 levels, and a payload starts at the fourth
+_TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "a boolean", list: "a list", dict: "a mapping"}
 
 
 class Failed(Exception):
-    """This attempt failed; another one may succeed, `retry_after` seconds from now if that is known."""
+    """The attempt failed, and a retry may succeed. `retry_after` is the minimum delay in seconds."""
 
     retry = True
     exit_code = 0
@@ -39,19 +39,19 @@ class Failed(Exception):
 
 
 class Final(Failed):
-    """No other attempt would succeed."""
+    """The job failed, and a retry would fail too."""
 
     retry = False
 
 
 class Misconfigured(Final):
-    """The operator has to change the configuration first."""
+    """The configuration is invalid. The operator must change it."""
 
     exit_code = EX_CONFIG
 
 
 class Job:
-    """What is asked, and what the answer will say besides its result."""
+    """A request, and the events, logs and state of its response."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.id, self.command = request.get("job_id") or "", request.get("command") or ""
@@ -61,23 +61,23 @@ class Job:
         self.state: dict[str, Any] = request.get("state") or {}
         self.context: dict[str, Any] = request.get("context") or {}
         self.event: dict[str, Any] = request.get("event") or {}
-        # For `handle` the payload of the request is the whole event.
+        # For `handle`, the payload of the request is the whole event.
         self.payload: dict[str, Any] = (self.event or request).get("payload") or {}
         self.events: list[dict[str, Any]] = []
         self.logs: list[dict[str, str]] = []
 
     def emit(self, event_type: str, payload: Mapping[str, Any], *, dedupe_key: str | None = None) -> None:
-        """The answer has this event. Of an answer that failed it is routed only when no attempt follows."""
-        if is_deeper(payload, MOST_LEVELS):
-            raise Final(f"the payload of {event_type} has more than {MOST_LEVELS} levels; an event cannot")
+        """Add an event to the response. Events of a failed attempt are routed only if no retry follows."""
+        if exceeds_depth(payload, MAX_PAYLOAD_LEVELS):
+            raise Final(f"the payload of {event_type} has more than {MAX_PAYLOAD_LEVELS} levels")
         self.events.append({"type": event_type, "payload": payload, "dedupe_key": dedupe_key})
 
     def log(self, level: str, message: str) -> None:
-        """The answer has this line; `level` is debug, info, warn or error."""
+        """Add a log line to the response; `level` is debug, info, warn or error."""
         self.logs.append({"level": level, "message": message})
 
     def seconds_left(self) -> float:
-        """Until Ductile ends this process; an hour when it does not say."""
+        """Return the seconds until the deadline; one hour if the request has no deadline."""
         from datetime import datetime
 
         at = self.deadline_at.replace("Z", "+00:00")
@@ -85,26 +85,32 @@ class Job:
 
 
 def setting(
-    config: Mapping[str, Any], key: str, kind: type = str, default: Any = REQUIRED, *, least: float = 0, where: str = ""
+    config: Mapping[str, Any],
+    key: str,
+    kind: type = str,
+    default: Any = REQUIRED,
+    *,
+    minimum: float = 0,
+    where: str = "",
 ) -> Any:
-    """`config[key]`, of this kind; numbers from `least` up, text not blank. Null is the same as absent."""
+    """Return `config[key]`. Raises Misconfigured for a wrong type, a small number or blank text. Null means absent."""
     value = config.get(key)
     if value is None:
         if default is REQUIRED:
-            raise Misconfigured(f"{where}{key} is missing; it must be {_NAMES[kind]}")
+            raise Misconfigured(f"{where}{key} is missing; it must be {_TYPE_NAMES[kind]}")
         return default
     is_kind = isinstance(value, (int, float) if kind is float else kind)
     if not is_kind or isinstance(value, bool) is not (kind is bool):
-        raise Misconfigured(f"{where}{key} must be {_NAMES[kind]}, not {json.dumps(value)[:80]}")
-    if kind in (int, float) and not value >= least:
-        raise Misconfigured(f"{where}{key} must be {least} or more, not {value}")
+        raise Misconfigured(f"{where}{key} must be {_TYPE_NAMES[kind]}, not {json.dumps(value)[:80]}")
+    if kind in (int, float) and not value >= minimum:
+        raise Misconfigured(f"{where}{key} must be at least {minimum}, not {value}")
     if kind is str and not value.strip():
-        raise Misconfigured(f"{where}{key} is blank")
+        raise Misconfigured(f"{where}{key} must not be blank")
     return value
 
 
 def only_known(config: Iterable[str], known: Iterable[str], *, where: str = "") -> None:
-    """Raises Misconfigured for a key that is not one of `known`, with the one that was probably meant."""
+    """Raise Misconfigured for an unknown key, with the closest known key as a hint."""
     for key in config:
         if key not in known:
             from difflib import get_close_matches
@@ -114,45 +120,45 @@ def only_known(config: Iterable[str], known: Iterable[str], *, where: str = "") 
             raise Misconfigured(f"{where}{key} is not a key of this plugin; {hint}")
 
 
-def is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings are nested in more levels than that."""
+def exceeds_depth(value: Any, levels: int) -> bool:
+    """Return True if lists and mappings are nested deeper than `levels`."""
     if not isinstance(value, (dict, list, tuple)):
         return False
     members = value.values() if isinstance(value, dict) else value
-    return levels < 1 or any(is_deeper(member, levels - 1) for member in members)
+    return levels < 1 or any(exceeds_depth(member, levels - 1) for member in members)
 
 
 def run(**commands: Callable[[Job], str]) -> None:
-    """Read the request, run its command, print the answer, end the process."""
+    """Read the request, run its command, print the response and exit."""
     stdout = os.dup(1)
-    os.dup2(2, 1)  # whatever is printed, also by programs that are run: stdout is for the answer alone
+    os.dup2(2, 1)  # prints, also of child processes, go to stderr: stdout is for the response only
     try:
         request = json.loads(sys.stdin.buffer.read())
-        spoken = request["protocol"]
+        protocol = request["protocol"]
     except (ValueError, TypeError, KeyError):
-        spoken = "something else"
-    if spoken != 2:
-        print(f"this plugin speaks protocol 2, not {spoken}", file=sys.stderr)
+        protocol = None
+    if protocol != 2:
+        print(f"unsupported protocol {protocol}; this plugin supports protocol 2", file=sys.stderr)
         sys.exit(EX_CONFIG)
     job = Job(request)
     before = json.dumps(job.state)
-    answer, code = _answer(job, commands)
-    if answer["status"] == "ok" and json.dumps(job.state) != before:
-        answer["state_updates"] = job.state
-    text = json.dumps({**answer, "events": job.events, "logs": job.logs}, ensure_ascii=False)
+    response, code = _respond(job, commands)
+    if response["status"] == "ok" and json.dumps(job.state) != before:
+        response["state_updates"] = job.state
+    text = json.dumps({**response, "events": job.events, "logs": job.logs}, ensure_ascii=False)
     with open(stdout, "wb") as out:
-        out.write(text.encode("utf-8", "backslashreplace"))  # a lone surrogate becomes its escape, which is JSON
+        out.write(text.encode("utf-8", "backslashreplace"))  # writes a lone surrogate as an escape, which is valid JSON
     sys.exit(code)
 
 
-def _answer(job: Job, commands: Mapping[str, Callable[[Job], str]]) -> tuple[dict[str, Any], int]:
+def _respond(job: Job, commands: Mapping[str, Callable[[Job], str]]) -> tuple[dict[str, Any], int]:
     try:
         if job.command not in commands:
-            raise Final(f"there is no command {job.command!r}; known: {', '.join(commands)}")
+            raise Final(f"unknown command {job.command!r}; known: {', '.join(commands)}")
         return {"status": "ok", "result": commands[job.command](job)}, 0
     except Failed as failure:
-        answer = {"status": "error", "error": str(failure), "retry": failure.retry, "retry_after": failure.retry_after}
-        return answer, failure.exit_code
+        outcome = {"error": str(failure), "retry": failure.retry, "retry_after": failure.retry_after}
+        return {"status": "error", **outcome}, failure.exit_code
     except Exception as error:
         import traceback
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The notify plugin: a message in, sent over the one channel that is configured. See README.md."""
+"""Send a message over the configured channel. See README.md."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ SHARED_KEYS = ("channel", "title", "max_chars", "timeout_seconds")
 
 
 class Message:
-    """What is to be said. `id` is that of the job: the same for every attempt."""
+    """The text and title to send. `id` is the job id, which is the same for every attempt."""
 
     def __init__(self, job: Job, config: Mapping[str, Any]) -> None:
         payload = job.payload
         self.id, self.payload = job.id, payload
-        most = setting(config, "max_chars", int, 4000, least=10)
-        self.text = shortened(said(payload, "text") or said(payload, "message") or as_json(payload), most)
+        max_chars = setting(config, "max_chars", int, 4000, minimum=10)
+        self.text = truncated(text_of(payload, "text") or text_of(payload, "message") or as_json(payload), max_chars)
         if not self.text:
-            raise Final("there is nothing to say: the payload has neither text nor message")
-        title = said(payload, "title") or setting(config, "title", str, "") or default_title(job)
-        # One line: it becomes a header of a mail.
-        self.title = shortened(" ".join(title.split()), 200)
+            raise Final("nothing to send: the payload is empty")
+        title = text_of(payload, "title") or setting(config, "title", str, "") or default_title(job)
+        # One line, because it becomes a mail header.
+        self.title = truncated(" ".join(title.split()), 200)
 
 
-def said(payload: Mapping[str, Any], key: str) -> str:
+def text_of(payload: Mapping[str, Any], key: str) -> str:
     value = payload.get(key)
     return value.strip() if isinstance(value, str) else ""
 
@@ -45,13 +45,13 @@ def as_json(payload: Mapping[str, Any]) -> str:
 
 
 def default_title(job: Job) -> str:
-    """For the end of a job, what ended and how; otherwise the type of the event."""
-    parts = [said(job.payload, key) for key in ("plugin", "command", "status")]
+    """Return plugin, command and status for a job event; otherwise the event type."""
+    parts = [text_of(job.payload, key) for key in ("plugin", "command", "status")]
     return f"{parts[0]} {parts[1]}: {parts[2]}" if all(parts) else str(job.event.get("type") or "Ductile")
 
 
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def truncated(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def handle(job: Job) -> str:
@@ -65,19 +65,19 @@ def handle(job: Job) -> str:
 
 def health(job: Job) -> str:
     channel(job.config)
-    setting(job.config, "max_chars", int, 4000, least=10)
-    return f"notify is well, channel {job.config['channel']}"
+    setting(job.config, "max_chars", int, 4000, minimum=10)
+    return f"healthy (channel {job.config['channel']})"
 
 
 def channel(config: Mapping[str, Any]) -> Callable[[Job, Message], str]:
-    """The way messages go, its configuration checked."""
-    ways: dict[str, Any] = {"webhook": Webhook, "ntfy": Ntfy, "smtp": Mail, "command": Command}
+    """Create the configured channel. Raises Misconfigured."""
+    channels: dict[str, Any] = {"webhook": Webhook, "ntfy": Ntfy, "smtp": Mail, "command": Command}
     name = setting(config, "channel")
-    if name not in ways:
-        raise Misconfigured(f"channel must be one of {', '.join(ways)}, not {name!r}")
-    only_known(config, (*SHARED_KEYS, *ways[name].KEYS), where=f"channel {name}: ")
-    way: Callable[[Job, Message], str] = ways[name](config)
-    return way
+    if name not in channels:
+        raise Misconfigured(f"channel must be one of {', '.join(channels)}, not {name!r}")
+    only_known(config, (*SHARED_KEYS, *channels[name].KEYS), where=f"channel {name}: ")
+    configured: Callable[[Job, Message], str] = channels[name](config)
+    return configured
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The smallest complete plugin in Python. See README.md."""
+"""A minimal plugin in Python. See README.md."""
 
 from __future__ import annotations
 

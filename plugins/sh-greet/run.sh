@@ -1,20 +1,20 @@
 #!/bin/sh
-# The smallest complete plugin in a POSIX shell. See README.md.
+# A minimal plugin in a POSIX shell. See README.md.
 . "${0%/*}/ductile.sh" && ductile_read
 
-# A setting as JSON text: what the operator wrote, else what is given. Anything but text ends the plugin with 78.
+# Set `value` to a setting as JSON text, or to the default. Exits with 78 if it is not text.
 setting() {
     value=$(json_get "config.$1") || value=null
     case $value in
         null) value=$2 ;;
         \"*[!\ ]*\") ;;
-        *) ductile_error "$1 must be text and not blank, not $value" false; exit 78 ;;
+        *) ductile_error "$1 must be non-blank text, not $value" false; exit 78 ;;
     esac
 }
 
 setting name '"World"'; name=$value
 setting greeting '"Hello"'
-# Both are JSON strings already: joined as they are written, nothing has to be decoded and quoted again.
+# Both are JSON strings, so they can be joined without decoding.
 message="${value%\"}, ${name#\"}"
 message="${message%\"}!\""
 
@@ -25,5 +25,5 @@ case $(json_text command) in
         ductile_ok "$(json_text m "{\"m\":$message}")"
         ;;
     health) ductile_ok "would say: $(json_text m "{\"m\":$message}")" ;;
-    *) ductile_error "there is no command $(json_get command)" false ;;
+    *) ductile_error "unknown command $(json_get command)" false ;;
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tells when the result of a query has changed. See README.md."""
+"""Emit an event when the result of a query changes. See README.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEYS = ("db_path", "query", "event_type", "emit_initial", "max_rows", "timeout_seconds")
-MAX_VALUE_BYTES = 10_000  # of a value in an event; the comparison is of whole values
+MAX_VALUE_BYTES = 10_000  # of a value in an event; comparisons use whole values
 MAX_ROWS_BYTES = 1_000_000  # of all rows in an event
 
 
 class Query:
-    """The configuration, checked, and what it finds."""
+    """The configured query. Validates the configuration."""
 
     def __init__(self, job: Job) -> None:
         only_known(job.config, KEYS)
@@ -34,54 +34,54 @@ class Query:
         self.event_type = setting(job.config, "event_type")
         self.emit_initial = setting(job.config, "emit_initial", bool, False)
         self.max_rows = setting(job.config, "max_rows", int, 100)
-        limit = setting(job.config, "timeout_seconds", float, 30.0, least=0.001)
+        limit = setting(job.config, "timeout_seconds", float, 30.0, minimum=0.001)
         self.seconds = max(0.001, min(limit, job.seconds_left() - 2))
         self.id = hashlib.sha256(f"{self.path}\0{self.sql}".encode()).hexdigest()
 
     def run(self) -> dict[str, Any]:
-        """What an event says about the result, and its `digest`."""
+        """Run the query and return the values for the event, with the `digest` of the result."""
         import sqlite3
 
         if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise Misconfigured(f"db_path: {self.path} is not a regular file")
         try:
-            database = opened(self.path)
+            database = open_read_only(self.path)
         except sqlite3.Error as error:
             raise Failed(f"{self.path} cannot be opened: {error}") from error
-        give_up_at = time.monotonic() + self.seconds
-        database.set_progress_handler(lambda: time.monotonic() > give_up_at, 10_000)
+        deadline = time.monotonic() + self.seconds
+        database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             return self._read(database.execute(self.sql))
         except sqlite3.DatabaseError as error:
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > deadline:
                 raise Failed(f"the query took longer than {self.seconds:g} s") from error
             if isinstance(error, sqlite3.ProgrammingError) or "syntax error" in str(error):
                 raise Misconfigured(f"query: {error}") from error
             if any(word in str(error) for word in ("not authorized", "authorization denied", "prohibited")):
-                raise Misconfigured(f"query: it may only read: {error}") from error
+                raise Misconfigured(f"query: only reading is allowed: {error}") from error
             raise Failed(f"the query failed: {error}") from error
-        except sqlite3.Warning as error:  # how older versions refuse a second statement
+        except sqlite3.Warning as error:  # a second statement, in older versions
             raise Misconfigured(f"query: {error}") from error
         finally:
             database.close()
 
     def _read(self, cursor: sqlite3.Cursor) -> dict[str, Any]:
         if cursor.description is None:
-            raise Misconfigured("query gives no rows; it must be a SELECT")
+            raise Misconfigured("query returns no rows; it must be a SELECT")
         columns = [column[0] for column in cursor.description]
-        digest, room = hashlib.sha256(), MAX_ROWS_BYTES
+        digest, remaining_bytes = hashlib.sha256(), MAX_ROWS_BYTES
         count, first = 0, None
         rows: list[dict[str, Any]] = []
         for row in cursor:
-            values = [told(value) for value in row]
-            # Of the values themselves, with their types and lengths: no two results look alike.
+            values = [event_value(value) for value in row]
+            # Types and lengths are included, so that different results have different digests.
             for value in row:
                 whole = value if isinstance(value, bytes) else repr(value).encode("utf-8", "surrogateescape")
                 digest.update(f"{type(value).__name__}:{len(whole)}:".encode() + whole)
             digest.update(b"\n")
-            room -= len(json.dumps(values))
-            if count < self.max_rows and room > 0 and len(rows) == count:
-                rows.append(dict(zip(columns, values)))  # noqa: B905, for older interpreters
+            remaining_bytes -= len(json.dumps(values))
+            if count < self.max_rows and remaining_bytes > 0 and len(rows) == count:
+                rows.append(dict(zip(columns, values)))  # noqa: B905, Python 3.9 has no strict
             if not count:
                 first = values[0]
             count += 1
@@ -95,8 +95,8 @@ class Query:
         }
 
 
-def opened(path: str) -> sqlite3.Connection:
-    """A connection that cannot write, neither here nor to another file."""
+def open_read_only(path: str) -> sqlite3.Connection:
+    """Open a connection that cannot write to any file."""
     import sqlite3
     from urllib.parse import quote
 
@@ -104,10 +104,10 @@ def opened(path: str) -> sqlite3.Connection:
     allowed.add(getattr(sqlite3, "SQLITE_RECURSIVE", 33))
 
     def allow(action: int, name: str | None, value: str | None, *_: object) -> int:
-        is_question = action == sqlite3.SQLITE_PRAGMA and value is None
-        # A virtual table is declared when it is opened, in memory; the file cannot be written at all.
+        is_pragma_read = action == sqlite3.SQLITE_PRAGMA and value is None
+        # Opening a virtual table declares it in memory. The file itself is read-only.
         is_declaration = action == sqlite3.SQLITE_UPDATE and name == "sqlite_master"
-        is_allowed = (action in allowed and value != "load_extension") or is_question or is_declaration
+        is_allowed = (action in allowed and value != "load_extension") or is_pragma_read or is_declaration
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     database = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)
@@ -116,39 +116,39 @@ def opened(path: str) -> sqlite3.Connection:
     return database
 
 
-def told(value: Any) -> Any:
-    """A value of a row as it can stand in an event."""
+def event_value(value: Any) -> Any:
+    """Return the value in a form that JSON supports, truncated if it is long."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value[:MAX_VALUE_BYTES]).decode(), "bytes": len(value)}
     if isinstance(value, str) and len(value) > MAX_VALUE_BYTES:
         return value[:MAX_VALUE_BYTES] + "…"
     if isinstance(value, float) and value - value != 0:
-        return str(value)  # JSON has no infinity
+        return str(value)  # JSON has no infinity or NaN
     return value
 
 
 def poll(job: Job) -> str:
     query = Query(job)
-    found = query.run()
-    digest = found.pop("digest")
+    result = query.run()
+    digest = result.pop("digest")
     last = job.state if job.state.get("query") == query.id else {}
     if last.get("digest") == digest:
-        return f"unchanged: {found['row_count']} rows"
+        return f"unchanged: {result['row_count']} rows"
     if last or query.emit_initial:
         before = {"previous_value": last.get("value"), "previous_row_count": last["row_count"]} if last else {}
-        # The job's id is the same for every attempt, and another one when a result comes back.
-        job.emit(query.event_type, {"db_path": query.path, **found, **before}, dedupe_key=f"sqlite_change:{job.id}")
+        # The job id is the same for every attempt, and differs if a result returns later.
+        job.emit(query.event_type, {"db_path": query.path, **result, **before}, dedupe_key=f"sqlite_change:{job.id}")
     job.state = {
         "query": query.id,
         "digest": digest,
-        "row_count": found["row_count"],
-        "value": found["value"],
+        "row_count": result["row_count"],
+        "value": result["value"],
     }
-    return f"{'changed' if last else 'first look'}: {found['row_count']} rows, {len(job.events)} events"
+    return f"{'changed' if last else 'first result'}: {result['row_count']} rows, {len(job.events)} events"
 
 
 def health(job: Job) -> str:
-    return f"the query gives {Query(job).run()['row_count']} rows"
+    return f"the query returns {Query(job).run()['row_count']} rows"
 
 
 if __name__ == "__main__":

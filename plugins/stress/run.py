@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes load, latency and failures on request. See README.md."""
+"""Create load, latency and failures on request. See README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Each with its default and its most.
+# Name: default and maximum.
 NUMBERS = {
     "seconds": (0.1, 300),
     "sleep_ms": (0, 300_000),
@@ -45,7 +45,7 @@ def io(job: Job) -> str:
 
     size, files = int(number(job, "bytes")), int(number(job, "files"))
     for _ in range(files):
-        # It has no name: whatever happens, nothing is left behind.
+        # The file has no name, so nothing remains after a crash.
         with TemporaryFile(prefix="ductile-stress-") as file:
             written = hashlib.sha256()
             for start in range(0, size, len(CHUNK)):
@@ -59,7 +59,7 @@ def io(job: Job) -> str:
             while chunk := file.read(len(CHUNK)):
                 read.update(chunk)
             if read.digest() != written.digest():
-                raise Failed("what was read is not what was written")
+                raise Failed("the data read differs from the data written")
     return f"wrote, synced and read {files} files of {size} bytes"
 
 
@@ -82,44 +82,44 @@ def net(job: Job) -> str:
                 for start in range(0, size, len(CHUNK)):
                     chunk = CHUNK[: size - start]
                     client.sendall(chunk)
-                    left = len(chunk)
-                    while left:
-                        left -= len(client.recv(left)) or left_hanging()
+                    remaining = len(chunk)
+                    while remaining:
+                        remaining -= len(client.recv(remaining)) or raise_closed()
     return f"sent {rounds} times {size} bytes there and back"
 
 
-def left_hanging() -> int:
+def raise_closed() -> int:
     raise Failed("the connection was closed")
 
 
 def state(job: Job) -> str:
     size = int(number(job, "bytes"))
     job.state = {"count": job.state.get("count", 0) + 1, "filler": "x" * size}
-    return f"kept a state of {size} bytes, number {job.state['count']}"
+    return f"stored a state of {size} bytes, number {job.state['count']}"
 
 
 def health(job: Job) -> str:
     only_known(job.config, ())
-    return "stress is well"
+    return "healthy"
 
 
-def loaded(load: Callable[[Job], str]) -> Callable[[Job], str]:
-    """The load, with the latency, the failures and the events that were asked for."""
+def with_effects(load: Callable[[Job], str]) -> Callable[[Job], str]:
+    """Add the requested latency, failures and events to a load."""
 
     def command(job: Job) -> str:
         unknown = set(job.payload) - {*NUMBERS, "final"}
         if unknown:
-            raise Final(f"payload.{min(unknown)} is not known; known: {', '.join(NUMBERS)}, final")
+            raise Final(f"unknown key payload.{min(unknown)}; known: {', '.join(NUMBERS)}, final")
         numbers = {key: number(job, key) for key in NUMBERS}
-        began = time.monotonic()
+        started_at = time.monotonic()
         time.sleep(numbers["sleep_ms"] / 1000)
-        # Drawn from the job and the attempt: random over many jobs, but the same whenever it is repeated.
-        drawn = hashlib.sha256(f"{job.id}:{job.attempt}".encode()).digest()
-        if job.attempt <= numbers["fail_attempts"] or drawn[0] / 256 < numbers["fail_rate"]:
+        # Derived from job and attempt: random across jobs, but repeatable.
+        digest = hashlib.sha256(f"{job.id}:{job.attempt}".encode()).digest()
+        if job.attempt <= numbers["fail_attempts"] or digest[0] / 256 < numbers["fail_rate"]:
             kind = Final if job.payload.get("final") is True else Failed
-            raise kind(f"stress failed attempt {job.attempt}, as asked")
+            raise kind(f"requested failure of attempt {job.attempt}")
         result = load(job)
-        duration = round((time.monotonic() - began) * 1000)
+        duration = round((time.monotonic() - started_at) * 1000)
         for index in range(int(numbers["events"])):
             job.emit("stress.done", {"command": job.command, "duration_ms": duration, "index": index})
         return result
@@ -128,12 +128,12 @@ def loaded(load: Callable[[Job], str]) -> Callable[[Job], str]:
 
 
 def number(job: Job, key: str) -> float:
-    default, most = NUMBERS[key]
+    default, maximum = NUMBERS[key]
     value: Any = job.payload.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise Final(f"payload.{key} must be a number from 0 to {most}, not {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= maximum:
+        raise Final(f"payload.{key} must be a number from 0 to {maximum}, not {value!r:.80}")
     return value
 
 
 if __name__ == "__main__":
-    run(cpu=loaded(cpu), io=loaded(io), net=loaded(net), state=loaded(state), health=health)
+    run(cpu=with_effects(cpu), io=with_effects(io), net=with_effects(net), state=with_effects(state), health=health)

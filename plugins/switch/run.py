@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sorts events by one value of their payload. See README.md."""
+"""Route events by one value of their payload. See README.md."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ ABSENT = object()
 
 
 def handle(job: Job) -> str:
-    field, checks = configured(job)
+    field, checks = read_config(job)
     value = lookup(job.payload, field)
     for index, (matcher, wanted, event_type) in enumerate(checks):
-        if fits(matcher, wanted, value):
-            # With its own suffix: events of two branches must not take each other for the same one.
+        if is_match(matcher, wanted, value):
+            # The suffix keeps events of different checks distinct.
             key = job.event.get("dedupe_key")
             job.emit(event_type, job.payload, dedupe_key=f"{key}:{event_type}" if key else None)
-            return f"checks[{index}] ({matcher}) fits {field}: {event_type}"
-    return f"no check fits {field}: nothing emitted"
+            return f"checks[{index}] ({matcher}) matches {field}: {event_type}"
+    return f"no check matches {field}; nothing emitted"
 
 
 def health(job: Job) -> str:
-    field, checks = configured(job)
-    return f"{len(checks)} checks of {field}"
+    field, checks = read_config(job)
+    return f"healthy ({len(checks)} checks of {field})"
 
 
-def configured(job: Job) -> tuple[str, list[tuple[str, Any, str]]]:
+def read_config(job: Job) -> tuple[str, list[tuple[str, Any, str]]]:
     only_known(job.config, ("field", "checks"))
     field = setting(job.config, "field")
-    listed = setting(job.config, "checks", list)
-    if not listed:
-        raise Misconfigured("checks is empty; it needs at least `- {default: true, emit: some.event}`")
-    return field, [checked(raw, f"checks[{index}].") for index, raw in enumerate(listed)]
+    entries = setting(job.config, "checks", list)
+    if not entries:
+        raise Misconfigured("checks is empty; add at least `- {default: true, emit: some.event}`")
+    return field, [parse_check(raw, f"checks[{index}].") for index, raw in enumerate(entries)]
 
 
-def checked(raw: Any, where: str) -> tuple[str, Any, str]:
+def parse_check(raw: Any, where: str) -> tuple[str, Any, str]:
     if not isinstance(raw, dict):
-        raise Misconfigured(f"{where[:-1]} must be a mapping with `emit` and one of {', '.join(MATCHERS)}")
+        raise Misconfigured(f"{where[:-1]} must be a mapping with the key `emit` and one of {', '.join(MATCHERS)}")
     only_known(raw, (*MATCHERS, "emit"), where=where)
     used = [matcher for matcher in MATCHERS if matcher in raw]
     if len(used) != 1:
@@ -63,14 +63,14 @@ def checked(raw: Any, where: str) -> tuple[str, Any, str]:
         try:
             wanted = re.compile(setting(raw, "regex", where=where))
         except re.error as error:
-            raise Misconfigured(f"{where}regex is not a regular expression: {error}") from error
+            raise Misconfigured(f"{where}regex is not a valid regular expression: {error}") from error
     elif matcher not in ("equals", "default"):
         wanted = setting(raw, matcher, where=where)
     return matcher, wanted, setting(raw, "emit", where=where)
 
 
 def lookup(payload: dict[str, Any], field: str) -> Any:
-    """The value at a dotted path, with or without `payload.` before it. A key that has dots itself comes first."""
+    """Return the value at a dotted path; the prefix `payload.` is optional. A key that contains dots has precedence."""
     for path in (field, field[len("payload.") :] if field.startswith("payload.") else field):
         if path in payload:
             return payload[path]
@@ -85,8 +85,8 @@ def lookup(payload: dict[str, Any], field: str) -> Any:
     return ABSENT
 
 
-def fits(matcher: str, wanted: Any, value: Any) -> bool:
-    """Text is compared as it is, anything else as its JSON; `contains` also asks the items of a list."""
+def is_match(matcher: str, wanted: Any, value: Any) -> bool:
+    """Compare text as is and other values as JSON. `contains` matches a substring or an item of a list."""
     if matcher == "default":
         return True
     if value is ABSENT:
@@ -97,16 +97,16 @@ def fits(matcher: str, wanted: Any, value: Any) -> bool:
         return any(text_of(item) == wanted for item in value)
     text = text_of(value)
     if matcher == "regex":
-        return searched(wanted, text)
+        return regex_matches(wanted, text)
     return {"contains": wanted in text, "startswith": text.startswith(wanted), "endswith": text.endswith(wanted)}[
         matcher
     ]
 
 
-def searched(pattern: re.Pattern[str], text: str) -> bool:
-    """The payload is somebody else's text: an expression that takes too long on it must not hold the lane.
+def regex_matches(pattern: re.Pattern[str], text: str) -> bool:
+    """Search the text in a child process with a time limit. Raises Final if the limit is exceeded.
 
-    Nothing but the end of its process stops every expression, so it has one.
+    Payloads are untrusted, and Python cannot interrupt a regular expression: only killing its process stops it.
     """
     child = os.fork()
     if child == 0:
@@ -118,9 +118,9 @@ def searched(pattern: re.Pattern[str], text: str) -> bool:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     if status == signal.SIGALRM:
-        raise Final(f"the regex {pattern.pattern!r} takes longer than {REGEX_SECONDS} s on this text")
+        raise Final(f"the regex {pattern.pattern!r} took longer than {REGEX_SECONDS} s on this text")
     if os.waitstatus_to_exitcode(status) not in (0, FOUND):
-        raise Final(f"the regex {pattern.pattern!r} cannot be searched for in this text")
+        raise Final(f"the regex {pattern.pattern!r} failed on this text")
     return os.waitstatus_to_exitcode(status) == FOUND
 
 

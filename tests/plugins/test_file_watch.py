@@ -165,7 +165,7 @@ def test_a_file_that_comes_back_as_it_was_has_a_new_dedupe_key(file: Path) -> No
         ({"watches": [{"path": "/tmp/x", "emit_intial": True}]}, "did you mean emit_initial"),
         ({"watches": [{"path": "/tmp/x", "emit_initial": "yes"}]}, "emit_initial must be"),
         ({"watches": [{"path": "/tmp/x", "min_stable_age": "3 apples"}]}, "duration such as 2s"),
-        ({"watches": [{"path": "/tmp/x"}, {"path": "/tmp/x"}]}, "used twice"),
+        ({"watches": [{"path": "/tmp/x"}, {"path": "/tmp/x"}]}, "duplicate id"),
     ],
 )
 def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[str, Any], words: str) -> None:

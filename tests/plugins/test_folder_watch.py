@@ -168,8 +168,8 @@ def test_ten_thousand_files_fit_and_more_wait_for_room(root: Path) -> None:
     said = watch.ask()
     assert said.answer["status"] == "ok"
     assert len(str(said.answer["state_updates"])) < 1 << 20
-    assert "10 wait for room" in said.answer["result"]
-    assert any("10 new files wait" in line["message"] for line in said.answer["logs"])
+    assert "10 over the limit" in said.answer["result"]
+    assert any("10 new files ignored" in line["message"] for line in said.answer["logs"])
     for number in range(10):
         (root / f"file-number-{number:05}.txt").unlink()
     told = watch.poll()
@@ -185,7 +185,7 @@ def test_the_state_never_grows_beyond_what_is_kept(root: Path) -> None:
         os.close(os.open(root / f"{number:05}{'n' * 240}", os.O_CREAT | os.O_WRONLY))
     said = Poller(root).ask()
     assert said.answer["status"] == "ok"
-    assert "wait for room" in said.answer["result"]
+    assert "over the limit" in said.answer["result"]
     assert len(str(said.answer["state_updates"])) < 1 << 20
 
 
@@ -379,8 +379,8 @@ def test_content_decides_with_sha256(root: Path) -> None:
         ({"watches": [{"root": "/tmp", "emit_mode": "both"}]}, "aggregate or per_file"),
         ({"watches": [{"root": "/tmp", "min_stable_age": "soon"}]}, "duration such as 2s"),
         ({"watches": [{"root": "/tmp", "include_globs": [5]}]}, "list of patterns"),
-        ({"watches": [{"root": "/tmp", "max_events": 0}]}, "1 or more"),
-        ({"watches": [{"root": "/tmp"}, {"root": "/tmp"}]}, "used twice"),
+        ({"watches": [{"root": "/tmp", "max_events": 0}]}, "at least 1"),
+        ({"watches": [{"root": "/tmp"}, {"root": "/tmp"}]}, "duplicate id"),
         ({"watches": [{"root": "/tmp"}], "extra": 1}, "extra is not a key"),
     ],
 )

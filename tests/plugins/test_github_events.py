@@ -240,8 +240,8 @@ def test_the_body_can_be_left_out() -> None:
     [
         ({"event": ["push"]}, "did you mean events?"),
         ({"events": "push"}, "events must be a list"),
-        ({"events": [1]}, "events must be a list of texts"),
-        ({"include_body": "no"}, "include_body must be a flag"),
+        ({"events": [1]}, "events must be a list of strings"),
+        ({"include_body": "no"}, "include_body must be a boolean"),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:
@@ -258,4 +258,4 @@ def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...])
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": {}, "state": {}}
 
     answer = said("github_events", json.dumps(request).encode(), options=options).answer
-    assert answer["result"] == "github_events is well: all events, all repositories"
+    assert answer["result"] == "healthy (all events, all repositories)"

@@ -177,8 +177,8 @@ def test_one_that_fails_does_not_hide_the_others(site: Site) -> None:
     recovered = poll(*watches, state=failing["state_updates"]).answer
 
     assert [event["type"] for event in failing["events"]] == ["http_watch.changed", "http_watch.failed"]
-    assert failing["events"][1]["payload"]["text"] == "b cannot be watched: 127.0.0.1 answered with status 500"
-    assert failing["result"] == "2 watched, 1 changed, 1 failed"
+    assert failing["events"][1]["payload"]["text"] == "cannot check b: 127.0.0.1 responded with status 500"
+    assert failing["result"] == "2 checked, 1 changed, 1 failed"
     assert still["events"] == []
     assert [event["payload"]["watch_id"] for event in recovered["events"]] == ["b"]
     assert "error" not in recovered["state_updates"]["watches"]["b"]
@@ -189,7 +189,7 @@ def test_when_all_fail_one_that_may_pass_is_enough_to_try_again(site: Site) -> N
     site.pages["/busy"] = Reply(status=503)
     answer = poll({"id": "gone", "url": site.url("/gone")}, {"id": "busy", "url": site.url("/busy")}).answer
 
-    assert (answer["error"], answer["retry"]) == ("127.0.0.1 answered with status 503", True)
+    assert (answer["error"], answer["retry"]) == ("127.0.0.1 responded with status 503", True)
 
 
 def test_what_there_is_no_time_for_comes_first_in_the_next_poll(site: Site) -> None:
@@ -228,15 +228,15 @@ def test_a_configured_url_may_be_private_but_where_it_leads_may_not(site: Site) 
 @pytest.mark.parametrize(
     ("watch", "reply", "error"),
     [
-        ({"json_path": "a"}, Reply(b"{nonsense"), "the answer is not JSON"),
-        ({"json_path": "a"}, Reply(b'{"a": NaN}'), "the answer is not JSON"),
-        ({"json_path": "a"}, Reply(b'{"a": -1e999}'), "the answer is not JSON"),
+        ({"json_path": "a"}, Reply(b"{nonsense"), "the response is not JSON"),
+        ({"json_path": "a"}, Reply(b'{"a": NaN}'), "the response is not JSON"),
+        ({"json_path": "a"}, Reply(b'{"a": -1e999}'), "the response is not JSON"),
         ({"json_path": "a"}, Reply(b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}"), "more than 50 levels"),
-        ({"json_path": "a"}, Reply(b"[" * 100_000), "the answer is not JSON"),
-        ({"strategy": "etag"}, Reply(b"x"), "the answer has no ETag; use strategy hash"),
+        ({"json_path": "a"}, Reply(b"[" * 100_000), "the response is not JSON"),
+        ({"strategy": "etag"}, Reply(b"x"), "the response has no ETag header; use strategy hash"),
         ({}, Reply(b"x" * 2000), "sent more than 1000 bytes"),
-        ({}, Reply(status=304), "was not asked"),
-        ({}, Reply(status=404), "answered with status 404"),
+        ({}, Reply(status=304), "unconditional request"),
+        ({}, Reply(status=404), "responded with status 404"),
     ],
 )
 def test_an_answer_that_says_nothing_about_a_change_is_a_failure(
@@ -271,7 +271,7 @@ def test_texts_that_do_not_fit_into_an_answer_are_left_out(site: Site) -> None:
 
     assert ["text" in event["payload"] for event in answer["events"]] == [True, False, False]
     assert [line["message"] for line in answer["logs"]] == [
-        f"w{n}: its text does not fit into this answer" for n in (1, 2)
+        f"w{n}: its text does not fit in this response" for n in (1, 2)
     ]
 
 
@@ -281,7 +281,7 @@ def test_a_slow_server_costs_its_time_and_no_more(site: Site) -> None:
     with sending(lambda over: [b""] if over.wait() else []) as slow:
         answer = poll({"id": "slow", "url": slow}, {"id": "w", "url": site.url()}, timeout_seconds=0.5).answer
 
-    assert answer["result"] == "2 watched, 0 changed, 1 failed"
+    assert answer["result"] == "2 checked, 0 changed, 1 failed"
     assert "w" in answer["state_updates"]["watches"]
 
 
@@ -291,13 +291,13 @@ def test_a_slow_server_costs_its_time_and_no_more(site: Site) -> None:
         ({}, "watches is missing"),
         ({"watches": []}, "watches must have 1 to 100 entries"),
         ({"watches": ["http://x"]}, "watches[0] must be a mapping"),
-        ({"watches": [{"id": "a", "url": "ftp://x/"}]}, "begins with http"),
-        ({"watches": [{"id": "a" * 65, "url": "http://x/"}]}, "id must have 64 characters or less"),
+        ({"watches": [{"id": "a", "url": "ftp://x/"}]}, "begin with http"),
+        ({"watches": [{"id": "a" * 65, "url": "http://x/"}]}, "id must have at most 64 characters"),
         ({"watches": [{"id": "a", "url": "http://x/", "stategy": "hash"}]}, "did you mean strategy?"),
         ({"watches": [{"id": "a", "url": "http://x/", "strategy": "guess"}]}, "strategy must be one of"),
-        ({"watches": [{"id": "a", "url": "http://x/", "strategy": "json"}]}, "belong together"),
-        ({"watches": [{"id": "a", "url": "http://x/"}] * 2}, "the id 'a' is used twice"),
-        ({"watches": [{"id": "a", "url": "http://x/", "headers": {"a": 1}}]}, "headers must be a mapping"),
+        ({"watches": [{"id": "a", "url": "http://x/", "strategy": "json"}]}, "requires strategy json"),
+        ({"watches": [{"id": "a", "url": "http://x/"}] * 2}, "duplicate id 'a'"),
+        ({"watches": [{"id": "a", "url": "http://x/", "headers": {"a": 1}}]}, "headers must map names to strings"),
         ({"watches": [{"id": "a", "url": "http://x/"}], "timeout": 3}, "did you mean timeout_seconds?"),
     ],
 )
@@ -317,5 +317,5 @@ def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...])
 
     assert (
         said("http_watch", json.dumps(request).encode(), options=options).answer["result"]
-        == "http_watch is well, 1 URLs"
+        == "healthy (1 URLs)"
     )

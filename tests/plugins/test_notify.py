@@ -124,7 +124,7 @@ def test_a_receiver_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
 
     assert busy["status"] == "succeeded"
     assert json.loads(site.seen[1].body)["content"] == SAYS["text"]
-    assert (refused["status"], refused["last_error"]) == ("failed", "127.0.0.1 answered with status 403")
+    assert (refused["status"], refused["last_error"]) == ("failed", "127.0.0.1 responded with status 403")
     assert len(site.seen) == 3
 
 
@@ -159,7 +159,7 @@ def test_nothing_to_say_is_final() -> None:
     """An empty payload is not worth a message."""
     answer = notified({"channel": "command", "command": ["true"]}, {}).answer
 
-    assert (answer["retry"], "nothing to say" in answer["error"]) == (False, True)
+    assert (answer["retry"], "nothing to send" in answer["error"]) == (False, True)
 
 
 def test_include_payload_sends_everything(site: Site) -> None:
@@ -178,7 +178,7 @@ def test_a_redirect_is_not_followed(site: Site) -> None:
 
     answer = notified({"channel": "webhook", "url": site.url("/hook")}).answer
 
-    assert (answer["error"], answer["retry"]) == ("127.0.0.1 answered with status 302", False)
+    assert (answer["error"], answer["retry"]) == ("127.0.0.1 responded with status 302", False)
     assert len(site.seen) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_receiver_that_does_not_answer_costs_a_bounded_time() -> None:
     with sending(lambda over: [b""] if over.wait() else []) as url:
         answer = notified({"channel": "webhook", "url": url, "timeout_seconds": 0.5}).answer
 
-    assert answer["error"] == "a complete answer from 127.0.0.1: not within 0.5 s"
+    assert answer["error"] == "a complete response from 127.0.0.1: timed out after 0.5 s"
     assert answer["retry"] is True
 
 
@@ -196,10 +196,10 @@ def test_a_receiver_that_does_not_answer_costs_a_bounded_time() -> None:
     [
         ({"MAIL": "451 try later"}, "451 try later", True),
         ({"MAIL": "550 never"}, "550 never", False),
-        ({"RCPT": "550 nobody"}, "refuses every recipient", False),
-        ({"RCPT": "450 busy"}, "refuses every recipient", True),
+        ({"RCPT": "550 unknown user"}, "rejected every recipient", False),
+        ({"RCPT": "450 busy"}, "rejected every recipient", True),
         ({"DATA": "554 no"}, "554 no", False),
-        ({"MAIL": "nonsense"}, "refuses: -1", True),
+        ({"MAIL": "nonsense"}, "rejected the mail: -1", True),
     ],
 )
 def test_a_mail_server_decides_whether_to_try_again(
@@ -216,12 +216,12 @@ def test_a_mail_server_decides_whether_to_try_again(
 
 def test_one_recipient_that_is_refused_does_not_stop_the_others(mailbox: Mailbox) -> None:
     """The log names it; sending again would repeat the mail to the others."""
-    mailbox.replies["RCPT a@example.com"] = "550 nobody"
+    mailbox.replies["RCPT a@example.com"] = "550 unknown user"
 
     answer = notified(mail_config(mailbox)).answer
 
     assert answer["result"] == "sent over smtp: 1 of 2 recipients"
-    assert answer["logs"] == [{"level": "warn", "message": "a@example.com was refused: 550 nobody"}]
+    assert answer["logs"] == [{"level": "warn", "message": "127.0.0.1 rejected a@example.com: 550 unknown user"}]
 
 
 def test_a_mail_that_was_taken_is_sent_whatever_comes_after(mailbox: Mailbox) -> None:
@@ -272,11 +272,11 @@ def test_a_password_goes_over_tls_that_is_verified(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "retry", "error"),
     [
-        (["sh", "-c", "exit 3"], 0, True, "sh ended with exit code 3"),
-        (["sh", "-c", "exit 78"], 78, False, "sh ended with exit code 78"),
-        (["sleep", "60"], 0, True, "sleep did not end within 0.5 s"),
+        (["sh", "-c", "exit 3"], 0, True, "sh exited with code 3"),
+        (["sh", "-c", "exit 78"], 78, False, "sh exited with code 78"),
+        (["sleep", "60"], 0, True, "sleep did not finish within 0.5 s"),
         (["/no/such/program"], 78, False, "cannot run /no/such/program"),
-        (["sh", "-c", "exec 0<&-; exit 1"], 0, True, "sh ended with exit code 1"),
+        (["sh", "-c", "exec 0<&-; exit 1"], 0, True, "sh exited with code 1"),
         (["echo", "a\0b"], 78, False, "cannot run echo: embedded null byte"),
     ],
 )
@@ -294,19 +294,19 @@ def test_a_command_that_fails_is_a_failure(command: list[str], code: int, retry:
         ({}, "channel is missing"),
         ({"channel": "pigeon"}, "channel must be one of webhook, ntfy, smtp, command"),
         ({"channel": "webhook"}, "url is missing"),
-        ({"channel": "webhook", "url": "ftp://x/"}, "begins with http"),
+        ({"channel": "webhook", "url": "ftp://x/"}, "begin with http"),
         ({"channel": "webhook", "url": "http://x/", "topic": "t"}, "channel webhook: topic is not a key"),
-        ({"channel": "webhook", "url": "http://x/", "headers": {"a": 1}}, "headers must be a mapping"),
+        ({"channel": "webhook", "url": "http://x/", "headers": {"a": 1}}, "headers must map names to strings"),
         ({"channel": "ntfy"}, "topic is missing"),
         ({"channel": "smtp", "host": "h", "from": "a@b"}, "to is missing"),
         ({"channel": "smtp", "host": "h", "from": "a@b", "to": "c@d", "security": "ssl"}, "security must be one of"),
         (
             {"channel": "smtp", "host": "h", "from": "a@b", "to": "c@d", "security": "none", "username": "u"},
-            "not sent without encryption",
+            "require encryption",
         ),
-        ({"channel": "smtp", "host": "h", "from": "a@b", "to": "c@d", "port": 99999}, "port must be 65535 or less"),
+        ({"channel": "smtp", "host": "h", "from": "a@b", "to": "c@d", "port": 99999}, "port must be at most 65535"),
         ({"channel": "command", "command": "rm -rf /"}, "command must be a list"),
-        ({"channel": "command", "command": ["x"], "max_chars": 1}, "max_chars must be 10 or more"),
+        ({"channel": "command", "command": ["x"], "max_chars": 1}, "max_chars must be at least 10"),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:

@@ -213,4 +213,4 @@ def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[s
 
 def test_health_runs_the_query(path: Path, db: sqlite3.Connection) -> None:
     config = {"db_path": str(path), "query": "SELECT * FROM bird", "event_type": "e"}
-    assert ask("sqlite_change", "health", config=config).answer["result"] == "the query gives 1 rows"
+    assert ask("sqlite_change", "health", config=config).answer["result"] == "the query returns 1 rows"

@@ -107,7 +107,7 @@ def test_branches_have_dedupe_keys_of_their_own() -> None:
         ({"field": "f", "checks": [{"contains": "a", "regex": "b", "emit": "e"}]}, "exactly one of"),
         ({"field": "f", "checks": [{"contains": "a"}]}, "checks[0].emit is missing"),
         ({"field": "f", "checks": [{"contain": "a", "emit": "e"}]}, "did you mean contains"),
-        ({"field": "f", "checks": [{"regex": "(", "emit": "e"}]}, "not a regular expression"),
+        ({"field": "f", "checks": [{"regex": "(", "emit": "e"}]}, "not a valid regular expression"),
         ({"field": "f", "checks": [{"default": False, "emit": "e"}]}, "default must be true"),
         ({"field": "f", "checks": [{"contains": 5, "emit": "e"}]}, "must be text"),
     ],

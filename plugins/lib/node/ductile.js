@@ -1,15 +1,15 @@
-// ductile.js: read a request and answer it from Node. Copy it beside your entrypoint (CommonJS; no dependencies).
+// The plugin protocol of Ductile for Node (CommonJS, no dependencies). Copy it next to your entrypoint.
 //
 //   const { run, Final } = require("./ductile.js");
 //   run({
 //     async poll(job) {
-//       job.emit("thing.changed", { url: job.config.url });
-//       job.state.seen = job.config.url; // what has changed in `state` at the end is kept
-//       return `looked at ${job.config.url}`; // or throw an Error, a Final, a Misconfigured
+//       job.emit("page.changed", { url: job.config.url });
+//       job.state.lastUrl = job.config.url; // a changed state is stored
+//       return `checked ${job.config.url}`; // or throw an Error, Final or Misconfigured
 //     },
 //   });
 //
-// Whole numbers beyond 2^53 lose digits in JavaScript: pass ids on as text.
+// JavaScript loses digits of integers above 2^53: use text for ids.
 "use strict";
 
 const fs = require("node:fs");
@@ -17,10 +17,10 @@ const fs = require("node:fs");
 const PROTOCOL = 2;
 const EX_CONFIG = 78;
 
-/** No other attempt would succeed. */
+/** The job failed, and a retry would fail too. */
 class Final extends Error {}
 
-/** The operator has to change the configuration first. */
+/** The configuration is invalid. The operator must change it. */
 class Misconfigured extends Final {}
 
 class Job {
@@ -31,48 +31,48 @@ class Job {
     this.state = request.state ?? {};
     this.context = request.context ?? {};
     this.event = request.event;
-    // For `handle` the payload of the request is the whole event; what it carries is meant.
+    // For `handle`, the payload of the request is the whole event.
     this.payload = (request.event ?? request).payload ?? {};
     this.events = [];
     this.logs = [];
   }
 
-  /** The answer has this event. */
+  /** Add an event to the response. */
   emit(type, payload, dedupeKey) {
     this.events.push({ type, payload, dedupe_key: dedupeKey });
   }
 
-  /** The answer has this line; `level` is debug, info, warn or error. */
+  /** Add a log line to the response; `level` is debug, info, warn or error. */
   log(level, message) {
     this.logs.push({ level, message });
   }
 }
 
-/** Read the request, run its command, print the answer, end the process. */
+/** Read the request, run its command, print the response and exit. */
 async function run(commands) {
-  // stdout is for the answer alone.
+  // stdout is for the response only.
   for (const name of ["log", "info", "debug"]) console[name] = console.error;
   const request = readRequest();
   if (request?.protocol !== PROTOCOL) {
-    console.error(`this plugin speaks protocol ${PROTOCOL} only`);
+    console.error(`unsupported protocol; this plugin supports protocol ${PROTOCOL}`);
     process.exit(EX_CONFIG);
   }
   const job = new Job(request);
   const before = JSON.stringify(job.state);
-  const answer = { events: job.events, logs: job.logs };
+  const response = { events: job.events, logs: job.logs };
   let code = 0;
   try {
-    if (!Object.hasOwn(commands, job.command)) throw new Final(`there is no command ${JSON.stringify(job.command)}`);
-    Object.assign(answer, { status: "ok", result: await commands[job.command](job) });
-    if (JSON.stringify(job.state) !== before) answer.state_updates = job.state;
+    if (!Object.hasOwn(commands, job.command)) throw new Final(`unknown command ${JSON.stringify(job.command)}`);
+    Object.assign(response, { status: "ok", result: await commands[job.command](job) });
+    if (JSON.stringify(job.state) !== before) response.state_updates = job.state;
   } catch (error) {
     if (!(error instanceof Final)) console.error(error);
     if (error instanceof Misconfigured) code = EX_CONFIG;
-    Object.assign(answer, { status: "error", error: error.message, retry: !(error instanceof Final) });
+    Object.assign(response, { status: "error", error: error.message, retry: !(error instanceof Final) });
   }
-  // Written to the end before the process ends, however much it is and whatever is still open.
-  const output = Buffer.from(JSON.stringify(answer) + "\n");
-  for (let at = 0; at < output.length; ) at += fs.writeSync(1, output, at);
+  // Write synchronously: process.exit discards pending asynchronous writes.
+  const output = Buffer.from(JSON.stringify(response) + "\n");
+  for (let offset = 0; offset < output.length; ) offset += fs.writeSync(1, output, offset);
   process.exit(code);
 }
 
