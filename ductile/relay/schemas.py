@@ -68,7 +68,7 @@ INSTANCE = record(
         "enabled": boolean(),
         "address": text("The URL to which events are sent"),
         "allow": array(text(), "Event types that may be sent; empty: all"),
-        "state": choice(["closed", "open", "half_open"], "The state of its breaker: closed while it answers"),
+        "state": choice(["closed", "open", "half_open"], "The state of its breaker: closed while it responds"),
         "failure_count": integer("Consecutive failed attempts"),
     },
     {"probe_from": timestamp("The time of the next attempt, if the breaker is open"), "last_failure_at": timestamp()},
