@@ -41,8 +41,10 @@ def sentence(code: str, data: Data, *, now: datetime | None = None) -> str:
 
 def _answered_ok(data: Data) -> str:
     if data.get("exit_code"):
-        return f"The plugin answered status ok. Exit code {data['exit_code']} is ignored (ignore_exit_code)."
-    return f"Attempt {data.get('attempt', 1)} of {data.get('max_attempts', 1)} answered status ok with exit code 0."
+        return f"The plugin responded with status ok. Exit code {data['exit_code']} is ignored (ignore_exit_code)."
+    return (
+        f"Attempt {data.get('attempt', 1)} of {data.get('max_attempts', 1)} responded with status ok and exit code 0."
+    )
 
 
 def _relayed(data: Data) -> str:
@@ -99,7 +101,7 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.NOTHING_TO_JOIN: "Every job that the join would have joined was a duplicate.",
     OutcomeCode.SKIPPED: "The job was skipped: {error}",
     OutcomeCode.EXIT_78: "Exit code 78 reports a configuration error, so the job is not retried: {error}",
-    OutcomeCode.RETRY_FALSE: "The plugin answered with an error and `retry: false`, so the job is not retried: {error}",
+    OutcomeCode.RETRY_FALSE: "The plugin reported an error with `retry: false`, so the job is not retried: {error}",
     OutcomeCode.FINAL: "Another attempt would not help: {error}",
     OutcomeCode.REFUSED: "The job cannot be run, now or later: {error}",
     OutcomeCode.RELAY_REFUSED: "The other instance refused the event, so it is not sent again: {error}",
