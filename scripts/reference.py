@@ -169,7 +169,7 @@ change only the lines concerned: comments, order, blank lines and quotes are pre
 that defines it; if several do, in the one that takes effect. A new value is added to the file with its section, a new
 item to the file with the list. The complete configuration is validated with the change before anything is written.
 
-The files are then replaced and sealed atomically. The change is first recorded in `.pending` beside `config.yaml`; if
+The files are then replaced and sealed atomically. The change is first recorded in `.pending` next to `config.yaml`; if
 the process crashes, the next command or service that loads the configuration completes it. (An interrupted
 `config restore` that was not yet sealed is rolled back instead.) Edits, `config lock`, `plugin lock` and
 `config restore` wait for each other for at most ten seconds (exit code 75). `--dry-run` prints the difference and

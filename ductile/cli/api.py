@@ -186,7 +186,7 @@ def _translating_errors(service: "Client") -> Iterator[None]:
         yield
     except (OSError, HTTPException, UnicodeError) as error:
         raise ServiceUnreachable(
-            f"the service does not response at {service.url or service.socket_path}: {error}",
+            f"the service does not respond at {service.url or service.socket_path}: {error}",
             hint="Start the service with `ductile system start`.",
         ) from error
 

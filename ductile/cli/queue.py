@@ -264,6 +264,6 @@ def purge(
 def _purge_lines(answer: dict[str, Any]) -> list[str]:
     whose = "" if answer["plugin"] == "*" else f" of {answer['plugin']}"
     if answer["dry_run"]:
-        return [f"{answer['remaining']} queued jobs{whose} would be cancelled"]
+        return [f"{output.format_count(answer['remaining'], 'queued job')}{whose} would be cancelled"]
     left = f"; {answer['remaining']} remain" if answer["remaining"] else ""
-    return [f"{answer['cancelled']} queued jobs{whose} cancelled{left}"]
+    return [f"{output.format_count(answer['cancelled'], 'queued job')}{whose} cancelled{left}"]

@@ -46,7 +46,7 @@ def _list_lines(view: dict[str, Any]) -> list[str]:
     from ductile.core.format_time import format_when
 
     since = f", oldest from {format_when(view['waiting_since'])}" if "waiting_since" in view else ""
-    lines = [f"instance {view['name']}: {view['waiting']} events waiting to be sent{since}"]
+    lines = [f"instance {view['name']}: {output.format_count(view['waiting'], 'event')} waiting to be sent{since}"]
     if view["instances"]:
         rows = [("INSTANCE", "STATE", "ADDRESS", "SENDS"), *map(_instance_row, view["instances"])]
         lines += ["", *output.table(rows)]

@@ -30,7 +30,7 @@ class _Values(dict[str, Any]):
 
 
 def sentence(code: str, data: Data, *, now: datetime | None = None) -> str:
-    """Return the sentence of a reason. A code of a newer version stands for itself."""
+    """Return the sentence of a reason. An unknown code is returned unchanged."""
     template = SENTENCES.get(code, "{code}: {error}" if data.get("error") else "{code}")
     values = _Values({"code": code, **data, "error": data.get("error") or NO_ERROR, NOW: now})
     text = template.format_map(values) if isinstance(template, str) else template(values)
@@ -62,15 +62,17 @@ def _short_value(value: Any) -> str:
 
 def _answered_ok(data: Data) -> str:
     if data.get("exit_code"):
-        return f"The plugin answered status ok. Exit code {data['exit_code']} is ignored (ignore_exit_code)."
-    return f"Attempt {data.get('attempt', 1)} of {data.get('max_attempts', 1)} answered status ok with exit code 0."
+        return f"The plugin responded with status ok. Exit code {data['exit_code']} is ignored (ignore_exit_code)."
+    return (
+        f"Attempt {data.get('attempt', 1)} of {data.get('max_attempts', 1)} responded with status ok and exit code 0."
+    )
 
 
 def _relayed(data: Data) -> str:
     to = f"Instance {data['to']}" if data.get("to") else "The other instance"
     if data.get("accepted", True):
         return f"{to} accepted the event."
-    return f"{to} received the event, but nothing there handles it ({data.get('reason')})."
+    return f"{to} received the event, but no pipeline there handles it ({data.get('reason')})."
 
 
 def _joined(data: Data) -> str:
@@ -113,14 +115,14 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.ANSWERED_OK: _answered_ok,
     OutcomeCode.RELAYED: _relayed,
     OutcomeCode.JOINED: _joined,
-    OutcomeCode.DECIDED: "The core decided this job. No plugin ran.",
+    OutcomeCode.DECIDED: "Ductile decided this job. No plugin ran.",
     OutcomeCode.CONDITION_TRUE: "The condition of step {step_id} is true, so the step runs.",
     OutcomeCode.CONDITION_FALSE: _condition_false,
-    OutcomeCode.DEDUPLICATED: "Job {winner} with the same dedupe key {dedupe_key!r} succeeded while this one waited.",
-    OutcomeCode.NOTHING_TO_JOIN: "Every job that it would have joined was a duplicate.",
+    OutcomeCode.DEDUPLICATED: "Job {winner} with the same dedupe key {dedupe_key!r} succeeded before this job started.",
+    OutcomeCode.NOTHING_TO_JOIN: "Every job that the join would have joined was a duplicate.",
     OutcomeCode.SKIPPED: "The job was skipped: {error}",
     OutcomeCode.EXIT_78: "Exit code 78 reports a configuration error, so the job is not retried: {error}",
-    OutcomeCode.RETRY_FALSE: "The plugin answered with an error and `retry: false`, so the job is not retried: {error}",
+    OutcomeCode.RETRY_FALSE: "The plugin reported an error with `retry: false`, so the job is not retried: {error}",
     OutcomeCode.FINAL: "Another attempt would not help: {error}",
     OutcomeCode.REFUSED: "The job cannot be run, now or later: {error}",
     OutcomeCode.RELAY_REFUSED: "The other instance refused the event, so it is not sent again: {error}",
@@ -207,7 +209,8 @@ def _workers_full(data: Data) -> str:
 
 def _plugin_full(data: Data) -> str:
     running, plugin = _count(data["running"], "job"), data["plugin"]
-    return f"{running} of plugin {plugin} run. The limit is {data['slots']} (plugins.{plugin}.parallelism)."
+    verb = "is" if data["running"] == 1 else "are"
+    return f"{running} of plugin {plugin} {verb} running. The limit is {data['slots']} (plugins.{plugin}.parallelism)."
 
 
 def _behind(data: Data) -> str:
@@ -225,7 +228,7 @@ WAITING: Mapping[str, Sentence] = {
     "unhealthy": "Plugin {plugin} is unhealthy, its init failed: {error}. Fix it, then run `ductile system reload`.",
     "initialising": "The init of plugin {plugin} has not finished.",
     "join": _join,
-    "held_key": "Job {holder} with the same dedupe key {dedupe_key!r} is running. Jobs with one key run one at a time.",
+    "held_key": "Job {holder} with the same dedupe key {dedupe_key!r} is running. Such jobs run one at a time.",
     "breaker": _breaker,
     "retry_time": _retry_time,
     "workers_full": _workers_full,
@@ -240,8 +243,9 @@ WAITING: Mapping[str, Sentence] = {
 
 def _run_open(data: Data) -> str:
     failed = f", {data['failed']} failed" if data["failed"] else ""
+    have = "has" if data["open"] == 1 else "have"
     resumes = "" if data["has_service"] else " It continues when the service runs again."
-    return f"The run is open: {data['open']} of {_count(data['jobs'], 'job')} not ended{failed}.{resumes}"
+    return f"The run is open: {data['open']} of {_count(data['jobs'], 'job')} {have} not ended{failed}.{resumes}"
 
 
 def _run_failed(data: Data) -> str:
@@ -262,7 +266,7 @@ RUNS: Mapping[str, Sentence] = {
 
 
 def _fired(data: Data) -> str:
-    return f"The slot fired {data['late_seconds']:.1f} s after its time. Its job is {data['status']}."
+    return f"The slot fired {data['late_seconds']:.1f} s after its time. The status of its job is {data['status']}."
 
 
 SLOTS: Mapping[str, Sentence] = {
@@ -270,14 +274,16 @@ SLOTS: Mapping[str, Sentence] = {
     "no_ledger": "There is no ledger yet.",
     "schedule_not_loaded": "No service has loaded this schedule yet.",
     "schedule_edited": "The schedule was edited after a service last loaded it.",
-    "before_schedule": "The slot is older than the schedule, which exists since {since}.",
-    "slot_forgotten": "The ledger has no record of this slot any more.",
+    "before_schedule": "The slot is before the first load of the schedule at {since}.",
+    "slot_forgotten": "The ledger no longer has a record of this slot.",
     "slot_ahead": "The slot is in the future: {slot_at}.",
     "no_slot": lambda data: (
-        f"No slot was due by then. The next one is {data['next']}." if data.get("next") else "No slot was due by then."
+        f"No slot was due before that time. The next one is {data['next']}."
+        if data.get("next")
+        else "No slot was due before that time."
     ),
-    "not_checked": "The scheduler has not decided about this slot. Check that the service is running.",
-    "schedule_plugin_unavailable": "The scheduler does not check this slot: plugin {plugin} {reason}.",
+    "not_checked": "The scheduler has not evaluated this slot. Check that the service is running.",
+    "schedule_plugin_unavailable": "The scheduler does not evaluate this slot: plugin {plugin} {reason}.",
     "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
     "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
     "slot_faulty": lambda data: f"{skip_message(data['reason'])}: internal error: {data['error']}",
@@ -288,7 +294,7 @@ SLOTS: Mapping[str, Sentence] = {
 
 
 def skip_message(reason: str) -> str:
-    """Return the sentence of a skip reason. A code of a newer version stands for itself."""
+    """Return the sentence of a skip reason. An unknown code is returned unchanged."""
     try:
         return SkipReason(reason).message
     except ValueError:
@@ -299,12 +305,12 @@ def skip_message(reason: str) -> str:
 
 
 def _pipeline_skipped(data: Data) -> str:
-    return f"Pipeline {data.get('pipeline')} did not start, {data.get('reason')}{_predicates(data)}"
+    return f"Pipeline {data.get('pipeline')} did not start: {data.get('reason')}{_predicates(data)}"
 
 
 def _step_bypassed(data: Data) -> str:
     reason = data.get("reason", "its `if` is false")
-    return f"Step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run, {reason}{_predicates(data)}"
+    return f"Step {data.get('step_id')} of pipeline {data.get('pipeline')} did not run: {reason}{_predicates(data)}"
 
 
 def _duplicate(data: Data) -> str:
@@ -318,8 +324,8 @@ DECISIONS: Mapping[str, Sentence] = {
     "pipeline.skipped": _pipeline_skipped,
     "step.bypassed": _step_bypassed,
     "event.withheld": "The attempt was retried, so its events were not routed.",
-    "event.no_route": "The other instance has nothing that handles it.",
-    "event.baggage_dropped": "Baggage that a relay may not carry was dropped.",
+    "event.no_route": "No pipeline of the other instance handles it.",
+    "event.baggage_dropped": "Baggage that the peer may not send was dropped.",
     "job.deduplicated": _duplicate,
     "event.unmatched": "No route and no pipeline matches it.",
 }
@@ -351,7 +357,7 @@ def _when(data: Data, name: str) -> str:
 
 
 def _predicates(data: Data) -> str:
-    return f": {format_predicates(data['predicates'])}" if data.get("predicates") else ""
+    return f" ({format_predicates(data['predicates'])})" if data.get("predicates") else ""
 
 
 SENTENCES: Mapping[str, Sentence] = {**OUTCOMES, **RUNNING, **WAITING, **RUNS, **SLOTS, **DECISIONS, **EVENTS}

@@ -120,7 +120,7 @@ def _start_problem(head: bytes) -> str | None:
     if head.startswith(b"\x7fELF"):
         return None
     if not head.startswith(b"#!"):
-        return "entrypoint has no `#!` line, so the system cannot tell what should run it"
+        return "entrypoint has no `#!` line, so the system cannot determine its interpreter"
     line = head.split(b"\n", 1)[0][2:]
     if line.endswith(b"\r"):
         return "the `#!` line of the entrypoint ends in a carriage return; save the file with Unix line ends"

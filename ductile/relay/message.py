@@ -45,7 +45,7 @@ def build_message(snapshot: Snapshot, job: Job) -> RelayMessage | Failed | Dead:
     try:
         node = find_step(snapshot.plans, job)
         if node is not None and node.relay is None:
-            changed = f"step {job.step_id} of pipeline {job.pipeline} does not relay any more"
+            changed = f"step {job.step_id} of pipeline {job.pipeline} is no longer a relay step"
             return Dead(changed, code=OutcomeCode.STEP_REMOVED)
         own = settings.service.name
         to, envelope = _of_step(job, node.relay, own) if node and node.relay else _asked_for(job, own)

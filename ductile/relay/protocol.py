@@ -134,7 +134,7 @@ def parse_envelope(content: Mapping[str, Any], *, max_key_bytes: int = MAX_KEY_B
     if not EVENT_TYPE.allows(kind):
         raise EnvelopeInvalid(f"event.type must be {EVENT_TYPE.allowed}")
     if kind.startswith(INTERNAL):
-        raise EnvelopeInvalid(f"event.type: types that begin with `{INTERNAL}` belong to the core")
+        raise EnvelopeInvalid(f"event.type: types that begin with `{INTERNAL}` are reserved")
     return Envelope(
         type=kind,
         payload=_object(event, "payload", "event."),

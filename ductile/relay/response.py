@@ -110,11 +110,11 @@ def _error_message(response: HttpResponse | NoResponse) -> str:
     if isinstance(response, NoResponse):
         return str(response)
     if response.status // 100 == 2:
-        return f"answered {response.status}, but not like a Ductile instance; check base_url"
+        return f"responded with {response.status}, but not like a Ductile instance; check base_url"
     if response.status // 100 == 3:
-        return f"answered {response.status}; redirects are not followed, check base_url"
+        return f"responded with {response.status}; redirects are not followed, check base_url"
     error = read_error(response.body)
-    return f"answered {response.status}: {error}" if error else f"answered {response.status}"
+    return f"responded with {response.status}: {error}" if error else f"responded with {response.status}"
 
 
 def _retry_after(response: HttpResponse | NoResponse, now: datetime) -> timedelta:

@@ -32,7 +32,7 @@ async def send_job(ctx: JobContext, attempt: Attempt) -> Completion | None:
     if not isinstance(message, RelayMessage):
         return _complete(ctx, job, without_delivery(job, message, snapshot, now), snapshot)
     if await _is_postponed(ctx, message, job, now=now):
-        ctx.log.info("relay", "event postponed: its instance does not answer", **_log_fields(job, message))
+        ctx.log.info("relay", "event postponed: its instance does not respond", **_log_fields(job, message))
         return None
     started = trio.current_time()
     sent = await _send(attempt, message, now=now)
@@ -71,7 +71,7 @@ async def _send(attempt: Attempt, message: RelayMessage, *, now: datetime) -> Se
                 return SendResult(response=error)
         if not stopping.cancel_called:
             return SendResult(
-                response=NoResponse(f"no answer within {format_duration(instance.timeout)}"), timed_out=True
+                response=NoResponse(f"no response within {format_duration(instance.timeout)}"), timed_out=True
             )
     return SendResult(stopped=stop.reason)
 

@@ -22,7 +22,7 @@ class RelayInstanceView(TypedDict):
     enabled: bool
     address: Annotated[str, "The URL to which events are sent"]
     allow: Annotated[list[str], "Event types that may be sent; empty: all"]
-    state: Annotated[BreakerState, "The state of its breaker: closed while it answers"]
+    state: Annotated[BreakerState, "The state of its breaker: closed while it responds"]
     failure_count: Annotated[int, "Consecutive failed attempts"]
     probe_from: NotRequired[Annotated[Timestamp, "The time of the next attempt, if the breaker is open"]]
     last_failure_at: NotRequired[Timestamp]

@@ -118,7 +118,7 @@ def test_a_run_does_not_go_on_without_a_service(run: Run, demo: Path) -> None:
 
     assert (
         view["reasons"][-1]["words"]
-        == "The run is open: 1 of 2 jobs not ended. It continues when the service runs again."
+        == "The run is open: 1 of 2 jobs has not ended. It continues when the service runs again."
     )
     assert view["next"] == ["ductile system start", f"ductile job wait {root.id} --tree"]
     assert (led_to["job_id"], led_to["orphaned"]) == (child.id, True)

@@ -603,7 +603,7 @@ def test_event_why_shows_the_condition_that_said_no_with_its_values(run: Run, de
         past.end(past.claim_one(), notes=(note,))
 
     text = run("event", "why", UNKNOWN_ID, "--config", demo).stdout
-    assert "Pipeline big did not start, if is false: payload.n eq 2 is false: found 1" in text
+    assert "Pipeline big did not start: if is false (payload.n eq 2 is false: found 1)" in text
     view = run("event", "why", "--type", "t.done", "--config", demo, "--json").json
     assert [event["event_id"] for event in view["events"]] == [UNKNOWN_ID]
     assert view["events"][0]["decisions"][0]["predicates"] == [predicate]

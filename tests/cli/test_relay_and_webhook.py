@@ -114,7 +114,11 @@ def test_a_dry_run_of_relay_send_is_validated_by_the_service(run: Run, service: 
             0,
             "has no route for it (no_route)",
         ),
-        ({"status": "failed", "last_error": "instance lab: answered 403: forbidden"}, 1, "answered 403: forbidden"),
+        (
+            {"status": "failed", "last_error": "instance lab: responded with 403: forbidden"},
+            1,
+            "responded with 403: forbidden",
+        ),
         ({"status": "queued", "last_error": None}, 1, "queued, attempt 2: no response yet"),
     ],
 )
@@ -153,7 +157,7 @@ def test_relay_list_needs_no_service_and_no_ledger(run: Run, home: Home) -> None
     done = run("relay", "list", "--config", home.path)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0] == "instance ductile: 0 events waiting to be sent"
+    assert lines[0] == "instance ductile: no events waiting to be sent"
     assert any(
         "lab" in line and "reachable" in line and "https://lab.example/ingest/peer/home" in line for line in lines
     )

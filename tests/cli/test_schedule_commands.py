@@ -433,7 +433,7 @@ def test_slots_of_a_disabled_plugin_are_undecided(run: Run, run_scheduler: RunSc
     explanation = why(run, home, "often", "2026-03-09T12:20:00Z")
     assert (explanation["verdict"], explanation["words"]) == (
         "undecided",
-        "The scheduler does not check this slot: plugin echo is disabled (enabled: false).",
+        "The scheduler does not evaluate this slot: plugin echo is disabled (enabled: false).",
     )
 
 
@@ -508,7 +508,7 @@ def test_why_prints_slot_verdict_reason_and_next_command(run: Run, run_scheduler
     answer = run("schedule", "why", "echo", "often", "--at", "2026-03-09T12:00:00Z", "--config", home.path)
     first, second, last = answer.stdout.splitlines()
     assert first == "echo often, slot 2026-03-09T12:00:00+00:00 (2026-03-09T12:00:00Z): fired"
-    assert second == "  The slot fired 0.0 s after its time. Its job is succeeded."
+    assert second == "  The slot fired 0.0 s after its time. The status of its job is succeeded."
     assert last.startswith("  next: ductile job inspect ")
 
 
@@ -537,7 +537,7 @@ def test_a_simulation_uses_the_time_zone_of_the_schedule(run: Run, home: Home) -
     assert clocks["utc_offsets"] == ["+01:00", "+02:00"]
     text = run("schedule", "simulate", *args, "--config", home.path).stdout
     assert "clock change: +01:00 → +02:00" in text
-    assert text.splitlines()[-1] == "2 runs, 1 slots skipped"
+    assert text.splitlines()[-1] == "2 runs, 1 slot skipped"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_why_of_the_first_job_says_that_its_run_goes_on(run: Run, demo: Path) ->
             view = run("job", "why", root.id, "--config", demo, "--json").json
 
     assert (view["run"]["status"], view["run"]["open"], view["run"]["failed"]) == ("open", 1, 1)
-    assert view["reasons"][1]["words"] == "The run is open: 1 of 3 jobs not ended, 1 failed."
+    assert view["reasons"][1]["words"] == "The run is open: 1 of 3 jobs has not ended, 1 failed."
     assert view["next"] == [f"ductile job wait {root.id} --tree"]
 
 

@@ -376,7 +376,7 @@ def test_an_event_names_its_route_and_the_condition_that_said_no(service: Servic
     (event,) = view["events"]
     assert (event["emitted_by"], [job["via"] for job in event["led_to"]]) == (job_id, ["route"])
     (decision,) = event["decisions"]
-    assert decision["words"] == "Pipeline choosy did not start, if is false: payload.n eq 2 is false: found 1"
+    assert decision["words"] == "Pipeline choosy did not start: if is false (payload.n eq 2 is false: found 1)"
     assert shown(service.home, "event", "why", event["event_id"]) == event
 
 
@@ -446,7 +446,7 @@ def test_an_event_with_an_empty_list_names_the_step_that_had_nothing_to_do(servi
     (first,) = run_of(service, "empty", {})
     event = shown(service.home, "event", "why", event_id(first["job_id"], 1, 0))
 
-    words = "Step each of pipeline empty did not run, payload.names is an empty list"
+    words = "Step each of pipeline empty did not run: payload.names is an empty list"
     assert (event["verdict"], event["words"]) == ("unmatched", f"The event led to no job. {words}")
 
 

@@ -256,7 +256,7 @@ def test_many_events_wait_together_and_go_together(pair: Pair) -> None:
     sender = pair.start(pair.home)
     event = {"event": {"type": "backup.ready", "payload": {}}}
     jobs = [sender.ask("POST", "/relay/lab", event)[1]["job_id"] for _ in range(10)]
-    sender.wait_for_log("event postponed: its instance does not answer", job_id=jobs[-1])
+    sender.wait_for_log("event postponed: its instance does not respond", job_id=jobs[-1])
     for job_id in jobs:
         put_back(sender, job_id)
     status, view = sender.ask("GET", "/relay")

@@ -167,7 +167,7 @@ def test_an_event_of_the_api_keeps_its_origin(snapshot: Snapshot) -> None:
         (relay_job("part", context=None), Failed, "context.host"),
         (relay_job("closed"), Dead, "instance off is disabled"),
         (relay_job("gone"), Dead, "no longer has step gone"),
-        (relay_job("last"), Dead, "does not relay any more"),
+        (relay_job("last"), Dead, "is no longer a relay step"),
         (a_job(plugin=RELAY, command="send", payload='{"to":"lap","event":{"type":"a"}}'), Dead, "did you mean 'lab'"),
         (a_job(plugin=RELAY, command="send", payload="{}"), Dead, "event is missing"),
     ],
@@ -197,7 +197,7 @@ def refused(status: int, error: str = "no", **headers: str) -> HttpResponse:
 def test_a_permanent_error_is_final(snapshot: Snapshot, status: int) -> None:
     outcome = judge(snapshot, SendResult(response=refused(status))).outcome
     assert isinstance(outcome, Failed)
-    assert f"instance lab: answered {status}" in outcome.error
+    assert f"instance lab: responded with {status}" in outcome.error
 
 
 @pytest.mark.parametrize(

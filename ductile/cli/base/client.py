@@ -85,7 +85,7 @@ class Client:
             content = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServiceUnreachable(
-                f"the service does not answer at {self.url or self.socket_path}: {error}",
+                f"the service does not respond at {self.url or self.socket_path}: {error}",
                 hint="Start the service with `ductile system start`.",
             ) from error
         finally:

@@ -23,7 +23,7 @@ PING_TIMEOUT_SECONDS = 10.0
 """A service that does not answer a ping within this time counts as gone, even if the connection is open."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 POLICY_VIOLATION = 1008
-NO_RESPONSE = "the service does not answer"
+NO_RESPONSE = "the service does not respond"
 
 Event = dict[str, Any]
 """A message of the stream: `seq`, `at`, `event`, `data`."""

@@ -120,7 +120,10 @@ def reload_lines(answer: dict[str, Any]) -> list[str]:
     lines += [f"  {line}" for line in output.table(rows)]
     lines += _next_run_lines(answer["next_runs"])
     ended = "would be cancelled" if answer["status"] == "planned" else "cancelled"
-    lines += [f"  {count} queued jobs of {plugin} {ended}" for plugin, count in answer["ended_jobs"].items()]
+    lines += [
+        f"  {output.format_count(count, 'queued job')} of {plugin} {ended}"
+        for plugin, count in answer["ended_jobs"].items()
+    ]
     return [*lines, *finding_lines(answer)]
 
 

@@ -124,7 +124,7 @@ def _offset(offset: timedelta) -> str:
 def simulation_lines(view: dict[str, Any]) -> Iterator[str]:
     yield f"{view['plugin']} {view['schedule_id']}: {view['when']}, from {view['from']} to {view['to']}"
     yield from (f"  {line}" for line in output.table([_row(event) for event in view["events"]]))
-    yield f"{view['fired']} runs, {view['skipped']} slots skipped"
+    yield f"{output.format_count(view['fired'], 'run')}, {output.format_count(view['skipped'], 'slot')} skipped"
     if not view["complete"]:
         yield "incomplete: raise --limit, or choose a shorter period"
 

@@ -25,7 +25,7 @@ def explain_exec_error(path: str, code: int) -> str:
         case errno.ETXTBSY:
             return f"{path}: still open for writing by another process"
         case errno.E2BIG:
-            return f"{path}: its environment is too large for the kernel; pass less through to it"
+            return f"{path}: its environment is too large for the kernel; pass fewer or shorter variables"
         case errno.EMFILE | errno.ENFILE:
             return f"{path}: no file descriptor is free; raise the open files limit of the service"
         case errno.EAGAIN | errno.ENOMEM:

@@ -62,7 +62,10 @@ def wake_all(db: Db, plugin: str, instance: str) -> int:
 
 
 def block_reason(instance: str) -> str:
-    """Return the `blocked_reason` of jobs for that instance. It is also the key by which `wake` finds them."""
+    """Return the `blocked_reason` of jobs for that instance. It is also the key by which `wake` finds them.
+
+    Stored rows have this text: another wording would not find them.
+    """
     return f"instance {instance} does not answer"
 
 

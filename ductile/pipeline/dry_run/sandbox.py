@@ -225,9 +225,9 @@ class Sandbox:
             row.is_executed, row.why = True, f"plugin executed: {real.result}"
             return real
         if row.job.pipeline == self.pipeline and (given := self.answers.get(row.job.step_id or "")) is not None:
-            row.why = "simulated answer given"
+            row.why = "simulated response given"
             return given
-        row.why = "no answer given: succeeds without events"
+        row.why = "no response given: succeeds without events"
         return SILENT
 
     def _events(self, job: Job, answer: PluginAnswer) -> tuple[Event, ...]:

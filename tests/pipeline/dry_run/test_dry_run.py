@@ -52,7 +52,7 @@ def line(found: DryRunResult, step: str, kind: str = "uses") -> DryRunLine:
     return matching
 
 
-SILENT = "no answer given: succeeds without events"
+SILENT = "no response given: succeeds without events"
 
 
 def test_every_step_is_listed_in_execution_order() -> None:
@@ -72,7 +72,7 @@ def test_given_answers_replace_the_plugins() -> None:
 
     found = dry_run("{id: a, uses: x}, {id: b, uses: y}", answers={"a": {"result": "said", "events": events}})
 
-    assert line(found, "a").why == "simulated answer given"
+    assert line(found, "a").why == "simulated response given"
     got = [(each.payload["n"], each.payload["result"]) for each in found.lines if each.step == "b"]
     assert got == [(1, "said"), (2, "own")]
 
