@@ -1,4 +1,4 @@
-"""Generated reference pages: the command line from its commands, the configuration from its section classes."""
+"""Generate the reference pages: docs/cli.md from the commands, docs/configuration.md from the section classes."""
 
 import sys
 import types
@@ -185,11 +185,11 @@ CONFIGURATION_TOP = "What `config.yaml` and every included file may contain."
 
 def main() -> int:
     pages = {DOCS / "cli.md": cli_page(), DOCS / "configuration.md": configuration_page()}
-    stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
+    outdated = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
-        for path in stale:
-            print(f"{path.name} is out of date: run scripts/reference", file=sys.stderr)
-        return 1 if stale else 0
+        for path in outdated:
+            print(f"{path.name} is outdated: run scripts/reference", file=sys.stderr)
+        return 1 if outdated else 0
     for path, text in pages.items():
         path.write_text(text)
     return 0
@@ -205,7 +205,7 @@ def cli_page() -> str:
 
 
 def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
-    """Every action with its full name, in alphabetical order."""
+    """Yield every action with its full name, in alphabetical order."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -236,13 +236,13 @@ def _option(option: click.Option, context: click.Context) -> str:
     value = "" if option.is_flag else f" {option.type.name.upper()}"
     if isinstance(option.type, click.Choice):
         value = " " + "\\|".join(map(str, option.type.choices))
-    extra = [f"{name}: {said}" if name == "default" else str(said) for name, said in _extra(option, context)]
+    extra = [f"{name}: {text}" if name == "default" else str(text) for name, text in _extra(option, context)]
     meaning = " ".join([option.help or "", *([f"`[{'; '.join(extra)}]`"] if extra else [])])
     return f"| `{', '.join(option.opts)}{value}` | {meaning} |\n"
 
 
 def _extra(option: click.Option, context: click.Context) -> list[tuple[str, object]]:
-    """What `--help` says in brackets: the default, the range, whether it must be given."""
+    """Return what `--help` shows in brackets: the default, the range, whether the option is required."""
     return list(option.get_help_extra(context).items())
 
 
@@ -255,12 +255,12 @@ def configuration_page() -> str:
 
 
 def _section(cls: type, path: str, seen: set[type]) -> Iterator[str]:
-    """The table of one section, then those of the sections below it."""
+    """Yield the table of a section, then those of its subsections."""
     seen.add(cls)
     about = " ".join((cls.__doc__ or "").split()).partition(": ")[2] if path else CONFIGURATION_TOP
     title = f"`{path}`" if path else "The top"
     rows = [f"\n### {title}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"]
-    below = []
+    subsections = []
     kinds = get_type_hints(cls, include_extras=True)
     for field in attrs.fields(cls):
         name = field.metadata.get(YAML_NAME, field.name)
@@ -268,14 +268,14 @@ def _section(cls: type, path: str, seen: set[type]) -> Iterator[str]:
         rows.append(f"| `{name}` | {_kind(kind)} | {_default(field)} | {field.metadata[DOC]} |\n")
         inner, suffix = _inner(kind)
         if inner is not None and inner not in seen:
-            below.append((inner, f"{path}.{name}{suffix}" if path else f"{name}{suffix}"))
+            subsections.append((inner, f"{path}.{name}{suffix}" if path else f"{name}{suffix}"))
     yield "".join(rows)
-    for inner, where in below:
-        yield from _section(inner, where, seen)
+    for inner, inner_path in subsections:
+        yield from _section(inner, inner_path, seen)
 
 
 def _inner(kind: Any) -> tuple[type | None, str]:
-    """The section class inside a type, and how its path goes on."""
+    """Return the section class inside a type, and the suffix of its path."""
     origin, args = get_origin(kind), get_args(kind)
     if attrs.has(kind):
         return kind, ""
@@ -295,8 +295,8 @@ def _kind(kind: Any) -> str:
     if origin is Annotated:
         rules = [note.allowed for note in args[1:] if isinstance(note, ValueRule)]
         readers = [note for note in args[1:] if isinstance(note, TextType)]
-        for grammar in (note for note in args[1:] if isinstance(note, ExternalSchema)):
-            return grammar.name.lower()
+        for schema in (note for note in args[1:] if isinstance(note, ExternalSchema)):
+            return schema.name.lower()
         base = _reader(readers[0]) if readers else _kind(args[0])
         return f"{base}: {rules[0]}" if rules else base
     if origin in (Union, types.UnionType):

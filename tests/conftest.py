@@ -1,4 +1,4 @@
-"""Rules for every test: repeatable random examples, and a marker that says what the test needs."""
+"""Rules for every test: repeatable random examples, and a marker for what the test needs."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ MARKERS = {
 """Marker → the folders and files whose tests have it. A test without any of them is a unit test."""
 PROCESS_EVENTS = frozenset(("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"))
 
-# A host that pauses for two seconds says nothing about an example.
+# A slow example can be the result of a busy host.
 LENIENT = (HealthCheck.too_slow,)
 settings.register_profile("repeatable", derandomize=True, suppress_health_check=LENIENT)
 settings.register_profile("other", derandomize=False, suppress_health_check=LENIENT)
@@ -31,8 +31,8 @@ os.environ["PATH"] = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
 def marker_of(path: Path) -> str:
     """Return the marker of the tests in this file."""
     name = path.relative_to(TESTS).as_posix()
-    for marker, places in MARKERS.items():
-        if any(name == place or name.startswith(f"{place}/") for place in places):
+    for marker, prefixes in MARKERS.items():
+        if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes):
             return marker
     return "unit"
 

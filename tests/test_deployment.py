@@ -1,4 +1,4 @@
-"""The files in docs/deployment say what the program really understands."""
+"""The files in docs/deployment match the program: commands, users, directories, ports."""
 
 import re
 import shlex
@@ -21,20 +21,20 @@ IN_CONTAINER = "docker compose run --rm ductile "
 
 
 def directives() -> list[tuple[str, str]]:
-    """The lines of the unit as pairs; a name may come twice."""
+    """Return the directives of the unit as pairs. A name can occur several times."""
     lines = (FILES / "ductile.service").read_text().splitlines()
     pairs = [line.partition("=") for line in lines if "=" in line and not line.startswith("#")]
     return [(name, value) for name, _, value in pairs]
 
 
 def unit(name: str) -> str:
-    """The one value of a directive."""
-    (value,) = [value for found, value in directives() if found == name]
+    """Return the value of a directive that occurs once."""
+    (value,) = [value for directive, value in directives() if directive == name]
     return value
 
 
 def require_command(args: list[str]) -> None:
-    """`ductile ARGS` is a command line that the program understands."""
+    """Check that `ductile ARGS` is a valid command line."""
     command: click.Command | None = ductile
     context = click.Context(ductile)
     while isinstance(command, click.Group):
@@ -45,7 +45,7 @@ def require_command(args: list[str]) -> None:
 
 
 def test_the_unit_starts_the_service_and_waits_until_it_is_ready() -> None:
-    """Type=notify, a watchdog, and a command line that exists."""
+    """It has Type=notify, a watchdog, and a valid command line."""
     assert unit("Type") == "notify"
     assert unit("WatchdogSec")
     program, *args = shlex.split(unit("ExecStart"))
@@ -53,26 +53,26 @@ def test_the_unit_starts_the_service_and_waits_until_it_is_ready() -> None:
     require_command(args)
 
 
-def test_a_bad_configuration_is_not_tried_again_and_again() -> None:
-    """78 is the exit code of a configuration that cannot be used."""
+def test_an_invalid_configuration_does_not_cause_restarts() -> None:
+    """78 is the exit code for an invalid configuration."""
     assert unit("Restart") == "on-failure"
     assert unit("RestartPreventExitStatus") == "78"
 
 
-def test_plugins_may_set_limits_inside_the_sandbox() -> None:
-    """`limits` of a plugin are set with setrlimit, which is one of systemd's @resources."""
+def test_the_sandbox_allows_plugin_limits() -> None:
+    """`limits` are set with setrlimit, which is in systemd's @resources."""
     denied = [value for name, value in directives() if name == "SystemCallFilter" and value.startswith("~")]
     assert not any("@resources" in value for value in denied)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd's own checker")
-def test_systemd_has_no_complaint_about_the_unit(tmp_path: Path) -> None:
-    """Every directive is known to systemd, and its own rating of the sandbox is good."""
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """Every directive is known, and the security rating of the sandbox is good."""
     text = (FILES / "ductile.service").read_text().replace("/opt/ductile/bin/ductile", "/bin/true")
     copy = tmp_path / "ductile.service"
     copy.write_text(text)
-    checked = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
-    assert "ductile.service" not in checked.stderr
+    verified = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
+    assert "ductile.service" not in verified.stderr
     rated = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", copy],
         capture_output=True,
@@ -83,7 +83,7 @@ def test_systemd_has_no_complaint_about_the_unit(tmp_path: Path) -> None:
 
 
 def test_user_and_directories_are_those_of_the_unit() -> None:
-    """The three files speak of one user and of the same directories."""
+    """All three files have the same user and directories."""
     user = unit("User")
     assert (FILES / "ductile.sysusers").read_text().splitlines()[-1].split()[1] == user
     rows = [line.split() for line in (FILES / "ductile.tmpfiles").read_text().splitlines() if line.startswith("d ")]
@@ -91,8 +91,8 @@ def test_user_and_directories_are_those_of_the_unit() -> None:
     assert {f"/var/lib/{unit('StateDirectory')}", f"/etc/{unit('ConfigurationDirectory')}"} <= {row[1] for row in rows}
 
 
-def test_the_image_copies_what_exists_and_runs_what_exists() -> None:
-    """COPY sources are in the checkout; the health check and the default command are ours; nobody is root."""
+def test_the_image_copies_existing_files_and_runs_valid_commands() -> None:
+    """COPY sources exist, the health check and the default command are valid, and the user is not root."""
     text = (FILES / "Dockerfile").read_text()
     copied = [line.split()[1:-1] for line in re.findall(r"^COPY (?!--from).*$", text, re.MULTILINE)]
     assert copied
@@ -105,8 +105,8 @@ def test_the_image_copies_what_exists_and_runs_what_exists() -> None:
     assert "\nUSER ductile\n" in text
 
 
-def test_the_compose_file_builds_that_image() -> None:
-    """Its context is the checkout, its Dockerfile ours."""
+def test_the_compose_file_builds_the_image() -> None:
+    """Its context is the checkout."""
     text = (FILES / "compose.yaml").read_text()
     strict_yaml.load(text.encode(), source="compose.yaml")
     (context,) = re.findall(r"context: (\S+)", text)
@@ -115,29 +115,29 @@ def test_the_compose_file_builds_that_image() -> None:
     assert (ROOT / dockerfile) == FILES / "Dockerfile"
 
 
-def test_the_version_is_written_once() -> None:
-    """In the package; the wheel takes it from there."""
+def test_the_version_is_defined_once() -> None:
+    """In the package, from which the wheel reads it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"]
     assert "version" not in project["project"]
     assert (ROOT / project["tool"]["hatch"]["version"]["path"]).read_text().count("__version__ =") == 1
 
 
-# ── what the page tells to type ─────────────────────────────────────────────────────────────────────────────────────
+# ── commands and configuration in the page ──────────────────────────────────────────────────────────────────────────
 
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 BY_NAME = re.compile(r"\bpipx? install(?: +-{1,2}\S+(?: +\S+\.txt)?)* +ductile\b")
-"""On the public index that name is another project's."""
+"""On the public package index this name belongs to another project."""
 
 
 def block(chapter: str, language: str) -> str:
-    """The first block of code of a chapter."""
+    """Return the first code block of a chapter."""
     (text,) = re.findall(rf"^## {chapter}\n.*?^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return str(text)
 
 
-def test_nothing_tells_to_install_a_stranger_s_package() -> None:
-    """Ductile is installed from a checkout, or from a wheel that was built of one."""
+def test_no_page_installs_the_package_of_another_project() -> None:
+    """Ductile is installed from a checkout, or from a wheel built from one."""
     texts = [ROOT / "README.md", ROOT / "constraints.txt", *ROOT.glob("docs/**/*"), *ROOT.glob("ductile/**/*.py")]
     files = [path for path in texts if path.is_file() and path.suffix not in (".svg", ".png")]
 
@@ -148,46 +148,46 @@ def test_nothing_tells_to_install_a_stranger_s_package() -> None:
 
 @pytest.fixture
 def mounts() -> dict[str, str]:
-    """Target → source of the volumes of the compose file."""
+    """Return the volumes of the compose file: target → source."""
     compose = strict_yaml.load((FILES / "compose.yaml").read_bytes(), source="compose.yaml").data()
     assert compose["services"].keys() == {"ductile"}
     return {
         target: source
-        for source, _, target in (one.partition(":") for one in compose["services"]["ductile"]["volumes"])
+        for source, _, target in (volume.partition(":") for volume in compose["services"]["ductile"]["volumes"])
     }
 
 
-def test_the_container_finds_the_configuration_that_the_recipe_makes(mounts: dict[str, str]) -> None:
-    """Compose reads ./ as the directory of its file; there the recipe makes `config`, where the image looks for it."""
-    where = ROOT
-    made = []
+def test_the_container_mounts_the_configuration_folder_of_the_recipe(mounts: dict[str, str]) -> None:
+    """Compose resolves ./ to the folder of its file, in which the recipe creates `config`."""
+    folder = ROOT
+    created = []
     for line in block("Containers", "sh").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["cd"]:
-            where = where / words[1]
+            folder = folder / words[1]
         if words[:1] == ["mkdir"]:
-            made.append(where / words[words.index("&&") - 1])
+            created.append(folder / words[words.index("&&") - 1])
 
-    assert made == [FILES / mounts["/etc/ductile"]]
+    assert created == [FILES / mounts["/etc/ductile"]]
     assert "DUCTILE_CONFIG_DIR=/etc/ductile " in (FILES / "Dockerfile").read_text()
 
 
-def test_the_container_recipe_leads_to_a_service_that_can_be_asked(tmp_path: Path, mounts: dict[str, str]) -> None:
-    """Its commands, on this host: the API answers whoever has the token, and the ledger is in the volume for it."""
+def test_the_container_recipe_starts_a_service_with_an_api_token(tmp_path: Path, mounts: dict[str, str]) -> None:
+    """Runs its commands on this host. The API requires the token, and the ledger is in its volume."""
     home = Home(tmp_path / "config")
     volumes = {"/etc/ductile": home.path, "/var/lib/ductile": tmp_path / mounts["/var/lib/ductile"]}
     for volume in volumes.values():
         volume.mkdir(mode=0o700)
-    said = ""
+    output = ""
     recipe = block("Containers", "sh").replace("0.0.0.0:8080", "127.0.0.1:0").splitlines()
     for line in [line.removeprefix(IN_CONTAINER) for line in recipe if line.startswith(IN_CONTAINER)]:
         for target, volume in volumes.items():
             line = line.replace(target, str(volume))
         command = [sys.executable, "-m", "ductile", *shlex.split(line, comments=True), "--config-dir", str(home.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        said += done.stdout
-    (token,) = re.findall(r"^key \(shown only once\): (\S+)$", said, re.MULTILINE)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{line}: {result.stderr}"
+        output += result.stdout
+    (token,) = re.findall(r"^key \(shown only once\): (\S+)$", output, re.MULTILINE)
     service = home.start()
     try:
         assert service.ask("GET", "/jobs", token=token)[0] == 200
@@ -198,8 +198,8 @@ def test_the_container_recipe_leads_to_a_service_that_can_be_asked(tmp_path: Pat
         service.stop()
 
 
-def test_the_api_listens_where_the_compose_file_opens_it() -> None:
-    """The port that is published is the one the recipe sets, on every address of the container."""
+def test_the_compose_file_publishes_the_port_of_the_api() -> None:
+    """The recipe sets it, on every address of the container."""
     compose = strict_yaml.load((FILES / "compose.yaml").read_bytes(), source="compose.yaml").data()
     (listen,) = re.findall(r"api\.listen=(\S+)", block("Containers", "sh"))
 
@@ -207,20 +207,20 @@ def test_the_api_listens_where_the_compose_file_opens_it() -> None:
     assert f"127.0.0.1:8080:{listen.partition(':')[2]}" in compose["services"]["ductile"]["ports"]
 
 
-def test_the_proxy_s_variables_are_defined() -> None:
-    """`$connection_upgrade` is none of nginx's own."""
+def test_the_variables_of_the_proxy_are_defined() -> None:
+    """`$connection_upgrade` is not built into nginx."""
     text = block("Behind a reverse proxy", "nginx")
 
     assert re.search(r"^map \$http_upgrade \$connection_upgrade \{", text, re.MULTILINE)
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx's own checker")
-def test_nginx_takes_the_example(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+def test_nginx_accepts_the_example(tmp_path: Path) -> None:
     """Inside `http`, with a certificate."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = f"openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=x -keyout {key} -out {certificate}"
-    subprocess.run(made.split(), check=True, capture_output=True)
-    text = block("Behind a reverse proxy", "nginx").replace("listen 443 ssl", f"listen unix:{tmp_path}/door ssl")
+    create = f"openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=x -keyout {key} -out {certificate}"
+    subprocess.run(create.split(), check=True, capture_output=True)
+    text = block("Behind a reverse proxy", "nginx").replace("listen 443 ssl", f"listen unix:{tmp_path}/listener ssl")
     text = re.sub(r"ssl_certificate_key \S+;", f"ssl_certificate_key {key};", text)
     text = re.sub(r"ssl_certificate \S+;", f"ssl_certificate {certificate};", text)
     (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{text}\n}}\n")

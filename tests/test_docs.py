@@ -1,4 +1,4 @@
-"""The documentation is true: commands, keys, routes and journal kinds stand in it, and its links lead somewhere."""
+"""The documentation covers all commands, keys, routes and journal kinds, and its links have targets."""
 
 import ast
 import os
@@ -19,20 +19,20 @@ PACKAGE = Path(ductile.__file__).parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "plugins").rglob("*.md")])
 KIND = re.compile(r"(?:job|event|scheduler)\.[a-z_]+")
 ONLY_SIGNALS = {"job.dead"}
-"""What a hook pipeline may wait for; no journal entry has this kind."""
+"""Signals for hook pipelines that are not journal kinds."""
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    """docs/cli.md and docs/configuration.md say what the code says."""
-    done = subprocess.run(
+    """docs/cli.md and docs/configuration.md match the code."""
+    result = subprocess.run(
         [sys.executable, "scripts/reference.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_flags_are_documented_with_their_defaults_and_ranges() -> None:
-    """docs/cli.md says of every flag what `--help` says of it."""
+    """docs/cli.md has the same values as `--help`."""
     from ductile.cli import ductile as root
     from ductile.cli.agents.describe import actions
 
@@ -49,8 +49,7 @@ def test_flags_are_documented_with_their_defaults_and_ranges() -> None:
     assert {"default", "range"} <= checked
 
 
-def test_every_key_of_the_configuration_has_its_sentence() -> None:
-    """The last cell of a row says what the key is for; a section says what it is about."""
+def test_every_configuration_key_and_section_has_a_description() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \|.*\| *(.*?) *\|$", page, re.MULTILINE)
     sections = re.findall(r"^### (.*)\n\n(.*)$", page.partition("## Keys\n")[2], re.MULTILINE)
@@ -61,8 +60,7 @@ def test_every_key_of_the_configuration_has_its_sentence() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_that_exist(page: Path) -> None:
-    """A relative link names a file of this repository."""
+def test_the_targets_of_relative_links_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
@@ -70,34 +68,34 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What `#` may name in it: its headings, in lower case, words joined by hyphens, other signs left out."""
+    """Return the anchors of the headings: lower case, hyphens for blanks, other punctuation omitted."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE)
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_anchors_lead_to_headings_that_exist(page: Path) -> None:
-    """The part of a link behind `#` names a heading of the page it leads to."""
+def test_the_anchors_of_links_exist(page: Path) -> None:
+    """Each one is a heading of the linked page."""
     links = re.findall(r"\]\(([^)#\s]*)#([^)]*)\)", page.read_text())
     targets = [(page.parent / name if name else page, anchor) for name, anchor in links if "://" not in name]
 
     assert [f"{target.name}#{anchor}" for target, anchor in targets if anchor not in anchors(target)] == []
 
 
-def test_the_documentation_builds_as_a_site(tmp_path: Path) -> None:
-    """mkdocs finds every page in its navigation and nothing to warn of; the bundled plugins' pages are part of it."""
+def test_the_documentation_site_builds_without_warnings(tmp_path: Path) -> None:
+    """The site includes the pages of the bundled plugins."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "scripts/mkdocs.yml", "-d", str(tmp_path)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(build, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    result = subprocess.run(build, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "pipelines.html").exists()
     assert (tmp_path / "bundled" / "echo" / "index.html").exists()
 
 
 def test_every_route_is_documented() -> None:
-    """docs/api.md names each path and method of the table."""
+    """docs/api.md has the path and method of each route."""
     text = (ROOT / "docs" / "api.md").read_text()
     modules = [path.read_text() for package in ("web", "relay") for path in sorted((PACKAGE / package).rglob("*.py"))]
     routes = re.findall(r'method="([A-Z]+)",\s*path="([^"]+)"', "".join(modules))
@@ -107,18 +105,18 @@ def test_every_route_is_documented() -> None:
 
 
 def journal_kinds() -> set[str]:
-    """Every kind that something writes into the journal."""
+    """Return every kind that is written to the journal."""
     return {
         node.value
         for path in PACKAGE.rglob("*.py")
-        if path.name not in ("event_types.py", "event_format.py")  # names of the stream, which are more
+        if path.name not in ("event_types.py", "event_format.py")  # these also have names that exist only in the stream
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and KIND.fullmatch(node.value)
     } - ONLY_SIGNALS
 
 
 def test_every_kind_of_journal_entry_is_documented() -> None:
-    """docs/database.md explains what each kind means."""
+    """docs/database.md has each kind."""
     text = (ROOT / "docs" / "database.md").read_text()
     kinds = journal_kinds()
 
@@ -126,22 +124,22 @@ def test_every_kind_of_journal_entry_is_documented() -> None:
     assert sorted(kind for kind in kinds if f"`{kind}`" not in text) == []
 
 
-def test_every_exit_code_and_error_code_is_stable_and_documented() -> None:
-    """An exit code that an error can have is in the table of docs/cli.md."""
+def test_every_exit_code_of_an_error_is_documented() -> None:
+    """It is in the table of docs/cli.md."""
     from ductile.core.errors import DuctileError
 
-    def family(cls: type[DuctileError]) -> Iterator[type[DuctileError]]:
+    def error_classes(cls: type[DuctileError]) -> Iterator[type[DuctileError]]:
         yield cls
-        for below in cls.__subclasses__():
-            yield from family(below)
+        for subclass in cls.__subclasses__():
+            yield from error_classes(subclass)
 
     table = (ROOT / "docs" / "cli.md").read_text()
-    assert sorted({cls.exit_code for cls in family(DuctileError) if f"| {cls.exit_code} |" not in table}) == []
+    assert sorted({cls.exit_code for cls in error_classes(DuctileError) if f"| {cls.exit_code} |" not in table}) == []
 
 
 @pytest.mark.parametrize("page", ["security.md", "webhooks.md"])
-def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
-    """What is made for people, and what they are warned of."""
+def test_documented_secret_lengths_match_the_code(page: str) -> None:
+    """The length of generated secrets, and the length below which `config check` warns."""
     from ductile.config.checks.examine import MIN_SECRET_LENGTH
     from ductile.config.edit.token_edit import KEY_BYTES
 
@@ -150,8 +148,8 @@ def test_pages_want_secrets_as_long_as_the_checks_do(page: str) -> None:
     assert f"shorter than {MIN_SECRET_LENGTH} characters" in text
 
 
-def test_hardening_names_keys_that_a_strict_check_takes() -> None:
-    """A key that is only understood is a warning, and with --strict a warning is a failure."""
+def test_the_keys_in_the_hardening_section_are_current() -> None:
+    """A legacy key would be a warning, which fails `config check --strict`."""
     from ductile.config.sections.settings import PluginEntry
 
     text = (ROOT / "docs" / "security.md").read_text()
@@ -160,14 +158,13 @@ def test_hardening_names_keys_that_a_strict_check_takes() -> None:
 
 
 def project_files() -> Iterator[Path]:
-    """Everything that belongs to the project, and nothing that a build or a run left beside it."""
+    """Yield the files of the project, without those that builds and runs create."""
     yield from (path for path in ROOT.iterdir() if path.is_file())
     for folder in ("ductile", "plugins", "tests", "scripts", "docs", ".ci"):
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def test_nothing_names_a_machine_or_a_package_host() -> None:
-    """The project speaks of Ductile alone."""
+def test_no_file_contains_a_path_of_a_machine_or_a_package_host() -> None:
     pattern = re.compile(rb"(?:^|[^A-Za-z0-9_.-])/(?:root|work|farm)/|pypi\.|files\.pythonhosted")
     files = list(project_files())
 

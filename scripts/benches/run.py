@@ -30,7 +30,7 @@ echo '{"status":"ok","result":"done"}'
 """
 PYTHON = """#!/usr/bin/python3
 import json, sys
-json.send_requests(sys.stdin)
+json.load(sys.stdin)
 print(json.dumps({"status": "ok", "result": "done"}))
 """
 SLEEP = """#!/bin/sh
