@@ -28,7 +28,7 @@ from scripts.tortures import (
 )
 from scripts.tortures.bystander import Bystander, Found
 from scripts.tortures.siege import MIB, Findings, Footprint, Siege, say
-from tests.e2e.enclosure import settled
+from tests.e2e.zoo_service import settled
 
 SETTLE_SECONDS = 4.0
 """How long memory may take to be given back."""

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from ductile.core.clock import from_text
 from scripts.tortures.kill import percentile
 from scripts.tortures.telling import tell, tell_violations
-from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
+from tests.e2e.zoo_service import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
 from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin, break_entrypoint
 
 SETTLE_SECONDS = 4.0

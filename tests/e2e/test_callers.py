@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.service import PATIENCE, TOKEN, Home, Service
+from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service
 
 Start = Callable[..., Service]
 OLD, YOUNG, READER = "old-token-0123456789abcdef", "young-token-0123456789abcd", "reader-token-0123456789abc"
@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def exchange(service: Service, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
     parts = urlsplit(service.url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)) as connection:
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
@@ -91,7 +91,7 @@ def test_a_stream_ends_with_its_token(home: Home, start: Start) -> None:
     home.write("config.yaml", text.replace("2096-01-01T00:00:00Z", end.isoformat(timespec="seconds")))
     service = start()
     parts = urlsplit(service.url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)) as connection:
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)) as connection:
         connection.request("GET", "/events", headers=bearer(YOUNG))
         answer = connection.getresponse()
         assert answer.status == 200
