@@ -19,7 +19,6 @@ from attrs import frozen
 
 from ductile.config.checks.examine import Examination
 from ductile.config.files.atomic_write import PENDING_FILE, finish_interrupted
-from ductile.config.seal.restore import STAGE_PREFIX
 from ductile.core import files
 from ductile.core.errors import Complaint, DuctileError, IntegrityBroken, LedgerError
 from ductile.core.instance.lock import lock_paths
@@ -31,6 +30,7 @@ from ductile.ledger.storage.backup import checkpoint_and_truncate
 from ductile.ledger.storage.connections import MAX_WAL_BYTES
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import plugin_inits
+from ductile.ops.backup.unpack import STAGE_PREFIX
 from ductile.ops.storage import compact_locked
 
 MIN_LEFTOVER_SECONDS = 3600.0

@@ -211,11 +211,11 @@ output.run(ductile, args)
     ("module", "name", "when", "is_new"),
     [
         ("os", "fsync", "after", False),
-        ("ductile.ops.restore", "detach_copy", "after", False),
-        ("ductile.ops.atomic_swap", "put_directory", "before", False),
-        ("ductile.ops.atomic_swap", "_exchange", "before", False),
-        ("ductile.ops.atomic_swap", "_exchange", "after", True),
-        ("ductile.ops.atomic_swap", "put_directory", "after", True),
+        ("ductile.ops.backup.unpack", "detach_copy", "after", False),
+        ("ductile.ops.backup.swap", "put_directory", "before", False),
+        ("ductile.ops.backup.swap", "_exchange", "before", False),
+        ("ductile.ops.backup.swap", "_exchange", "after", True),
+        ("ductile.ops.backup.swap", "put_directory", "after", True),
     ],
 )
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new(

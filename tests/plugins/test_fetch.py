@@ -183,7 +183,9 @@ def test_a_redirect_is_judged_like_a_first_address(site: Site, target: str) -> N
 
     assert (answer["status"], answer["retry"]) == ("error", False), answer
     assert (
-        "not public" in answer["error"] or "not a valid address" in answer["error"] or "begin with http" in answer["error"]
+        "not public" in answer["error"]
+        or "not a valid address" in answer["error"]
+        or "begin with http" in answer["error"]
     )
     assert len(site.seen) == 1
 
@@ -342,8 +344,14 @@ def test_a_body_comes_in_the_form_that_fits_its_type(site: Site, kind: str, body
     [
         (Reply(b"x" * 2000), "sent more than 1000 bytes"),
         (Reply(b"{nonsense", headers={"Content-Type": "application/json"}), "has a JSON content type, but is not JSON"),
-        (Reply(b'{"a": NaN}', headers={"Content-Type": "application/json"}), "has a JSON content type, but is not JSON"),
-        (Reply(b'{"a": 1e999}', headers={"Content-Type": "application/json"}), "has a JSON content type, but is not JSON"),
+        (
+            Reply(b'{"a": NaN}', headers={"Content-Type": "application/json"}),
+            "has a JSON content type, but is not JSON",
+        ),
+        (
+            Reply(b'{"a": 1e999}', headers={"Content-Type": "application/json"}),
+            "has a JSON content type, but is not JSON",
+        ),
         (Reply(b"[" * 400 + b"]" * 400, headers={"Content-Type": "application/json"}), "more than 50 levels"),
         (Reply(b"x", headers={"Content-Encoding": "gzip"}), "compressed"),
         (Reply(b"x", headers={"Content-Type": "video/mp4"}), "video/mp4 is not in content_types"),

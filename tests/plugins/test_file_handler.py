@@ -168,7 +168,10 @@ def test_what_is_read_is_capped_and_must_be_text(allowed: Path) -> None:
     """Too large is an error, never a silent cut; other bytes come as base64 when asked for."""
     (allowed / "large").write_bytes(b"x" * 11)
     (allowed / "binary").write_bytes(b"\xff\0")
-    assert "larger than max_bytes (10)" in handle(allowed, {"action": "read", "path": "large"}, max_bytes=10).answer["error"]
+    assert (
+        "larger than max_bytes (10)"
+        in handle(allowed, {"action": "read", "path": "large"}, max_bytes=10).answer["error"]
+    )
     assert "encoding: base64" in handle(allowed, {"action": "read", "path": "binary"}).answer["error"]
     _, payload = event(handle(allowed, {"action": "read", "path": "binary", "encoding": "base64"}))
     assert base64.b64decode(payload["content_base64"]) == b"\xff\0"

@@ -315,7 +315,4 @@ def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...])
     config = {"watches": [{"id": "a", "url": "http://x/"}]}
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": config, "state": {}}
 
-    assert (
-        said("http_watch", json.dumps(request).encode(), options=options).answer["result"]
-        == "healthy (1 URLs)"
-    )
+    assert said("http_watch", json.dumps(request).encode(), options=options).answer["result"] == "healthy (1 URLs)"

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from ductile.cli.base import options, output
-from ductile.cli.config.edit import read_draft
+from ductile.cli.config.edit import selected_path
+from ductile.core.files import FileMissing
 
 
 @click.command("backup")
@@ -24,21 +25,23 @@ from ductile.cli.config.edit import read_draft
 def backup(target: Path | None, dry_run: bool, as_json: bool, **params: Any) -> None:
     """Write the configuration to a private tar.gz: files, scope files, seal, and the plugins in its directory.
 
-    The archive contains secrets. It does not contain the ledger; `ductile system backup` includes everything.
+    The same as `ductile system backup --only config`. The archive contains secrets, but not the ledger.
 
     Example: ductile config backup --output monday.tar.gz
     """
-    from ductile.config.seal.archive import collect, write_archive
+    from ductile.ops.backup.create import back_up
+    from ductile.ops.backup.manifest import BackupScope
 
-    now, draft = datetime.now(UTC), read_draft(params)
-    path = Path(os.path.abspath(target or draft.root.parent / f"backup-{now:%Y%m%dT%H%M%S}.tar.gz"))
-    collected = collect(draft)
-    size = None if dry_run else write_archive(path, collected.members, now=now)
+    now, root = datetime.now(UTC), selected_path(params)
+    path = Path(os.path.abspath(target or root.parent / f"backup-{now:%Y%m%dT%H%M%S}.tar.gz"))
+    if not path.parent.exists():
+        raise FileMissing(path, "does not exist")
+    done = back_up(root, path, BackupScope.ONLY_CONFIG, now=now, dry_run=dry_run)
     result = {
         "archive": str(path),
-        "bytes": size,
-        "files": sorted(collected.members),
-        "excluded": [str(excluded) for excluded in collected.excluded],
+        "bytes": done.bytes,
+        "files": sorted(file.place for file in done.manifest.files),
+        "excluded": [str(excluded) for excluded in done.outside],
         "dry_run": dry_run,
     }
     output.show(result, as_json=as_json, human=_backup_lines)
@@ -59,17 +62,18 @@ def restore(archive: Path, config_path: Path | None, config_dir: Path | None, dr
     """Restore the configuration from an archive and seal it. The replaced files are saved in another archive.
 
     The archive is validated completely before anything is written. Limits: 2048 files, 10 MiB each, 50 MiB in total.
+    From a full archive of `system backup`, only the files inside the configuration directory are restored.
 
     Example: ductile config restore monday.tar.gz --config-dir ./my-config
     """
     from ductile.cli.config.group import default_directory
-    from ductile.config.seal import restore as restoring
+    from ductile.ops.backup.replace import restore_configuration
 
     chosen = options.selected_config(config_path, config_dir) or default_directory()
     directory = Path(os.path.abspath(chosen.expanduser()))
     if directory.is_file():
         directory = directory.parent
-    done = restoring.restore(archive, directory, now=datetime.now(UTC), dry_run=dry_run)
+    done = restore_configuration(archive, directory, now=datetime.now(UTC), dry_run=dry_run)
     result = {
         "archive": str(archive),
         "directory": str(done.directory),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ductile.cli.base import options, output
+from ductile.core.errors import UsageInvalid
 
 FIRST_PROGRESS_SECONDS, PROGRESS_INTERVAL = 2.0, 2.0
 SCOPES = ("db", "config", "plugins", "all")
@@ -17,30 +18,35 @@ SCOPES = ("db", "config", "plugins", "all")
 @click.option(
     "--to", "target", type=click.Path(path_type=Path), required=True, help="Archive to write, a new .tar.gz file."
 )
-@click.option("--scope", type=click.Choice(SCOPES), default="all", show_default=True, help="What to include.")
+@click.option("--scope", type=click.Choice(SCOPES), help="What to include. Default: all.")
+@click.option("--only", type=click.Choice(["config"]), help="Back up the configuration alone, as `config backup` does.")
 @options.config
 @options.dry_run
 @options.as_json
-def backup(target: Path, scope: str, dry_run: bool, as_json: bool, **where: Any) -> None:
+def backup(target: Path, scope: str | None, only: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
     """Write the ledger, the configuration and the plugins to one private archive, and verify it.
 
     Works while the service runs. Scopes: db (the ledger), config (adds all loaded files, scope files and the seal),
     plugins (adds the plugin directories), all (adds `.env` files). The archive contains secrets; store it accordingly.
+    With `--only config`, the archive has every file of the configuration inside its directory, and no ledger.
 
     Example: ductile system backup --to monday.tar.gz
     """
     from datetime import UTC, datetime
 
-    from ductile.ops.archive_manifest import BackupScope
-    from ductile.ops.backup import back_up
+    from ductile.ops.backup.create import back_up
+    from ductile.ops.backup.manifest import BackupScope
 
+    if only and scope:
+        raise UsageInvalid("--scope and --only are mutually exclusive")
+    chosen = BackupScope.ONLY_CONFIG if only else BackupScope(scope or BackupScope.ALL)
     explicit = options.selected_config(where["config_path"], where["config_dir"])
-    done = back_up(explicit, target, BackupScope(scope), now=datetime.now(UTC), progress=Progress(), dry_run=dry_run)
+    done = back_up(explicit, target, chosen, now=datetime.now(UTC), progress=Progress(), dry_run=dry_run)
     manifest = done.manifest
     result = {
         "archive": str(done.path),
         "bytes": done.bytes,
-        "scope": scope,
+        "scope": str(chosen),
         "verified": not dry_run,
         "made_at": manifest.made_at,
         "version": manifest.version,
@@ -77,14 +83,15 @@ def restore(archive: Path, replace: bool, outside: bool, dry_run: bool, as_json:
     """Restore an archive of `system backup` to the same or another directory.
 
     The archive is verified completely before anything is written. Restoring fails if the service is running or the
-    target exists. Files outside the configuration directory are restored only with --outside.
+    target exists. Files outside the configuration directory are restored only with --outside. An archive of the
+    configuration alone is restored as by `config restore`.
 
     Example: ductile system restore monday.tar.gz --config-dir ./restored
     """
     from datetime import UTC, datetime
 
     from ductile.cli.config.group import default_directory
-    from ductile.ops.restore import restore as restore_archive
+    from ductile.ops.backup.restore import restore as restore_archive
 
     chosen = options.selected_config(where["config_path"], where["config_dir"]) or default_directory()
     done = restore_archive(

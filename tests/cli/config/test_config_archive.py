@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ductile.config.seal.archive import MAX_ENTRIES
+from ductile.ops.backup.manifest import MAX_CONFIG_FILES
 from tests.cli.config.conftest import Config, Contents, contents
 from tests.cli.conftest import Run
 
@@ -40,7 +40,7 @@ def test_a_backup_restores_the_same_bytes_to_any_directory(
         name: content for name, content in before.items() if name != ".checksums"
     }
     with tarfile.open(configured / saved) as replaced:
-        file = replaced.extractfile("plugins/echo/run.sh")
+        file = replaced.extractfile("config/plugins/echo/run.sh")
         assert file is not None
         assert file.read() == b"broken"
     assert config("check", "--strict").exit_code == 0
@@ -76,9 +76,9 @@ KILLED_BEFORE_THE_SEAL = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config.seal import restore
-restore.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-restore.restore(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+from ductile.ops.backup import replace
+replace.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 
@@ -86,13 +86,13 @@ FAILED_AFTER_THE_SEAL = """\
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.config.seal import restore
-seal = restore.seal_locked
+from ductile.ops.backup import replace
+seal = replace.seal_locked
 def interrupted(*given, **named):
     seal(*given, **named)
     raise KeyboardInterrupt
-restore.seal_locked = interrupted
-restore.restore(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+replace.seal_locked = interrupted
+replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 
@@ -235,7 +235,7 @@ HOSTILE = {
     "an edit to be finished": ([ROOT, entry(".pending", b"{}")], "is not allowed in an archive"),
     "no configuration": ([entry("readme", b"x")], "has no config.yaml"),
     "too large a file": ([ROOT, entry("big", bytes(10 * 1024 * 1024 + 1))], "has more than"),
-    "too many files": ([ROOT, *(entry(f"f{number}") for number in range(MAX_ENTRIES))], "entries"),
+    "too many files": ([ROOT, *(entry(f"f{number}") for number in range(MAX_CONFIG_FILES))], "entries"),
     "a ledger": ([ROOT, entry("data/state.db", b"x")], "would replace the ledger"),
     "the log of a ledger": ([ROOT, entry("data/state.db-wal", b"x")], "would replace the ledger"),
     "a ledger for elsewhere": (
@@ -302,7 +302,7 @@ def test_a_restore_saves_every_file_that_it_replaces(
     for answer, text in zip(answers, [b"# not included now\n", b"# a note\n"], strict=True):
         assert answer.exit_code == 0, answer.stderr
         with tarfile.open(answer.json["saved"]) as saved_archive:
-            file = saved_archive.extractfile("webhooks.yaml")
+            file = saved_archive.extractfile("config/webhooks.yaml")
             assert file is not None
             assert file.read() == text
 

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from ductile.core.instance.lock import instance_lock
 from ductile.ledger.storage.open_file import open_writer
-from ductile.ops import atomic_swap
+from ductile.ops.backup import swap
 from tests.cli.conftest import Run
 from tests.cli.system.conftest import CONFIG, change, contents_of, create_ledger, leave_a_log, ledger_of
 
@@ -163,7 +163,7 @@ def test_a_failed_restore_is_rolled_back(run: Run, home: Path, tmp_path: Path, m
     def refuse(*_: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    monkeypatch.setattr(atomic_swap, "_exchange", refuse)
+    monkeypatch.setattr(swap, "_exchange", refuse)
     answer = run("system", "restore", backup, "--replace", "--outside", "--config-dir", home)
 
     assert (answer.exit_code, answer.stderr.count("resource busy")) == (78, 1)

@@ -4,7 +4,7 @@ A manifest is untrusted input. Duplicate and unsafe paths are rejected before an
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,21 +19,27 @@ from ductile.core.formats import strict_json
 MANIFEST_FILE = "MANIFEST.json"
 FORMAT = 1
 MAX_FILES = 200_000
+MAX_CONFIG_FILES, MAX_CONFIG_BYTES, MAX_CONFIG_FILE_BYTES = 2048, 50 << 20, 10 << 20
+"""Limits of an archive of the configuration alone. It is restored through the edit journal, which is held in memory."""
 CONFIG, PLUGIN, ENV, LEDGER = KINDS = ("config", "plugin", "env", "ledger")
 
 
 class BackupScope(StrEnum):
-    """The content of a backup. Each scope includes the previous ones."""
+    """The content of a backup. Each scope from `db` to `all` includes the previous ones.
+
+    `only-config` has every file of the configuration that is inside its directory, but no ledger.
+    """
 
     DB = "db"
     CONFIG = "config"
     PLUGINS = "plugins"
     ALL = "all"
+    ONLY_CONFIG = "only-config"
 
     @property
     def kinds(self) -> tuple[str, ...]:
         kinds = (LEDGER, CONFIG, PLUGIN, ENV)
-        return kinds[: list(BackupScope).index(self) + 1]
+        return kinds[1:] if self is BackupScope.ONLY_CONFIG else kinds[: list(BackupScope).index(self) + 1]
 
 
 class ArchiveRefused(files.FileRefused):
@@ -56,6 +62,10 @@ class ArchivedFile:
     size: int = field(validator=[instance_of(int), ge(0)])
     blake3: str = field(validator=instance_of(str))
     executable: bool = field(default=False, validator=instance_of(bool))
+
+    @property
+    def mode(self) -> int:
+        return 0o700 if self.executable else 0o600
 
     @property
     def is_outside(self) -> bool:
@@ -100,28 +110,41 @@ def read_manifest(path: Path, content: bytes) -> ArchiveManifest:
         entries = tuple(ArchivedFile(**entry) for entry in data["files"])
         fields = {name: value for name, value in data.items() if name not in ("format", "files")}
         manifest = ArchiveManifest(files=entries, **{**fields, "excluded": tuple(fields.get("excluded", ()))})
-        _require_safe_paths(path, manifest)
+        _require_safe_places(path, manifest)
     except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArchiveRefused(path, f"has an invalid manifest: {error}") from error
     return manifest
 
 
-def _require_safe_paths(path: Path, manifest: ArchiveManifest) -> None:
-    """Raise ArchiveRefused unless all paths are unique, normalised, and either absolute or below the directory."""
-    places: set[str] = set()
+def _require_safe_places(path: Path, manifest: ArchiveManifest) -> None:
     if len(manifest.files) > MAX_FILES:
         raise ArchiveRefused(path, f"has more than {MAX_FILES} files")
+    places: set[str] = set()
     for entry in manifest.files:
-        place = entry.place
-        shown = files.display_path(place)
-        if "\0" in place or ".." in PurePosixPath(place).parts:
-            raise ArchiveRefused(path, f"{shown} is outside the configuration directory")
-        if not place or os.path.normpath(place) != place or place == "." or place.startswith("//"):
-            raise ArchiveRefused(path, f"{shown} is not a valid file path")
-        if place in places or any(str(parent) in places for parent in PurePosixPath(place).parents):
-            raise ArchiveRefused(path, f"{shown} occurs twice")
-        places.add(place)
+        require_safe_place(path, entry.place, places)
+        places.add(entry.place)
     if sum(entry.kind == LEDGER for entry in manifest.files) > 1:
         raise ArchiveRefused(path, "has more than one ledger")
-    if manifest.root not in places and any(entry.kind != LEDGER for entry in manifest.files):
-        raise ArchiveRefused(path, f"has no {files.display_path(manifest.root)}")
+
+
+def require_safe_place(path: Path, place: str, places: Container[str]) -> None:
+    """Raise ArchiveRefused unless `place` is normalised, not above the directory and not in or below `places`."""
+    shown = files.display_path(place)
+    if "\0" in place or ".." in PurePosixPath(place).parts:
+        raise ArchiveRefused(path, f"{shown} is outside the configuration directory")
+    if not place or os.path.normpath(place) != place or place == "." or place.startswith("//"):
+        raise ArchiveRefused(path, f"{shown} is not a valid file path")
+    if place in places or any(str(parent) in places for parent in PurePosixPath(place).parents):
+        raise ArchiveRefused(path, f"{shown} occurs twice")
+
+
+def exceeded_limit(entries: Collection[ArchivedFile]) -> str | None:
+    """Return which limit of an archive of the configuration alone these files exceed."""
+    for entry in entries:
+        if entry.size > MAX_CONFIG_FILE_BYTES:
+            return f"{files.display_path(entry.place)} has more than {MAX_CONFIG_FILE_BYTES} bytes"
+    if len(entries) > MAX_CONFIG_FILES:
+        return f"has more than {MAX_CONFIG_FILES} entries"
+    if sum(entry.size for entry in entries) > MAX_CONFIG_BYTES:
+        return f"contains more than {MAX_CONFIG_BYTES} bytes"
+    return None

@@ -1,13 +1,12 @@
-"""Restore an archive of `system backup`: unpack it to a temporary directory, verify it, then replace the files.
+"""Restore an archive of `system backup`: ledger, configuration and plugins.
 
 Files outside the configuration directory are replaced first, each by one rename. The directory itself is replaced last,
 by one exchange. Replaced files are saved next to the new ones. A failure restores the previous state.
+An archive of the configuration alone is restored by `replace`.
 """
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -17,20 +16,20 @@ from attrs import define, field
 
 from ductile.config.checks.examine import examine
 from ductile.config.checksums import SEAL_FILE, read_seal, relocate_seal, render_seal
-from ductile.config.files.atomic_write import PENDING_FILE, lock_config
+from ductile.config.files.atomic_write import lock_config
 from ductile.config.files.ledger_path import find_ledger
 from ductile.config.load.load import load
-from ductile.config.seal.restore import STAGE_PREFIX
 from ductile.core import files
 from ductile.core.errors import ConfigInvalid, DuctileError, LedgerError, UsageInvalid, WrongState
 from ductile.core.instance.lock import instance_lock, require_unlocked
-from ductile.ledger.storage.backup import checkpoint_and_truncate, detach_copy, side_files, verify_copy
+from ductile.ledger.storage.backup import checkpoint_and_truncate, side_files
 from ductile.ledger.storage.path_checks import make_private_directory
-from ductile.ops import archive, atomic_swap
-from ductile.ops.archive import ReportProgress
-from ductile.ops.archive_manifest import LEDGER, PLUGIN, ArchivedFile, ArchiveManifest, ArchiveRefused, BackupScope
-
-SPARE_BYTES = 16 << 20
+from ductile.ops.backup import archive, swap
+from ductile.ops.backup.archive import ReportProgress
+from ductile.ops.backup.collect import ledger_files, with_side_files
+from ductile.ops.backup.manifest import LEDGER, PLUGIN, ArchivedFile, ArchiveManifest, BackupScope
+from ductile.ops.backup.replace import replace_configuration
+from ductile.ops.backup.unpack import UnpackedArchive, unpack
 
 
 class TargetExists(DuctileError):
@@ -56,6 +55,10 @@ class RestoredInstance:
     def is_whole(self) -> bool:
         """True if the archive has a configuration, not only a ledger."""
         return any(entry.place == self.manifest.root for entry in self.manifest.files)
+
+    @property
+    def is_config_only(self) -> bool:
+        return self.manifest.scope == BackupScope.ONLY_CONFIG
 
     def as_data(self) -> dict[str, Any]:
         return {
@@ -92,89 +95,32 @@ def restore(
         directory = directory.parent
     if directory == directory.parent:
         raise UsageInvalid(f"{directory} cannot be replaced", hint="Choose another directory with --config-dir.")
-    with _unpacked(source, directory, progress) as (staging, manifest):
-        restored = RestoredInstance(directory, manifest, dry_run=dry_run)
-        restored.ledger = _ledger_place(staging, restored)
-        _require_no_log(source, restored)
+    with unpack(source, _resolve(directory), progress) as unpacked:
+        restored = RestoredInstance(directory, unpacked.manifest, dry_run=dry_run)
+        restored.ledger = _ledger_place(unpacked, restored)
+        _require_no_ledger(unpacked, restored)
         restored.outside = _outside(restored)
         for path in _ledgers_in_use(restored):
             require_unlocked(path.parent, path)
         _require_permitted(restored, replace=replace, outside=outside)
-        if not dry_run:
+        if restored.is_config_only:
+            done = replace_configuration(unpacked, directory, now=now, dry_run=dry_run)
+            restored.saved += [done.saved] if done.saved else []
+        elif not dry_run:
             with _locked(restored, now):
-                _install(staging, restored, now)
+                _move_seal(unpacked.inside, Path(unpacked.manifest.source), directory)
+                _install(unpacked, restored, now)
     if restored.is_whole and not dry_run:
         restored.warnings += _find_problems(restored)
     return restored
 
 
-# ── unpacking and checks ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def _unpacked(source: Path, directory: Path, progress: ReportProgress) -> Iterator[tuple[Path, ArchiveManifest]]:
-    """Unpack and verify the archive in a temporary directory next to `directory`, and remove it at the end.
-
-    `inside/` has the new content of `directory`, `outside/` has the other files by their absolute paths.
-    """
-    parent = next(folder for folder in _resolve(directory).parents if folder.is_dir())
-    try:
-        staging = Path(os.path.realpath(tempfile.mkdtemp(prefix=STAGE_PREFIX, dir=parent)))
-    except OSError as error:
-        raise files.FileRefused(parent, os.strerror(error.errno or 0).lower()) from error
-    try:
-        (staging / "inside").mkdir(mode=0o700)
-
-        def unpack(entry: ArchivedFile, chunks: Iterator[bytes]) -> None:
-            if entry.place == PENDING_FILE:  # the next load would execute it, with any paths
-                raise ArchiveRefused(source, f"{PENDING_FILE} is not allowed in an archive")
-            _require_disk_space(parent, entry)
-            _write_file(staged_path(staging, entry), chunks, mode=0o700 if entry.executable else 0o600)
-
-        manifest = archive.read(source, unpack, progress)
-        if entry := manifest.ledger:
-            verify_copy(staged_path(staging, entry))
-            detach_copy(staged_path(staging, entry))
-        _move_seal(staging / "inside", Path(manifest.source), directory)
-        yield staging, manifest
-    except OSError as error:
-        raise files.FileRefused(parent, f"cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+# ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _resolve(directory: Path) -> Path:
     """Resolve links: the target of a link is replaced, not the link."""
     return Path(os.path.realpath(directory))
-
-
-def staged_path(staging: Path, entry: ArchivedFile) -> Path:
-    """Return the path of an unpacked file. The ledger is separate: the restored configuration determines its path."""
-    if entry.kind == LEDGER:
-        return staging / "ledger.db"
-    return staging / (f"outside{entry.place}" if entry.is_outside else f"inside/{entry.place}")
-
-
-def _require_disk_space(folder: Path, entry: ArchivedFile) -> None:
-    disk = os.statvfs(folder)
-    if entry.size + SPARE_BYTES > disk.f_bavail * disk.f_frsize:
-        needed = f"{entry.size} bytes plus a reserve of {SPARE_BYTES >> 20} MiB"
-        raise files.FileRefused(folder, f"not enough disk space for {needed}", hint="Free some disk space.")
-
-
-def _write_file(path: Path, chunks: Iterator[bytes], *, mode: int) -> None:
-    make_private_directory(path.parent)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(descriptor)
-    except OSError as error:
-        if error.errno is None:
-            raise  # an error of gzip, not of the disk
-        raise files.FileRefused(path, f"cannot be written: {error.strerror}") from error
 
 
 def _move_seal(inside: Path, old: Path, new: Path) -> None:
@@ -184,11 +130,11 @@ def _move_seal(inside: Path, old: Path, new: Path) -> None:
         files.write_private(inside / SEAL_FILE, render_seal(relocate_seal(seal, old, new)))
 
 
-def _ledger_place(staging: Path, restored: RestoredInstance) -> Path | None:
+def _ledger_place(unpacked: UnpackedArchive, restored: RestoredInstance) -> Path | None:
     """Return the ledger path of the restored configuration, or of the existing one if only a ledger is restored."""
     if restored.manifest.ledger is None:
         return None
-    inside = staging / "inside"
+    inside = unpacked.inside
     folder = inside if restored.is_whole else restored.directory
     try:
         place = find_ledger(folder / restored.manifest.root, os.environ)
@@ -198,12 +144,10 @@ def _ledger_place(staging: Path, restored: RestoredInstance) -> Path | None:
     return restored.directory / place.relative_to(inside) if place.is_relative_to(inside) else place
 
 
-def _require_no_log(source: Path, restored: RestoredInstance) -> None:
-    """Raise ArchiveRefused if a file would become a log of the ledger: SQLite would apply it."""
-    logs = side_files(restored.ledger) if restored.ledger else ()
-    for entry in restored.manifest.files:
-        if restored.directory / entry.place in logs:
-            raise ArchiveRefused(source, f"{files.display_path(entry.place)} is not allowed in an archive")
+def _require_no_ledger(unpacked: UnpackedArchive, restored: RestoredInstance) -> None:
+    """Raise ArchiveRefused if a file would replace the restored ledger or become its log."""
+    new = with_side_files(restored.ledger) if restored.ledger else set()
+    unpacked.require_no_ledger(restored.directory, new | ledger_files(unpacked.inside / unpacked.manifest.root))
 
 
 def _outside(restored: RestoredInstance) -> list[Path]:
@@ -234,7 +178,7 @@ def _require_permitted(restored: RestoredInstance, *, replace: bool, outside: bo
             hint="Restore them too with --outside.",
             context={"outside": [str(path) for path in restored.outside]},
         )
-    if restored.is_whole and os.path.ismount(_resolve(restored.directory)):
+    if restored.is_whole and not restored.is_config_only and os.path.ismount(_resolve(restored.directory)):
         hint = "Restore to a directory below it."
         raise files.FileRefused(restored.directory, "is a mount point and cannot be replaced", hint=hint)
     replaces_directory = restored.is_whole and restored.directory.exists() and any(restored.directory.iterdir())
@@ -244,7 +188,7 @@ def _require_permitted(restored: RestoredInstance, *, replace: bool, outside: bo
     if existing and not replace:
         hint = "Choose another directory, or use --replace. Replaced files are saved next to the target."
         raise TargetExists(f"{existing[0]} already exists", hint=hint, context={"taken": existing})
-    if replaces_directory and restored.manifest.scope != BackupScope.ALL:
+    if replaces_directory and restored.manifest.scope not in (BackupScope.ALL, BackupScope.ONLY_CONFIG):
         hint = "Restore to another directory and copy the files that you need."
         message = f"an archive of scope {restored.manifest.scope} cannot replace all of {existing[0]}"
         raise TargetExists(message, hint=hint)
@@ -273,27 +217,29 @@ def _ledgers_in_use(restored: RestoredInstance) -> set[Path]:
 # ── replacing files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _install(staging: Path, restored: RestoredInstance, now: datetime) -> None:
+def _install(unpacked: UnpackedArchive, restored: RestoredInstance, now: datetime) -> None:
     """Replace the files outside the directory, then the directory. Rolls back on failure."""
-    stamp, inside, ledger = f"before-restore-{now:%Y%m%dT%H%M%S%f}", staging / "inside", staging / "ledger.db"
+    stamp, inside = f"before-restore-{now:%Y%m%dT%H%M%S%f}", unpacked.inside
     with contextlib.ExitStack() as undo:
         for entry in restored.manifest.files:
             path = Path(entry.place)
             if entry.kind != LEDGER and path in restored.outside:
                 # A visible file in a plugin directory counts as part of the plugin and would not be sealed.
                 aside = path.with_name(f"{'.' if entry.kind == PLUGIN else ''}{path.name}.{stamp}")
-                restored.saved += atomic_swap.put_file(staged_path(staging, entry), path, aside)
-                undo.callback(atomic_swap.roll_back, path, aside)
-        if restored.ledger and restored.is_whole and restored.ledger not in restored.outside:
-            place = inside / restored.ledger.relative_to(restored.directory)
-            make_private_directory(place.parent)
-            ledger.rename(place)
-        elif restored.ledger:
-            restored.saved += _install_ledger(ledger, restored.ledger, stamp, undo)
+                restored.saved += swap.put_file(unpacked.path_of(entry), path, aside)
+                undo.callback(swap.roll_back, path, aside)
+        if (entry_of_ledger := restored.manifest.ledger) and restored.ledger:
+            ledger = unpacked.path_of(entry_of_ledger)
+            if restored.is_whole and restored.ledger not in restored.outside:
+                place = inside / restored.ledger.relative_to(restored.directory)
+                make_private_directory(place.parent)
+                ledger.rename(place)
+            else:
+                restored.saved += _install_ledger(ledger, restored.ledger, stamp, undo)
         if restored.is_whole:
             place = _resolve(restored.directory)
-            atomic_swap.match_owner(inside, place)
-            restored.saved += atomic_swap.put_directory(inside, place, stamp)
+            swap.match_owner(inside, place)
+            restored.saved += swap.put_directory(inside, place, stamp)
         undo.pop_all()
 
 
@@ -305,11 +251,11 @@ def _install_ledger(staged: Path, place: Path, stamp: str, undo: contextlib.Exit
     saved = []
     aside = place.with_name(f"{place.name}.{stamp}")
     for log, log_aside in zip(side_files(place), side_files(aside), strict=True):
-        if moved := atomic_swap.set_aside(log, log_aside):
-            undo.callback(atomic_swap.roll_back, log, log_aside)
+        if moved := swap.set_aside(log, log_aside):
+            undo.callback(swap.roll_back, log, log_aside)
             saved += moved
-    saved += atomic_swap.put_file(staged, place, aside)
-    undo.callback(atomic_swap.roll_back, place, aside)
+    saved += swap.put_file(staged, place, aside)
+    undo.callback(swap.roll_back, place, aside)
     return saved
 
 
