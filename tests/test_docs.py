@@ -153,7 +153,7 @@ def test_the_keys_in_the_hardening_section_are_current() -> None:
     from ductile.config.sections.settings import PluginEntry
 
     text = (ROOT / "docs" / "security.md").read_text()
-    (named,) = re.findall(r"^\d\. `(\w+)` and `(\w+)` for every plugin", text, re.MULTILINE)
+    (named,) = re.findall(r"^\d\. Set `(\w+)` and `(\w+)` for every plugin", text, re.MULTILINE)
     assert set(named) <= {field.name for field in attrs.fields(PluginEntry)}
 
 
