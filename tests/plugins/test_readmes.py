@@ -1,4 +1,4 @@
-"""The READMEs of the bundled plugins: complete, and their examples are configurations that work."""
+"""The READMEs of the bundled plugins are complete, and their examples are valid."""
 
 import re
 from pathlib import Path
@@ -27,21 +27,21 @@ def examples(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_readme_says_everything_the_manifest_says(folder: Path) -> None:
-    """Every command, configuration key, event and fact is explained."""
+def test_a_readme_documents_every_name_of_the_manifest(folder: Path) -> None:
+    """Commands, configuration keys, events and facts."""
     text = (folder / "README.md").read_text()
     manifest = parse_manifest((folder / "manifest.yaml").read_bytes(), source=folder.name)
     assert manifest.warnings == ()
     emitted = {emission.event for command in manifest.commands.values() for emission in command.values.emit}
-    wanted = {*manifest.commands, *manifest.config_keys.required, *manifest.config_keys.optional}
-    wanted |= {event for event in emitted if "<" not in event} | {rule.fact_type for rule in manifest.fact_outputs}
-    assert {name for name in wanted if f"`{name}" not in text} == set()
+    names = {*manifest.commands, *manifest.config_keys.required, *manifest.config_keys.optional}
+    names |= {event for event in emitted if "<" not in event} | {rule.fact_type for rule in manifest.fact_outputs}
+    assert {name for name in names if f"`{name}" not in text} == set()
     assert all(command.description for command in manifest.commands.values())
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_example_of_a_readme_is_healthy(folder: Path, tmp_path: Path) -> None:
-    """Copied into a configuration as it is, the doctor finds no error in it."""
+def test_the_examples_of_a_readme_are_valid_configurations(folder: Path, tmp_path: Path) -> None:
+    """`config check` reports no errors."""
     assert examples(folder)
     for number, files in enumerate(examples(folder)):
         home = Home.make(tmp_path / str(number))
