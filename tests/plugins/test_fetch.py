@@ -36,7 +36,7 @@ def fetch(url: str, config: dict[str, Any] | None = None, **payload: Any) -> Plu
     )
 
 
-# Through the service
+# In a service
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "guarded": often,
         "misspelt": {"config": {"allowed_host": ["example.com"]}, **often},
     }
-    reported = (
-        "pipelines: [{name: reported, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n"
+    pipelines = (
+        "pipelines: [{name: failures, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n"
     )
-    with service_with_aliases(tmp_path_factory.mktemp("fetch"), "fetch", aliases, reported) as running:
+    with service_with_aliases(tmp_path_factory.mktemp("fetch"), "fetch", aliases, pipelines) as running:
         yield running
 
 
@@ -104,7 +104,7 @@ def test_a_misspelled_key_is_an_error_without_retry(service: Service) -> None:
     assert job["last_error"].startswith("exit code 78")
 
 
-# The guard
+# Protection against SSRF
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_a_deep_tree_is_searched_completely(root: Path) -> None:
     try:
         assert Poller(root, emit_initial=True).poll() == [("created", "d/" * 1_500 + "leaf")]
     finally:
-        subprocess.run(["rm", "-rf", root], check=True)  # pytest's own clearing up recurses
+        subprocess.run(["rm", "-rf", root], check=True)  # the cleanup of pytest recurses
 
 
 def test_globs_match_names_and_paths(root: Path) -> None:

@@ -129,7 +129,7 @@ DELIVERIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "body", "type_", "expected", "text"), DELIVERIES, ids=[row[0] for row in DELIVERIES])
 def test_a_delivery_becomes_an_event_with_common_keys(
-    kind: str, body: dict[str, Any], type_: str, reported: dict[str, Any], text: str
+    kind: str, body: dict[str, Any], type_: str, expected: dict[str, Any], text: str
 ) -> None:
     """Also with a summary, and as the manifest declares."""
     headers = {"x-github-event": kind, "x-github-delivery": f"72d3162e-{kind}"}
@@ -139,6 +139,6 @@ def test_a_delivery_becomes_an_event_with_common_keys(
     payload = emitted["payload"]
 
     assert (emitted["type"], emitted["dedupe_key"], payload["text"]) == (type_, f"github:72d3162e-{kind}", text)
-    assert {key: payload.get(key) for key in reported} == reported
+    assert {key: payload.get(key) for key in expected} == expected
     assert payload["body"] == event["payload"]
     assert list(schema_violations(full_schema(manifest["commands"][0]["output_schema"]), payload)) == []

@@ -72,7 +72,7 @@ def service(home: Home, start: Start) -> Service:
 
 
 def deliver(service: Service, kind: str, body: Mapping[str, Any], delivery: str) -> tuple[int, Any]:
-    """As GitHub does it."""
+    """Send a signed delivery like GitHub."""
     (line,) = [line for line in service.stderr if " is ready: " in line]
     parts = urlsplit(re.findall(r"http://[^,\s]+", line)[1])
     data = json.dumps(body).encode()

@@ -20,7 +20,7 @@ NEEDS = {"node-greet": "node"}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them, ready to run; the compiled one is built as its README says."""
+    """A folder with copies of the example plugins; c-greet is compiled."""
     folder = tmp_path_factory.mktemp("greet")
     for name in NAMES:
         shutil.copytree(PLUGINS / name, folder / name)

@@ -174,7 +174,7 @@ def test_sigterm_at_any_time_leaves_no_process(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\necho $$ > {tmp_path}/number\nkill -TERM "$PPID"\nexec sleep 600\n')
     program.chmod(0o700)
     request = {"protocol": 2, "job_id": "j", "command": "poll", "config": {"command": [str(program)]}}
-    # One moment after fork: the widest that the window can be.
+    # Delay after fork, to widen the race window.
     slow = (
         "import os, runpy, subprocess, time\n"
         "popen = subprocess.Popen\n"
@@ -237,7 +237,7 @@ def test_a_slow_regex_fails_after_its_time_limit(regex: str, text: str) -> None:
     assert time.monotonic() - began < 30
 
 
-# depth
+# Nested payloads
 
 
 def test_a_payload_with_too_many_levels_is_final() -> None:

@@ -24,7 +24,7 @@ def poll(*watches: dict[str, Any], state: dict[str, Any] | None = None, **config
 
 
 def poll_each(server: HttpServer, watch: dict[str, Any], *pages: Reply) -> list[list[dict[str, Any]]]:
-    """The events of one poll after the other, the state carried on; each finds another page."""
+    """Poll once per page, with the state of the last response, and return the events of each poll."""
     state: dict[str, Any] = {}
     events = []
     for page in pages:
@@ -36,7 +36,7 @@ def poll_each(server: HttpServer, watch: dict[str, Any], *pages: Reply) -> list[
     return events
 
 
-# Through the service
+# In a service
 
 
 def test_each_change_emits_one_event_and_stores_a_fact(home: Home, start: Start, server: HttpServer) -> None:
@@ -89,11 +89,10 @@ def test_a_watch_without_a_url_is_an_error_without_retry(home: Home, start: Star
     assert (job["status"], job["last_error"]) == ("failed", "exit code 78: watches[0].url is missing; it must be text")
 
 
-# What counts as a change
+# Changes
 
 
 def test_validators_are_sent_and_304_is_no_change(server: HttpServer) -> None:
-
     def page(request: ReceivedRequest) -> Reply:
         if request.headers.get("if-none-match") == '"v1"':
             return Reply(status=304)
@@ -156,7 +155,7 @@ def test_a_changed_url_starts_without_a_previous_value(server: HttpServer) -> No
     assert second["events"] == []
 
 
-# Several, and what goes wrong
+# Several watches, and failures
 
 
 def test_a_failed_watch_does_not_affect_the_others(server: HttpServer) -> None:

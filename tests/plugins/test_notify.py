@@ -43,7 +43,7 @@ def notify(config: dict[str, Any], payload: dict[str, Any] | None = None) -> Plu
     return run_plugin("notify", "handle", config=config, payload=SAYS if payload is None else payload)
 
 
-# Through the service
+# In a service
 
 
 def test_a_failure_hook_sends_the_failed_job(home: Home, start: Start, server: HttpServer) -> None:
@@ -53,7 +53,7 @@ def test_a_failure_hook_sends_the_failed_job(home: Home, start: Start, server: H
         "plugins:\n"
         "  backup: {notify_on_complete: true, retry: {max_attempts: 1}}\n"
         f"  notify: {{config: {{channel: webhook, url: '{server.url('/hook')}'}}}}\n"
-        "pipelines: [{name: reported, on-hook: job.failed, from_plugin: backup, steps: [{uses: notify}]}]\n"
+        "pipelines: [{name: failures, on-hook: job.failed, from_plugin: backup, steps: [{uses: notify}]}]\n"
     )
     service = start()
 
@@ -125,7 +125,7 @@ def test_status_429_is_retried_and_403_is_final(home: Home, start: Start, server
     assert len(server.requests) == 3
 
 
-# What is finished
+# Messages
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_include_payload_adds_the_payload(server: HttpServer) -> None:
     assert json.loads(server.requests[0].body)["payload"] == {"text": "a", "n": 1}
 
 
-# What goes wrong
+# Failures
 
 
 def test_a_redirect_is_not_followed(server: HttpServer) -> None:

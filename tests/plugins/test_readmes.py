@@ -16,7 +16,7 @@ FOLDERS = sorted(path.parent for path in PLUGINS.glob("*/manifest.yaml"))
 
 
 def examples(folder: Path) -> list[dict[str, str]]:
-    """Configurations: file name → text. Blocks that are named (`webhooks.yaml`:) are the files of one."""
+    """Return the example configurations by file name. Blocks with a file name belong to one configuration."""
     blocks = re.findall(
         r"(?:^`([a-z]+\.yaml)`[^\n]*:\n\n)?^```yaml\n(.*?)^```",
         (folder / "README.md").read_text(),
@@ -52,7 +52,7 @@ def test_the_examples_of_a_readme_are_valid_configurations(folder: Path, tmp_pat
                 (home.path / "plugins" / plugin / "run").write_text("#!/bin/sh\n")
                 (home.path / "plugins" / plugin / "run").chmod(0o700)
         others = {name: text for name, text in files.items() if name != "config.yaml"}
-        if secrets := re.findall(r"secret_ref: *(\w+)", whole):  # the operator's own
+        if secrets := re.findall(r"secret_ref: *(\w+)", whole):  # secrets that the example refers to
             others["tokens.yaml"] = yaml.safe_dump({"tokens": [{"name": name, "key": KEY} for name in secrets]})
         for name, text in others.items():
             home.write(name, text)
@@ -63,6 +63,6 @@ def test_the_examples_of_a_readme_are_valid_configurations(folder: Path, tmp_pat
 
 
 def _used(example: str) -> set[str]:
-    """The bundled plugins that an example names."""
+    """Return the bundled plugins that an example uses."""
     named = set(re.findall(r"^  ([\w-]+):", example, re.MULTILINE)) | set(re.findall(r"uses: *([\w-]+)", example))
     return named & {folder.name for folder in FOLDERS}

@@ -23,14 +23,14 @@ def facts_of(service: Service, alias: str) -> list[dict[str, Any]]:
 
 def test_every_load_runs_and_emits_its_events(service: Service) -> None:
     """Only `state` stores a fact."""
-    for command, payload in (
+    for command, options in (
         ("cpu", {"seconds": 0.01}),
         ("io", {"bytes": 200_000, "files": 3}),
         ("net", {"bytes": 100_000, "rounds": 2}),
         ("state", {"bytes": 1000}),
     ):
-        events = events_of(service.run("once", command, {**payload, "events": 2}))
-        assert [(kind, reported["command"], reported["index"]) for kind, reported in events] == [
+        events = events_of(service.run("once", command, {**options, "events": 2}))
+        assert [(kind, payload["command"], payload["index"]) for kind, payload in events] == [
             ("stress.done", command, 0),
             ("stress.done", command, 1),
         ]
@@ -44,7 +44,6 @@ def test_the_requested_attempts_fail_and_the_next_succeeds(service: Service) -> 
 
 
 def test_fail_rate_is_repeatable_for_a_job_and_attempt() -> None:
-
     def outcome(job_id: str, rate: float) -> str:
         payload = {"seconds": 0, "fail_rate": rate}
         return str(run_plugin("stress", "cpu", payload=payload, job_id=job_id).response["status"])

@@ -58,7 +58,7 @@ def test_the_first_matching_check_decides(value: Any, event: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "check", "fits"),
+    ("value", "check", "matches"),
     [
         (5, {"equals": 5}, True),
         (5, {"equals": "5"}, True),
@@ -70,8 +70,8 @@ def test_the_first_matching_check_decides(value: Any, event: str) -> None:
         ("Ü", {"equals": "ü"}, False),
     ],
 )
-def test_values_other_than_text_are_compared_as_json(value: Any, check: dict[str, Any], fits: bool) -> None:
-    assert bool(emitted(value, [{**check, "emit": "e"}])) is fits
+def test_values_other_than_text_are_compared_as_json(value: Any, check: dict[str, Any], matches: bool) -> None:
+    assert bool(emitted(value, [{**check, "emit": "e"}])) is matches
 
 
 def test_without_a_matching_check_the_job_succeeds_without_events() -> None:
