@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def db(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE bird (name TEXT, request INTEGER)")
+        connection.execute("CREATE TABLE bird (name TEXT, seen INTEGER)")
         connection.execute("INSERT INTO bird VALUES ('wren', 1)")
         yield connection
 
@@ -69,7 +69,7 @@ def test_every_difference_is_a_change(path: Path, db: sqlite3.Connection) -> Non
     watch = Poller(path, "SELECT * FROM bird ORDER BY rowid")
     watch.poll()
     for statement in (
-        "UPDATE bird SET request = 2",
+        "UPDATE bird SET seen = 2",
         "UPDATE bird SET name = NULL",
         "UPDATE bird SET name = 'None'",
         "INSERT INTO bird VALUES ('x', 1)",
@@ -104,7 +104,7 @@ def test_all_rows_are_compared_and_max_rows_are_emitted(path: Path, db: sqlite3.
     db.execute("COMMIT")
     watch = Poller(path, "SELECT * FROM bird ORDER BY seen", max_rows=2)
     watch.poll()
-    db.execute("UPDATE bird SET name = 'last' WHERE request = 20000")
+    db.execute("UPDATE bird SET name = 'last' WHERE seen = 20000")
     (payload,) = watch.poll()
     assert (len(payload["rows"]), payload["row_count"], payload["truncated"]) == (2, 20_001, True)
 

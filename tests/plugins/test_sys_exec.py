@@ -169,8 +169,8 @@ def test_sigterm_kills_the_command_before_the_plugin_exits(tmp_path: Path) -> No
     [
         ({}, "command is missing"),
         ({"command": ""}, "command must not be blank"),
-        ({"command": []}, "list of message"),
-        ({"command": [["a"]]}, "list of message"),
+        ({"command": []}, "list of words"),
+        ({"command": [["a"]]}, "list of words"),
         ({"command": "echo 'open"}, "cannot be split"),
         ({"command": ["true"], "timeout": 5}, "did you mean timeout_seconds"),
         ({"command": ["true"], "timeout_seconds": "5"}, "must be a number"),
