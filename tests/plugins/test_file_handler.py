@@ -145,8 +145,8 @@ def test_mode_overwrites_creates_or_appends(allowed: Path) -> None:
     ):
         event(handle(allowed, {"action": "write", "path": "f", **payload}))
         assert path.read_text() == expected
-    refused = handle(allowed, {"action": "write", "path": "f", "text": "x", "mode": "create"})
-    assert "already exists" in refused.response["error"]
+    rejected = handle(allowed, {"action": "write", "path": "f", "text": "x", "mode": "create"})
+    assert "already exists" in rejected.response["error"]
     event(handle(allowed, {"action": "write", "path": "g", "text": "x", "mode": "create"}))
     assert sorted(os.listdir(allowed)) == ["f", "g"]
 

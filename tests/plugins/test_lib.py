@@ -1,4 +1,4 @@
-"""The helpers that plugins are given copies of: the copies are true, and the helpers do what they say."""
+"""The helper libraries of plugins: copies are identical, and the functions behave as documented."""
 
 import importlib
 import json

@@ -17,7 +17,7 @@ from tests.plugins.local_http import HttpServer, Reply, start_http_server, start
 from tests.plugins.local_smtp import SmtpServer, start_smtp_server
 from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
-SAYS = {"text": "the disk is full – really", "title": "Disk"}
+MESSAGE = {"text": "the disk is full – really", "title": "Disk"}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def mail_config(mail_server: SmtpServer, **more: Any) -> dict[str, Any]:
 
 
 def notify(config: dict[str, Any], payload: dict[str, Any] | None = None) -> PluginRun:
-    return run_plugin("notify", "handle", config=config, payload=SAYS if payload is None else payload)
+    return run_plugin("notify", "handle", config=config, payload=MESSAGE if payload is None else payload)
 
 
 # In a service
@@ -75,11 +75,11 @@ def test_ntfy_receives_a_message_with_any_characters(home: Home, start: Start, s
     config = {"channel": "ntfy", "url": server.url(), "topic": "alerts", "token": "tk_secret", "tags": ["warning"]}
     service = start_with_plugin(home, start, "notify", config)
 
-    job = service.run("notify", "handle", {**SAYS, "priority": 5})
+    job = service.run("notify", "handle", {**MESSAGE, "priority": 5})
 
-    assert events_of(job) == [("notify.sent", {"channel": "ntfy", **SAYS})]
-    said_to = {"topic": "alerts", "title": "Disk", "message": SAYS["text"], "priority": 5, "tags": ["warning"]}
-    assert json.loads(server.requests[0].body) == said_to
+    assert events_of(job) == [("notify.sent", {"channel": "ntfy", **MESSAGE})]
+    published = {"topic": "alerts", "title": "Disk", "message": MESSAGE["text"], "priority": 5, "tags": ["warning"]}
+    assert json.loads(server.requests[0].body) == published
     assert server.requests[0].headers["authorization"] == "Bearer tk_secret"
 
 
@@ -87,14 +87,14 @@ def test_a_mail_is_sent_to_every_recipient(home: Home, start: Start, mail_server
     """The Message-ID is the same for every attempt of the job."""
     service = start_with_plugin(home, start, "notify", mail_config(mail_server))
 
-    job = service.run("notify", "handle", SAYS)
+    job = service.run("notify", "handle", MESSAGE)
 
     assert job["result"]["result"] == "sent over smtp: 2 of 2 recipients"
     ((sender, recipients, text),) = mail_server.mails
     assert (sender, recipients) == ("ductile@example.com", ["a@example.com", "b@example.com"])
     mail = email.message_from_bytes(text, policy=email.policy.default)
     assert (mail["subject"], mail["message-id"]) == ("Disk", f"<{job['job_id']}@ductile>")
-    assert mail.get_content().strip() == SAYS["text"]
+    assert mail.get_content().strip() == MESSAGE["text"]
 
 
 def test_a_command_gets_the_message_on_stdin_and_in_the_environment(home: Home, start: Start, tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_status_429_is_retried_and_403_is_final(home: Home, start: Start, server
     config = {"channel": "webhook", "url": server.url("/T0/secret-path"), "text_field": "content"}
     service = start_with_plugin(home, start, "notify", config, retry={"max_attempts": 4})
 
-    busy = service.run("notify", "handle", SAYS)
-    refused = service.run("notify", "handle", SAYS)
+    busy = service.run("notify", "handle", MESSAGE)
+    refused = service.run("notify", "handle", MESSAGE)
 
     assert busy["status"] == "succeeded"
-    assert json.loads(server.requests[1].body)["content"] == SAYS["text"]
+    assert json.loads(server.requests[1].body)["content"] == MESSAGE["text"]
     assert (refused["status"], refused["last_error"]) == ("failed", "127.0.0.1 responded with status 403")
     assert len(server.requests) == 3
 
@@ -253,7 +253,7 @@ def test_a_password_is_sent_only_over_verified_tls(tmp_path: Path) -> None:
         foreign = notify(config)
         verbs = list(mail_server.verbs)
         trusted = run_plugin(
-            "notify", "handle", config=config, payload=SAYS, environ={"SSL_CERT_FILE": str(certificate)}
+            "notify", "handle", config=config, payload=MESSAGE, environ={"SSL_CERT_FILE": str(certificate)}
         )
 
     assert "CERTIFICATE_VERIFY_FAILED" in foreign.response["error"]

@@ -226,10 +226,10 @@ class DynamicCheck:
 
     def _expect_response(self, rule: str, mutate: Mutation) -> PluginResponse | Failed | None:
         """Check that the mutated request gets a valid response."""
-        answer = self.check_response(run_fixture(self.plugin, self.case, mutate=mutate, grace=GRACE), rule)
-        if answer is not None:
+        response = self.check_response(run_fixture(self.plugin, self.case, mutate=mutate, grace=GRACE), rule)
+        if response is not None:
             self.add_finding(rule, None)
-        return answer
+        return response
 
     def _expect_final_failure(self, rule: str, mutate: Mutation) -> None:
         """Check that the mutated request fails without retry."""

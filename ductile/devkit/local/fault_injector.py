@@ -1,7 +1,7 @@
 """A wrapper process that runs a plugin and injects a fault into its output.
 
 Started by path in the plugin's environment, with only the standard library: `fault_injector.py FAULT ENTRYPOINT`. Does
-not know the protocol.
+not depend on the protocol.
 """
 
 import os
