@@ -1,4 +1,4 @@
-"""Test cases for pipelines: a payload or event, simulated plugin answers, and the expected run.
+"""Test cases for pipelines: a payload or event, simulated plugin responses, and the expected run.
 
 A case is a dry run whose result is compared with the expectation.
 """
@@ -26,9 +26,9 @@ _EVENT_KEYS = ("type", "source", "payload")
 _EXPECTED_KEYS = ("starts", "status", "path", "steps")
 SUCCESS = {"status": "succeeded"}
 """The default expectation of a case."""
-TRUNCATED = "the run has more jobs than service.limits.tree_jobs allows; it did not run to completion"
+TRUNCATED = "the run exceeds service.limits.tree_jobs, so it was not completed"
 _RUNS = ("uses", "relay", "route")
-"""Kinds of lines that are jobs of plugins or relays; the others are decisions and joins."""
+"""Kinds of lines that are jobs. The others are decisions and joins."""
 
 
 class CaseInvalid(DuctileError):
@@ -77,7 +77,7 @@ def _case(path: Path, index: int, data: Any) -> PipelineCase:
     event = _object(path, content["event"], f"{where}.event", _EVENT_KEYS) if "event" in content else None
     if event is not None and ("payload" in content or not isinstance(event.get("type"), str)):
         raise CaseInvalid(f"{path}: {where}: an event requires `type` and contains the payload itself")
-    carrier, within = (content, where) if event is None else (event, f"{where}.event")
+    source, source_path = (content, where) if event is None else (event, f"{where}.event")
     expect = _object(path, content.get("expect", SUCCESS), f"{where}.expect", _EXPECTED_KEYS)
     path_of_run = expect.get("path", [])
     if not isinstance(path_of_run, list) or not all(isinstance(step, str) for step in path_of_run):
@@ -85,7 +85,7 @@ def _case(path: Path, index: int, data: Any) -> PipelineCase:
     return PipelineCase(
         name=str(content.get("name") or f"case {index + 1}"),
         pipeline=content["pipeline"],
-        payload=_object(path, carrier.get("payload", {}), f"{within}.payload"),
+        payload=_object(path, source.get("payload", {}), f"{source_path}.payload"),
         event=event,
         answers=_object(path, content.get("answers", {}), f"{where}.answers"),
         expect={**expect, "steps": _object(path, expect.get("steps", {}), f"{where}.expect.steps")},
@@ -122,14 +122,14 @@ def run_case(case: PipelineCase, snapshot: Snapshot) -> CaseReport:
         )
     except (DuctileError, TooManyFollowUps) as error:
         return CaseReport(case=case, shown={}, differences=(str(error),))
-    why = _why_not(case, plan, found)
-    shown = _not_started(why) if why else _story(plan, found)
+    reason = _reason_not_started(case, plan, found)
+    shown = _not_started(reason) if reason else _run_details(plan, found)
     shown = snapshot.config.mask.mask_data(shown)
     cut = (TRUNCATED,) if shown["starts"] and not found.is_complete else ()
     return CaseReport(case=case, shown=shown, differences=(*cut, *_differences(case, shown, plan)))
 
 
-def _why_not(case: PipelineCase, plan: Plan, found: DryRunResult) -> str | None:
+def _reason_not_started(case: PipelineCase, plan: Plan, found: DryRunResult) -> str | None:
     """Return the reason why the event does not start the pipeline; None if it does or if there is no event."""
     if case.event is None:
         return None
@@ -141,27 +141,27 @@ def _why_not(case: PipelineCase, plan: Plan, found: DryRunResult) -> str | None:
     return None if found.would_start else "the `if` of the pipeline is false"
 
 
-def _not_started(why: str) -> dict[str, Any]:
-    return {"starts": False, "why": why, "status": None, "path": [], "steps": {}}
+def _not_started(reason: str) -> dict[str, Any]:
+    return {"starts": False, "why": reason, "status": None, "path": [], "steps": {}}
 
 
-def _story(plan: Plan, found: DryRunResult) -> dict[str, Any]:
+def _run_details(plan: Plan, found: DryRunResult) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     for line in found.lines:
         # An `if` and its step have the same name; only the step is listed.
         if line.outcome != "entered":
-            steps[_label(plan, line)] = _told(line)
+            steps[_label(plan, line)] = _line_details(line)
     ran = [_label(plan, line) for line in found.lines if line.kind in _RUNS and line.outcome != NOT_REACHED]
     return {"starts": True, "why": None, "status": str(found.status), "path": ran, "steps": steps}
 
 
 def _label(plan: Plan, line: DryRunLine) -> str:
     items = f"[{'.'.join(map(str, line.indexes))}]" if line.indexes else ""
-    elsewhere = f"{line.pipeline}: " if line.pipeline not in (plan.name, None) else ""
-    return f"{elsewhere}{line.step}{items}"
+    prefix = f"{line.pipeline}: " if line.pipeline not in (plan.name, None) else ""
+    return f"{prefix}{line.step}{items}"
 
 
-def _told(line: DryRunLine) -> dict[str, Any]:
+def _line_details(line: DryRunLine) -> dict[str, Any]:
     return {
         "outcome": line.outcome,
         "why": line.why,
@@ -177,8 +177,9 @@ def _differences(case: PipelineCase, shown: dict[str, Any], plan: Plan) -> Itera
     expect = case.expect
     starts = expect.get("starts", True)
     if starts is not shown["starts"]:
-        why = f": {shown['why']}" if shown["why"] else ""
-        yield f"starts: expected {str(starts).lower()}, but it {'starts' if shown['starts'] else 'does not start'}{why}"
+        reason = f": {shown['why']}" if shown["why"] else ""
+        found = "starts" if shown["starts"] else "does not start"
+        yield f"starts: expected {str(starts).lower()}, but it {found}{reason}"
         return
     if "status" in expect and expect["status"] != shown["status"]:
         yield f"status: expected {expect['status']}, found {shown['status']}"
@@ -188,7 +189,7 @@ def _differences(case: PipelineCase, shown: dict[str, Any], plan: Plan) -> Itera
         if step in shown["steps"]:
             yield from mismatches(expected, shown["steps"][step], at=f"steps.{step}")
         else:
-            yield f"steps.{step}: there is no such step{did_you_mean(step, shown['steps'])}"
+            yield f"steps.{step}: unknown step{did_you_mean(step, shown['steps'])}"
 
 
 def _path_differences(expected: list[str], shown: dict[str, Any]) -> Iterator[str]:

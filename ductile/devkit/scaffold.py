@@ -37,16 +37,16 @@ def plan_files(name: str, lang: str) -> dict[str, bytes]:
         raise UsageInvalid(f"{name!r} is not a plugin name: {PLUGIN_NAME_HELP}")
     language = LANGUAGES[lang]
     texts = {"@NAME@": name, "@ENTRYPOINT@": language.entrypoint, "@HELPER@": language.helper}
-    made = {}
+    planned = {}
     for folder in ("common", lang):
         root = Path(str(resources.files("ductile.devkit"))) / TEMPLATES / folder
         for path in sorted(root.rglob(f"*{SUFFIX}")):
             text = path.read_text()
-            for mark, value in texts.items():
-                text = text.replace(mark, value)
-            made[path.relative_to(root).as_posix().removesuffix(SUFFIX)] = text.encode()
-    made[language.helper] = (bundled_plugins_dir() / "lib" / lang / language.helper).read_bytes()
-    return made
+            for placeholder, value in texts.items():
+                text = text.replace(placeholder, value)
+            planned[path.relative_to(root).as_posix().removesuffix(SUFFIX)] = text.encode()
+    planned[language.helper] = (bundled_plugins_dir() / "lib" / lang / language.helper).read_bytes()
+    return planned
 
 
 def write_plugin(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
@@ -64,7 +64,7 @@ def write_plugin(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> N
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     try:
-        # Explicit modes, whatever the umask: a service does not run files that other users can write.
+        # Set explicit modes regardless of the umask: a service does not run files that other users can write.
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -88,7 +88,7 @@ async def _check_all(snapshot: Snapshot, plugins: list[str], states: Mapping[str
 
 
 async def _run_health(snapshot: Snapshot, name: str, state_json: str, processes: "ProcessTable") -> HealthResult:
-    from ductile.devkit.local.local import attempt_locally
+    from ductile.devkit.local.run import attempt_locally
 
     started, job_id = time.monotonic(), str(uuid.uuid4())
     job = Job(

@@ -93,7 +93,7 @@ int main(void) {
                " \"events\": [{\"type\": \"c-greet.greeted\", \"payload\": {\"message\": \"%s\", \"name\": \"%.*s\"}}]}\n",
                message, message, message, name.size, name.at);
     } else if (is(command, "\"health\"")) {
-        printf("{\"status\": \"ok\", \"result\": \"would say: %s\"}\n", message);
+        printf("{\"status\": \"ok\", \"result\": \"healthy (greeting: %s)\"}\n", message);
     } else {
         puts("{\"status\": \"error\", \"error\": \"unknown command; known: poll, health\", \"retry\": false}");
     }

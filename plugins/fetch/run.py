@@ -109,7 +109,7 @@ def fetch(payload: Mapping[str, Any], url: str, settings: Settings) -> Response:
     if (
         settings.content_types
         and response.status < 300
-        and not any(matches(kind, wanted) for wanted in settings.content_types)
+        and not any(matches(kind, expected) for expected in settings.content_types)
     ):
         raise Final(f"the content type {kind or '(none)'} is not in content_types")
     return response
@@ -160,9 +160,9 @@ def encoded(body: Any) -> bytes:
     return (body if isinstance(body, str) else json.dumps({} if body is None else body)).encode("utf-8", "replace")
 
 
-def matches(kind: str, wanted: str) -> bool:
+def matches(kind: str, expected: str) -> bool:
     """Return True if the content type matches; `text/*` matches every text type."""
-    return kind.startswith(wanted[:-1]) if wanted.endswith("/*") else kind == wanted.lower()
+    return kind.startswith(expected[:-1]) if expected.endswith("/*") else kind == expected.lower()
 
 
 def one_of(value: Any, allowed: tuple[str, ...], name: str, failure: type[Failed]) -> str:

@@ -35,9 +35,9 @@ def handle(job: Job) -> str:
     name = f"{event}.{action}" if action else event
     payload = payload_of(event, action, headers.get("x-github-delivery"), body)
     repository = payload["repository"] or ""
-    if events and not any(matches(wanted, candidate) for wanted in events for candidate in (event, name)):
+    if events and not any(matches(expected, candidate) for expected in events for candidate in (event, name)):
         return f"{name} is not in events; nothing emitted"
-    if repositories and not any(matches(wanted, repository) for wanted in repositories):
+    if repositories and not any(matches(expected, repository) for expected in repositories):
         return f"{repository or 'no repository'} is not in repositories; nothing emitted"
     if include_body and exceeds_depth(body, MAX_PAYLOAD_LEVELS - 1):
         job.log("warn", f"the body has at least {MAX_PAYLOAD_LEVELS} levels; the event does not include it")
@@ -62,10 +62,10 @@ def settings(config: Mapping[str, Any]) -> tuple[list[str], list[str], bool]:
     return events, repositories, setting(config, "include_body", bool, True)
 
 
-def matches(wanted: str, name: str) -> bool:
+def matches(expected: str, name: str) -> bool:
     """Compare without case; a trailing `*`, as in `octo/*` or `pull_request.*`, matches any suffix."""
-    wanted, name = wanted.lower(), name.lower()
-    return name.startswith(wanted[:-1]) if wanted.endswith("*") else name == wanted
+    expected, name = expected.lower(), name.lower()
+    return name.startswith(expected[:-1]) if expected.endswith("*") else name == expected
 
 
 def payload_of(event: str, action: str | None, delivery: Any, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,5 +24,5 @@ run({
     job.state = { last_greeting: message };
     return message;
   },
-  health: (job) => `would say: ${greeting(job.config).message}`,
+  health: (job) => `healthy (greeting: ${greeting(job.config).message})`,
 });

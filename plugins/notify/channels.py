@@ -119,7 +119,7 @@ class Mail:
         mail = self.mail(message)
         try:
             with time_limit(self.timeout, f"mail to {self.host}"):
-                refused = self.deliver(mail)
+                rejected = self.deliver(mail)
         except smtplib.SMTPRecipientsRefused as error:
             raise rejection(
                 f"{self.host} rejected every recipient", [code for code, _ in error.recipients.values()]
@@ -136,9 +136,9 @@ class Mail:
             raise Failed(
                 f"cannot send mail through {self.host}:{self.port}: {type(error).__name__}: {error}"
             ) from error
-        for address, (code, text) in refused.items():
+        for address, (code, text) in rejected.items():
             job.log("warn", f"{self.host} rejected {address}: {code} {reply_text(text)}")
-        return f"{len(self.recipients) - len(refused)} of {len(self.recipients)} recipients"
+        return f"{len(self.recipients) - len(rejected)} of {len(self.recipients)} recipients"
 
     def mail(self, message: Message) -> Any:
         from email.message import EmailMessage
@@ -166,10 +166,10 @@ class Mail:
 
         server = self.connect()
         try:
-            refused: dict[str, tuple[int, bytes]] = server.send_message(mail, self.sender, self.recipients)
+            rejected: dict[str, tuple[int, bytes]] = server.send_message(mail, self.sender, self.recipients)
             with suppress(smtplib.SMTPException, OSError, Failed):  # the mail is already accepted
                 server.quit()
-            return refused
+            return rejected
         finally:
             server.close()
 

@@ -25,7 +25,7 @@ def poll(job: Job) -> str:
 
 
 def health(job: Job) -> str:
-    return f"would say: {greeting(job)[1]}"
+    return f"healthy (greeting: {greeting(job)[1]})"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,6 @@ case $(json_text command) in
         ductile_state "{\"last_greeting\":$message}"
         ductile_ok "$(json_text m "{\"m\":$message}")"
         ;;
-    health) ductile_ok "would say: $(json_text m "{\"m\":$message}")" ;;
+    health) ductile_ok "healthy (greeting: $(json_text m "{\"m\":$message}"))" ;;
     *) ductile_error "unknown command $(json_get command)" false ;;
 esac

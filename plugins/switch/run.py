@@ -26,8 +26,8 @@ ABSENT = object()
 def handle(job: Job) -> str:
     field, checks = read_config(job)
     value = lookup(job.payload, field)
-    for index, (matcher, wanted, event_type) in enumerate(checks):
-        if is_match(matcher, wanted, value):
+    for index, (matcher, expected, event_type) in enumerate(checks):
+        if is_match(matcher, expected, value):
             # The suffix keeps events of different checks distinct.
             key = job.event.get("dedupe_key")
             job.emit(event_type, job.payload, dedupe_key=f"{key}:{event_type}" if key else None)
@@ -56,17 +56,17 @@ def parse_check(raw: Any, where: str) -> tuple[str, Any, str]:
     used = [matcher for matcher in MATCHERS if matcher in raw]
     if len(used) != 1:
         raise Misconfigured(f"{where[:-1]} must have exactly one of {', '.join(MATCHERS)}, not {len(used)}")
-    matcher, wanted = used[0], raw[used[0]]
-    if matcher == "default" and wanted is not True:
+    matcher, expected = used[0], raw[used[0]]
+    if matcher == "default" and expected is not True:
         raise Misconfigured(f"{where}default must be true")
     if matcher == "regex":
         try:
-            wanted = re.compile(setting(raw, "regex", where=where))
+            expected = re.compile(setting(raw, "regex", where=where))
         except re.error as error:
             raise Misconfigured(f"{where}regex is not a valid regular expression: {error}") from error
     elif matcher not in ("equals", "default"):
-        wanted = setting(raw, matcher, where=where)
-    return matcher, wanted, setting(raw, "emit", where=where)
+        expected = setting(raw, matcher, where=where)
+    return matcher, expected, setting(raw, "emit", where=where)
 
 
 def lookup(payload: dict[str, Any], field: str) -> Any:
@@ -85,20 +85,20 @@ def lookup(payload: dict[str, Any], field: str) -> Any:
     return ABSENT
 
 
-def is_match(matcher: str, wanted: Any, value: Any) -> bool:
+def is_match(matcher: str, expected: Any, value: Any) -> bool:
     """Compare text as is and other values as JSON. `contains` matches a substring or an item of a list."""
     if matcher == "default":
         return True
     if value is ABSENT:
         return False
     if matcher == "equals":
-        return text_of(value) == text_of(wanted)
+        return text_of(value) == text_of(expected)
     if matcher == "contains" and isinstance(value, list):
-        return any(text_of(item) == wanted for item in value)
+        return any(text_of(item) == expected for item in value)
     text = text_of(value)
     if matcher == "regex":
-        return regex_matches(wanted, text)
-    return {"contains": wanted in text, "startswith": text.startswith(wanted), "endswith": text.endswith(wanted)}[
+        return regex_matches(expected, text)
+    return {"contains": expected in text, "startswith": text.startswith(expected), "endswith": text.endswith(expected)}[
         matcher
     ]
 

@@ -88,7 +88,7 @@ def execute(job: Job) -> str:
     started_at = time.monotonic()
     left = job.seconds_left()
     timeout = min(settings.timeout, max(left / 2, left - GRACE_SECONDS - 1))
-    # Block SIGTERM until its handler knows the process.
+    # Block SIGTERM until its handler is installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     process = start(settings, job)
     signal.signal(signal.SIGTERM, lambda *_: stop(process))

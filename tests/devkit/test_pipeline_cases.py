@@ -108,7 +108,7 @@ def test_a_case_can_expect_that_an_event_does_not_start_the_pipeline(
             ['steps.fetch.payload.day: expected "friday", found "x"'],
         ),
         ({"steps": {"fetch": {"baggage": {"month": 1}}}}, ["steps.fetch.baggage.month: expected 1, but it is absent"]),
-        ({"steps": {"fetsch": {}}}, ["steps.fetsch: there is no such step (did you mean 'fetch'?)"]),
+        ({"steps": {"fetsch": {}}}, ["steps.fetsch: unknown step (did you mean 'fetch'?)"]),
         ({"starts": False}, ["starts: expected false, but it starts"]),
     ],
 )
@@ -204,5 +204,5 @@ def test_a_case_runs_to_completion_or_fails(run: Run, home: Home) -> None:
     differences, exit_code = run_cases(run, home, whole, cut, {**cut, "expect": {"status": "failed"}})
 
     status = "status: expected succeeded, found failed"
-    expected_differences = "the run has more jobs than service.limits.tree_jobs allows; it did not run to completion"
+    expected_differences = "the run exceeds service.limits.tree_jobs, so it was not completed"
     assert (differences, exit_code) == ([[status], [expected_differences, status], [expected_differences]], 1)

@@ -1,4 +1,4 @@
-"""The demo that a page of the documentation talks about: a directory, its service, a shell in it."""
+"""Run the commands of a documentation page in its own demo instance."""
 
 import os
 import random
@@ -15,7 +15,7 @@ WRAPPER = '#!/bin/sh\nexec {python} -m ductile "$@"\n'
 
 
 def free_ports() -> int:
-    """The first of two ports in a row that nobody uses."""
+    """Return the first of two consecutive free ports."""
     for port in range(random.randrange(20_000, 25_000, 2), 30_000, 2):
         with socket.socket() as api, socket.socket() as webhooks:
             try:
@@ -27,31 +27,31 @@ def free_ports() -> int:
     raise AssertionError("no two free ports")
 
 
-def moved(page: str, port: int) -> str:
-    """The page with the ports of this run instead of 8080 and 8081."""
+def with_ports(page: str, port: int) -> str:
+    """Replace the ports 8080 and 8081 of the page with the ports of this run."""
     page = page.replace(":8080", f":{port}").replace(":8081", f":{port + 1}")
     return re.sub(rf"{DEMO}(?! --port)", f"{DEMO} --port {port}", page)
 
 
-def follow(page: str, directory: Path) -> int:
-    """Every marked block of the page did what the page says; how many there were.
+def run_page(page: str, directory: Path) -> int:
+    """Run every marked block of the page, compare the output and return the number of blocks.
 
-    A page that makes no instance of its own gets the demo of docs/getting-started.md, running.
+    A page that does not create an instance gets a running demo, as in docs/getting-started.md.
     """
     (directory / "bin").mkdir()
     (directory / "bin" / "ductile").write_text(WRAPPER.format(python=sys.executable))
     (directory / "bin" / "ductile").chmod(0o700)
     environ = {**CLEAN, "PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "HOME": str(directory)}
     port = free_ports()
-    blocks = list(blocks_of(moved(page, port)))
+    blocks = list(blocks_of(with_ports(page, port)))
     shell = Shell.open(directory, environ)
     try:
         if not any(DEMO in block.body for block in blocks):
             init = f"{DEMO} --port {port} --config-dir .ductile\nexport DUCTILE_CONFIG_DIR=$PWD/.ductile"
-            shell.perform(Block("run", "", "sh", init))
-            shell.perform(Block("start", "", "console", "$ ductile system start\n"))
+            shell.run_block(Block("run", "", "sh", init))
+            shell.run_block(Block("start", "", "console", "$ ductile system start\n"))
         for block in blocks:
-            shell.perform(block)
+            shell.run_block(block)
     finally:
         shell.close()
     return len(blocks)

@@ -1,4 +1,4 @@
-"""The JSON that docs/api.md shows is JSON that the API takes or gives, by its own description."""
+"""The JSON examples in docs/api.md match a schema of the OpenAPI description."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.docs.instance import follow
+from tests.docs.instance import run_page
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-SHOWN = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-ASK = "<!-- run -->\n```sh\nductile api /openapi.json > openapi.json\n```\n"
-NONSENSE = {"no such member": 1}
+EXAMPLES = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FETCH_OPENAPI = "<!-- run -->\n```sh\nductile api /openapi.json > openapi.json\n```\n"
+UNKNOWN_MEMBER = {"no such member": 1}
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,30 +22,30 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def description(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("api")
-    follow(ASK, directory)
+    run_page(FETCH_OPENAPI, directory)
     return json.loads((directory / "openapi.json").read_text())
 
 
 def schemas(description: Any) -> Iterator[Any]:
-    """Of every body that is taken and every answer that is given, refusals included."""
+    """Yield the schemas of all request and response bodies, including errors."""
     for item in description["paths"].values():
         for operation in item.values():
             for part in (operation.get("requestBody", {}), *operation["responses"].values()):
                 yield from (media["schema"] for media in part.get("content", {}).values() if "schema" in media)
 
 
-@pytest.mark.parametrize("text", SHOWN)
-def test_what_is_shown_fits_the_description(text: str, description: Any) -> None:
-    """No member that the API does not have, none missing that it always has."""
-    shown = json.loads(text)
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_an_example_matches_a_schema(text: str, description: Any) -> None:
+    """It has all required members and no unknown ones."""
+    example = json.loads(text)
     known = [
         Draft202012Validator({**schema, "components": description["components"]}) for schema in schemas(description)
     ]
-    strict = [validator for validator in known if not validator.is_valid(NONSENSE)]
+    strict = [validator for validator in known if not validator.is_valid(UNKNOWN_MEMBER)]
 
-    assert any(validator.is_valid(shown) for validator in strict), text
+    assert any(validator.is_valid(example) for validator in strict), text
 
 
-def test_there_is_something_to_compare() -> None:
-    """One for each kind of answer that is hard to imagine."""
-    assert len(SHOWN) >= 12
+def test_the_page_has_enough_examples() -> None:
+    """At least one for each kind of response."""
+    assert len(EXAMPLES) >= 12

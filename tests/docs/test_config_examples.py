@@ -1,4 +1,4 @@
-"""Pieces of configuration that a page shows: put into a configuration, they are healthy."""
+"""The configuration examples in the documentation are valid."""
 
 import re
 from pathlib import Path
@@ -16,17 +16,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(
     r"(?<! -->\n)^```yaml\n((?:plugins|webhooks|routes|service|api):\n.*?)^```", re.MULTILINE | re.DOTALL
 )
-PIECES = [
+EXAMPLES = [
     pytest.param(text, id=f"{page.stem}-{number}")
     for page in sorted(DOCS.glob("*.md"))
-    if page.name != "pipelines.md"  # has cases of its own
+    if page.name != "pipelines.md"  # tested by test_pipeline_examples.py
     for number, text in enumerate(BLOCK.findall(page.read_text()))
 ]
 KEY = "whsec_" + "0123456789abcdef" * 2
 
 
 def values(node: Any, *keys: str) -> set[str]:
-    """What stands behind these keys, at any depth."""
+    """Return the string values of these keys at any depth."""
     if isinstance(node, list):
         return {value for member in node for value in values(member, *keys)}
     if not isinstance(node, dict):
@@ -36,9 +36,9 @@ def values(node: Any, *keys: str) -> set[str]:
     return texts | {value for member in node.values() for value in values(member, *keys)}
 
 
-@pytest.mark.parametrize("text", PIECES)
-def test_a_piece_of_configuration_is_healthy(run: Run, tmp_path: Path, text: str) -> None:
-    """With the plugins and secrets that it names and does not bring itself."""
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_a_configuration_example_is_valid(run: Run, tmp_path: Path, text: str) -> None:
+    """Plugins and secrets that it refers to are added."""
     shown = yaml.load(text, yaml.BaseLoader)
     entries = shown.get("plugins") or {}
     aliases = {name for name, entry in entries.items() if "uses" in entry}
@@ -50,11 +50,11 @@ def test_a_piece_of_configuration_is_healthy(run: Run, tmp_path: Path, text: str
     home.add(f"include: [tokens.yaml]\n{text}")
     home.seal()
 
-    told = run("config", "check", "--config", home.path)
+    checked = run("config", "check", "--config", home.path)
 
-    assert told.exit_code == 0, told.stdout + told.stderr
+    assert checked.exit_code == 0, checked.stdout + checked.stderr
 
 
-def test_there_are_pieces() -> None:
-    """Webhooks of every provider, schedules, aliases."""
-    assert len(PIECES) >= 7
+def test_the_pages_have_enough_examples() -> None:
+    """For webhooks of every provider, schedules and aliases."""
+    assert len(EXAMPLES) >= 7

@@ -1,15 +1,15 @@
-"""The pages of the documentation, followed by somebody who types what they show and reads what is printed."""
+"""The marked blocks of every documentation page run and print what the page shows."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.docs.instance import follow
+from tests.docs.instance import run_page
 from tests.docs.transcript import blocks_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if any(blocks_of(page.read_text()))]
-FOLLOWED = {
+EXECUTED = {
     "agents.md",
     "api.md",
     "configuration.md",
@@ -22,17 +22,16 @@ FOLLOWED = {
     "schedules.md",
     "webhooks.md",
 }
-"""Pages that tell their reader to type something."""
+"""Pages that must have marked blocks."""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
-    """Its commands, in its order, in a demo of its own; its output, but for numbers and ids."""
-    assert follow(page.read_text(), tmp_path) > 0
+def test_the_blocks_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    assert run_page(page.read_text(), tmp_path) > 0
 
 
-def test_no_page_has_lost_its_examples() -> None:
-    """A mark that is spelled wrongly would silently take a page out of the tests."""
-    assert {page.name for page in PAGES} >= FOLLOWED
+def test_no_page_loses_its_marked_blocks() -> None:
+    """A misspelled mark would silently exclude a page."""
+    assert {page.name for page in PAGES} >= EXECUTED

@@ -1,4 +1,4 @@
-"""docs/pipelines.md shows the whole language, and every example runs as its cases say."""
+"""The examples in docs/pipelines.md cover the whole language and pass their test cases."""
 
 import re
 from collections.abc import Iterator
@@ -19,8 +19,10 @@ __all__ = ["run"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-EXAMPLES = [(shown, cases) for shown, cases in zip(BLOCKS, [*BLOCKS[1:], ""], strict=True) if "pipelines:" in shown]
-"""Each example with the block after it."""
+EXAMPLES = [
+    (example, cases) for example, cases in zip(BLOCKS, [*BLOCKS[1:], ""], strict=True) if "pipelines:" in example
+]
+"""Each example with its cases, which are in the next block."""
 INSTANCE = "instances: [{name: lab, base_url: 'https://lab', ingress_path: /i, secret_ref: t, allow: [backup.ready]}]\n"
 TOKENS = "tokens: [{name: t, key: 0123456789012345678901234}]\n"
 
@@ -30,7 +32,7 @@ def names(example: str) -> list[str]:
 
 
 def words(node: Any) -> Iterator[str]:
-    """Every key of the YAML, and every operator that is asked."""
+    """Yield every key and every operator."""
     if isinstance(node, dict):
         yield from node
         yield from (node["op"],) if "op" in node else ()
@@ -42,8 +44,8 @@ def words(node: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("example", "cases"), EXAMPLES, ids=["+".join(names(example)) for example, _ in EXAMPLES])
-def test_an_example_runs_as_its_cases_say(run: Run, tmp_path: Path, example: str, cases: str) -> None:
-    """`ductile pipeline test`, in a configuration that has its plugins; no pipeline without a case."""
+def test_an_example_passes_its_cases(run: Run, tmp_path: Path, example: str, cases: str) -> None:
+    """Every pipeline has a case, and `ductile pipeline test` succeeds."""
     home = Home.make(tmp_path / "ductile")
     aliases = set(re.findall(r"^  (\w+): {uses:", example, re.MULTILINE))
     for plugin in set(re.findall(r"(?:uses|from_plugin): (\w+)", example)) - aliases:
@@ -54,14 +56,13 @@ def test_an_example_runs_as_its_cases_say(run: Run, tmp_path: Path, example: str
     assert run("config", "check", "--config", home.path).exit_code == 0
     (tmp_path / "cases.yaml").write_text(cases)
 
-    told = run("pipeline", "test", tmp_path / "cases.yaml", "--config", home.path)
+    tested = run("pipeline", "test", tmp_path / "cases.yaml", "--config", home.path)
 
-    assert told.exit_code == 0, told.stdout + told.stderr
+    assert tested.exit_code == 0, tested.stdout + tested.stderr
     assert {case["pipeline"] for case in yaml.safe_load(cases)["cases"]} == set(names(example))
 
 
-def test_every_word_of_the_language_is_in_an_example() -> None:
-    """Keys of pipelines, steps and relays; the parts of a condition; every operator."""
+def test_every_key_and_operator_is_in_an_example() -> None:
     keys = {key.metadata.get(YAML_NAME, key.name) for kind in (Pipeline, Step, RelayStep) for key in attrs.fields(kind)}
     shown = {word for example, _ in EXAMPLES for word in words(yaml.load(example, yaml.BaseLoader)["pipelines"])}
 

@@ -1,8 +1,8 @@
-"""Runs what a page tells its reader to run, in the order of the page, and holds the output against the page.
+"""Run the marked blocks of a documentation page in order, and compare their output with the page.
 
-A block counts if a comment before it says so: `<!-- run -->` for a shell script or a console transcript,
-`<!-- file: NAME -->` for a file to write, `<!-- start -->` for a service that stays. In a transcript `…` stands for
-anything, a number for any number, and an id for the id that the same place had in this run.
+A comment marks a block: `<!-- run -->` a shell script or a console transcript, `<!-- file: NAME -->` a file to write,
+`<!-- start -->` a service that keeps running. In a transcript, `…` matches anything, a number matches any number, and
+an id matches the id of this run that first appeared in its place.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ PIECE = re.compile(rf"(?P<id>{ID})|(?P<any>…)|(?P<secret>demo-[0-9a-f]+)|(?P<n
 
 @frozen
 class Block:
-    """A piece of a page that is run, or a file that is written."""
+    """A marked block: commands to run, or a file to write."""
 
     kind: str
     argument: str
@@ -33,20 +33,20 @@ class Block:
 
 @frozen
 class Step:
-    """One command of a transcript and the lines it should print."""
+    """One command of a transcript and its expected output."""
 
     command: str
     expected: tuple[str, ...]
 
 
 def blocks_of(text: str) -> Iterator[Block]:
-    """The marked blocks of a page, in its order."""
+    """Yield the marked blocks of a page in order."""
     for kind, argument, language, body in BLOCK.findall(text):
         yield Block(kind, argument, language, body)
 
 
 def steps_of(body: str) -> Iterator[Step]:
-    """The commands of a transcript: `$` begins one, a backslash at the end of a line or `>` at its start goes on."""
+    """Yield the commands of a transcript. `$` starts a command; a trailing backslash or a leading `>` continues it."""
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         command = [lines.pop(0)]
@@ -57,11 +57,11 @@ def steps_of(body: str) -> Iterator[Step]:
 
 @define
 class Shell:
-    """One bash for a whole page, so that what a command exports is there for the next."""
+    """One bash process per page, so that exported variables stay set."""
 
     process: "subprocess.Popen[str]"
     ids: dict[str, str] = field(factory=dict)
-    """What the page calls an id → what it was in this run."""
+    """The ids of the page and the corresponding ids of this run."""
 
     @classmethod
     def open(cls, directory: Path, environ: Mapping[str, str]) -> "Shell":
@@ -78,7 +78,7 @@ class Shell:
         return cls(process)
 
     def close(self) -> None:
-        """The shell is gone, and so is what it left running."""
+        """Kill the shell and its background processes."""
         if self.process.poll() is None:
             self.run("kill $(jobs -p) 2> /dev/null; wait")
         with contextlib.suppress(ProcessLookupError):
@@ -86,21 +86,21 @@ class Shell:
         self.process.communicate()
 
     def run(self, command: str) -> tuple[int, list[str]]:
-        """The exit code of `command` and the lines it printed, stderr among them."""
+        """Run a command and return its exit code and the lines of stdout and stderr."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         end = f"end-{uuid.uuid4().hex}"
-        self.process.stdin.write(f"{self._known(command)}\n__code=$?; echo; echo {end} $__code\n")
+        self.process.stdin.write(f"{self._with_current_ids(command)}\n__code=$?; echo; echo {end} $__code\n")
         self.process.stdin.flush()
         lines: list[str] = []
         for line in self.process.stdout:
             if line.startswith(end):
                 return int(line.split()[1]), lines[:-1] if lines and not lines[-1] else lines
             lines.append(line.rstrip("\n"))
-        raise AssertionError(f"the shell ended in the middle of {command!r}: {lines}")
+        raise AssertionError(f"the shell exited during {command!r}: {lines}")
 
-    def perform(self, block: Block) -> None:
-        """The block did what the page says it does."""
+    def run_block(self, block: Block) -> None:
+        """Run the block. Raises AssertionError if the result differs from the page."""
         if block.kind == "file":
             self._write(block.argument, block.body)
         elif block.kind == "start":
@@ -108,44 +108,46 @@ class Shell:
         elif block.language == "console":
             for step in steps_of(block.body):
                 code, printed = self.run(step.command)
-                told = "\n".join([f"$ {step.command}", f"→ {code}", *printed])
-                assert code == 0 or step.expected, f"failed, and the page does not show it\n{told}"
-                self.compare(step.expected, printed, told=told)
+                transcript = "\n".join([f"$ {step.command}", f"→ {code}", *printed])
+                assert code == 0 or step.expected, f"the command failed, and the page shows no output\n{transcript}"
+                self.compare(step.expected, printed, transcript=transcript)
         else:
             code, lines = self.run(f"__failed=0; trap __failed=1 ERR\n{block.body}\ntrap - ERR; (exit $__failed)")
             assert code == 0, f"{block.body}\n→ {code}\n" + "\n".join(lines)
 
     def _start(self, step: Step) -> None:
-        """The service of the page runs beside the shell, and said what the page shows until it was ready."""
-        said = f"said-{uuid.uuid4().hex}.txt"
-        waiting = f"until grep -q 'is ready' {said} || ! kill -0 $!; do sleep 0.05; done; cat {said}"
-        _, printed = self.run(f": > {said}; {step.command} > {said} 2>&1 &\n{waiting}")
-        self.compare(step.expected, printed, told="\n".join(printed))
+        """Start the service in the background, and compare its output until it is ready."""
+        output = f"output-{uuid.uuid4().hex}.txt"
+        waiting = f"until grep -q 'is ready' {output} || ! kill -0 $!; do sleep 0.05; done; cat {output}"
+        _, printed = self.run(f": > {output}; {step.command} > {output} 2>&1 &\n{waiting}")
+        self.compare(step.expected, printed, transcript="\n".join(printed))
 
     def _write(self, name: str, body: str) -> None:
         code, lines = self.run(f"cat > {name} <<'END-OF-FILE'\n{body}END-OF-FILE")
         assert code == 0, lines
 
-    def compare(self, wanted: Sequence[str], printed: Sequence[str], *, told: str) -> None:
-        """Every line of the page was printed, in this order; only after `…` others may come in between."""
+    def compare(self, expected: Sequence[str], printed: Sequence[str], *, transcript: str) -> None:
+        """Assert that every expected line was printed in order. Only `…` allows other lines in between."""
         at = 0
-        for place, line in enumerate(wanted):
+        for index, line in enumerate(expected):
             if line.strip() == "…":
                 continue
-            may_skip = place > 0 and wanted[place - 1].strip() == "…"
-            while not self._matches(line, printed[at] if at < len(printed) else None, told):
-                assert may_skip, f"expected: {line}\n{told}"
+            may_skip = index > 0 and expected[index - 1].strip() == "…"
+            while not self._matches(line, printed[at] if at < len(printed) else None, transcript):
+                assert may_skip, f"expected: {line}\n{transcript}"
                 at += 1
             at += 1
 
-    def _matches(self, expected: str, line: str | None, told: str) -> bool:
-        assert line is not None, f"never printed: {expected}\n{told}"
+    def _matches(self, expected: str, line: str | None, transcript: str) -> bool:
+        assert line is not None, f"not printed: {expected}\n{transcript}"
         match = re.fullmatch(self._pattern(expected), line.rstrip())
         if match is None:
             return False
-        written = re.findall(ID, expected)
+        page_ids = re.findall(ID, expected)
         self.ids |= {
-            page: match[f"id{index}"] for index, page in enumerate(written) if f"id{index}" in match.re.groupindex
+            page_id: match[f"id{index}"]
+            for index, page_id in enumerate(page_ids)
+            if f"id{index}" in match.re.groupindex
         }
         return True
 
@@ -171,6 +173,6 @@ class Shell:
                     pattern += "[ \t]+"
         return pattern + re.escape(expected.rstrip()[at:])
 
-    def _known(self, command: str) -> str:
-        """The command with the ids of this run instead of the page's."""
+    def _with_current_ids(self, command: str) -> str:
+        """Replace the ids of the page with the ids of this run."""
         return re.sub(ID, lambda found: self.ids.get(found[0], found[0]), command)

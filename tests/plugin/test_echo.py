@@ -100,7 +100,7 @@ def test_echo_hangs_on_request_until_it_is_terminated(echo: Plugin) -> None:
         assert process.stderr
         process.stdin.write(request)
         process.stdin.close()
-        assert process.stderr.readline() == b"echo hangs, as configured\n"
+        assert process.stderr.readline() == b"configured to hang (mode: hang)\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
         assert process.stdout

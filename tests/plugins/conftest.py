@@ -1,4 +1,4 @@
-"""The bundled plugins: each runs in a whole service, and alone with a request on its stdin."""
+"""Fixtures for tests of the bundled plugins, in a service and alone."""
 
 from tests.e2e.conftest import home, start
 

@@ -1,4 +1,4 @@
-"""A mail server for tests: takes mail, refuses the addresses it is told to, can be asked for TLS."""
+"""A local SMTP server with configurable replies and optional STARTTLS."""
 
 import socketserver
 import ssl
@@ -10,8 +10,8 @@ from attrs import define, field
 
 
 @define
-class Mailbox:
-    """What arrived, and how the server answers. `replies` replaces the answer to a verb or to `RCPT <address>`."""
+class SmtpServer:
+    """The received mails, and replies that replace the default for a verb or for `RCPT <address>`."""
 
     port: int = 0
     mails: list[tuple[str, list[str], bytes]] = field(factory=list)
@@ -20,12 +20,12 @@ class Mailbox:
 
 
 @contextmanager
-def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Mailbox]:
-    """A mail server on a free port; with `tls` it offers STARTTLS."""
-    mailbox = Mailbox()
+def start_smtp_server(tls: ssl.SSLContext | None = None) -> Iterator[SmtpServer]:
+    """Start a server on a free local port. With `tls` it offers STARTTLS."""
+    smtp_server = SmtpServer()
 
-    class Conversation(socketserver.StreamRequestHandler):
-        def say(self, line: str) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def send_line(self, line: str) -> None:
             self.wfile.write(f"{line}\r\n".encode())
 
         def finish(self) -> None:
@@ -36,46 +36,46 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Mailbox]:
         def handle(self) -> None:
             sender, recipients = "", list[str]()
             with suppress(OSError, ValueError):
-                self.say("220 test")
+                self.send_line("220 test")
                 while line := self.rfile.readline().decode().strip():
                     verb = line.split()[0].upper()
-                    mailbox.verbs.append(verb)
+                    smtp_server.verbs.append(verb)
                     address = line.partition("<")[2].partition(">")[0]
-                    reply = mailbox.replies.get(f"{verb} {address}") or mailbox.replies.get(verb)
+                    reply = smtp_server.replies.get(f"{verb} {address}") or smtp_server.replies.get(verb)
                     if reply is not None:
-                        self.say(reply)
+                        self.send_line(reply)
                     elif verb == "EHLO":
-                        self.say(
+                        self.send_line(
                             "250-test\r\n250-SMTPUTF8\r\n250-8BITMIME\r\n"
                             + ("250-STARTTLS\r\n" if tls else "")
                             + "250 AUTH PLAIN"
                         )
                     elif verb == "STARTTLS" and tls:
-                        self.say("220 go")
+                        self.send_line("220 go")
                         self.request = tls.wrap_socket(self.request, server_side=True)
                         self.setup()
                     elif verb == "AUTH":
-                        self.say("235 welcome")
+                        self.send_line("235 ok")
                     elif verb == "MAIL":
                         sender = address
-                        self.say("250 ok")
+                        self.send_line("250 ok")
                     elif verb == "RCPT":
                         recipients.append(address)
-                        self.say("250 ok")
+                        self.send_line("250 ok")
                     elif verb == "DATA":
-                        self.say("354 go on")
+                        self.send_line("354 ok")
                         lines = iter(self.rfile.readline, b".\r\n")
-                        mailbox.mails.append((sender, recipients, b"".join(lines)))
-                        self.say("250 taken")
+                        smtp_server.mails.append((sender, recipients, b"".join(lines)))
+                        self.send_line("250 ok")
                     elif verb == "QUIT":
-                        self.say("221 bye")
+                        self.send_line("221 bye")
                         return
                     else:
-                        self.say("250 ok")
+                        self.send_line("250 ok")
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Conversation) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        mailbox.port = server.server_address[1]
+        smtp_server.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield mailbox
+        yield smtp_server
         server.shutdown()

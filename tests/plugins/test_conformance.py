@@ -1,4 +1,4 @@
-"""The bundled plugins are what an author is told to write: the highest level of `plugin check` holds for each."""
+"""Every bundled plugin passes `plugin check --level exemplary`."""
 
 import json
 import shutil
@@ -17,29 +17,29 @@ FOLDERS = sorted(path.parent for path in PLUGINS.glob("*/manifest.yaml"))
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ProcessPoolExecutor]:
-    """A process that checks, as `ductile plugin check` is one; it hardens itself, which this one must not."""
+def check_process() -> Iterator[ProcessPoolExecutor]:
+    """A separate process for the checks, because they harden their process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_bundled_plugin_is_exemplary(folder: Path, home: Home, bench: ProcessPoolExecutor) -> None:
-    """Manifest, protocol, robustness, and everything that a reader would copy."""
+def test_every_bundled_plugin_reaches_the_level_exemplary(
+    folder: Path, home: Home, check_process: ProcessPoolExecutor
+) -> None:
     if folder.name == "node-greet" and shutil.which("node") is None:
         pytest.skip("needs node")
     home.copy_plugin(folder)
     copy = home.path / "plugins" / folder.name
     build(copy)
-    report = bench.submit(
+    report = check_process.submit(
         check_plugin, str(copy), None, "exemplary", run_writes=False, plugin_config=None, deadline=None
     ).result()
 
     assert report["holds"], json.dumps(report, indent=1)
 
 
-def test_the_list_of_plugins_is_complete() -> None:
-    """plugins/README.md leads to each of them."""
+def test_the_readme_links_every_plugin() -> None:
     text = (PLUGINS / "README.md").read_text()
 
     assert [folder.name for folder in FOLDERS if f"({folder.name}/README.md)" not in text] == []

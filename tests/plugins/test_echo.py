@@ -1,4 +1,4 @@
-"""echo in the whole service, and what a plugin in sh has to stand."""
+"""echo in a service, and with unusual payloads."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import ask
-from tests.plugins.serving import Start, events_of, serve, serving_all
+from tests.plugins.bundled import run_plugin
+from tests.plugins.plugin_service import Start, events_of, service_with_aliases, start_with_plugin
 
 
-def test_echo_runs_through_the_service(home: Home, start: Start) -> None:
-    """Payload, configuration and state as its README says."""
-    service = serve(home, start, "echo", {"message": "Grüße"})
+def test_echo_returns_the_message_and_stores_its_state(home: Home, start: Start) -> None:
+    service = start_with_plugin(home, start, "echo", {"message": "Grüße"})
 
     polled, handled = service.run("echo"), service.run("echo", "handle", {"message": "m", "n": 2**70})
 
@@ -27,10 +26,10 @@ def test_echo_runs_through_the_service(home: Home, start: Start) -> None:
     assert service.run("echo", "health")["status"] == "succeeded"
 
 
-def test_echo_fails_in_the_service_as_configured(tmp_path: Path) -> None:
-    """What can be tried again has used up its one attempt; what cannot has failed."""
+def test_the_mode_decides_how_echo_fails(tmp_path: Path) -> None:
+    """A retryable failure is dead after its only attempt; an invalid mode fails without retry."""
     modes = {mode: {"config": {"mode": mode}} for mode in ("error", "protocol_error", "loud")}
-    with serving_all(tmp_path, "echo", modes) as service:
+    with service_with_aliases(tmp_path, "echo", modes) as service:
         ends = {mode: service.run(mode)["status"] for mode in modes}
     assert ends == {"error": "dead", "protocol_error": "dead", "loud": "failed"}
 
@@ -46,8 +45,8 @@ def test_echo_fails_in_the_service_as_configured(tmp_path: Path) -> None:
     ],
     ids=["own names", "odd keys", "escapes", "shell signs", "large"],
 )
-def test_echo_passes_any_payload_on_exactly(payload: dict[str, Any]) -> None:
-    """Only `message` and `command` are its own."""
-    (event,) = ask("echo", "poll", payload=payload).answer["events"]
+def test_echo_emits_any_payload_unchanged(payload: dict[str, Any]) -> None:
+    """Only `message` and `command` are added."""
+    (event,) = run_plugin("echo", "poll", payload=payload).response["events"]
     message = payload.get("message", "hello from echo")
     assert event["payload"] == {**payload, "message": message, "command": "poll"}

@@ -1,4 +1,4 @@
-"""The fetch plugin: what it brings, what it refuses to be led to, and what it does with servers that misbehave."""
+"""fetch: content, protection against SSRF, and misbehaving servers."""
 
 import importlib
 import json
@@ -14,93 +14,89 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Service
-from tests.plugins.bundled import PLUGINS, Said, ask, said
-from tests.plugins.local_http import Reply, Site, sending, serving
-from tests.plugins.serving import events_of, serving_all
+from tests.plugins.bundled import PLUGINS, PluginRun, run_plugin, run_raw
+from tests.plugins.local_http import HttpServer, Reply, start_http_server, start_raw_server
+from tests.plugins.plugin_service import events_of, service_with_aliases
 
-HERE = {"allowed_networks": ["127.0.0.0/8", "::1"]}
+LOCAL = {"allowed_networks": ["127.0.0.0/8", "::1"]}
 PAGE = b"""<!doctype html><html><head><title> A &amp; B </title><style>p {}</style></head>
 <body><h1>Head</h1><p>One <b>two</b> <a href="/x">three</a>.</p><script>alert(1)</script><ul><li>a<li>b</ul></body>"""
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
+def server() -> Iterator[HttpServer]:
+    with start_http_server() as running:
         yield running
 
 
-def fetched(url: str, config: dict[str, Any] | None = None, **payload: Any) -> Said:
-    """What the plugin says when it may speak with this host."""
-    return ask(
-        "fetch", "handle", config={**HERE, "timeout_seconds": 10, **(config or {})}, payload={"url": url, **payload}
+def fetch(url: str, config: dict[str, Any] | None = None, **payload: Any) -> PluginRun:
+    """Run the plugin with access to local addresses."""
+    return run_plugin(
+        "fetch", "handle", config={**LOCAL, "timeout_seconds": 10, **(config or {})}, payload={"url": url, **payload}
     )
 
 
-# Through the service
+# In a service
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     often = {"retry": {"max_attempts": 4}}
     aliases = {
-        "reader": {"config": {**HERE, "output_format": "markdown", "user_agent": "tester/1"}},
-        "twice": {"config": HERE, "retry": {"max_attempts": 2}},
-        "allowed": {"config": HERE, **often},
+        "reader": {"config": {**LOCAL, "output_format": "markdown", "user_agent": "tester/1"}},
+        "twice": {"config": LOCAL, "retry": {"max_attempts": 2}},
+        "allowed": {"config": LOCAL, **often},
         "guarded": often,
         "misspelt": {"config": {"allowed_host": ["example.com"]}, **often},
     }
-    told = "pipelines: [{name: told, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n"
-    with serving_all(tmp_path_factory.mktemp("fetch"), "fetch", aliases, told) as running:
+    pipelines = (
+        "pipelines: [{name: failures, on: fetch.failed, steps: [{uses: echo, with: {message: '{payload.error}'}}]}]\n"
+    )
+    with service_with_aliases(tmp_path_factory.mktemp("fetch"), "fetch", aliases, pipelines) as running:
         yield running
 
 
-def test_an_event_with_a_url_becomes_an_event_with_the_page(service: Service, site: Site) -> None:
-    """Status, type, title and text are in fetch.completed, and the result tells it in a sentence."""
-    site.pages["/page"] = Reply(PAGE, headers={"Content-Type": "text/html; charset=utf-8"})
-    job = service.run("reader", "handle", {"url": site.url("/page")})
+def test_handle_emits_the_fetched_page(service: Service, server: HttpServer) -> None:
+    server.pages["/page"] = Reply(PAGE, headers={"Content-Type": "text/html; charset=utf-8"})
+    job = service.run("reader", "handle", {"url": server.url("/page")})
 
     ((kind, page),) = events_of(job)
     assert kind == "fetch.completed"
-    assert (page["url"], page["source_url"], page["source_type"]) == (site.url("/page"), site.url("/page"), "web")
+    assert (page["url"], page["source_url"], page["source_type"]) == (server.url("/page"), server.url("/page"), "web")
     assert (page["status_code"], page["content_type"], page["title"]) == (200, "text/html", "A & B")
     assert page["text"] == "# Head\n\nOne **two** [three](/x).\n\n- a\n- b"
     assert job["result"]["result"] == f"200 from 127.0.0.1, {len(PAGE)} bytes"
-    assert site.seen[0].headers["user-agent"] == "tester/1"
+    assert server.requests[0].headers["user-agent"] == "tester/1"
 
 
-def test_a_failure_that_may_pass_is_tried_again_and_what_it_says_at_the_end_is_an_event(
-    service: Service, site: Site
-) -> None:
-    """503 with Retry-After: another attempt; when none is left, fetch.failed reaches the pipeline that waits for it."""
-    site.pages["/busy"] = Reply(status=503, headers={"Retry-After": "0"})
-    job = service.run("twice", "handle", {"url": site.url("/busy")})
+def test_a_temporary_failure_is_retried_and_finally_emits_fetch_failed(service: Service, server: HttpServer) -> None:
+    server.pages["/busy"] = Reply(status=503, headers={"Retry-After": "0"})
+    job = service.run("twice", "handle", {"url": server.url("/busy")})
 
     assert job["status"] == "dead"
     assert "attempts used up (2 of 2): 127.0.0.1 responded with status 503" in job["last_error"]
-    assert len(site.seen) == 2
+    assert len(server.requests) == 2
     followed = "SELECT count(*) AS n FROM job_queue WHERE plugin = 'echo' AND parent_job_id = ?"
     assert service.home.rows(followed, job["job_id"]) == [{"n": 1}]
 
 
-def test_a_page_that_is_not_there_is_not_asked_for_again(service: Service, site: Site) -> None:
-    """404 is final."""
-    job = service.run("allowed", "handle", {"url": site.url("/gone")})
+def test_status_404_is_not_retried(service: Service, server: HttpServer) -> None:
+    job = service.run("allowed", "handle", {"url": server.url("/gone")})
 
     assert (job["status"], job["last_error"]) == ("failed", "127.0.0.1 responded with status 404")
-    assert len(site.seen) == 1
+    assert len(server.requests) == 1
 
 
-def test_the_private_network_is_not_reached_unless_the_operator_says_so(service: Service, site: Site) -> None:
-    """Refused before anything is sent, and not tried again."""
-    job = service.run("guarded", "handle", {"url": site.url("/page")})
+def test_a_private_address_is_rejected_without_configuration(service: Service, server: HttpServer) -> None:
+    """Nothing is sent, and the job is not retried."""
+    job = service.run("guarded", "handle", {"url": server.url("/page")})
 
     assert job["status"] == "failed"
     assert job["last_error"] == "127.0.0.1 resolves to 127.0.0.1, which is not public; allowed_networks can allow it"
-    assert site.seen == []
+    assert server.requests == []
 
 
-def test_a_typing_mistake_in_the_configuration_is_told_and_not_tried_again(service: Service) -> None:
-    """A guard that is misspelt must not be a guard that is not there."""
+def test_a_misspelled_key_is_an_error_without_retry(service: Service) -> None:
     job = service.run("misspelt", "handle", {"url": "http://example.com/"})
 
     assert job["status"] == "failed"
@@ -108,7 +104,7 @@ def test_a_typing_mistake_in_the_configuration_is_told_and_not_tried_again(servi
     assert job["last_error"].startswith("exit code 78")
 
 
-# The guard
+# Protection against SSRF
 
 
 @pytest.mark.parametrize(
@@ -164,56 +160,55 @@ def test_a_typing_mistake_in_the_configuration_is_told_and_not_tried_again(servi
         f"http://{'a.' * 150}com/",
     ],
 )
-def test_what_is_not_public_or_can_be_read_in_two_ways_is_refused(url: str) -> None:
-    """However an address is written, it is refused before a packet is sent, and for good."""
-    answer = ask("fetch", "handle", payload={"url": url}).answer
+def test_a_private_or_ambiguous_url_is_rejected(url: str) -> None:
+    response = run_plugin("fetch", "handle", payload={"url": url}).response
 
-    assert (answer["status"], answer["retry"]) == ("error", False), answer
-    assert answer["events"][0]["type"] == "fetch.failed"
+    assert (response["status"], response["retry"]) == ("error", False), response
+    assert response["events"][0]["type"] == "fetch.failed"
 
 
 @pytest.mark.parametrize(
     "target", ["http://169.254.169.254/latest/", "http://[::1]:1/", "http://0x7f000001/", "file:///etc/passwd"]
 )
-def test_a_redirect_is_judged_like_a_first_address(site: Site, target: str) -> None:
-    """A server that may be spoken to cannot lead to one that may not."""
-    site.pages["/"] = Reply(status=302, headers={"Location": target})
+def test_a_redirect_to_a_private_address_is_rejected(server: HttpServer, target: str) -> None:
+    server.pages["/"] = Reply(status=302, headers={"Location": target})
 
-    answer = fetched(site.url(), {"allowed_networks": ["127.0.0.1"]}).answer
+    response = fetch(server.url(), {"allowed_networks": ["127.0.0.1"]}).response
 
-    assert (answer["status"], answer["retry"]) == ("error", False), answer
+    assert (response["status"], response["retry"]) == ("error", False), response
     assert (
-        "not public" in answer["error"]
-        or "not a valid address" in answer["error"]
-        or "begin with http" in answer["error"]
+        "not public" in response["error"]
+        or "not a valid address" in response["error"]
+        or "begin with http" in response["error"]
     )
-    assert len(site.seen) == 1
+    assert len(server.requests) == 1
 
 
-def test_the_address_that_was_judged_is_the_one_that_is_spoken_to(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that has another address when it is asked again is asked once."""
+def test_the_connection_uses_the_checked_address(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding has no effect, because a name is resolved once per request."""
     monkeypatch.syspath_prepend(str(PLUGINS / "lib" / "python"))
     ductile_http: Any = importlib.import_module("ductile_http")
-    asked: list[str] = []
+    resolved: list[str] = []
 
     def rebinding(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
-        address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
+        resolved.append(host)
+        address = "127.0.0.1" if len(resolved) == 1 else "127.0.0.2"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-    site.pages["/"] = Reply(status=302, headers={"Location": f"http://rebinding.test:{site.port}/next"})
+    server.pages["/"] = Reply(status=302, headers={"Location": f"http://rebinding.test:{server.port}/next"})
     guard = ductile_http.Guard(allowed_networks=["127.0.0.1"])
 
     with pytest.raises(ductile_http.Refused, match=r"to 127\.0\.0\.2"):
-        ductile_http.request("GET", f"http://rebinding.test:{site.port}/", guard=guard, timeout=10, max_redirects=3)
+        ductile_http.request("GET", f"http://rebinding.test:{server.port}/", guard=guard, timeout=10, max_redirects=3)
 
-    assert asked == ["rebinding.test", "rebinding.test"]
-    assert [(seen.path, seen.headers["host"]) for seen in site.seen] == [("/", f"rebinding.test:{site.port}")]
+    assert resolved == ["rebinding.test", "rebinding.test"]
+    assert [(request.path, request.headers["host"]) for request in server.requests] == [
+        ("/", f"rebinding.test:{server.port}")
+    ]
 
 
-def test_one_address_that_is_not_public_spoils_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name with a public and a private address is refused, in whatever order they come."""
+def test_a_name_with_one_private_address_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGINS / "lib" / "python"))
     ductile_http: Any = importlib.import_module("ductile_http")
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
@@ -231,17 +226,15 @@ def test_one_address_that_is_not_public_spoils_the_name(monkeypatch: pytest.Monk
         ({"denied_hosts": ["127.0.0.1"]}, "127.0.0.1 is in denied_hosts"),
     ],
 )
-def test_lists_of_hosts_narrow_what_may_be_asked(site: Site, config: dict[str, Any], refusal: str) -> None:
-    """allowed_hosts is all there is when it is set; denied_hosts are never asked."""
-    answer = fetched(site.url(), config).answer
+def test_allowed_and_denied_hosts_restrict_requests(server: HttpServer, config: dict[str, Any], refusal: str) -> None:
+    response = fetch(server.url(), config).response
 
-    assert answer["status"] == "error"
-    assert refusal in answer["error"]
-    assert site.seen == []
+    assert response["status"] == "error"
+    assert refusal in response["error"]
+    assert server.requests == []
 
 
-def test_tls_is_verified_for_the_name_that_was_asked_for(tmp_path: Path) -> None:
-    """The name goes into the greeting although the connection is to an address; a foreign certificate is refused."""
+def test_tls_is_verified_for_the_host_name_of_the_url(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
@@ -251,13 +244,13 @@ def test_tls_is_verified_for_the_name_that_was_asked_for(tmp_path: Path) -> None
     names: list[str | None] = []
     context.sni_callback = lambda _, name, __: names.append(name)
 
-    with serving(context) as site:
-        site.pages["/"] = Reply(b"safe", headers={"Content-Type": "text/plain"})
-        request = {"config": HERE, "payload": {"url": site.url()}}
-        trusted = ask("fetch", "handle", **request, environ={"SSL_CERT_FILE": str(certificate)}).answer  # type: ignore[arg-type]
-        foreign = ask("fetch", "handle", **request).answer  # type: ignore[arg-type]
-        other = {"config": HERE, "payload": {"url": site.url().replace("localhost", "127.0.0.1")}}
-        misnamed = ask("fetch", "handle", **other, environ={"SSL_CERT_FILE": str(certificate)}).answer  # type: ignore[arg-type]
+    with start_http_server(context) as server:
+        server.pages["/"] = Reply(b"safe", headers={"Content-Type": "text/plain"})
+        request = {"config": LOCAL, "payload": {"url": server.url()}}
+        trusted = run_plugin("fetch", "handle", **request, environ={"SSL_CERT_FILE": str(certificate)}).response  # type: ignore[arg-type]
+        foreign = run_plugin("fetch", "handle", **request).response  # type: ignore[arg-type]
+        other = {"config": LOCAL, "payload": {"url": server.url().replace("localhost", "127.0.0.1")}}
+        misnamed = run_plugin("fetch", "handle", **other, environ={"SSL_CERT_FILE": str(certificate)}).response  # type: ignore[arg-type]
 
     assert trusted["events"][0]["payload"]["text"] == "safe"
     assert "localhost" in names
@@ -268,49 +261,45 @@ def test_tls_is_verified_for_the_name_that_was_asked_for(tmp_path: Path) -> None
 # Redirects
 
 
-def test_redirects_are_followed_up_to_the_limit_and_are_on_record(site: Site) -> None:
-    """A relative Location, and then one too many."""
-    site.pages["/a"] = Reply(status=301, headers={"Location": "b?x=1"})
-    site.pages["/b?x=1"] = Reply(b"there", headers={"Content-Type": "text/plain"})
-    site.pages["/loop"] = Reply(status=302, headers={"Location": "/loop"})
+def test_redirects_are_followed_up_to_the_limit_and_listed(server: HttpServer) -> None:
+    server.pages["/a"] = Reply(status=301, headers={"Location": "b?x=1"})
+    server.pages["/b?x=1"] = Reply(b"there", headers={"Content-Type": "text/plain"})
+    server.pages["/loop"] = Reply(status=302, headers={"Location": "/loop"})
 
-    page = fetched(site.url("/a")).answer["events"][0]["payload"]
-    loop = fetched(site.url("/loop"), {"max_redirects": 3}).answer
+    page = fetch(server.url("/a")).response["events"][0]["payload"]
+    loop = fetch(server.url("/loop"), {"max_redirects": 3}).response
 
-    assert (page["url"], page["redirects"], page["text"]) == (site.url("/b?x=1"), [site.url("/a")], "there")
+    assert (page["url"], page["redirects"], page["text"]) == (server.url("/b?x=1"), [server.url("/a")], "there")
     assert (loop["error"], loop["retry"]) == ("127.0.0.1 redirected more than 3 times", False)
-    assert sum(seen.path == "/loop" for seen in site.seen) == 4
+    assert sum(request.path == "/loop" for request in server.requests) == 4
 
 
-def test_a_redirect_that_is_not_followed_is_an_answer(site: Site) -> None:
-    """With follow_redirects: false the event says where it would have led."""
-    site.pages["/a"] = Reply(status=302, headers={"Location": "http://10.0.0.1/"})
+def test_a_redirect_is_the_response_without_follow_redirects(server: HttpServer) -> None:
+    server.pages["/a"] = Reply(status=302, headers={"Location": "http://10.0.0.1/"})
 
-    page = fetched(site.url("/a"), {"follow_redirects": False}).answer["events"][0]["payload"]
+    page = fetch(server.url("/a"), {"follow_redirects": False}).response["events"][0]["payload"]
 
     assert (page["status_code"], page["location"]) == (302, "http://10.0.0.1/")
 
 
-def test_headers_do_not_go_to_another_origin(site: Site) -> None:
-    """A redirect to another host takes User-Agent along, and no credentials."""
-    with serving() as other:
+def test_a_redirect_to_another_origin_gets_no_credentials(server: HttpServer) -> None:
+    with start_http_server() as other:
         other.pages["/"] = Reply(b"ok", headers={"Content-Type": "text/plain"})
-        site.pages["/"] = Reply(status=307, headers={"Location": other.url()})
+        server.pages["/"] = Reply(status=307, headers={"Location": other.url()})
         config = {"allowed_hosts": ["127.0.0.1"], "headers": {"Authorization": "Bearer secret"}}
-        answer = fetched(site.url(), config, headers={"X-Own": "1"}, method="POST", body={"a": 1}).answer
+        response = fetch(server.url(), config, headers={"X-Own": "1"}, method="POST", body={"a": 1}).response
 
-    assert answer["status"] == "ok", answer
-    assert site.seen[0].headers["authorization"] == "Bearer secret"
-    assert (site.seen[0].body, site.seen[0].headers["content-type"]) == (b'{"a": 1}', "application/json")
-    assert not {"authorization", "x-own"} & set(other.seen[0].headers)
+    assert response["status"] == "ok", response
+    assert server.requests[0].headers["authorization"] == "Bearer secret"
+    assert (server.requests[0].body, server.requests[0].headers["content-type"]) == (b'{"a": 1}', "application/json")
+    assert not {"authorization", "x-own"} & set(other.requests[0].headers)
 
 
-def test_credentials_need_a_list_of_hosts() -> None:
-    """Headers in the configuration would otherwise go wherever an event says."""
-    answer = ask("fetch", "health", config={"headers": {"Authorization": "x"}})
+def test_configured_headers_require_allowed_hosts() -> None:
+    response = run_plugin("fetch", "health", config={"headers": {"Authorization": "x"}})
 
-    assert answer.code == 78
-    assert "headers require allowed_hosts" in answer.answer["error"]
+    assert response.code == 78
+    assert "headers require allowed_hosts" in response.response["error"]
 
 
 # Bodies
@@ -330,11 +319,13 @@ def test_credentials_need_a_list_of_hosts() -> None:
         ("", b"bare", {"text": "bare"}),
     ],
 )
-def test_a_body_comes_in_the_form_that_fits_its_type(site: Site, kind: str, body: bytes, expected: Any) -> None:
-    """Text as text, JSON parsed too, anything else in base64; a charset that is none is UTF-8."""
-    site.pages["/"] = Reply(body, headers={"Content-Type": kind} if kind else {})
+def test_the_content_type_decides_the_form_of_the_body(
+    server: HttpServer, kind: str, body: bytes, expected: Any
+) -> None:
+    """Unknown charsets are decoded as UTF-8."""
+    server.pages["/"] = Reply(body, headers={"Content-Type": kind} if kind else {})
 
-    page = fetched(site.url()).answer["events"][0]["payload"]
+    page = fetch(server.url()).response["events"][0]["payload"]
 
     assert {key: page[key] for key in ("text", "json", "body_base64") if key in page} == expected
 
@@ -357,15 +348,14 @@ def test_a_body_comes_in_the_form_that_fits_its_type(site: Site, kind: str, body
         (Reply(b"x", headers={"Content-Type": "video/mp4"}), "video/mp4 is not in content_types"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_final(site: Site, reply: Reply, error: str) -> None:
-    """The next one would be no better."""
-    site.pages["/"] = reply
+def test_an_unusable_response_is_final(server: HttpServer, reply: Reply, error: str) -> None:
+    server.pages["/"] = reply
     types = ["application/json", "text/*"] if "video" in error else []
 
-    answer = fetched(site.url(), {"max_response_bytes": 1000, "content_types": types}).answer
+    response = fetch(server.url(), {"max_response_bytes": 1000, "content_types": types}).response
 
-    assert error in answer["error"]
-    assert answer["retry"] is False
+    assert error in response["error"]
+    assert response["retry"] is False
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
@@ -388,7 +378,7 @@ def _endless(over: threading.Event) -> Iterator[bytes]:
         yield b"x" * 65536
 
 
-def _page_that_takes_hours(_: threading.Event) -> Iterator[bytes]:
+def _slow_page(_: threading.Event) -> Iterator[bytes]:
     yield HEAD.replace(b"plain", b"html") + b"Content-Length: 600000\r\n\r\n" + b"<a" * 300000
 
 
@@ -397,7 +387,7 @@ def _page_that_takes_hours(_: threading.Event) -> Iterator[bytes]:
     [
         (_silence, "a complete response from 127.0.0.1: timed out after 0.5 s"),
         (_drip, "a complete response from 127.0.0.1: timed out after 0.5 s"),
-        (_page_that_takes_hours, "conversion of the page: timed out after 3 s"),
+        (_slow_page, "conversion of the page: timed out after 3 s"),
         (_endless, "sent more than 1000000 bytes"),
         (lambda _: [HEAD + b"Content-Length: 100\r\n\r\nshort"], "before the response was complete"),
         (lambda _: [HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"], "sent an invalid HTTP response"),
@@ -408,38 +398,36 @@ def _page_that_takes_hours(_: threading.Event) -> Iterator[bytes]:
         (lambda _: [b"HTTP/1.1 503 No\r\nRetry-After: \xb2\r\n\r\n"], "responded with status 503"),
     ],
 )
-def test_a_server_that_misbehaves_costs_a_bounded_time(
+def test_a_misbehaving_server_fails_within_the_time_limit(
     pieces: Callable[[threading.Event], Iterator[bytes]], error: str
 ) -> None:
-    """Slow, endless, cut off, or not HTTP at all: an answer that says so."""
     quick: dict[str, Any] = {"max_response_bytes": 1_000_000, "output_format": "text"}
     if "timed out after" in error:
         quick["timeout_seconds"] = float(error.split()[-2])
-    with sending(pieces) as url:
-        answer = fetched(url, quick).answer
+    with start_raw_server(pieces) as url:
+        response = fetch(url, quick).response
 
-    assert error in answer["error"]
+    assert error in response["error"]
 
 
-def test_a_timeout_that_no_clock_takes_is_an_hour(site: Site) -> None:
-    """A large number is no mistake."""
-    site.pages["/"] = Reply(b"x")
+def test_a_very_large_timeout_is_reduced_to_an_hour(server: HttpServer) -> None:
+    server.pages["/"] = Reply(b"x")
 
-    assert fetched(site.url(), {"timeout_seconds": 1e300}).answer["status"] == "ok"
+    assert fetch(server.url(), {"timeout_seconds": 1e300}).response["status"] == "ok"
 
 
 @pytest.mark.parametrize("length", ["-1", "²", "9" * 5000, "1, 2", "0x10"])
-def test_a_hostile_number_in_a_header_is_no_number(length: str) -> None:
-    """The body is what comes until the end of the connection."""
+def test_an_invalid_content_length_is_ignored(length: str) -> None:
+    """The body ends with the connection."""
     head = HEAD + f"Content-Length: {length}\r\n\r\n".encode()
-    with sending(lambda _: [head + b"body"]) as url:
-        answer = fetched(url).answer
+    with start_raw_server(lambda _: [head + b"body"]) as url:
+        response = fetch(url).response
 
-    assert answer["status"] == "ok", answer
-    assert answer["events"][0]["payload"]["text"] == "body"
+    assert response["status"] == "ok", response
+    assert response["events"][0]["payload"]["text"] == "body"
 
 
-# Requests that cannot be meant
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -460,23 +448,21 @@ def test_a_hostile_number_in_a_header_is_no_number(length: str) -> None:
         ({"url": "http://x.test/", "output_format": "pdf"}, "payload.output_format must be one of"),
     ],
 )
-def test_an_event_that_cannot_be_meant_is_final(payload: dict[str, Any], error: str) -> None:
-    """Nothing is sent."""
-    answer = ask("fetch", "handle", payload=payload).answer
+def test_an_invalid_payload_is_final(payload: dict[str, Any], error: str) -> None:
+    response = run_plugin("fetch", "handle", payload=payload).response
 
-    assert error in answer["error"]
-    assert answer["retry"] is False
+    assert error in response["error"]
+    assert response["retry"] is False
 
 
 @pytest.mark.parametrize(
     "headers", [{"X-A": "b\r\nX-Evil: 1"}, {"X-A": "b\r\n folded"}, {"X-A\r\nX-Evil": "1"}, {"X: A": "b"}, {"X-A": "–"}]
 )
-def test_a_header_cannot_smuggle_another_one(site: Site, headers: dict[str, str]) -> None:
-    """A line break in it is refused before anything is sent."""
-    answer = fetched(site.url(), headers=headers).answer
+def test_a_header_with_a_line_break_is_rejected(server: HttpServer, headers: dict[str, str]) -> None:
+    response = fetch(server.url(), headers=headers).response
 
-    assert answer["retry"] is False, answer
-    assert site.seen == []
+    assert response["retry"] is False, response
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -492,25 +478,23 @@ def test_a_header_cannot_smuggle_another_one(site: Site, headers: dict[str, str]
         ({"allowed_hosts": [1]}, "allowed_hosts must be a list of strings"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:
-    """`health` says it too."""
-    outcome = ask("fetch", "health", config=config)
+def test_an_invalid_configuration_exits_with_78(config: dict[str, Any], error: str) -> None:
+    outcome = run_plugin("fetch", "health", config=config)
 
     assert outcome.code == 78
-    assert error in outcome.answer["error"]
+    assert error in outcome.response["error"]
 
 
-def test_sigterm_ends_it_in_the_middle() -> None:
-    """Nothing is said and nothing is left behind."""
+def test_sigterm_stops_a_request() -> None:
     connected = threading.Event()
 
     def waiting(over: threading.Event) -> Iterator[bytes]:
         connected.set()
         return _silence(over)
 
-    with sending(waiting) as url:
+    with start_raw_server(waiting) as url:
         event = {"type": "t", "payload": {"url": url}}
-        request = {"protocol": 2, "job_id": "j", "command": "handle", "config": HERE, "state": {}, "event": event}
+        request = {"protocol": 2, "job_id": "j", "command": "handle", "config": LOCAL, "state": {}, "event": event}
         process = subprocess.Popen([PLUGINS / "fetch" / "run.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.write(json.dumps(request).encode())
@@ -524,8 +508,8 @@ def test_sigterm_ends_it_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("options", [("-S",), ("-I",), ("-I", "-S")])
-def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...]) -> None:
-    """Isolated, and without site-packages."""
+def test_the_plugin_runs_in_isolated_mode(options: tuple[str, ...]) -> None:
+    """With `-I`, and without site-packages."""
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": {}, "state": {}}
 
-    assert said("fetch", json.dumps(request).encode(), options=options).answer["status"] == "ok"
+    assert run_raw("fetch", json.dumps(request).encode(), options=options).response["status"] == "ok"

@@ -1,4 +1,4 @@
-"""file_handler: reads and writes below the allowed folders, and cannot be talked out of them."""
+"""file_handler reads and writes in the allowed folders only."""
 
 import base64
 import os
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import Said, ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PluginRun, run_plugin
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 
 @pytest.fixture
@@ -22,21 +22,20 @@ def allowed(tmp_path: Path) -> Path:
     return folder
 
 
-def handle(allowed: Path, payload: Mapping[str, Any], **config: Any) -> Said:
+def handle(allowed: Path, payload: Mapping[str, Any], **config: Any) -> PluginRun:
     paths = {"allowed_read_paths": [str(allowed)], "allowed_write_paths": [str(allowed)]}
-    return ask("file_handler", "handle", payload=payload, config={**paths, **config})
+    return run_plugin("file_handler", "handle", payload=payload, config={**paths, **config})
 
 
-def event(said: Said) -> tuple[str, dict[str, Any]]:
-    assert said.answer["status"] == "ok", said
-    (emitted,) = said.answer["events"]
+def event(finished: PluginRun) -> tuple[str, dict[str, Any]]:
+    assert finished.response["status"] == "ok", finished
+    (emitted,) = finished.response["events"]
     return emitted["type"], emitted["payload"]
 
 
-def test_written_and_read_through_the_service(home: Home, start: Start, allowed: Path) -> None:
-    """What was written is what is read, with the events of the original."""
+def test_a_written_file_can_be_read_again(home: Home, start: Start, allowed: Path) -> None:
     config = {"allowed_read_paths": [str(allowed)], "allowed_write_paths": [str(allowed)]}
-    service = serve(home, start, "file_handler", config)
+    service = start_with_plugin(home, start, "file_handler", config)
     path = str(allowed / "sub" / "note.txt")
 
     ((kind, written),) = events_of(
@@ -66,24 +65,28 @@ def test_written_and_read_through_the_service(home: Home, start: Start, allowed:
         "a\0b",
     ],
 )
-def test_there_is_no_way_out(allowed: Path, tmp_path: Path, action: str, path: str) -> None:
-    """`..`, other roots, look-alike names, links to files, to folders and through folders: final, nothing touched."""
+def test_a_path_outside_the_allowed_folders_is_rejected(allowed: Path, tmp_path: Path, action: str, path: str) -> None:
+    """With `..`, other roots, similar names, and links to files, to folders and in the path."""
     (allowed / "link-to-file").symlink_to(tmp_path / "secret.txt")
     (allowed / "link-to-folder").symlink_to(tmp_path)
     (allowed / "hop").mkdir()
     (allowed / "hop" / "hop2").symlink_to("../..")
     path = path.format(allowed=allowed, outside=tmp_path)
 
-    said = handle(allowed, {"action": action, "path": path, "text": "overwritten"})
+    finished = handle(allowed, {"action": action, "path": path, "text": "overwritten"})
 
-    assert (said.answer["status"], said.answer["retry"], said.answer["events"]) == ("error", False, []), said
-    assert "secret" not in said.answer["error"].replace("secret.txt", "")
+    assert (finished.response["status"], finished.response["retry"], finished.response["events"]) == (
+        "error",
+        False,
+        [],
+    ), finished
+    assert "secret" not in finished.response["error"].replace("secret.txt", "")
     assert (tmp_path / "secret.txt").read_text() == "secret"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["allowed", "secret.txt"]
 
 
-def test_no_moment_between_question_and_use(allowed: Path, tmp_path: Path) -> None:
-    """A folder that turns into a link and back all the time never leads outside."""
+def test_a_folder_that_is_replaced_by_a_link_is_not_followed(allowed: Path, tmp_path: Path) -> None:
+    """The check and the use of a path cannot race."""
     (allowed / "inside").mkdir()
     (allowed / "inside" / "secret.txt").write_text("harmless")
     (allowed / "trap").symlink_to(tmp_path)
@@ -92,9 +95,9 @@ def test_no_moment_between_question_and_use(allowed: Path, tmp_path: Path) -> No
     flipping = subprocess.Popen(["sh", "-c", f"{flip} 2>/dev/null"], cwd=allowed)
     try:
         for _ in range(10):
-            said = handle(allowed, {"action": "read", "path": "swap/secret.txt"})
-            if said.answer["status"] == "ok":
-                assert said.answer["events"][0]["payload"]["text"] == "harmless"
+            finished = handle(allowed, {"action": "read", "path": "swap/secret.txt"})
+            if finished.response["status"] == "ok":
+                assert finished.response["events"][0]["payload"]["text"] == "harmless"
             handle(allowed, {"action": "write", "path": "swap/new.txt", "text": "x"})
     finally:
         flipping.kill()
@@ -104,34 +107,35 @@ def test_no_moment_between_question_and_use(allowed: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
 def test_only_regular_files_are_read_and_replaced(allowed: Path, kind: str) -> None:
-    """A fifo does not block it."""
+    """A FIFO does not block."""
     os.mkfifo(allowed / "it") if kind == "fifo" else (allowed / "it").mkdir()
     for action, mode in (("read", None), ("write", "overwrite"), ("write", "create"), ("write", "append")):
-        said = handle(allowed, {"action": action, "path": "it", "text": "x", "mode": mode})
-        assert said.answer["status"] == "error", (action, mode)
+        finished = handle(allowed, {"action": action, "path": "it", "text": "x", "mode": mode})
+        assert finished.response["status"] == "error", (action, mode)
     assert not (allowed / "it").is_file()
 
 
 def test_devices_are_not_read() -> None:
-    said = ask(
+    finished = run_plugin(
         "file_handler",
         "handle",
         payload={"action": "read", "path": "/dev/zero"},
         config={"allowed_read_paths": ["/dev"]},
     )
-    assert "not a regular file" in said.answer["error"]
+    assert "not a regular file" in finished.response["error"]
 
 
-def test_a_hard_link_is_replaced_and_never_written_through(allowed: Path, tmp_path: Path) -> None:
-    """Its other name keeps its content."""
+def test_a_hard_link_is_replaced_instead_of_written_through(allowed: Path, tmp_path: Path) -> None:
     os.link(tmp_path / "secret.txt", allowed / "twin")
-    assert handle(allowed, {"action": "write", "path": "twin", "text": "+", "mode": "append"}).answer["retry"] is False
+    assert (
+        handle(allowed, {"action": "write", "path": "twin", "text": "+", "mode": "append"}).response["retry"] is False
+    )
     assert event(handle(allowed, {"action": "write", "path": "twin", "text": "new"}))[0] == "file.written"
     assert (tmp_path / "secret.txt").read_text() == "secret"
 
 
-def test_modes_of_writing(allowed: Path) -> None:
-    """Overwrite is the default; create refuses what is there; append adds. No draft stays behind."""
+def test_mode_overwrites_creates_or_appends(allowed: Path) -> None:
+    """No temporary file remains."""
     path = allowed / "f"
     for payload, expected in (
         ({"text": "one"}, "one"),
@@ -141,53 +145,53 @@ def test_modes_of_writing(allowed: Path) -> None:
     ):
         event(handle(allowed, {"action": "write", "path": "f", **payload}))
         assert path.read_text() == expected
-    refused = handle(allowed, {"action": "write", "path": "f", "text": "x", "mode": "create"})
-    assert "already exists" in refused.answer["error"]
+    rejected = handle(allowed, {"action": "write", "path": "f", "text": "x", "mode": "create"})
+    assert "already exists" in rejected.response["error"]
     event(handle(allowed, {"action": "write", "path": "g", "text": "x", "mode": "create"}))
     assert sorted(os.listdir(allowed)) == ["f", "g"]
 
 
-def test_what_a_killed_attempt_left_behind_is_cleared_away(allowed: Path, tmp_path: Path) -> None:
-    """The draft is named after the job; a link in its place is not followed."""
+def test_the_temporary_file_of_a_killed_attempt_is_replaced(allowed: Path, tmp_path: Path) -> None:
+    """A link in its place is not followed."""
     (allowed / ".j-1.ductile").symlink_to(tmp_path / "secret.txt")
     event(handle(allowed, {"action": "write", "path": "f", "text": "new"}))
     assert (os.listdir(allowed), (tmp_path / "secret.txt").read_text()) == (["f"], "secret")
 
 
-def test_a_name_goes_to_the_default_folder(allowed: Path) -> None:
-    """`filename` is a plain name; `output_dir` and `default_output_dir` must be allowed like everything else."""
+def test_a_filename_is_written_to_the_default_folder(allowed: Path) -> None:
+    """`output_dir` and `default_output_dir` must be allowed."""
     out = str(allowed / "out")
     event(handle(allowed, {"action": "write", "filename": "a.txt", "result": "x"}, default_output_dir=out))
     assert (allowed / "out" / "a.txt").read_text() == "x"
     for payload in ({"filename": "../a"}, {"filename": ".."}, {"filename": "a", "output_dir": "/tmp"}):
-        said = handle(allowed, {"action": "write", "text": "x", **payload}, default_output_dir=out)
-        assert (said.answer["status"], said.answer["retry"]) == ("error", False)
+        finished = handle(allowed, {"action": "write", "text": "x", **payload}, default_output_dir=out)
+        assert (finished.response["status"], finished.response["retry"]) == ("error", False)
 
 
-def test_what_is_read_is_capped_and_must_be_text(allowed: Path) -> None:
-    """Too large is an error, never a silent cut; other bytes come as base64 when asked for."""
+def test_a_file_that_is_too_large_or_not_text_is_an_error(allowed: Path) -> None:
     (allowed / "large").write_bytes(b"x" * 11)
     (allowed / "binary").write_bytes(b"\xff\0")
     assert (
         "larger than max_bytes (10)"
-        in handle(allowed, {"action": "read", "path": "large"}, max_bytes=10).answer["error"]
+        in handle(allowed, {"action": "read", "path": "large"}, max_bytes=10).response["error"]
     )
-    assert "encoding: base64" in handle(allowed, {"action": "read", "path": "binary"}).answer["error"]
+    assert "encoding: base64" in handle(allowed, {"action": "read", "path": "binary"}).response["error"]
     _, payload = event(handle(allowed, {"action": "read", "path": "binary", "encoding": "base64"}))
     assert base64.b64decode(payload["content_base64"]) == b"\xff\0"
 
 
-def test_nothing_is_allowed_that_is_not_named(tmp_path: Path) -> None:
-    """The default is no."""
+def test_no_folder_is_allowed_by_default(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     for action in ("read", "write"):
-        said = ask("file_handler", "handle", payload={"action": action, "path": str(tmp_path / "f"), "text": "x"})
-        assert said.code == 78
-    assert ask("file_handler", "health").code == 78
+        finished = run_plugin(
+            "file_handler", "handle", payload={"action": action, "path": str(tmp_path / "f"), "text": "x"}
+        )
+        assert finished.code == 78
+    assert run_plugin("file_handler", "health").code == 78
 
 
 @pytest.mark.parametrize(
-    ("payload", "words"),
+    ("payload", "message"),
     [
         ({}, "action is missing"),
         ({"action": "delete", "path": "f"}, "read or write"),
@@ -201,18 +205,18 @@ def test_nothing_is_allowed_that_is_not_named(tmp_path: Path) -> None:
         ({"action": "write", "text": "x"}, "filename is missing"),
     ],
 )
-def test_a_wrong_payload_is_final_and_says_what_is_wrong(allowed: Path, payload: Mapping[str, Any], words: str) -> None:
+def test_an_invalid_payload_is_final_with_a_reason(allowed: Path, payload: Mapping[str, Any], message: str) -> None:
     (allowed / "f").write_text("x")
-    said = handle(allowed, payload)
-    assert (said.answer["status"], said.answer["retry"]) == ("error", False)
-    assert words in said.answer["error"]
+    finished = handle(allowed, payload)
+    assert (finished.response["status"], finished.response["retry"]) == ("error", False)
+    assert message in finished.response["error"]
 
 
-def test_a_missing_file_may_be_there_at_the_next_attempt(allowed: Path) -> None:
-    assert handle(allowed, {"action": "read", "path": "later"}).answer["retry"] is True
+def test_a_missing_file_is_retried(allowed: Path) -> None:
+    assert handle(allowed, {"action": "read", "path": "later"}).response["retry"] is True
 
 
-def test_an_unknown_key_of_the_configuration_is_refused(allowed: Path) -> None:
-    said = handle(allowed, {"action": "read", "path": "f"}, allowed_reads=["/"])
-    assert said.code == 78
-    assert "allowed_reads is not a key" in said.answer["error"]
+def test_an_unknown_configuration_key_is_rejected(allowed: Path) -> None:
+    finished = handle(allowed, {"action": "read", "path": "f"}, allowed_reads=["/"])
+    assert finished.code == 78
+    assert "allowed_reads is not a key" in finished.response["error"]

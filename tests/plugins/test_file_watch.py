@@ -1,4 +1,4 @@
-"""file_watch: a watched file is told about when, and only when, it is another one than before."""
+"""file_watch reports a file if and only if it changed."""
 
 import os
 from collections.abc import Mapping
@@ -8,34 +8,34 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import Said, ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PluginRun, run_plugin
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 
 class Poller:
-    """Polls one watch again and again: the state of an answer goes into the next request."""
+    """Poll one watch repeatedly, with the state of the last response."""
 
     def __init__(self, path: Path, **watch: Any) -> None:
         self.watch = {"id": "w", "path": str(path), "emit_deleted": True, **watch}
         self.state: Mapping[str, Any] = {}
         self.jobs = 0
 
-    def ask(self, **more: Any) -> Said:
+    def run(self, **more: Any) -> PluginRun:
         self.jobs += 1
-        said = ask(
+        finished = run_plugin(
             "file_watch",
             "poll",
             config={"watches": [{**self.watch, **more}]},
             state=self.state,
             job_id=f"j-{self.jobs}",
         )
-        self.state = said.answer.get("state_updates") or self.state
-        return said
+        self.state = finished.response.get("state_updates") or self.state
+        return finished
 
     def poll(self, **more: Any) -> list[str]:
-        said = self.ask(**more)
-        assert said.answer["status"] == "ok", said
-        return [event["payload"]["change"] for event in said.answer["events"]]
+        finished = self.run(**more)
+        assert finished.response["status"] == "ok", finished
+        return [event["payload"]["change"] for event in finished.response["events"]]
 
 
 @pytest.fixture
@@ -43,18 +43,17 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "watched.txt"
 
 
-def test_a_change_is_told_once_through_the_service(home: Home, start: Start, file: Path) -> None:
-    """With what is needed to act on it, and a fact for each change."""
+def test_a_change_is_reported_once_and_stored_as_a_fact(home: Home, start: Start, file: Path) -> None:
     file.write_text("one")
-    service = serve(
+    service = start_with_plugin(
         home, start, "file_watch", {"watches": [{"id": "w", "path": str(file), "event_type": "notes.changed"}]}
     )
 
     assert events_of(service.run("file_watch")) == []
     file.write_text("three")
-    told, quiet = service.run("file_watch"), service.run("file_watch")
+    reported, quiet = service.run("file_watch"), service.run("file_watch")
 
-    ((kind, payload),) = events_of(told)
+    ((kind, payload),) = events_of(reported)
     assert kind == "notes.changed"
     assert (payload["watch_id"], payload["path"], payload["filename"]) == ("w", str(file), "watched.txt")
     assert (payload["change"], payload["size"], len(payload["sha256"])) == ("modified", 5, 64)
@@ -63,8 +62,8 @@ def test_a_change_is_told_once_through_the_service(home: Home, start: Start, fil
 
 
 @pytest.mark.parametrize("strategy", ["sha256", "mtime_size"])
-def test_the_life_of_a_file(file: Path, strategy: str) -> None:
-    """Absent, created, modified, replaced by a rename, deleted, created again."""
+def test_creation_modification_and_deletion_are_reported(file: Path, strategy: str) -> None:
+    """Also a replacement by rename, and a file that is created again."""
     watch = Poller(file, strategy=strategy)
     assert watch.poll() == []
     file.write_text("1")
@@ -82,8 +81,8 @@ def test_the_life_of_a_file(file: Path, strategy: str) -> None:
     assert watch.poll() == ["created"]
 
 
-def test_what_is_not_asked_for_is_not_told_but_remembered(file: Path) -> None:
-    """Deleted and initial are told on request only."""
+def test_initial_files_and_deletions_are_reported_only_if_configured(file: Path) -> None:
+    """They still update the state."""
     watch = Poller(file, emit_deleted=False)
     file.write_text("1")
     assert watch.poll() == []
@@ -94,8 +93,8 @@ def test_what_is_not_asked_for_is_not_told_but_remembered(file: Path) -> None:
     assert Poller(file, emit_initial=True).poll() == ["created"]
 
 
-def test_strategies_differ_in_what_they_call_a_change(file: Path) -> None:
-    """Touched: only for the time. Changed behind the same time and size: only for the content."""
+def test_the_strategy_decides_what_counts_as_a_change(file: Path) -> None:
+    """A new time counts for mtime_size only; new content with the same time and size for sha256 only."""
     by_hash, by_time = Poller(file), Poller(file, strategy="mtime_size")
     file.write_text("1")
     os.utime(file, (5, 5))
@@ -107,8 +106,8 @@ def test_strategies_differ_in_what_they_call_a_change(file: Path) -> None:
     assert (by_hash.poll(), by_time.poll()) == (["modified"], [])
 
 
-def test_a_file_that_is_still_written_waits(file: Path) -> None:
-    """Whatever its time of modification was set to."""
+def test_a_recently_changed_file_is_not_reported(file: Path) -> None:
+    """The time of the inode counts, because programs can set mtime."""
     watch = Poller(file)
     watch.poll()
     file.write_text("half")
@@ -118,8 +117,8 @@ def test_a_file_that_is_still_written_waits(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "loop"])
-def test_what_is_no_regular_file_is_not_read(file: Path, kind: str) -> None:
-    """A fifo would block for ever; the poll goes on, says so, and keeps what it knew."""
+def test_only_regular_files_are_read(file: Path, kind: str) -> None:
+    """A FIFO does not block; the job logs a warning and keeps the last state."""
     file.write_text("1")
     watch = Poller(file)
     watch.poll()
@@ -130,12 +129,16 @@ def test_what_is_no_regular_file_is_not_read(file: Path, kind: str) -> None:
         file.mkdir()
     else:
         file.symlink_to(file)
-    said = watch.ask()
-    assert (said.answer["status"], said.answer["events"], said.answer["logs"][0]["level"]) == ("ok", [], "warn")
-    assert ask("file_watch", "health", config={"watches": [watch.watch]}).answer["status"] == "error"
+    finished = watch.run()
+    assert (finished.response["status"], finished.response["events"], finished.response["logs"][0]["level"]) == (
+        "ok",
+        [],
+        "warn",
+    )
+    assert run_plugin("file_watch", "health", config={"watches": [watch.watch]}).response["status"] == "error"
 
 
-def test_another_path_under_the_same_id_is_another_file(file: Path) -> None:
+def test_a_changed_path_with_the_same_id_is_a_new_file(file: Path) -> None:
     watch = Poller(file)
     file.write_text("1")
     watch.poll()
@@ -144,18 +147,18 @@ def test_another_path_under_the_same_id_is_another_file(file: Path) -> None:
     assert watch.poll(path=str(other)) == []
 
 
-def test_a_file_that_comes_back_as_it_was_has_a_new_dedupe_key(file: Path) -> None:
+def test_a_file_that_returns_to_earlier_content_has_a_new_dedupe_key(file: Path) -> None:
     watch = Poller(file)
     watch.poll()
     keys = []
     for text in ("1", "2", "1"):
         file.write_text(text)
-        keys.append(watch.ask().answer["events"][0]["dedupe_key"])
+        keys.append(watch.run().response["events"][0]["dedupe_key"])
     assert len(set(keys)) == 3
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({}, "watches is missing"),
         ({"watches": []}, "1 to 1000 entries"),
@@ -168,9 +171,8 @@ def test_a_file_that_comes_back_as_it_was_has_a_new_dedupe_key(file: Path) -> No
         ({"watches": [{"path": "/tmp/x"}, {"path": "/tmp/x"}]}, "duplicate id"),
     ],
 )
-def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[str, Any], words: str) -> None:
-    """78: no attempt can help."""
+def test_an_invalid_configuration_is_final_with_a_reason(config: Mapping[str, Any], message: str) -> None:
     for command in ("poll", "health"):
-        said = ask("file_watch", command, config=config)
-        assert (said.code, said.answer["retry"]) == (78, False)
-        assert words in said.answer["error"]
+        finished = run_plugin("file_watch", command, config=config)
+        assert (finished.code, finished.response["retry"]) == (78, False)
+        assert message in finished.response["error"]

@@ -1,4 +1,4 @@
-"""github_events with deliveries as GitHub sends them: what pipelines ask for is there, under the same names."""
+"""github_events with real deliveries: the common keys have the expected values."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ductile.devkit.checks.schemas import full_schema, schema_violations
-from tests.plugins.bundled import PLUGINS, ask
+from tests.plugins.bundled import PLUGINS, run_plugin
 
 WEB = "https://github.com/octo/hello"
 ORIGIN: dict[str, Any] = {
@@ -127,18 +127,18 @@ DELIVERIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "body", "type_", "told", "text"), DELIVERIES, ids=[row[0] for row in DELIVERIES])
-def test_a_delivery_tells_what_it_is_about(
-    kind: str, body: dict[str, Any], type_: str, told: dict[str, Any], text: str
+@pytest.mark.parametrize(("kind", "body", "type_", "expected", "text"), DELIVERIES, ids=[row[0] for row in DELIVERIES])
+def test_a_delivery_becomes_an_event_with_common_keys(
+    kind: str, body: dict[str, Any], type_: str, expected: dict[str, Any], text: str
 ) -> None:
-    """By the type of its event, by values with one name each, and in a line for people; as the manifest says."""
+    """Also with a summary, and as the manifest declares."""
     headers = {"x-github-event": kind, "x-github-delivery": f"72d3162e-{kind}"}
     event = {"type": "webhook.received", "payload": {**ORIGIN, **body}, "headers": headers}
-    (emitted,) = ask("github_events", "handle", event=event).answer["events"]
+    (emitted,) = run_plugin("github_events", "handle", event=event).response["events"]
     manifest = yaml.safe_load((PLUGINS / "github_events" / "manifest.yaml").read_text())
     payload = emitted["payload"]
 
     assert (emitted["type"], emitted["dedupe_key"], payload["text"]) == (type_, f"github:72d3162e-{kind}", text)
-    assert {key: payload.get(key) for key in told} == told
+    assert {key: payload.get(key) for key in expected} == expected
     assert payload["body"] == event["payload"]
     assert list(schema_violations(full_schema(manifest["commands"][0]["output_schema"]), payload)) == []

@@ -1,4 +1,4 @@
-"""The github_events plugin: a delivery of GitHub is one typed event, once."""
+"""github_events converts each GitHub delivery to one typed event."""
 
 import hashlib
 import hmac
@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.service import WAIT_SECONDS, Home, Service
-from tests.plugins.bundled import PLUGINS, ask, said
-from tests.plugins.serving import Start
+from tests.e2e.service import PATIENCE, Home, Service
+from tests.plugins.bundled import PLUGINS, run_plugin, run_raw
+from tests.plugins.plugin_service import Start
 
 SECRET = "a-secret-for-github-0123456789"
 PUSH: dict[str, Any] = {
@@ -61,7 +61,7 @@ pipelines:
 
 @pytest.fixture
 def service(home: Home, start: Start) -> Service:
-    """GitHub's deliveries go to the plugin, its events to echo."""
+    """A service in which pipelines pass the events of github_events to echo."""
     home.copy_plugin(PLUGINS / "github_events")
     home.copy_plugin(PLUGINS / "echo")
     home.write("tokens.yaml", f"tokens: [{{name: github, key: {SECRET}}}]\n")
@@ -72,60 +72,59 @@ def service(home: Home, start: Start) -> Service:
 
 
 def deliver(service: Service, kind: str, body: Mapping[str, Any], delivery: str) -> tuple[int, Any]:
-    """As GitHub does it."""
+    """Send a signed delivery like GitHub."""
     (line,) = [line for line in service.stderr if " is ready: " in line]
     parts = urlsplit(re.findall(r"http://[^,\s]+", line)[1])
     data = json.dumps(body).encode()
     signature = hmac.new(SECRET.encode(), data, hashlib.sha256).hexdigest()
     headers = {"X-GitHub-Event": kind, "X-GitHub-Delivery": delivery, "X-Hub-Signature-256": f"sha256={signature}"}
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     try:
         connection.request("POST", "/hook/github", data, {**headers, "Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
     finally:
         connection.close()
 
 
-def echoed(service: Service, kind: str, body: Mapping[str, Any], delivery: str) -> str:
-    """What the pipeline that waits for the event says."""
-    status, answer = deliver(service, kind, body, delivery)
-    assert status == 202, answer
-    status, tree = service.ask("GET", f"/job/{answer['job_id']}/tree?wait=30s")
+def echo_result(service: Service, kind: str, body: Mapping[str, Any], delivery: str) -> str:
+    """Deliver a webhook and return the result of the pipeline that it starts."""
+    status, response = deliver(service, kind, body, delivery)
+    assert status == 202, response
+    status, tree = service.ask("GET", f"/job/{response['job_id']}/tree?wait=30s")
     assert status == 200, tree
-    (row,) = service.home.rows("SELECT id FROM job_queue WHERE parent_job_id = ?", answer["job_id"])
+    (row,) = service.home.rows("SELECT id FROM job_queue WHERE parent_job_id = ?", response["job_id"])
     return str(service.job(row["id"], wait="30s")["result"]["result"])
 
 
-def test_deliveries_become_the_events_that_pipelines_wait_for(service: Service) -> None:
-    """A push, a pull request and the first ping, from a signed delivery to the step of a pipeline."""
-    assert echoed(service, "push", PUSH, "d-1") == f"echo: main {'b' * 40}"
+def test_signed_deliveries_start_pipelines(service: Service) -> None:
+    """A push, a pull request and the first ping."""
+    assert echo_result(service, "push", PUSH, "d-1") == f"echo: main {'b' * 40}"
     assert (
-        echoed(service, "pull_request", PULL, "d-2") == "echo: octo/hello: pull_request opened fix #7 Fix – it (by cat)"
+        echo_result(service, "pull_request", PULL, "d-2")
+        == "echo: octo/hello: pull_request opened fix #7 Fix – it (by cat)"
     )
     assert (
-        echoed(service, "ping", {"zen": "Keep it simple.", "hook_id": 1}, "d-3")
+        echo_result(service, "ping", {"zen": "Keep it simple.", "hook_id": 1}, "d-3")
         == "echo: GitHub: ping: Keep it simple."
     )
 
 
-def test_a_delivery_without_its_kind_is_final_and_says_what_to_configure(service: Service) -> None:
-    """As when somebody runs the plugin by hand."""
+def test_a_delivery_without_the_event_header_is_final_with_a_hint(service: Service) -> None:
     job = service.run("github_events", "handle", PUSH)
 
     assert job["status"] == "failed"
     assert "forward_headers: [X-GitHub-Event, X-GitHub-Delivery]" in job["last_error"]
 
 
-def handled(kind: Any, body: Mapping[str, Any], *, delivery: Any = "d-1", **config: Any) -> dict[str, Any]:
+def handle(kind: Any, body: Mapping[str, Any], *, delivery: Any = "d-1", **config: Any) -> dict[str, Any]:
     headers = {"x-github-event": kind, "x-github-delivery": delivery}
     event = {"type": "webhook.github", "payload": body, "source": "webhook:/hook/github", "headers": headers}
-    return ask("github_events", "handle", config=config, event=event).answer
+    return run_plugin("github_events", "handle", config=config, event=event).response
 
 
-def test_a_push_is_described() -> None:
-    """The names that pipelines ask for, and the delivery as it was."""
-    (event,) = handled("push", PUSH)["events"]
+def test_a_push_has_its_branch_commits_and_body() -> None:
+    (event,) = handle("push", PUSH)["events"]
 
     assert (event["type"], event["dedupe_key"]) == ("github.push", "github:d-1")
     assert event["payload"] == {
@@ -168,11 +167,11 @@ def test_a_push_is_described() -> None:
         ("something_new", {"action": "done"}, "github.something_new.done", {}),
     ],
 )
-def test_the_type_names_event_and_action(
+def test_the_event_type_contains_event_and_action(
     kind: str, body: dict[str, Any], event_type: str, members: dict[str, Any]
 ) -> None:
-    """Also for events that GitHub has not invented yet."""
-    (event,) = handled(kind, body)["events"]
+    """Also for unknown events."""
+    (event,) = handle(kind, body)["events"]
 
     assert event["type"] == event_type
     assert {key: event["payload"][key] for key in members} == members
@@ -188,26 +187,24 @@ def test_the_type_names_event_and_action(
         ("ping", {"zen": 7}),
     ],
 )
-def test_a_body_of_another_shape_is_an_event_all_the_same(kind: str, body: dict[str, Any]) -> None:
-    """What is not what it should be is left out; an action that is no word is no part of the type."""
-    answer = handled(kind, body)
+def test_values_of_the_wrong_type_are_omitted(kind: str, body: dict[str, Any]) -> None:
+    response = handle(kind, body)
 
-    assert answer["status"] == "ok", answer
-    assert answer["events"][0]["type"] == f"github.{kind}"
+    assert response["status"] == "ok", response
+    assert response["events"][0]["type"] == f"github.{kind}"
 
 
 @pytest.mark.parametrize("kind", ["", "a.b", "Push", "x" * 65, "push\n", None, 7, ["push"]])
-def test_a_kind_that_is_no_word_is_final(kind: Any) -> None:
-    """A header decides the type of an event, so it is held to what GitHub sends."""
-    answer = handled(kind, PUSH)
+def test_an_invalid_event_header_is_final(kind: Any) -> None:
+    response = handle(kind, PUSH)
 
-    assert (answer["status"], answer["retry"], answer["events"]) == ("error", False, [])
+    assert (response["status"], response["retry"], response["events"]) == ("error", False, [])
 
 
 @pytest.mark.parametrize(("delivery", "key"), [("x", "github:x"), (None, None), ("x" * 300, None), (7, None)])
-def test_the_delivery_is_the_dedupe_key(delivery: Any, key: str | None) -> None:
-    """Without a usable one there is none."""
-    assert handled("push", PUSH, delivery=delivery)["events"][0]["dedupe_key"] == key
+def test_the_delivery_id_is_the_dedupe_key(delivery: Any, key: str | None) -> None:
+    """An invalid id is not used."""
+    assert handle("push", PUSH, delivery=delivery)["events"][0]["dedupe_key"] == key
 
 
 @pytest.mark.parametrize(
@@ -223,16 +220,15 @@ def test_the_delivery_is_the_dedupe_key(delivery: Any, key: str | None) -> None:
         ({"repositories": ["octo/other", "other/*"]}, 0),
     ],
 )
-def test_what_is_not_wanted_is_no_event(config: dict[str, Any], emitted: int) -> None:
-    """The job succeeds and says why nothing follows."""
-    answer = handled("pull_request", PULL, **config)
+def test_an_excluded_delivery_emits_no_event(config: dict[str, Any], emitted: int) -> None:
+    """The job succeeds, and its result has the reason."""
+    response = handle("pull_request", PULL, **config)
 
-    assert (answer["status"], len(answer["events"])) == ("ok", emitted)
+    assert (response["status"], len(response["events"])) == ("ok", emitted)
 
 
-def test_the_body_can_be_left_out() -> None:
-    """Events stay small."""
-    assert "body" not in handled("push", PUSH, include_body=False)["events"][0]["payload"]
+def test_include_body_false_omits_the_body() -> None:
+    assert "body" not in handle("push", PUSH, include_body=False)["events"][0]["payload"]
 
 
 @pytest.mark.parametrize(
@@ -244,18 +240,17 @@ def test_the_body_can_be_left_out() -> None:
         ({"include_body": "no"}, "include_body must be a boolean"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:
-    """`health` says it too."""
-    outcome = ask("github_events", "health", config=config)
+def test_an_invalid_configuration_exits_with_78(config: dict[str, Any], error: str) -> None:
+    outcome = run_plugin("github_events", "health", config=config)
 
     assert outcome.code == 78
-    assert error in outcome.answer["error"]
+    assert error in outcome.response["error"]
 
 
 @pytest.mark.parametrize("options", [("-S",), ("-I",)])
-def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...]) -> None:
-    """Isolated, and without site-packages."""
+def test_the_plugin_runs_in_isolated_mode(options: tuple[str, ...]) -> None:
+    """With `-I`, and without site-packages."""
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": {}, "state": {}}
 
-    answer = said("github_events", json.dumps(request).encode(), options=options).answer
-    assert answer["result"] == "healthy (all events, all repositories)"
+    response = run_raw("github_events", json.dumps(request).encode(), options=options).response
+    assert response["result"] == "healthy (all events, all repositories)"

@@ -1,4 +1,4 @@
-"""The examples: one plugin in Python, sh, Node and C. What holds for one holds for all."""
+"""The example plugins in Python, sh, Node and C behave the same."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import yaml
 
 from tests.e2e.service import Home
 from tests.plugins.bundled import PLUGINS, build
-from tests.plugins.serving import Start, events_of
+from tests.plugins.plugin_service import Start, events_of
 
 NAMES = ("py-greet", "sh-greet", "node-greet", "c-greet")
 NEEDS = {"node-greet": "node"}
@@ -20,7 +20,7 @@ NEEDS = {"node-greet": "node"}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them, ready to run; the compiled one is built as its README says."""
+    """A folder with copies of the example plugins; c-greet is compiled."""
     folder = tmp_path_factory.mktemp("greet")
     for name in NAMES:
         shutil.copytree(PLUGINS / name, folder / name)
@@ -36,15 +36,14 @@ def name(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def said(folder: Path, request: Any) -> tuple[int, dict[str, Any]]:
+def run_greet(folder: Path, request: Any) -> tuple[int, dict[str, Any]]:
     entrypoint = yaml.safe_load((folder / "manifest.yaml").read_text())["entrypoint"]
     stdin = request if isinstance(request, bytes) else json.dumps({"protocol": 2, "job_id": "j", **request}).encode()
     done = subprocess.run([folder / entrypoint], input=stdin, capture_output=True, check=False, timeout=60)
     return done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}
 
 
-def test_a_greeting_goes_through_the_service(home: Home, start: Start, built: Path, name: str) -> None:
-    """Result, event, and a fact that is given back as state."""
+def test_a_greeting_is_emitted_and_stored(home: Home, start: Start, built: Path, name: str) -> None:
     home.copy_plugin(built / name)
     home.add(yaml.safe_dump({"plugins": {name: {"config": {"greeting": "Grüezi", "name": 'Zoë "Z"'}}}}))
     service = start()
@@ -71,44 +70,43 @@ def test_a_greeting_goes_through_the_service(home: Home, start: Start, built: Pa
         {"x": {"name": "nor this"}, "name": "%s%n $HOME `id` $(id) ' *"},
     ],
 )
-def test_whatever_the_operator_writes_comes_back_exactly(built: Path, name: str, config: Mapping[str, Any]) -> None:
-    """Escapes, look-alikes deeper down, signs of the shell and of printf."""
+def test_configured_text_is_returned_unchanged(built: Path, name: str, config: Mapping[str, Any]) -> None:
+    """With escapes, similar nested keys, and special characters of shells and printf."""
     config = dict(config) if name != "py-greet" else {key: value for key, value in config.items() if key != "x"}
-    code, answer = said(built / name, {"command": "poll", "config": config, "state": {}})
+    code, response = run_greet(built / name, {"command": "poll", "config": config, "state": {}})
     who, greeting = config.get("name") or "World", config.get("greeting") or "Hello"
-    assert (code, answer["status"]) == (0, "ok")
-    assert answer["events"][0]["payload"] == {"message": f"{greeting}, {who}!", "name": who}
-    assert answer["result"] == f"{greeting}, {who}!"
+    assert (code, response["status"]) == (0, "ok")
+    assert response["events"][0]["payload"] == {"message": f"{greeting}, {who}!", "name": who}
+    assert response["result"] == f"{greeting}, {who}!"
 
 
 @pytest.mark.parametrize("value", [5, "", "  ", ["a"], {"b": 1}, True])
-def test_a_setting_of_the_wrong_kind_is_final(built: Path, name: str, value: Any) -> None:
-    code, answer = said(built / name, {"command": "poll", "config": {"greeting": value}})
-    assert (code, answer["status"], answer["retry"]) == (78, "error", False)
-    assert "greeting" in answer["error"]
+def test_a_setting_of_the_wrong_type_is_final(built: Path, name: str, value: Any) -> None:
+    code, response = run_greet(built / name, {"command": "poll", "config": {"greeting": value}})
+    assert (code, response["status"], response["retry"]) == (78, "error", False)
+    assert "greeting" in response["error"]
 
 
 def test_an_unknown_command_is_final(built: Path, name: str) -> None:
-    _, answer = said(built / name, {"command": "sing", "config": {}})
-    assert (answer["status"], answer["retry"]) == ("error", False)
+    _, response = run_greet(built / name, {"command": "sing", "config": {}})
+    assert (response["status"], response["retry"]) == ("error", False)
 
 
 @pytest.mark.parametrize(
     "stdin", [b"", b"{", b"nonsense", b"[]", b'{"protocol": 3}', b'{"protocol"', b'{"a\\', b"\xff\0"]
 )
-def test_another_protocol_is_refused(built: Path, name: str, stdin: bytes) -> None:
-    """78 and no answer."""
-    assert said(built / name, stdin) == (78, {})
+def test_an_unsupported_protocol_exits_with_78_without_a_response(built: Path, name: str, stdin: bytes) -> None:
+    assert run_greet(built / name, stdin) == (78, {})
 
 
-def test_ten_thousand_levels_do_not_break_a_plugin(built: Path, name: str) -> None:
-    """Ductile never sends so many; a plugin must not crash by a signal over them."""
+def test_a_deeply_nested_request_does_not_crash_a_plugin(built: Path, name: str) -> None:
     deep = b"[" * 10_000 + b"]" * 10_000
-    code, _ = said(built / name, b'{"protocol": 2, "command": "poll", "config": {}, "payload": {"x": ' + deep + b"}}")
+    code, _ = run_greet(
+        built / name, b'{"protocol": 2, "command": "poll", "config": {}, "payload": {"x": ' + deep + b"}}"
+    )
     assert code >= 0
 
 
 def test_no_binary_is_bundled() -> None:
-    """What is compiled is compiled where it runs."""
     ignored = (PLUGINS.parent / ".gitignore").read_text().splitlines()
     assert "plugins/c-greet/run" in ignored

@@ -1,4 +1,4 @@
-"""The http_watch plugin: it tells what has changed, once, and keeps watching whatever a server does."""
+"""http_watch reports each change once, and misbehaving servers do not stop it."""
 
 import json
 from collections.abc import Iterator
@@ -8,45 +8,46 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import Said, ask, said
-from tests.plugins.local_http import Reply, Seen, Site, sending, serving
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PluginRun, run_plugin, run_raw
+from tests.plugins.local_http import HttpServer, ReceivedRequest, Reply, start_http_server, start_raw_server
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
+def server() -> Iterator[HttpServer]:
+    with start_http_server() as running:
         yield running
 
 
-def poll(*watches: dict[str, Any], state: dict[str, Any] | None = None, **config: Any) -> Said:
-    return ask("http_watch", "poll", config={"watches": list(watches), **config}, state=state)
+def poll(*watches: dict[str, Any], state: dict[str, Any] | None = None, **config: Any) -> PluginRun:
+    return run_plugin("http_watch", "poll", config={"watches": list(watches), **config}, state=state)
 
 
-def polls(site: Site, watch: dict[str, Any], *pages: Reply) -> list[list[dict[str, Any]]]:
-    """The events of one poll after the other, the state carried on; each finds another page."""
+def poll_each(server: HttpServer, watch: dict[str, Any], *pages: Reply) -> list[list[dict[str, Any]]]:
+    """Poll once per page, with the state of the last response, and return the events of each poll."""
     state: dict[str, Any] = {}
     events = []
     for page in pages:
-        site.pages["/"] = page
-        answer = poll({"id": "w", "url": site.url(), **watch}, state=state).answer
-        assert answer["status"] == "ok", answer
-        state = answer.get("state_updates", state)
-        events.append(answer["events"])
+        server.pages["/"] = page
+        response = poll({"id": "w", "url": server.url(), **watch}, state=state).response
+        assert response["status"] == "ok", response
+        state = response.get("state_updates", state)
+        events.append(response["events"])
     return events
 
 
-# Through the service
+# In a service
 
 
-def test_a_change_is_an_event_and_no_change_is_none(home: Home, start: Start, site: Site) -> None:
-    """The first look is remembered, a change is told once, and what was seen is a fact."""
-    site.pages["/"] = Reply(b"one")
-    service = serve(home, start, "http_watch", {"watches": [{"id": "front", "url": site.url(), "include_text": True}]})
+def test_each_change_emits_one_event_and_stores_a_fact(home: Home, start: Start, server: HttpServer) -> None:
+    server.pages["/"] = Reply(b"one")
+    service = start_with_plugin(
+        home, start, "http_watch", {"watches": [{"id": "front", "url": server.url(), "include_text": True}]}
+    )
 
     first = events_of(service.run("http_watch"))
     same = events_of(service.run("http_watch"))
-    site.pages["/"] = Reply(b"two")
+    server.pages["/"] = Reply(b"two")
     changed = events_of(service.run("http_watch"))
     after = events_of(service.run("http_watch"))
 
@@ -55,7 +56,7 @@ def test_a_change_is_an_event_and_no_change_is_none(home: Home, start: Start, si
     assert (kind, payload["watch_id"], payload["url"], payload["text"]) == (
         "http_watch.changed",
         "front",
-        site.url(),
+        server.url(),
         "two",
     )
     assert payload["fingerprint"] != payload["previous_fingerprint"]
@@ -64,12 +65,11 @@ def test_a_change_is_an_event_and_no_change_is_none(home: Home, start: Start, si
     assert json.loads(facts[-1]["fact_json"])["watches"]["front"]["fingerprint"] == payload["fingerprint"]
 
 
-def test_a_server_that_is_down_is_asked_again(home: Home, start: Start, site: Site) -> None:
-    """When nothing could be watched the attempt has failed, and the next one finds the change."""
-    answers = iter([Reply(b"one"), Reply(status=500, headers={"Retry-After": "0"}), Reply(b"two")])
-    site.pages["/"] = lambda _: next(answers)
-    watches = [{"id": "w", "url": site.url()}]
-    service = serve(home, start, "http_watch", {"watches": watches}, retry={"max_attempts": 2})
+def test_an_unreachable_server_is_retried(home: Home, start: Start, server: HttpServer) -> None:
+    replies = iter([Reply(b"one"), Reply(status=500, headers={"Retry-After": "0"}), Reply(b"two")])
+    server.pages["/"] = lambda _: next(replies)
+    watches = [{"id": "w", "url": server.url()}]
+    service = start_with_plugin(home, start, "http_watch", {"watches": watches}, retry={"max_attempts": 2})
 
     service.run("http_watch")
     job = service.run("http_watch")
@@ -81,31 +81,28 @@ def test_a_server_that_is_down_is_asked_again(home: Home, start: Start, site: Si
     ]
 
 
-def test_a_watch_without_a_url_is_told_and_not_tried_again(home: Home, start: Start) -> None:
-    """The place in the configuration is named."""
-    service = serve(home, start, "http_watch", {"watches": [{"id": "w"}]}, retry={"max_attempts": 4})
+def test_a_watch_without_a_url_is_an_error_without_retry(home: Home, start: Start) -> None:
+    service = start_with_plugin(home, start, "http_watch", {"watches": [{"id": "w"}]}, retry={"max_attempts": 4})
 
     job = service.run("http_watch")
 
     assert (job["status"], job["last_error"]) == ("failed", "exit code 78: watches[0].url is missing; it must be text")
 
 
-# What counts as a change
+# Changes
 
 
-def test_validators_spare_the_transfer(site: Site) -> None:
-    """ETag and Last-Modified of the last answer are sent, and 304 is no change."""
-
-    def page(seen: Seen) -> Reply:
-        if seen.headers.get("if-none-match") == '"v1"':
+def test_validators_are_sent_and_304_is_no_change(server: HttpServer) -> None:
+    def page(request: ReceivedRequest) -> Reply:
+        if request.headers.get("if-none-match") == '"v1"':
             return Reply(status=304)
         return Reply(b"one", headers={"ETag": '"v1"', "Last-Modified": "Mon, 02 Feb 2026 10:00:00 GMT"})
 
-    site.pages["/"] = page
-    first = poll({"id": "w", "url": site.url()}).answer
-    second = poll({"id": "w", "url": site.url()}, state=first["state_updates"]).answer
+    server.pages["/"] = page
+    first = poll({"id": "w", "url": server.url()}).response
+    second = poll({"id": "w", "url": server.url()}, state=first["state_updates"]).response
 
-    assert site.seen[1].headers["if-modified-since"] == "Mon, 02 Feb 2026 10:00:00 GMT"
+    assert server.requests[1].headers["if-modified-since"] == "Mon, 02 Feb 2026 10:00:00 GMT"
     assert (second["status"], second["events"]) == ("ok", [])
     assert "state_updates" not in second
 
@@ -128,53 +125,49 @@ def tagged(body: bytes, tag: str) -> Reply:
         ({"json_path": "a"}, [Reply(b"{}"), Reply(b'{"a": null}'), Reply(b'{"a": 0}'), Reply(b"[]")], [0, 0, 1, 1]),
     ],
 )
-def test_the_strategy_decides_what_a_change_is(
-    site: Site, watch: dict[str, Any], pages: list[Reply], changes: list[int]
+def test_the_strategy_decides_what_is_compared(
+    server: HttpServer, watch: dict[str, Any], pages: list[Reply], changes: list[int]
 ) -> None:
-    """The body, a header, or the value at a path of JSON."""
-    assert [len(events) for events in polls(site, watch, *pages)] == changes
+    assert [len(events) for events in poll_each(server, watch, *pages)] == changes
 
 
-def test_a_value_is_told_with_the_one_before(site: Site) -> None:
-    """Under the type that the operator gave it."""
+def test_a_change_has_the_new_and_the_previous_value(server: HttpServer) -> None:
     watch = {"json_path": "tag", "event_type": "release.new"}
 
-    _, ((event),) = polls(site, watch, Reply(b'{"tag": "v1"}'), Reply(b'{"tag": "v2"}'))
+    _, ((event),) = poll_each(server, watch, Reply(b'{"tag": "v1"}'), Reply(b'{"tag": "v2"}'))
 
     assert event["type"] == "release.new"
     assert (event["payload"]["previous_value"], event["payload"]["value"]) == ("v1", "v2")
 
 
-def test_a_page_that_returns_to_what_it_was_is_two_changes(site: Site) -> None:
-    """Their keys differ, or the second would be taken for a repetition of the first."""
-    events = polls(site, {}, Reply(b"a"), Reply(b"b"), Reply(b"a"), Reply(b"b"))
+def test_a_page_that_returns_to_earlier_content_has_a_new_dedupe_key(server: HttpServer) -> None:
+    events = poll_each(server, {}, Reply(b"a"), Reply(b"b"), Reply(b"a"), Reply(b"b"))
     keys = [event["dedupe_key"] for each in events for event in each]
 
     assert len(keys) == len(set(keys)) == 3
 
 
-def test_another_question_starts_anew(site: Site) -> None:
-    """A watch that now means another URL has nothing to compare with."""
-    site.pages |= {"/a": Reply(b"a"), "/b": Reply(b"b")}
-    first = poll({"id": "w", "url": site.url("/a")}).answer
-    second = poll({"id": "w", "url": site.url("/b")}, state=first["state_updates"]).answer
+def test_a_changed_url_starts_without_a_previous_value(server: HttpServer) -> None:
+    server.pages |= {"/a": Reply(b"a"), "/b": Reply(b"b")}
+    first = poll({"id": "w", "url": server.url("/a")}).response
+    second = poll({"id": "w", "url": server.url("/b")}, state=first["state_updates"]).response
 
     assert second["events"] == []
 
 
-# Several, and what goes wrong
+# Several watches, and failures
 
 
-def test_one_that_fails_does_not_hide_the_others(site: Site) -> None:
-    """Its failure is told once, until it has recovered; its last fingerprint is not forgotten."""
-    site.pages |= {"/a": Reply(b"1"), "/b": Reply(b"1")}
-    watches = [{"id": "a", "url": site.url("/a")}, {"id": "b", "url": site.url("/b")}]
-    state = poll(*watches).answer["state_updates"]
-    site.pages |= {"/a": Reply(b"2"), "/b": Reply(status=500)}
-    failing = poll(*watches, state=state).answer
-    still = poll(*watches, state=failing["state_updates"]).answer
-    site.pages["/b"] = Reply(b"2")
-    recovered = poll(*watches, state=failing["state_updates"]).answer
+def test_a_failed_watch_does_not_affect_the_others(server: HttpServer) -> None:
+    """Its failure is reported once until it recovers, and it keeps its fingerprint."""
+    server.pages |= {"/a": Reply(b"1"), "/b": Reply(b"1")}
+    watches = [{"id": "a", "url": server.url("/a")}, {"id": "b", "url": server.url("/b")}]
+    state = poll(*watches).response["state_updates"]
+    server.pages |= {"/a": Reply(b"2"), "/b": Reply(status=500)}
+    failing = poll(*watches, state=state).response
+    still = poll(*watches, state=failing["state_updates"]).response
+    server.pages["/b"] = Reply(b"2")
+    recovered = poll(*watches, state=failing["state_updates"]).response
 
     assert [event["type"] for event in failing["events"]] == ["http_watch.changed", "http_watch.failed"]
     assert failing["events"][1]["payload"]["text"] == "cannot check b: 127.0.0.1 responded with status 500"
@@ -184,45 +177,43 @@ def test_one_that_fails_does_not_hide_the_others(site: Site) -> None:
     assert "error" not in recovered["state_updates"]["watches"]["b"]
 
 
-def test_when_all_fail_one_that_may_pass_is_enough_to_try_again(site: Site) -> None:
-    """A page that is gone does not decide for a server that is busy."""
-    site.pages["/busy"] = Reply(status=503)
-    answer = poll({"id": "gone", "url": site.url("/gone")}, {"id": "busy", "url": site.url("/busy")}).answer
+def test_if_all_watches_fail_one_temporary_failure_allows_a_retry(server: HttpServer) -> None:
+    server.pages["/busy"] = Reply(status=503)
+    response = poll({"id": "gone", "url": server.url("/gone")}, {"id": "busy", "url": server.url("/busy")}).response
 
-    assert (answer["error"], answer["retry"]) == ("127.0.0.1 responded with status 503", True)
+    assert (response["error"], response["retry"]) == ("127.0.0.1 responded with status 503", True)
 
 
-def test_what_there_is_no_time_for_comes_first_in_the_next_poll(site: Site) -> None:
-    """A poll ends before its deadline, and nobody is left out for ever."""
-    site.pages |= {f"/{name}": Reply(b"x") for name in "abc"}
-    watches = [{"id": name, "url": site.url(f"/{name}")} for name in "abc"]
+def test_watches_skipped_for_lack_of_time_come_first_in_the_next_poll(server: HttpServer) -> None:
+    server.pages |= {f"/{name}": Reply(b"x") for name in "abc"}
+    watches = [{"id": name, "url": server.url(f"/{name}")} for name in "abc"]
     deadline = (datetime.now(UTC) + timedelta(seconds=3)).isoformat().replace("+00:00", "Z")
     config = {"watches": watches, "timeout_seconds": 10}
 
-    first = ask("http_watch", "poll", config=config, deadline_at=deadline).answer
-    second = ask("http_watch", "poll", config=config, state=first["state_updates"], deadline_at=deadline).answer
+    first = run_plugin("http_watch", "poll", config=config, deadline_at=deadline).response
+    second = run_plugin(
+        "http_watch", "poll", config=config, state=first["state_updates"], deadline_at=deadline
+    ).response
 
-    assert [seen.path for seen in site.seen] == ["/a", "/b"]
+    assert [request.path for request in server.requests] == ["/a", "/b"]
     assert (first["state_updates"]["next"], second["state_updates"]["next"]) == ("b", "c")
 
 
-def test_a_watch_that_is_gone_is_forgotten(site: Site) -> None:
-    """The state has what is configured and no more."""
-    site.pages["/"] = Reply(b"1")
-    state = poll({"id": "old", "url": site.url()}).answer["state_updates"]
+def test_a_removed_watch_is_removed_from_the_state(server: HttpServer) -> None:
+    server.pages["/"] = Reply(b"1")
+    state = poll({"id": "old", "url": server.url()}).response["state_updates"]
 
-    assert set(poll({"id": "new", "url": site.url()}, state=state).answer["state_updates"]["watches"]) == {"new"}
+    assert set(poll({"id": "new", "url": server.url()}, state=state).response["state_updates"]["watches"]) == {"new"}
 
 
-def test_a_configured_url_may_be_private_but_where_it_leads_may_not(site: Site) -> None:
-    """The operator knows the own network; a server does not choose targets in it."""
-    with serving() as other:
-        site.pages["/"] = Reply(status=302, headers={"Location": other.url()})
-        answer = poll({"id": "w", "url": site.url()}).answer
+def test_a_configured_url_may_be_private_but_its_redirects_may_not(server: HttpServer) -> None:
+    with start_http_server() as other:
+        server.pages["/"] = Reply(status=302, headers={"Location": other.url()})
+        response = poll({"id": "w", "url": server.url()}).response
 
-        assert "which is not public" in answer["error"]
-        assert answer["retry"] is False
-        assert other.seen == []
+        assert "which is not public" in response["error"]
+        assert response["retry"] is False
+        assert other.requests == []
 
 
 @pytest.mark.parametrize(
@@ -239,50 +230,47 @@ def test_a_configured_url_may_be_private_but_where_it_leads_may_not(site: Site) 
         ({}, Reply(status=404), "responded with status 404"),
     ],
 )
-def test_an_answer_that_says_nothing_about_a_change_is_a_failure(
-    site: Site, watch: dict[str, Any], reply: Reply, error: str
+def test_an_unusable_response_is_a_failure_and_no_change(
+    server: HttpServer, watch: dict[str, Any], reply: Reply, error: str
 ) -> None:
-    """Never a change."""
-    site.pages["/"] = reply
+    server.pages["/"] = reply
 
-    answer = poll(
-        {"id": "w", "url": site.url(), **watch}, max_response_bytes=1000 if b"xx" in reply.body else 1 << 20
-    ).answer
+    response = poll(
+        {"id": "w", "url": server.url(), **watch}, max_response_bytes=1000 if b"xx" in reply.body else 1 << 20
+    ).response
 
-    assert error in answer["error"]
+    assert error in response["error"]
 
 
-def test_a_value_that_is_too_large_is_told_by_its_fingerprint(site: Site) -> None:
-    """Neither the state nor the answer grows with what a server sends."""
+def test_a_large_value_is_reported_by_its_fingerprint(server: HttpServer) -> None:
     pages = [Reply(b'{"a": "' + letter * 50_000 + b'"}') for letter in (b"x", b"y")]
 
-    _, ((first),), ((second),) = polls(site, {"json_path": "a"}, Reply(b"{}"), *pages)
+    _, ((first),), ((second),) = poll_each(server, {"json_path": "a"}, Reply(b"{}"), *pages)
 
     assert (first["payload"]["value"], second["payload"]["value"]) == (None, None)
     assert first["payload"]["fingerprint"] != second["payload"]["fingerprint"]
 
 
-def test_texts_that_do_not_fit_into_an_answer_are_left_out(site: Site) -> None:
-    """The changes are told all the same."""
-    site.pages["/"] = Reply(b"\x01" * 500_000, headers={"Content-Type": "text/plain"})
-    watches = [{"id": f"w{n}", "url": site.url(), "include_text": True, "emit_initial": True} for n in range(3)]
+def test_texts_that_exceed_the_response_are_omitted(server: HttpServer) -> None:
+    """The changes are still reported."""
+    server.pages["/"] = Reply(b"\x01" * 500_000, headers={"Content-Type": "text/plain"})
+    watches = [{"id": f"w{n}", "url": server.url(), "include_text": True, "emit_initial": True} for n in range(3)]
 
-    answer = poll(*watches).answer
+    response = poll(*watches).response
 
-    assert ["text" in event["payload"] for event in answer["events"]] == [True, False, False]
-    assert [line["message"] for line in answer["logs"]] == [
+    assert ["text" in event["payload"] for event in response["events"]] == [True, False, False]
+    assert [line["message"] for line in response["logs"]] == [
         f"w{n}: its text does not fit in this response" for n in (1, 2)
     ]
 
 
-def test_a_slow_server_costs_its_time_and_no_more(site: Site) -> None:
-    """The others are watched."""
-    site.pages["/"] = Reply(b"1")
-    with sending(lambda over: [b""] if over.wait() else []) as slow:
-        answer = poll({"id": "slow", "url": slow}, {"id": "w", "url": site.url()}, timeout_seconds=0.5).answer
+def test_a_slow_server_does_not_affect_other_watches(server: HttpServer) -> None:
+    server.pages["/"] = Reply(b"1")
+    with start_raw_server(lambda over: [b""] if over.wait() else []) as slow:
+        response = poll({"id": "slow", "url": slow}, {"id": "w", "url": server.url()}, timeout_seconds=0.5).response
 
-    assert answer["result"] == "2 checked, 0 changed, 1 failed"
-    assert "w" in answer["state_updates"]["watches"]
+    assert response["result"] == "2 checked, 0 changed, 1 failed"
+    assert "w" in response["state_updates"]["watches"]
 
 
 @pytest.mark.parametrize(
@@ -301,18 +289,17 @@ def test_a_slow_server_costs_its_time_and_no_more(site: Site) -> None:
         ({"watches": [{"id": "a", "url": "http://x/"}], "timeout": 3}, "did you mean timeout_seconds?"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:
-    """`health` finds it without asking anybody."""
-    outcome = ask("http_watch", "health", config=config)
+def test_an_invalid_configuration_exits_with_78(config: dict[str, Any], error: str) -> None:
+    outcome = run_plugin("http_watch", "health", config=config)
 
     assert outcome.code == 78
-    assert error in outcome.answer["error"]
+    assert error in outcome.response["error"]
 
 
 @pytest.mark.parametrize("options", [("-S",), ("-I",)])
-def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...]) -> None:
-    """Isolated, and without site-packages."""
+def test_the_plugin_runs_in_isolated_mode(options: tuple[str, ...]) -> None:
+    """With `-I`, and without site-packages."""
     config = {"watches": [{"id": "a", "url": "http://x/"}]}
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": config, "state": {}}
 
-    assert said("http_watch", json.dumps(request).encode(), options=options).answer["result"] == "healthy (1 URLs)"
+    assert run_raw("http_watch", json.dumps(request).encode(), options=options).response["result"] == "healthy (1 URLs)"

@@ -1,4 +1,4 @@
-"""The helpers that plugins are given copies of: the copies are true, and the helpers do what they say."""
+"""The helper libraries of plugins: copies are identical, and the functions behave as documented."""
 
 import importlib
 import json
@@ -14,21 +14,19 @@ import pytest
 
 from tests.e2e.service import Home
 from tests.plugins.bundled import PLUGINS
-from tests.plugins.local_http import Reply, Site, serving
-from tests.plugins.serving import Start
+from tests.plugins.local_http import HttpServer, Reply, start_http_server
+from tests.plugins.plugin_service import Start
 
 LIB = PLUGINS / "lib" / "python"
 COPIES = [path for original in LIB.glob("*.py") for path in PLUGINS.glob(f"*/{original.name}")]
 
 
 @pytest.mark.parametrize("copy", COPIES, ids=lambda path: str(path.relative_to(PLUGINS)))
-def test_a_copy_is_its_original(copy: Path) -> None:
-    """A plugin's folder is complete in itself, and what is mended in the library is mended everywhere."""
+def test_every_copy_equals_the_library_file(copy: Path) -> None:
     assert copy.read_bytes() == (LIB / copy.name).read_bytes()
 
 
-def test_the_helper_stays_small() -> None:
-    """Something that is copied must be read first."""
+def test_the_python_helper_stays_short() -> None:
     assert len((LIB / "ductile_plugin.py").read_text().splitlines()) < 170
 
 
@@ -41,8 +39,8 @@ def test_the_helper_stays_small() -> None:
         ("notify", {"channel": "command", "command": ["true"]}),
     ],
 )
-def test_a_plugin_imports_what_it_uses_when_it_uses_it(name: str, config: dict[str, Any]) -> None:
-    """Every job starts a process: what takes long to import is not imported at the top."""
+def test_a_plugin_does_not_import_slow_modules_at_start(name: str, config: dict[str, Any]) -> None:
+    """Every job starts a process, so the import time counts."""
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": config}
     command = [sys.executable, "-S", "-X", "importtime", str(PLUGINS / name / "run.py")]
     done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, check=False, timeout=60)
@@ -101,13 +99,13 @@ def run(request: Any, *options: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=60)
 
 
-def answer(**request: Any) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(run(request).stdout)
-    return said
+def respond(**request: Any) -> dict[str, Any]:
+    finished: dict[str, Any] = json.loads(run(request).stdout)
+    return finished
 
 
-def test_an_answer_has_everything_and_stdout_nothing_else() -> None:
-    """What the plugin and its programs print goes to stderr."""
+def test_stdout_contains_only_the_response() -> None:
+    """The output of print and of child processes goes to stderr."""
     request = {"command": "greet", "config": {"name": "you"}, "state": {"count": 1}, "payload": {"a": 1}}
     done = run(request, "-S", "-I")
 
@@ -122,25 +120,30 @@ def test_an_answer_has_everything_and_stdout_nothing_else() -> None:
     assert done.returncode == 0
 
 
-def test_the_payload_of_an_event_is_what_it_carries() -> None:
-    """For `handle` the request has the event twice; the plugin sees its payload."""
+def test_the_payload_of_handle_is_the_payload_of_the_event() -> None:
     event = {"type": "t", "payload": {"b": 2}}
 
-    assert answer(command="greet", config={"name": "x"}, payload=event, event=event)["events"][0]["payload"] == {"b": 2}
+    assert respond(command="greet", config={"name": "x"}, payload=event, event=event)["events"][0]["payload"] == {
+        "b": 2
+    }
 
 
-def test_a_state_that_is_as_before_is_not_written() -> None:
-    """So a plugin with facts makes none when there is nothing new."""
-    assert "state_updates" not in answer(command="same", state={"a": 1})
+def test_an_unchanged_state_is_not_returned() -> None:
+    """A plugin with facts stores none without changes."""
+    assert "state_updates" not in respond(command="same", state={"a": 1})
 
 
-def test_a_failure_keeps_its_events_and_no_state() -> None:
-    """Ductile routes them when no attempt follows."""
-    said = answer(command="fail")
+def test_a_failure_returns_its_events_but_no_state() -> None:
+    finished = respond(command="fail")
 
-    assert (said["status"], said["error"], said["retry"], said["retry_after"]) == ("error", "not now", True, 7)
-    assert [event["type"] for event in said["events"]] == ["sorry"]
-    assert "state_updates" not in said
+    assert (finished["status"], finished["error"], finished["retry"], finished["retry_after"]) == (
+        "error",
+        "not now",
+        True,
+        7,
+    )
+    assert [event["type"] for event in finished["events"]] == ["sorry"]
+    assert "state_updates" not in finished
 
 
 @pytest.mark.parametrize(
@@ -151,32 +154,31 @@ def test_a_failure_keeps_its_events_and_no_state() -> None:
         ("crash", "ZeroDivisionError", None),
     ],
 )
-def test_every_ending_is_an_answer(command: str, error: str, retry: bool | None) -> None:
-    """A mistake in the plugin too, with its traceback on stderr."""
+def test_every_error_is_a_response(command: str, error: str, retry: bool | None) -> None:
+    """An unexpected exception too, with its traceback on stderr."""
     done = run({"command": command})
-    said = json.loads(done.stdout)
+    finished = json.loads(done.stdout)
 
-    assert error in said["error"]
-    assert said.get("retry") is retry
+    assert error in finished["error"]
+    assert finished.get("retry") is retry
     assert (b"Traceback" in done.stderr) is (command == "crash")
 
 
-def test_half_a_character_is_answered_as_an_escape() -> None:
-    """The answer is UTF-8 whatever it says."""
+def test_a_lone_surrogate_is_returned_as_an_escape() -> None:
     assert b'"half": "\\ud800", "e": "\xc3\xa9"' in run({"command": "odd"}).stdout
 
 
-def test_the_deadline_can_be_asked_for() -> None:
-    """An hour when there is none."""
+def test_seconds_left_uses_the_deadline() -> None:
+    """The default is one hour."""
     soon = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(time.time() + 100))
 
-    assert int(answer(command="left", deadline_at=soon)["result"]) in range(80, 102)
-    assert answer(command="left")["result"] == "3600"
+    assert int(respond(command="left", deadline_at=soon)["result"]) in range(80, 102)
+    assert respond(command="left")["result"] == "3600"
 
 
 @pytest.mark.parametrize("stdin", [b"", b"{", b"[]", b"null", b"{}", b'{"protocol": 3}', b"\xff"])
-def test_what_is_not_protocol_2_ends_with_78(stdin: bytes) -> None:
-    """Said on stderr, and nothing on stdout."""
+def test_an_unsupported_protocol_exits_with_78(stdin: bytes) -> None:
+    """The message is on stderr, and stdout is empty."""
     done = run(stdin)
 
     assert (done.returncode, done.stdout) == (78, b"")
@@ -193,13 +195,13 @@ def oauth(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
+def server() -> Iterator[HttpServer]:
+    with start_http_server() as running:
         yield running
 
 
-def job_of(oauth: Any, site: Site, state: dict[str, Any] | None = None, **config: Any) -> Any:
-    config = {"token_url": site.url("/token"), "client_id": "me:1", "client_secret": "s&cret", **config}
+def job_of(oauth: Any, server: HttpServer, state: dict[str, Any] | None = None, **config: Any) -> Any:
+    config = {"token_url": server.url("/token"), "client_id": "me:1", "client_secret": "s&cret", **config}
     return oauth.Job({"config": config, "state": state or {}})
 
 
@@ -207,42 +209,41 @@ def token(**members: Any) -> Reply:
     return Reply(json.dumps({"access_token": "t-1", "token_type": "Bearer", "expires_in": 3600, **members}).encode())
 
 
-def test_a_token_is_asked_for_once_and_kept(oauth: Any, site: Site) -> None:
-    """By client credentials, until a minute before it ends."""
-    site.pages["/token"] = token()
-    job = job_of(oauth, site, scope="read")
+def test_an_access_token_is_requested_once_and_stored(oauth: Any, server: HttpServer) -> None:
+    """With client credentials, until a minute before it expires."""
+    server.pages["/token"] = token()
+    job = job_of(oauth, server, scope="read")
     first, second = oauth.access_token(job), oauth.access_token(job)
 
-    assert (first, second, len(site.seen)) == ("t-1", "t-1", 1)
-    assert parse_qs(site.seen[0].body.decode()) == {"grant_type": ["client_credentials"], "scope": ["read"]}
-    assert site.seen[0].headers["authorization"] == "Basic bWUlM0ExOnMlMjZjcmV0"
-    later = job_of(oauth, site, {"oauth": {**job.state["oauth"], "token_expiry": time.time() + 30}})
-    assert (oauth.access_token(later), len(site.seen)) == ("t-1", 2)
+    assert (first, second, len(server.requests)) == ("t-1", "t-1", 1)
+    assert parse_qs(server.requests[0].body.decode()) == {"grant_type": ["client_credentials"], "scope": ["read"]}
+    assert server.requests[0].headers["authorization"] == "Basic bWUlM0ExOnMlMjZjcmV0"
+    later = job_of(oauth, server, {"oauth": {**job.state["oauth"], "token_expiry": time.time() + 30}})
+    assert (oauth.access_token(later), len(server.requests)) == ("t-1", 2)
 
 
-def test_a_refresh_token_that_is_replaced_is_used_next(oauth: Any, site: Site) -> None:
-    """And one that the operator writes anew takes its place."""
-    site.pages["/token"] = token(refresh_token="r-2", expires_in="0")
-    job = job_of(oauth, site, refresh_token="r-1", client_auth="body")
+def test_a_replaced_refresh_token_is_used_for_the_next_request(oauth: Any, server: HttpServer) -> None:
+    """A new token in the configuration takes precedence."""
+    server.pages["/token"] = token(refresh_token="r-2", expires_in="0")
+    job = job_of(oauth, server, refresh_token="r-1", client_auth="body")
     oauth.access_token(job)
     oauth.access_token(job)
-    anew = job_of(oauth, site, job.state, refresh_token="r-9", client_auth="body")
+    anew = job_of(oauth, server, job.state, refresh_token="r-9", client_auth="body")
     oauth.access_token(anew)
 
-    asked = [parse_qs(seen.body.decode()) for seen in site.seen]
-    assert [form["refresh_token"] for form in asked] == [["r-1"], ["r-2"], ["r-9"]]
-    assert asked[0]["client_secret"] == ["s&cret"]
+    forms = [parse_qs(request.body.decode()) for request in server.requests]
+    assert [form["refresh_token"] for form in forms] == [["r-1"], ["r-2"], ["r-9"]]
+    assert forms[0]["client_secret"] == ["s&cret"]
 
 
-def test_a_token_that_an_api_refuses_is_forgotten(oauth: Any, site: Site) -> None:
-    """The next question gets another one."""
-    site.pages["/token"] = token()
-    job = job_of(oauth, site)
+def test_a_rejected_access_token_is_requested_again(oauth: Any, server: HttpServer) -> None:
+    server.pages["/token"] = token()
+    job = job_of(oauth, server)
     oauth.access_token(job)
     oauth.forget(job)
     oauth.access_token(job)
 
-    assert len(site.seen) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -258,14 +259,14 @@ def test_a_token_that_an_api_refuses_is_forgotten(oauth: Any, site: Site) -> Non
         (Reply(status=302, headers={"Location": "http://10.0.0.1/"}), "Final", "status 302"),
     ],
 )
-def test_a_token_server_that_refuses_is_told_apart_from_one_that_is_busy(
-    oauth: Any, site: Site, reply: Reply, kind: str, message: str
+def test_token_errors_are_final_and_server_errors_are_retried(
+    oauth: Any, server: HttpServer, reply: Reply, kind: str, message: str
 ) -> None:
-    """No secret is in the message."""
-    site.pages["/token"] = reply
+    """The message contains no secret."""
+    server.pages["/token"] = reply
 
     with pytest.raises(oauth.Failed, match=message) as caught:
-        oauth.access_token(job_of(oauth, site))
+        oauth.access_token(job_of(oauth, server))
 
     assert type(caught.value).__name__ == kind
     assert "s&cret" not in str(caught.value)
@@ -280,17 +281,17 @@ run(poll=lambda job: "token of %d characters" % len(access_token(job)))
 """
 
 
-def test_a_plugin_keeps_its_token_in_its_state(home: Home, start: Start, site: Site) -> None:
-    """Two jobs of a service, one question to the token server."""
-    site.pages["/token"] = token()
+def test_an_access_token_is_stored_in_the_state(home: Home, start: Start, server: HttpServer) -> None:
+    """Two jobs send one request to the token server."""
+    server.pages["/token"] = token()
     home.plugin("api", OAUTH_PLUGIN)
     for name in ("ductile_plugin.py", "ductile_guard.py", "ductile_http.py", "ductile_oauth.py"):
         (home.path / "plugins" / "api" / name).write_bytes((LIB / name).read_bytes())
-    config = {"token_url": site.url("/token"), "client_id": "me", "client_secret": "secret"}
+    config = {"token_url": server.url("/token"), "client_id": "me", "client_secret": "secret"}
     home.add(f"plugins: {{api: {{config: {json.dumps(config)}}}}}\n")
     service = start()
 
     results = [service.run("api")["result"]["result"] for _ in range(2)]
 
     assert results == ["token of 3 characters"] * 2
-    assert len(site.seen) == 1
+    assert len(server.requests) == 1

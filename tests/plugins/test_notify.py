@@ -1,4 +1,4 @@
-"""The notify plugin: each channel delivers, a failure hook needs nothing but the step, and secrets stay secret."""
+"""notify: each channel delivers, failure hooks need no mapping, and secrets are not shown."""
 
 import email
 import email.policy
@@ -12,49 +12,48 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import PLUGINS, Said, ask, said
-from tests.plugins.local_http import Reply, Site, sending, serving
-from tests.plugins.local_smtp import Mailbox, receiving
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PLUGINS, PluginRun, run_plugin, run_raw
+from tests.plugins.local_http import HttpServer, Reply, start_http_server, start_raw_server
+from tests.plugins.local_smtp import SmtpServer, start_smtp_server
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
-SAYS = {"text": "the disk is full – really", "title": "Disk"}
+MESSAGE = {"text": "the disk is full – really", "title": "Disk"}
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    with serving() as running:
+def server() -> Iterator[HttpServer]:
+    with start_http_server() as running:
         running.pages["/hook"] = Reply(b"ok")
         running.pages["/"] = Reply(b"{}")
         yield running
 
 
 @pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    with receiving() as running:
+def mail_server() -> Iterator[SmtpServer]:
+    with start_smtp_server() as running:
         yield running
 
 
-def mail_config(mailbox: Mailbox, **more: Any) -> dict[str, Any]:
-    place = {"channel": "smtp", "host": "127.0.0.1", "port": mailbox.port, "security": "none"}
+def mail_config(mail_server: SmtpServer, **more: Any) -> dict[str, Any]:
+    place = {"channel": "smtp", "host": "127.0.0.1", "port": mail_server.port, "security": "none"}
     return {**place, "from": "ductile@example.com", "to": ["a@example.com", "b@example.com"], **more}
 
 
-def notified(config: dict[str, Any], payload: dict[str, Any] | None = None) -> Said:
-    return ask("notify", "handle", config=config, payload=SAYS if payload is None else payload)
+def notify(config: dict[str, Any], payload: dict[str, Any] | None = None) -> PluginRun:
+    return run_plugin("notify", "handle", config=config, payload=MESSAGE if payload is None else payload)
 
 
-# Through the service
+# In a service
 
 
-def test_it_is_the_step_of_a_failure_hook_as_it_is(home: Home, start: Start, site: Site) -> None:
-    """A job that fails for good is told to a webhook, with what failed and why."""
+def test_a_failure_hook_sends_the_failed_job(home: Home, start: Start, server: HttpServer) -> None:
     home.plugin("backup", '#!/bin/sh\ncat > /dev/null\necho \'{"status": "error", "error": "tape is full"}\'\n')
     home.copy_plugin(PLUGINS / "notify")
     home.add(
         "plugins:\n"
         "  backup: {notify_on_complete: true, retry: {max_attempts: 1}}\n"
-        f"  notify: {{config: {{channel: webhook, url: '{site.url('/hook')}'}}}}\n"
-        "pipelines: [{name: told, on-hook: job.failed, from_plugin: backup, steps: [{uses: notify}]}]\n"
+        f"  notify: {{config: {{channel: webhook, url: '{server.url('/hook')}'}}}}\n"
+        "pipelines: [{name: failures, on-hook: job.failed, from_plugin: backup, steps: [{uses: notify}]}]\n"
     )
     service = start()
 
@@ -65,44 +64,44 @@ def test_it_is_the_step_of_a_failure_hook_as_it_is(home: Home, start: Start, sit
     job = service.job(row["id"], wait="30s")
 
     assert job["status"] == "succeeded", job
-    body = json.loads(site.seen[0].body)
+    body = json.loads(server.requests[0].body)
     assert body["title"] == "backup poll: dead"
     assert "tape is full" in body["text"]
-    assert site.seen[0].headers["idempotency-key"] == row["id"]
+    assert server.requests[0].headers["idempotency-key"] == row["id"]
 
 
-def test_a_message_to_ntfy_arrives_with_every_character(home: Home, start: Start, site: Site) -> None:
+def test_ntfy_receives_a_message_with_any_characters(home: Home, start: Start, server: HttpServer) -> None:
     """As JSON, with token, priority and tags."""
-    config = {"channel": "ntfy", "url": site.url(), "topic": "alerts", "token": "tk_secret", "tags": ["warning"]}
-    service = serve(home, start, "notify", config)
+    config = {"channel": "ntfy", "url": server.url(), "topic": "alerts", "token": "tk_secret", "tags": ["warning"]}
+    service = start_with_plugin(home, start, "notify", config)
 
-    job = service.run("notify", "handle", {**SAYS, "priority": 5})
+    job = service.run("notify", "handle", {**MESSAGE, "priority": 5})
 
-    assert events_of(job) == [("notify.sent", {"channel": "ntfy", **SAYS})]
-    said_to = {"topic": "alerts", "title": "Disk", "message": SAYS["text"], "priority": 5, "tags": ["warning"]}
-    assert json.loads(site.seen[0].body) == said_to
-    assert site.seen[0].headers["authorization"] == "Bearer tk_secret"
+    assert events_of(job) == [("notify.sent", {"channel": "ntfy", **MESSAGE})]
+    published = {"topic": "alerts", "title": "Disk", "message": MESSAGE["text"], "priority": 5, "tags": ["warning"]}
+    assert json.loads(server.requests[0].body) == published
+    assert server.requests[0].headers["authorization"] == "Bearer tk_secret"
 
 
-def test_a_mail_reaches_every_recipient(home: Home, start: Start, mailbox: Mailbox) -> None:
-    """One mail, with a Message-ID that is the same for every attempt of the job."""
-    service = serve(home, start, "notify", mail_config(mailbox))
+def test_a_mail_is_sent_to_every_recipient(home: Home, start: Start, mail_server: SmtpServer) -> None:
+    """The Message-ID is the same for every attempt of the job."""
+    service = start_with_plugin(home, start, "notify", mail_config(mail_server))
 
-    job = service.run("notify", "handle", SAYS)
+    job = service.run("notify", "handle", MESSAGE)
 
     assert job["result"]["result"] == "sent over smtp: 2 of 2 recipients"
-    ((sender, recipients, text),) = mailbox.mails
+    ((sender, recipients, text),) = mail_server.mails
     assert (sender, recipients) == ("ductile@example.com", ["a@example.com", "b@example.com"])
     mail = email.message_from_bytes(text, policy=email.policy.default)
     assert (mail["subject"], mail["message-id"]) == ("Disk", f"<{job['job_id']}@ductile>")
-    assert mail.get_content().strip() == SAYS["text"]
+    assert mail.get_content().strip() == MESSAGE["text"]
 
 
-def test_a_command_reads_the_message_and_nothing_of_it_is_an_argument(home: Home, start: Start, tmp_path: Path) -> None:
-    """The text on stdin, title and text in the environment; what the program prints does not spoil the answer."""
+def test_a_command_gets_the_message_on_stdin_and_in_the_environment(home: Home, start: Start, tmp_path: Path) -> None:
+    """The message never becomes an argument."""
     out = tmp_path / "out"
     script = f'cat > {out}; echo "$DUCTILE_TITLE $#" >> {out}; echo noise'
-    service = serve(home, start, "notify", {"channel": "command", "command": ["sh", "-c", script]})
+    service = start_with_plugin(home, start, "notify", {"channel": "command", "command": ["sh", "-c", script]})
 
     job = service.run("notify", "handle", {"text": "$(id) ; `id`\n", "title": "-rf"})
 
@@ -110,25 +109,23 @@ def test_a_command_reads_the_message_and_nothing_of_it_is_an_argument(home: Home
     assert out.read_text() == "$(id) ; `id`-rf 0\n"
 
 
-def test_a_receiver_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
-    home: Home, start: Start, site: Site
-) -> None:
-    """429 waits as long as it is told; 403 is final, and neither tells the secret in the URL."""
-    answers = iter([Reply(status=429, headers={"Retry-After": "0"}), Reply(b"ok"), Reply(status=403)])
-    site.pages["/T0/secret-path"] = lambda _: next(answers)
-    config = {"channel": "webhook", "url": site.url("/T0/secret-path"), "text_field": "content"}
-    service = serve(home, start, "notify", config, retry={"max_attempts": 4})
+def test_status_429_is_retried_and_403_is_final(home: Home, start: Start, server: HttpServer) -> None:
+    """Neither error contains the secret of the URL."""
+    replies = iter([Reply(status=429, headers={"Retry-After": "0"}), Reply(b"ok"), Reply(status=403)])
+    server.pages["/T0/secret-path"] = lambda _: next(replies)
+    config = {"channel": "webhook", "url": server.url("/T0/secret-path"), "text_field": "content"}
+    service = start_with_plugin(home, start, "notify", config, retry={"max_attempts": 4})
 
-    busy = service.run("notify", "handle", SAYS)
-    refused = service.run("notify", "handle", SAYS)
+    busy = service.run("notify", "handle", MESSAGE)
+    refused = service.run("notify", "handle", MESSAGE)
 
     assert busy["status"] == "succeeded"
-    assert json.loads(site.seen[1].body)["content"] == SAYS["text"]
+    assert json.loads(server.requests[1].body)["content"] == MESSAGE["text"]
     assert (refused["status"], refused["last_error"]) == ("failed", "127.0.0.1 responded with status 403")
-    assert len(site.seen) == 3
+    assert len(server.requests) == 3
 
 
-# What is said
+# Messages
 
 
 @pytest.mark.parametrize(
@@ -144,51 +141,49 @@ def test_a_receiver_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
         ({"text": "a", "plugin": "p", "command": "poll", "status": "dead"}, "p poll: dead", "a"),
     ],
 )
-def test_title_and_text_come_from_the_payload(site: Site, payload: dict[str, Any], title: str, text: str) -> None:
-    """text, or message, or all of it; cut to max_chars."""
-    config = {"channel": "webhook", "url": site.url("/hook"), "max_chars": 20 if len(str(payload)) > 60 else 4000}
+def test_title_and_text_are_taken_from_the_payload(
+    server: HttpServer, payload: dict[str, Any], title: str, text: str
+) -> None:
+    """Texts are truncated to max_chars."""
+    config = {"channel": "webhook", "url": server.url("/hook"), "max_chars": 20 if len(str(payload)) > 60 else 4000}
 
-    outcome = notified(config, payload)
+    outcome = notify(config, payload)
 
-    assert outcome.answer["status"] == "ok", outcome
-    body = json.loads(site.seen[0].body)
+    assert outcome.response["status"] == "ok", outcome
+    body = json.loads(server.requests[0].body)
     assert (body["title"], body["text"]) == (title, text)
 
 
-def test_nothing_to_say_is_final() -> None:
-    """An empty payload is not worth a message."""
-    answer = notified({"channel": "command", "command": ["true"]}, {}).answer
+def test_an_empty_payload_is_final() -> None:
+    response = notify({"channel": "command", "command": ["true"]}, {}).response
 
-    assert (answer["retry"], "nothing to send" in answer["error"]) == (False, True)
-
-
-def test_include_payload_sends_everything(site: Site) -> None:
-    """For receivers that are programs."""
-    notified({"channel": "webhook", "url": site.url("/hook"), "include_payload": True}, {"text": "a", "n": 1})
-
-    assert json.loads(site.seen[0].body)["payload"] == {"text": "a", "n": 1}
+    assert (response["retry"], "nothing to send" in response["error"]) == (False, True)
 
 
-# What goes wrong
+def test_include_payload_adds_the_payload(server: HttpServer) -> None:
+    notify({"channel": "webhook", "url": server.url("/hook"), "include_payload": True}, {"text": "a", "n": 1})
+
+    assert json.loads(server.requests[0].body)["payload"] == {"text": "a", "n": 1}
 
 
-def test_a_redirect_is_not_followed(site: Site) -> None:
-    """The message goes where the operator said or nowhere."""
-    site.pages["/hook"] = Reply(status=302, headers={"Location": site.url("/")})
-
-    answer = notified({"channel": "webhook", "url": site.url("/hook")}).answer
-
-    assert (answer["error"], answer["retry"]) == ("127.0.0.1 responded with status 302", False)
-    assert len(site.seen) == 1
+# Failures
 
 
-def test_a_receiver_that_does_not_answer_costs_a_bounded_time() -> None:
-    """And may be asked again."""
-    with sending(lambda over: [b""] if over.wait() else []) as url:
-        answer = notified({"channel": "webhook", "url": url, "timeout_seconds": 0.5}).answer
+def test_a_redirect_is_not_followed(server: HttpServer) -> None:
+    server.pages["/hook"] = Reply(status=302, headers={"Location": server.url("/")})
 
-    assert answer["error"] == "a complete response from 127.0.0.1: timed out after 0.5 s"
-    assert answer["retry"] is True
+    response = notify({"channel": "webhook", "url": server.url("/hook")}).response
+
+    assert (response["error"], response["retry"]) == ("127.0.0.1 responded with status 302", False)
+    assert len(server.requests) == 1
+
+
+def test_a_silent_webhook_is_retried_after_the_timeout() -> None:
+    with start_raw_server(lambda over: [b""] if over.wait() else []) as url:
+        response = notify({"channel": "webhook", "url": url, "timeout_seconds": 0.5}).response
+
+    assert response["error"] == "a complete response from 127.0.0.1: timed out after 0.5 s"
+    assert response["retry"] is True
 
 
 @pytest.mark.parametrize(
@@ -202,71 +197,69 @@ def test_a_receiver_that_does_not_answer_costs_a_bounded_time() -> None:
         ({"MAIL": "nonsense"}, "rejected the mail: -1", True),
     ],
 )
-def test_a_mail_server_decides_whether_to_try_again(
-    mailbox: Mailbox, replies: dict[str, str], error: str, retry: bool
+def test_an_smtp_reply_decides_on_the_retry(
+    mail_server: SmtpServer, replies: dict[str, str], error: str, retry: bool
 ) -> None:
-    """4xx may pass, 5xx will not."""
-    mailbox.replies |= replies
+    """4xx is retried, 5xx is final."""
+    mail_server.replies |= replies
 
-    answer = notified(mail_config(mailbox)).answer
+    response = notify(mail_config(mail_server)).response
 
-    assert error in answer["error"]
-    assert answer["retry"] is retry
-
-
-def test_one_recipient_that_is_refused_does_not_stop_the_others(mailbox: Mailbox) -> None:
-    """The log names it; sending again would repeat the mail to the others."""
-    mailbox.replies["RCPT a@example.com"] = "550 unknown user"
-
-    answer = notified(mail_config(mailbox)).answer
-
-    assert answer["result"] == "sent over smtp: 1 of 2 recipients"
-    assert answer["logs"] == [{"level": "warn", "message": "127.0.0.1 rejected a@example.com: 550 unknown user"}]
+    assert error in response["error"]
+    assert response["retry"] is retry
 
 
-def test_a_mail_that_was_taken_is_sent_whatever_comes_after(mailbox: Mailbox) -> None:
-    """A bad goodbye is no reason to send it twice."""
-    mailbox.replies["QUIT"] = "500 what?"
+def test_a_rejected_recipient_does_not_stop_the_others(mail_server: SmtpServer) -> None:
+    """The log names the recipient. A retry would send the mail twice to the others."""
+    mail_server.replies["RCPT a@example.com"] = "550 unknown user"
 
-    assert notified(mail_config(mailbox)).answer["status"] == "ok"
+    response = notify(mail_config(mail_server)).response
+
+    assert response["result"] == "sent over smtp: 1 of 2 recipients"
+    assert response["logs"] == [{"level": "warn", "message": "127.0.0.1 rejected a@example.com: 550 unknown user"}]
+
+
+def test_an_error_after_acceptance_does_not_resend_the_mail(mail_server: SmtpServer) -> None:
+    mail_server.replies["QUIT"] = "500 what?"
+
+    assert notify(mail_config(mail_server)).response["status"] == "ok"
 
 
 @pytest.mark.parametrize("mistake", [{"host": "a..b"}, {"to": "c@example.com\nBcc: d@example.com"}])
-def test_a_mail_that_cannot_be_addressed_is_a_mistake_in_the_configuration(mailbox: Mailbox, mistake: Any) -> None:
-    """Trying again would not help."""
-    assert notified(mail_config(mailbox, **mistake)).code == 78
-    assert mailbox.mails == []
+def test_an_unusable_address_is_an_invalid_configuration(mail_server: SmtpServer, mistake: Any) -> None:
+    assert notify(mail_config(mail_server, **mistake)).code == 78
+    assert mail_server.mails == []
 
 
-def test_a_mail_server_that_hangs_costs_a_bounded_time() -> None:
-    """From the first word on."""
-    with sending(lambda over: [b""] if over.wait() else []) as url:
+def test_a_silent_mail_server_fails_after_the_timeout() -> None:
+    with start_raw_server(lambda over: [b""] if over.wait() else []) as url:
         port = int(url.rpartition(":")[2].strip("/"))
-        answer = notified(mail_config(Mailbox(port=port), timeout_seconds=0.5)).answer
+        response = notify(mail_config(SmtpServer(port=port), timeout_seconds=0.5)).response
 
-    assert answer["retry"] is True
-    assert "0.5 s" in answer["error"] or "timed out" in answer["error"]
+    assert response["retry"] is True
+    assert "0.5 s" in response["error"] or "timed out" in response["error"]
 
 
-def test_a_password_goes_over_tls_that_is_verified(tmp_path: Path) -> None:
-    """STARTTLS with a foreign certificate ends before the login."""
+def test_a_password_is_sent_only_over_verified_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with receiving(context) as mailbox:
+    with start_smtp_server(context) as mail_server:
         more = {"host": "localhost", "security": "starttls", "username": "u", "password": "p"}
-        config = mail_config(mailbox, **more)
-        foreign = notified(config)
-        verbs = list(mailbox.verbs)
-        trusted = ask("notify", "handle", config=config, payload=SAYS, environ={"SSL_CERT_FILE": str(certificate)})
+        config = mail_config(mail_server, **more)
+        foreign = notify(config)
+        verbs = list(mail_server.verbs)
+        trusted = run_plugin(
+            "notify", "handle", config=config, payload=MESSAGE, environ={"SSL_CERT_FILE": str(certificate)}
+        )
 
-    assert "CERTIFICATE_VERIFY_FAILED" in foreign.answer["error"]
+    assert "CERTIFICATE_VERIFY_FAILED" in foreign.response["error"]
     assert "AUTH" not in verbs
-    assert trusted.answer["status"] == "ok", trusted
-    assert "AUTH" in mailbox.verbs
+    assert trusted.response["status"] == "ok", trusted
+    assert "AUTH" in mail_server.verbs
 
 
 @pytest.mark.parametrize(
@@ -280,12 +273,14 @@ def test_a_password_goes_over_tls_that_is_verified(tmp_path: Path) -> None:
         (["echo", "a\0b"], 78, False, "cannot run echo: embedded null byte"),
     ],
 )
-def test_a_command_that_fails_is_a_failure(command: list[str], code: int, retry: bool, error: str) -> None:
-    """Its exit code decides, 78 says that trying again would not help."""
-    outcome = notified({"channel": "command", "command": command, "timeout_seconds": 0.5 if "sleep" in command else 30})
+def test_the_exit_code_of_a_command_decides_on_the_retry(
+    command: list[str], code: int, retry: bool, error: str
+) -> None:
+    """78 is final."""
+    outcome = notify({"channel": "command", "command": command, "timeout_seconds": 0.5 if "sleep" in command else 30})
 
-    assert (outcome.code, outcome.answer["retry"]) == (code, retry)
-    assert error in outcome.answer["error"]
+    assert (outcome.code, outcome.response["retry"]) == (code, retry)
+    assert error in outcome.response["error"]
 
 
 @pytest.mark.parametrize(
@@ -309,18 +304,17 @@ def test_a_command_that_fails_is_a_failure(command: list[str], code: int, retry:
         ({"channel": "command", "command": ["x"], "max_chars": 1}, "max_chars must be at least 10"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_ends_with_78(config: dict[str, Any], error: str) -> None:
-    """`health` finds it and sends nothing."""
-    outcome = ask("notify", "health", config=config)
+def test_an_invalid_configuration_exits_with_78(config: dict[str, Any], error: str) -> None:
+    outcome = run_plugin("notify", "health", config=config)
 
     assert outcome.code == 78
-    assert error in outcome.answer["error"]
+    assert error in outcome.response["error"]
 
 
 @pytest.mark.parametrize("options", [("-S",), ("-I",)])
-def test_it_runs_with_nothing_but_the_standard_library(options: tuple[str, ...]) -> None:
-    """Isolated, and without site-packages."""
+def test_the_plugin_runs_in_isolated_mode(options: tuple[str, ...]) -> None:
+    """With `-I`, and without site-packages."""
     config = {"channel": "webhook", "url": "https://example.com/"}
     request = {"protocol": 2, "job_id": "j", "command": "health", "config": config, "state": {}}
 
-    assert said("notify", json.dumps(request).encode(), options=options).answer["status"] == "ok"
+    assert run_raw("notify", json.dumps(request).encode(), options=options).response["status"] == "ok"

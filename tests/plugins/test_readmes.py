@@ -1,4 +1,4 @@
-"""The READMEs of the bundled plugins: complete, and their examples are configurations that work."""
+"""The READMEs of the bundled plugins are complete, and their examples are valid."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ FOLDERS = sorted(path.parent for path in PLUGINS.glob("*/manifest.yaml"))
 
 
 def examples(folder: Path) -> list[dict[str, str]]:
-    """Configurations: file name → text. Blocks that are named (`webhooks.yaml`:) are the files of one."""
+    """Return the example configurations by file name. Blocks with a file name belong to one configuration."""
     blocks = re.findall(
         r"(?:^`([a-z]+\.yaml)`[^\n]*:\n\n)?^```yaml\n(.*?)^```",
         (folder / "README.md").read_text(),
@@ -27,21 +27,21 @@ def examples(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_readme_says_everything_the_manifest_says(folder: Path) -> None:
-    """Every command, configuration key, event and fact is explained."""
+def test_a_readme_documents_every_name_of_the_manifest(folder: Path) -> None:
+    """Commands, configuration keys, events and facts."""
     text = (folder / "README.md").read_text()
     manifest = parse_manifest((folder / "manifest.yaml").read_bytes(), source=folder.name)
     assert manifest.warnings == ()
     emitted = {emission.event for command in manifest.commands.values() for emission in command.values.emit}
-    wanted = {*manifest.commands, *manifest.config_keys.required, *manifest.config_keys.optional}
-    wanted |= {event for event in emitted if "<" not in event} | {rule.fact_type for rule in manifest.fact_outputs}
-    assert {name for name in wanted if f"`{name}" not in text} == set()
+    names = {*manifest.commands, *manifest.config_keys.required, *manifest.config_keys.optional}
+    names |= {event for event in emitted if "<" not in event} | {rule.fact_type for rule in manifest.fact_outputs}
+    assert {name for name in names if f"`{name}" not in text} == set()
     assert all(command.description for command in manifest.commands.values())
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_example_of_a_readme_is_healthy(folder: Path, tmp_path: Path) -> None:
-    """Copied into a configuration as it is, the doctor finds no error in it."""
+def test_the_examples_of_a_readme_are_valid_configurations(folder: Path, tmp_path: Path) -> None:
+    """`config check` reports no errors."""
     assert examples(folder)
     for number, files in enumerate(examples(folder)):
         home = Home.make(tmp_path / str(number))
@@ -52,7 +52,7 @@ def test_the_example_of_a_readme_is_healthy(folder: Path, tmp_path: Path) -> Non
                 (home.path / "plugins" / plugin / "run").write_text("#!/bin/sh\n")
                 (home.path / "plugins" / plugin / "run").chmod(0o700)
         others = {name: text for name, text in files.items() if name != "config.yaml"}
-        if secrets := re.findall(r"secret_ref: *(\w+)", whole):  # the operator's own
+        if secrets := re.findall(r"secret_ref: *(\w+)", whole):  # secrets that the example refers to
             others["tokens.yaml"] = yaml.safe_dump({"tokens": [{"name": name, "key": KEY} for name in secrets]})
         for name, text in others.items():
             home.write(name, text)
@@ -63,6 +63,6 @@ def test_the_example_of_a_readme_is_healthy(folder: Path, tmp_path: Path) -> Non
 
 
 def _used(example: str) -> set[str]:
-    """The bundled plugins that an example names."""
+    """Return the bundled plugins that an example uses."""
     named = set(re.findall(r"^  ([\w-]+):", example, re.MULTILINE)) | set(re.findall(r"uses: *([\w-]+)", example))
     return named & {folder.name for folder in FOLDERS}

@@ -1,4 +1,4 @@
-"""sqlite_change: tells when the rows of a query are others than before, and never writes."""
+"""sqlite_change reports changed results and never writes."""
 
 import os
 import sqlite3
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import Said, ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PluginRun, run_plugin
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 
 @pytest.fixture
@@ -28,45 +28,44 @@ def db(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class Poller:
-    """Polls one query again and again: the state of an answer goes into the next request."""
+    """Poll one query repeatedly, with the state of the last response."""
 
     def __init__(self, path: Path, query: str, **config: Any) -> None:
         self.config = {"db_path": str(path), "query": query, "event_type": "birds.changed", **config}
         self.state: Mapping[str, Any] = {}
         self.jobs = 0
 
-    def ask(self) -> Said:
+    def run(self) -> PluginRun:
         self.jobs += 1
-        said = ask("sqlite_change", "poll", config=self.config, state=self.state, job_id=f"j-{self.jobs}")
-        self.state = said.answer.get("state_updates") or self.state
-        return said
+        finished = run_plugin("sqlite_change", "poll", config=self.config, state=self.state, job_id=f"j-{self.jobs}")
+        self.state = finished.response.get("state_updates") or self.state
+        return finished
 
     def poll(self) -> list[dict[str, Any]]:
-        said = self.ask()
-        assert said.answer["status"] == "ok", said
-        return [event["payload"] for event in said.answer["events"]]
+        finished = self.run()
+        assert finished.response["status"] == "ok", finished
+        return [event["payload"] for event in finished.response["events"]]
 
 
-def test_a_changed_result_is_told_through_the_service(
+def test_a_changed_result_is_reported_and_stored_as_a_fact(
     home: Home, start: Start, path: Path, db: sqlite3.Connection
 ) -> None:
-    """Baseline, change, quiet; a fact for each new result."""
     config = {"db_path": str(path), "query": "SELECT count(*) AS birds FROM bird", "event_type": "birds.changed"}
-    service = serve(home, start, "sqlite_change", config)
+    service = start_with_plugin(home, start, "sqlite_change", config)
 
     assert events_of(service.run("sqlite_change")) == []
     db.execute("INSERT INTO bird VALUES ('robin', 2)")
-    told, quiet = service.run("sqlite_change"), service.run("sqlite_change")
+    reported, quiet = service.run("sqlite_change"), service.run("sqlite_change")
 
-    ((kind, payload),) = events_of(told)
+    ((kind, payload),) = events_of(reported)
     assert (kind, payload["value"], payload["previous_value"]) == ("birds.changed", 2, 1)
     assert (payload["columns"], payload["rows"], payload["row_count"]) == (["birds"], [{"birds": 2}], 1)
     assert events_of(quiet) == []
     assert home.rows("SELECT fact_type FROM plugin_facts") == [{"fact_type": "sqlite_change.snapshot"}] * 2
 
 
-def test_every_difference_counts(path: Path, db: sqlite3.Connection) -> None:
-    """Values, types, order, a row more, a row less; a result that comes back has a new dedupe key."""
+def test_every_difference_is_a_change(path: Path, db: sqlite3.Connection) -> None:
+    """Values, types, order and the number of rows."""
     watch = Poller(path, "SELECT * FROM bird ORDER BY rowid")
     watch.poll()
     for statement in (
@@ -82,26 +81,24 @@ def test_every_difference_counts(path: Path, db: sqlite3.Connection) -> None:
     keys = set()
     for statement in ("INSERT INTO bird VALUES ('a', 1)", "DELETE FROM bird", "INSERT INTO bird VALUES ('a', 1)"):
         db.execute(statement)
-        keys.add(watch.ask().answer["events"][0]["dedupe_key"])
+        keys.add(watch.run().response["events"][0]["dedupe_key"])
     assert len(keys) == 3
 
 
-def test_the_first_look_is_told_on_request(path: Path, db: sqlite3.Connection) -> None:
+def test_emit_initial_reports_the_first_result(path: Path, db: sqlite3.Connection) -> None:
     (payload,) = Poller(path, "SELECT * FROM bird", emit_initial=True).poll()
     assert payload["rows"] == [{"name": "wren", "seen": 1}]
     assert "previous_value" not in payload
 
 
-def test_another_query_starts_anew(path: Path, db: sqlite3.Connection) -> None:
-    """What was compared before was something else."""
+def test_a_changed_query_starts_without_a_previous_result(path: Path, db: sqlite3.Connection) -> None:
     watch = Poller(path, "SELECT 1")
     watch.poll()
     watch.config["query"] = "SELECT 2"
     assert watch.poll() == []
 
 
-def test_large_results_are_compared_whole_and_told_in_part(path: Path, db: sqlite3.Connection) -> None:
-    """A change behind the last row that is told is a change."""
+def test_all_rows_are_compared_and_max_rows_are_emitted(path: Path, db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     db.executemany("INSERT INTO bird VALUES ('b', ?)", ((number,) for number in range(1, 20_001)))
     db.execute("COMMIT")
@@ -112,8 +109,8 @@ def test_large_results_are_compared_whole_and_told_in_part(path: Path, db: sqlit
     assert (len(payload["rows"]), payload["row_count"], payload["truncated"]) == (2, 20_001, True)
 
 
-def test_values_that_json_does_not_know_can_be_told(path: Path, db: sqlite3.Connection) -> None:
-    """Bytes, infinities, text that is not UTF-8, huge values."""
+def test_values_that_json_does_not_support_are_converted(path: Path, db: sqlite3.Connection) -> None:
+    """Bytes, infinities, invalid UTF-8 and large values."""
     query = (
         "SELECT x'ff00' AS b, 9e999 AS inf, CAST(x'ff41' AS TEXT) AS t, 9223372036854775807 AS n,"
         " hex(zeroblob(100000)) AS h"
@@ -141,26 +138,25 @@ def test_values_that_json_does_not_know_can_be_told(path: Path, db: sqlite3.Conn
         "BEGIN",
     ],
 )
-def test_a_query_can_only_read(path: Path, db: sqlite3.Connection, tmp_path: Path, query: str) -> None:
-    """Anything else is a mistake in the configuration, and the database stays as it is."""
+def test_a_query_that_writes_is_rejected(path: Path, db: sqlite3.Connection, tmp_path: Path, query: str) -> None:
+    """The database is unchanged."""
     before = path.read_bytes()
-    said = Poller(path, query.format(other=tmp_path / "other.db")).ask()
-    assert said.answer["status"] == "error", said
-    assert said.code == 78, said
+    finished = Poller(path, query.format(other=tmp_path / "other.db")).run()
+    assert finished.response["status"] == "error", finished
+    assert finished.code == 78, finished
     assert path.read_bytes() == before
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_missing_database_is_not_made(tmp_path: Path) -> None:
-    """It may come later."""
-    said = Poller(tmp_path / "none.db", "SELECT 1").ask()
-    assert (said.answer["status"], said.answer["retry"]) == ("error", True)
+def test_a_missing_database_is_retried_and_not_created(tmp_path: Path) -> None:
+    finished = Poller(tmp_path / "none.db", "SELECT 1").run()
+    assert (finished.response["status"], finished.response["retry"]) == ("error", True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "text"])
-def test_what_is_no_database_is_an_error(tmp_path: Path, kind: str) -> None:
-    """A fifo does not block it."""
+def test_a_file_that_is_not_a_database_is_an_error(tmp_path: Path, kind: str) -> None:
+    """A FIFO does not block."""
     path = tmp_path / "it"
     if kind == "fifo":
         os.mkfifo(path)
@@ -168,17 +164,17 @@ def test_what_is_no_database_is_an_error(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path.write_text("not a database, but long enough to be looked at as if it were one" * 20)
-    assert Poller(path, "SELECT * FROM sqlite_master").ask().answer["status"] == "error"
+    assert Poller(path, "SELECT * FROM sqlite_master").run().response["status"] == "error"
 
 
-def test_a_locked_database_is_tried_again(path: Path, db: sqlite3.Connection) -> None:
+def test_a_locked_database_is_retried(path: Path, db: sqlite3.Connection) -> None:
     db.execute("BEGIN EXCLUSIVE")
-    said = Poller(path, "SELECT * FROM bird").ask()
-    assert (said.answer["status"], said.answer["retry"]) == ("error", True)
-    assert "locked" in said.answer["error"]
+    finished = Poller(path, "SELECT * FROM bird").run()
+    assert (finished.response["status"], finished.response["retry"]) == ("error", True)
+    assert "locked" in finished.response["error"]
 
 
-def test_a_database_in_wal_mode_can_be_read_while_it_is_written(path: Path, db: sqlite3.Connection) -> None:
+def test_a_database_in_wal_mode_can_be_read_during_a_write(path: Path, db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     watch = Poller(path, "SELECT count(*) FROM bird")
     watch.poll()
@@ -188,14 +184,14 @@ def test_a_database_in_wal_mode_can_be_read_while_it_is_written(path: Path, db: 
     assert payload["value"] == 2
 
 
-def test_a_query_that_takes_too_long_is_given_up(path: Path, db: sqlite3.Connection) -> None:
+def test_a_slow_query_fails_after_its_timeout(path: Path, db: sqlite3.Connection) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
-    said = Poller(path, endless, timeout_seconds=0.2).ask()
-    assert (said.answer["retry"], "longer than 0.2 s" in said.answer["error"]) == (True, True)
+    finished = Poller(path, endless, timeout_seconds=0.2).run()
+    assert (finished.response["retry"], "longer than 0.2 s" in finished.response["error"]) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({}, "db_path is missing"),
         ({"db_path": "x"}, "query is missing"),
@@ -204,13 +200,13 @@ def test_a_query_that_takes_too_long_is_given_up(path: Path, db: sqlite3.Connect
         ({"db_path": "x", "query": 1, "event_type": "e"}, "query must be text"),
     ],
 )
-def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[str, Any], words: str) -> None:
+def test_an_invalid_configuration_is_final_with_a_reason(config: Mapping[str, Any], message: str) -> None:
     for command in ("poll", "health"):
-        said = ask("sqlite_change", command, config=config)
-        assert (said.code, said.answer["retry"]) == (78, False)
-        assert words in said.answer["error"]
+        finished = run_plugin("sqlite_change", command, config=config)
+        assert (finished.code, finished.response["retry"]) == (78, False)
+        assert message in finished.response["error"]
 
 
 def test_health_runs_the_query(path: Path, db: sqlite3.Connection) -> None:
     config = {"db_path": str(path), "query": "SELECT * FROM bird", "event_type": "e"}
-    assert ask("sqlite_change", "health", config=config).answer["result"] == "the query returns 1 rows"
+    assert run_plugin("sqlite_change", "health", config=config).response["result"] == "the query returns 1 rows"

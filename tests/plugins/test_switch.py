@@ -1,4 +1,4 @@
-"""switch: the first check that fits names the event; the payload goes on as it came."""
+"""switch emits the payload with the event type of the first matching check."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import run_plugin
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 CHECKS: list[dict[str, Any]] = [
     {"contains": "youtube.com", "emit": "link.video"},
@@ -19,11 +19,10 @@ CHECKS: list[dict[str, Any]] = [
 ]
 
 
-def test_events_are_sorted_through_the_service(home: Home, start: Start) -> None:
-    """A pipeline that listens to one branch runs for that branch alone."""
+def test_an_event_starts_the_pipeline_of_its_check_only(home: Home, start: Start) -> None:
     home.plugin("sink", '#!/bin/sh\ncat > /dev/null\necho \'{"status": "ok", "result": "done"}\'\n')
     home.add("pipelines:\n  - {name: videos, on: link.video, steps: [{uses: sink}]}\n")
-    service = serve(home, start, "switch", {"field": "url", "checks": CHECKS})
+    service = start_with_plugin(home, start, "switch", {"field": "url", "checks": CHECKS})
 
     video = service.run("switch", "handle", {"url": "https://youtube.com/x", "n": 1})
     other = service.run("switch", "handle", {"url": "https://example.org"})
@@ -35,9 +34,9 @@ def test_events_are_sorted_through_the_service(home: Home, start: Start) -> None
 
 def emitted(value: Any, checks: list[dict[str, Any]], field: str = "f", **event: Any) -> list[tuple[str, str | None]]:
     source = {"type": "t", "payload": {"f": value}, **event}
-    said = ask("switch", "handle", config={"field": field, "checks": checks}, event=source)
-    assert said.answer["status"] == "ok", said
-    return [(event["type"], event["dedupe_key"]) for event in said.answer["events"]]
+    finished = run_plugin("switch", "handle", config={"field": field, "checks": checks}, event=source)
+    assert finished.response["status"] == "ok", finished
+    return [(event["type"], event["dedupe_key"]) for event in finished.response["events"]]
 
 
 @pytest.mark.parametrize(
@@ -54,12 +53,12 @@ def emitted(value: Any, checks: list[dict[str, Any]], field: str = "f", **event:
         (["a youtube.com"], "link.other"),
     ],
 )
-def test_the_first_check_that_fits_wins(value: Any, event: str) -> None:
+def test_the_first_matching_check_decides(value: Any, event: str) -> None:
     assert emitted(value, CHECKS) == [(event, None)]
 
 
 @pytest.mark.parametrize(
-    ("value", "check", "fits"),
+    ("value", "check", "matches"),
     [
         (5, {"equals": 5}, True),
         (5, {"equals": "5"}, True),
@@ -71,33 +70,31 @@ def test_the_first_check_that_fits_wins(value: Any, event: str) -> None:
         ("Ü", {"equals": "ü"}, False),
     ],
 )
-def test_values_that_are_no_text_compare_as_their_json(value: Any, check: dict[str, Any], fits: bool) -> None:
-    assert bool(emitted(value, [{**check, "emit": "e"}])) is fits
+def test_values_other_than_text_are_compared_as_json(value: Any, check: dict[str, Any], matches: bool) -> None:
+    assert bool(emitted(value, [{**check, "emit": "e"}])) is matches
 
 
-def test_no_check_that_fits_is_no_failure() -> None:
-    """Nothing is emitted; the job succeeds."""
+def test_without_a_matching_check_the_job_succeeds_without_events() -> None:
     assert emitted("x", [{"equals": "y", "emit": "e"}]) == []
 
 
 @pytest.mark.parametrize("field", ["a.b.0.c", "payload.a.b.0.c", "dotted.key"])
-def test_a_field_is_a_path(field: str) -> None:
-    """Into objects and lists; a key that has dots itself is found too."""
+def test_a_field_is_a_path_into_objects_and_lists(field: str) -> None:
+    """A key that contains dots is found too."""
     payload = {"a": {"b": [{"c": "hit"}]}, "dotted.key": "hit"}
     config = {"field": field, "checks": [{"equals": "hit", "emit": "e"}]}
-    assert len(ask("switch", "handle", config=config, payload=payload).answer["events"]) == 1
+    assert len(run_plugin("switch", "handle", config=config, payload=payload).response["events"]) == 1
     config["field"] = "a.b.7.c.d"
-    assert ask("switch", "handle", config=config, payload=payload).answer["events"] == []
+    assert run_plugin("switch", "handle", config=config, payload=payload).response["events"] == []
 
 
-def test_branches_have_dedupe_keys_of_their_own() -> None:
-    """Two outcomes of one event are never taken for each other."""
+def test_each_event_type_has_its_own_dedupe_key() -> None:
     keys = [emitted(value, CHECKS, dedupe_key="k")[0][1] for value in ("ftp:", "x.pdf")]
     assert keys == ["k:link.file", "k:link.document"]
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({}, "field is missing"),
         ({"field": "f"}, "checks is missing"),
@@ -112,8 +109,8 @@ def test_branches_have_dedupe_keys_of_their_own() -> None:
         ({"field": "f", "checks": [{"contains": 5, "emit": "e"}]}, "must be text"),
     ],
 )
-def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[str, Any], words: str) -> None:
+def test_an_invalid_configuration_is_final_with_a_reason(config: Mapping[str, Any], message: str) -> None:
     for command in ("handle", "health"):
-        said = ask("switch", command, config=config)
-        assert (said.code, said.answer["retry"]) == (78, False)
-        assert words in said.answer["error"]
+        finished = run_plugin("switch", command, config=config)
+        assert (finished.code, finished.response["retry"]) == (78, False)
+        assert message in finished.response["error"]

@@ -1,4 +1,4 @@
-"""sys_exec: the configured command runs as told, within its limits, and nothing of it stays behind."""
+"""sys_exec runs the configured command within its limits and leaves no process."""
 
 import json
 import os
@@ -12,23 +12,22 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import Home
-from tests.plugins.bundled import PLUGINS, Said, ask
-from tests.plugins.serving import Start, events_of, serve
+from tests.plugins.bundled import PLUGINS, PluginRun, run_plugin
+from tests.plugins.plugin_service import Start, events_of, start_with_plugin
 
 
-def execute(command: Any, payload: Mapping[str, Any] | None = None, **config: Any) -> Said:
-    return ask("sys_exec", "handle", payload=payload, config={"command": command, **config})
+def execute(command: Any, payload: Mapping[str, Any] | None = None, **config: Any) -> PluginRun:
+    return run_plugin("sys_exec", "handle", payload=payload, config={"command": command, **config})
 
 
-def told(said: Said) -> dict[str, Any]:
-    assert said.answer["status"] == "ok", said
-    ((payload,),) = [[event["payload"] for event in said.answer["events"]]]
+def event_payload(finished: PluginRun) -> dict[str, Any]:
+    assert finished.response["status"] == "ok", finished
+    ((payload,),) = [[event["payload"] for event in finished.response["events"]]]
     return dict(payload)
 
 
-def test_a_command_runs_through_the_service(home: Home, start: Start) -> None:
-    """Its output is the event, its exit code decides."""
-    service = serve(home, start, "sys_exec", {"command": ["printenv", "DUCTILE_PAYLOAD_CITY"]})
+def test_the_output_is_emitted_and_the_exit_code_decides(home: Home, start: Start) -> None:
+    service = start_with_plugin(home, start, "sys_exec", {"command": ["printenv", "DUCTILE_PAYLOAD_CITY"]})
 
     ((kind, payload),) = events_of(service.run("sys_exec", "handle", {"city": "Zürich"}))
     failed = service.run("sys_exec", "poll", {})
@@ -37,12 +36,12 @@ def test_a_command_runs_through_the_service(home: Home, start: Start) -> None:
     assert failed["status"] != "succeeded"
 
 
-def test_a_job_that_is_ended_leaves_no_process(home: Home, start: Start, tmp_path: Path) -> None:
-    """At the deadline of the job the whole family of the command ends, also what went into the background."""
+def test_a_timed_out_job_leaves_no_process(home: Home, start: Start, tmp_path: Path) -> None:
+    """Background processes are killed too."""
     note = tmp_path / "pids"
     script = f"sleep 300 & echo $! > {note}.part; echo $$ >> {note}.part; mv {note}.part {note}; wait"
     config = {"command": script, "shell": True, "timeout_seconds": 300}
-    service = serve(home, start, "sys_exec", config, timeouts={"poll": "3s"})
+    service = start_with_plugin(home, start, "sys_exec", config, timeouts={"poll": "3s"})
     assert service.run("sys_exec")["status"] != "succeeded"
     assert [pid for pid in note.read_text().split() if is_alive(int(pid))] == []
 
@@ -54,51 +53,51 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_words_are_words(tmp_path: Path) -> None:
-    """A list is run as it is, text is split without a shell, and shell signs are refused unless the shell is wanted."""
-    assert told(execute(["printf", "%s|", "a b", "$HOME", ";"]))["stdout"] == "a b|$HOME|;|"
-    assert told(execute("printf '%s|' 'a b' c"))["stdout"] == "a b|c|"
+def test_text_is_split_without_a_shell(tmp_path: Path) -> None:
+    """Shell characters are rejected unless `shell` is true."""
+    assert event_payload(execute(["printf", "%s|", "a b", "$HOME", ";"]))["stdout"] == "a b|$HOME|;|"
+    assert event_payload(execute("printf '%s|' 'a b' c"))["stdout"] == "a b|c|"
     assert execute(f"echo x > {tmp_path}/f").code == 78
-    assert "shell: true" in execute("echo $HOME").answer["error"]
-    assert told(execute("printf '%s' \"$((2 + 3))\"", shell=True))["stdout"] == "5"
+    assert "shell: true" in execute("echo $HOME").response["error"]
+    assert event_payload(execute("printf '%s' \"$((2 + 3))\"", shell=True))["stdout"] == "5"
     assert execute(["echo"], shell=True).code == 78
 
 
-def test_a_payload_cannot_become_code_or_another_variable() -> None:
-    """Values are values, names are prefixed, and the whole payload is on stdin."""
+def test_a_payload_cannot_become_code_or_replace_variables() -> None:
     payload = {"x": "$(touch /tmp/never); `id`", "ld preload": "evil.so", "n": 5, "o": {"a": [1]}, "nul": "a\0b"}
-    said = execute(
+    finished = execute(
         ["sh", "-c", 'echo "$DUCTILE_PAYLOAD_X"; echo "$DUCTILE_PAYLOAD_LD_PRELOAD$LD_PRELOAD"; cat'], payload
     )
-    lines = told(said)["stdout"].splitlines()
+    lines = event_payload(finished)["stdout"].splitlines()
     assert lines[:2] == [payload["x"], "evil.so"]
     assert json.loads(lines[2]) == payload
-    assert "payload.nul is only on stdin" in said.answer["logs"][0]["message"]
+    assert "payload.nul is only on stdin" in finished.response["logs"][0]["message"]
 
 
-def test_a_large_payload_is_on_stdin_alone() -> None:
-    """The environment of a process has limits; a command that does not read is not disturbed."""
-    said = execute(["sh", "-c", "wc -c"], {"big": "x" * 3_000_000, "small": "y"})
-    assert int(told(said)["stdout"]) > 3_000_000
-    assert told(execute(["true"], {"big": "x" * 3_000_000}))["exit_code"] == 0
+def test_a_large_payload_is_only_on_stdin() -> None:
+    """A command that does not read stdin still succeeds."""
+    finished = execute(["sh", "-c", "wc -c"], {"big": "x" * 3_000_000, "small": "y"})
+    assert int(event_payload(finished)["stdout"]) > 3_000_000
+    assert event_payload(execute(["true"], {"big": "x" * 3_000_000}))["exit_code"] == 0
 
 
-def test_the_environment_says_what_it_is_about() -> None:
-    """Ours, the operator's, the job's."""
-    shown = told(execute(["env"], {"a-b": 1}, env={"OWN": "v", "PORT": 80}))["stdout"].splitlines()
+def test_the_environment_has_configured_and_job_variables() -> None:
+    shown = event_payload(execute(["env"], {"a-b": 1}, env={"OWN": "v", "PORT": 80}))["stdout"].splitlines()
     assert {"OWN=v", "PORT=80", "DUCTILE_JOB_ID=j-1", "DUCTILE_COMMAND=handle", "DUCTILE_EVENT_TYPE=test.event"} <= set(
         shown
     )
     assert "DUCTILE_PAYLOAD_A_B=1" in shown
 
 
-def test_output_is_capped_and_says_so() -> None:
-    """The first bytes are kept; the rest is read, so that the command can finish."""
-    payload = told(execute(["sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo e >&2"], stdout_max_bytes=10))
+def test_output_is_truncated_and_marked() -> None:
+    """The rest is read, so that the command can finish."""
+    payload = event_payload(
+        execute(["sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo e >&2"], stdout_max_bytes=10)
+    )
     assert (payload["stdout"], payload["stdout_truncated"]) == ("x" * 10, True)
     assert (payload["stderr"], payload["stderr_truncated"]) == ("e\n", False)
-    assert told(execute(["printf", "\\377"]))["stdout"] == "\ufffd"
-    assert "stdout" not in told(execute(["echo", "x"], include_output_in_event=False))
+    assert event_payload(execute(["printf", "\\377"]))["stdout"] == "\ufffd"
+    assert "stdout" not in event_payload(execute(["echo", "x"], include_output_in_event=False))
 
 
 @pytest.mark.parametrize(
@@ -115,38 +114,38 @@ def test_output_is_capped_and_says_so() -> None:
         (0, {"emit_event": False}, "ok", None, 0),
     ],
 )
-def test_exit_codes_decide(code: int, config: dict[str, Any], status: str, retry: bool | None, events: int) -> None:
-    """What is success, what is tried again, what is told."""
-    answer = execute(["sh", "-c", f"echo reason >&2; exit {code}"], **config).answer
-    assert (answer["status"], answer.get("retry"), len(answer["events"])) == (status, retry, events)
+def test_exit_codes_decide_on_success_retry_and_event(
+    code: int, config: dict[str, Any], status: str, retry: bool | None, events: int
+) -> None:
+    response = execute(["sh", "-c", f"echo reason >&2; exit {code}"], **config).response
+    assert (response["status"], response.get("retry"), len(response["events"])) == (status, retry, events)
     if status == "error":
-        assert answer["error"].endswith("reason")
+        assert response["error"].endswith("reason")
 
 
-def test_a_command_that_dies_by_a_signal_says_which() -> None:
-    answer = execute(["sh", "-c", "kill -9 $$"], emit_event_on_exit_codes=[137]).answer
-    assert answer["events"][0]["payload"]["signal"] == "SIGKILL"
-    assert "SIGKILL" in answer["error"]
+def test_the_error_names_the_signal_that_killed_the_command() -> None:
+    response = execute(["sh", "-c", "kill -9 $$"], emit_event_on_exit_codes=[137]).response
+    assert response["events"][0]["payload"]["signal"] == "SIGKILL"
+    assert "SIGKILL" in response["error"]
 
 
-def test_a_command_that_takes_too_long_is_ended_with_its_family(tmp_path: Path) -> None:
-    """Also when it ignores SIGTERM."""
+def test_a_timed_out_command_is_killed_with_its_children(tmp_path: Path) -> None:
+    """Also if it ignores SIGTERM."""
     note = tmp_path / "pid"
-    said = execute(f"trap '' TERM; sleep 300 & echo $! > {note}; wait; wait", shell=True, timeout_seconds=0.5)
-    assert (said.answer["status"], said.answer["retry"]) == ("error", True)
-    assert "timed out after 0.5 s" in said.answer["error"]
+    finished = execute(f"trap '' TERM; sleep 300 & echo $! > {note}; wait; wait", shell=True, timeout_seconds=0.5)
+    assert (finished.response["status"], finished.response["retry"]) == ("error", True)
+    assert "timed out after 0.5 s" in finished.response["error"]
     assert not is_alive(int(note.read_text()))
 
 
-def test_a_background_process_cannot_hold_the_answer_back(tmp_path: Path) -> None:
-    """It holds stdout open; a second later it is ended and the answer is given."""
+def test_a_background_process_does_not_delay_the_response(tmp_path: Path) -> None:
+    """It keeps stdout open and is killed after a second."""
     note = tmp_path / "pid"
-    assert told(execute(f"sleep 300 & echo $! > {note}", shell=True))["exit_code"] == 0
+    assert event_payload(execute(f"sleep 300 & echo $! > {note}", shell=True))["exit_code"] == 0
     assert not is_alive(int(note.read_text()))
 
 
-def test_sigterm_ends_the_command_first(tmp_path: Path) -> None:
-    """When Ductile ends the plugin, nothing of its command survives."""
+def test_sigterm_kills_the_command_before_the_plugin_exits(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     config = {"command": f"echo $$ > {note}.part; mv {note}.part {note}; sleep 300", "shell": True}
     request = {"protocol": 2, "job_id": "j", "command": "poll", "config": config}
@@ -166,7 +165,7 @@ def test_sigterm_ends_the_command_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({}, "command is missing"),
         ({"command": ""}, "command must not be blank"),
@@ -181,14 +180,14 @@ def test_sigterm_ends_the_command_first(tmp_path: Path) -> None:
         ({"command": ["true"], "working_dir": "/no/such/folder"}, "cannot be started"),
     ],
 )
-def test_a_wrong_configuration_is_final_and_says_what_is_wrong(config: Mapping[str, Any], words: str) -> None:
-    said = ask("sys_exec", "poll", config=config)
-    assert (said.code, said.answer["retry"]) == (78, False)
-    assert words in said.answer["error"]
+def test_an_invalid_configuration_is_final_with_a_reason(config: Mapping[str, Any], message: str) -> None:
+    finished = run_plugin("sys_exec", "poll", config=config)
+    assert (finished.code, finished.response["retry"]) == (78, False)
+    assert message in finished.response["error"]
 
 
-def test_health_finds_the_program_without_running_it(tmp_path: Path) -> None:
+def test_health_checks_the_program_without_running_it(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    assert ask("sys_exec", "health", config={"command": ["touch", str(ran)]}).answer["status"] == "ok"
-    assert ask("sys_exec", "health", config={"command": ["no-such-program"]}).answer["status"] == "error"
+    assert run_plugin("sys_exec", "health", config={"command": ["touch", str(ran)]}).response["status"] == "ok"
+    assert run_plugin("sys_exec", "health", config={"command": ["no-such-program"]}).response["status"] == "error"
     assert not ran.exists()

@@ -97,7 +97,7 @@ def _execute(job: Job, snapshot: Snapshot) -> PluginAnswer:
     import trio
 
     from ductile.core.model import Succeeded
-    from ductile.devkit.local.local import attempt_locally
+    from ductile.devkit.local.run import attempt_locally
     from ductile.engine.process.procfs import harden_self
     from ductile.engine.process.run import Finished
 

@@ -141,7 +141,7 @@ def run_fixtures(target: str, explicit: Path | None, *, plugin_config: str | Non
     import tempfile
 
     from ductile.cli.plugin.local import parse_plugin_config
-    from ductile.devkit.fixtures.fixtures import fixture_files
+    from ductile.devkit.fixtures.fixture_file import fixture_files
     from ductile.devkit.local.harness import harness_for
     from ductile.engine.process.procfs import harden_self
 
@@ -154,7 +154,7 @@ def run_fixtures(target: str, explicit: Path | None, *, plugin_config: str | Non
 
 
 def _run_fixture(plugin: "Plugin", path: Path, params: dict[str, Any]) -> dict[str, Any]:
-    from ductile.devkit.fixtures.fixtures import read_fixture
+    from ductile.devkit.fixtures.fixture_file import read_fixture
     from ductile.devkit.fixtures.runner import run_fixture
 
     content: dict[str, Any] = {"file": path.name, "name": path.stem, "stderr": "", "differences": []}

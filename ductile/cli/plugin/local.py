@@ -11,8 +11,8 @@ from ductile.cli.base.json_args import read_json, read_json_file, read_payload
 from ductile.core.errors import UsageInvalid
 from ductile.core.units import parse_duration
 from ductile.devkit.local.harness import harness_for
-from ductile.devkit.local.local import LocalRequest, run_locally
 from ductile.devkit.local.report import run_report
+from ductile.devkit.local.run import LocalRequest, run_locally
 
 FAULT_DEADLINE = "3s"
 """Default deadline with --fault: a simulated hang should end soon."""

@@ -11,7 +11,7 @@ from ductile.core.errors import DuctileError, PluginRejected
 from ductile.devkit.checks.dynamic import run_dynamic_checks
 from ductile.devkit.checks.rules import LEVELS, RULES, Findings, RuleResult, level_reached
 from ductile.devkit.checks.static import run_static_checks
-from ductile.devkit.fixtures.fixtures import Fixture, fixture_files, read_fixture
+from ductile.devkit.fixtures.fixture_file import Fixture, fixture_files, read_fixture
 from ductile.devkit.local.harness import harness_for_folder
 from ductile.plugin.registry import Plugin
 

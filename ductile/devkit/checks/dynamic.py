@@ -21,7 +21,7 @@ from ductile.core.secret import Mask
 from ductile.core.units import format_duration
 from ductile.devkit.checks.rules import Findings
 from ductile.devkit.checks.schemas import full_schema, schema_violations
-from ductile.devkit.fixtures.fixtures import Fixture, FixtureInvalid
+from ductile.devkit.fixtures.fixture_file import Fixture, FixtureInvalid
 from ductile.devkit.fixtures.runner import FixtureRun, run_fixture, run_fixture_sequence
 from ductile.devkit.local.attempt import Mutation
 from ductile.devkit.local.report import response_of
@@ -62,10 +62,10 @@ def run_dynamic_checks(
     try:
         _check_all(plugin, cases, findings, run_writes=run_writes)
     except PluginRejected as rejected:
-        findings.add("robust.files", f"after a run it can no longer be loaded: {rejected}")
+        findings.add("robust.files", f"the plugin cannot be loaded after a run: {rejected}")
     after = dict(_files(plugin))
     changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-    findings.add("robust.files", f"changed in its own folder: {', '.join(changed)}" if changed else None)
+    findings.add("robust.files", f"files changed in its own folder: {', '.join(changed)}" if changed else None)
 
 
 def _check_all(plugin: Plugin, cases: list[Fixture], findings: Findings, *, run_writes: bool) -> None:
@@ -95,8 +95,8 @@ def _default_requests(
 
 def _no_request_reason(plugin: Plugin, config: Mapping[str, Any]) -> str:
     missing = plugin.manifest.missing_keys(config)
-    why = f"required configuration is missing: {', '.join(missing)}" if missing else "its commands write"
-    return f"no command can be run: there are no fixtures, and {why}"
+    reason = f"required configuration is missing: {', '.join(missing)}" if missing else "it has only write commands"
+    return f"no command can be run: there are no fixtures, and {reason}"
 
 
 def _files(plugin: Plugin) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -167,10 +167,10 @@ class DynamicCheck:
         self.findings.add(rule, f"{self.case.name}: {problem}" if problem else None)
 
     def _check_process(self, run: Finished, fixture_run: FixtureRun) -> None:
-        """Check the rules that apply to every run, whatever its response."""
+        """Check the rules that do not depend on the response."""
         if run.cause is Cause.EXITED:
             left = run.swept or run.pipe_left_open or run.lost
-            self.add_finding("robust.leftovers", "left processes behind" if left else None)
+            self.add_finding("robust.leftovers", "processes are still running after it exits" if left else None)
         elif run.cause is not Cause.OUTPUT_LIMIT:  # the other causes stop the plugin with SIGTERM
             late = f"still running {GRACE.total_seconds():g} s after SIGTERM"
             self.add_finding("robust.sigterm", late if run.signal == signal.SIGKILL else None)
@@ -178,12 +178,12 @@ class DynamicCheck:
         self.add_finding(
             "robust.files", f"files left in its working directory: {leftover_files}" if leftover_files else None
         )
-        much = f"{run.stderr_total} bytes on stderr, {len(run.stderr)} are stored" if run.stderr_truncated else None
-        self.add_finding("robust.stderr", much)
+        excess = f"{run.stderr_total} bytes on stderr, {len(run.stderr)} are stored" if run.stderr_truncated else None
+        self.add_finding("robust.stderr", excess)
 
     def _check_exit(self, run: Finished, decoded: PluginResponse | InvalidResponse) -> None:
         if run.signal is not None:
-            self.add_finding("protocol.exit_code", f"ended by signal {run.signal}")
+            self.add_finding("protocol.exit_code", f"killed by signal {run.signal}")
         elif isinstance(decoded, PluginResponse):
             wrong = f"exit code {run.exit_code} with an ok response" if decoded.ok and run.exit_code else None
             self.add_finding("protocol.exit_code", wrong)
@@ -226,10 +226,10 @@ class DynamicCheck:
 
     def _expect_response(self, rule: str, mutate: Mutation) -> PluginResponse | Failed | None:
         """Check that the mutated request gets a valid response."""
-        answer = self.check_response(run_fixture(self.plugin, self.case, mutate=mutate, grace=GRACE), rule)
-        if answer is not None:
+        response = self.check_response(run_fixture(self.plugin, self.case, mutate=mutate, grace=GRACE), rule)
+        if response is not None:
             self.add_finding(rule, None)
-        return answer
+        return response
 
     def _expect_final_failure(self, rule: str, mutate: Mutation) -> None:
         """Check that the mutated request fails without retry."""
@@ -274,8 +274,8 @@ class DynamicCheck:
         self.add_finding("exemplary.idempotent", None if first == second else f"first {first}, then {second}")
 
 
-def _rule_for(garbled: InvalidResponse, stdout: bytes) -> str:
-    if garbled.final:
+def _rule_for(invalid: InvalidResponse, stdout: bytes) -> str:
+    if invalid.final:
         return "protocol.limits"
     return "protocol.fields" if isinstance(response_of(stdout), dict) else "protocol.framing"
 
@@ -283,18 +283,18 @@ def _rule_for(garbled: InvalidResponse, stdout: bytes) -> str:
 def _comparable_response(fixture_run: FixtureRun) -> tuple[Any, ...]:
     """Return the parts of a response that must be equal in two attempts of one job."""
     run = fixture_run.local.run
-    answer = response_of(run.stdout) if isinstance(run, Finished) else None
-    if not isinstance(answer, dict):
-        return (answer,)
-    events = [event for event in answer.get("events") or () if isinstance(event, dict)]
-    return (answer.get("status"), *((event.get("type"), event.get("dedupe_key")) for event in events))
+    response = response_of(run.stdout) if isinstance(run, Finished) else None
+    if not isinstance(response, dict):
+        return (response,)
+    events = [event for event in response.get("events") or () if isinstance(event, dict)]
+    return (response.get("status"), *((event.get("type"), event.get("dedupe_key")) for event in events))
 
 
 # ── mutations of requests ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def with_unknown_fields(request: dict[str, Any]) -> dict[str, Any]:
-    unknown = {"a_field_of_tomorrow": {"nested": [1, None, "x"]}}
+    unknown = {"an_unknown_field": {"nested": [1, None, "x"]}}
     event = {"event": {**request["event"], **unknown}} if "event" in request else {}
     return {**request, **event, **unknown}
 
@@ -303,7 +303,7 @@ def with_extra_payload(request: dict[str, Any], value: str) -> dict[str, Any]:
     """Add a value to the payload, in every place where a plugin can read the payload."""
 
     def more(payload: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {**(payload or {}), "a_value_more": value}
+        return {**(payload or {}), "an_additional_value": value}
 
     if "event" not in request:
         return {**request, "payload": more(request.get("payload"))}

@@ -28,7 +28,7 @@ RULES = {
     ),
     "protocol.runs": PluginRule(
         "at least one command can be run safely, and it starts",
-        "add a fixture for each command, or allow writing commands with --run-writes",
+        "add a fixture for each command, or run write commands with --run-writes",
     ),
     "protocol.deadline": PluginRule("it responds before its deadline", "limit every wait by `deadline_at`"),
     "protocol.framing": PluginRule(
@@ -36,7 +36,7 @@ RULES = {
         "write everything but the response to stderr; encode the response as UTF-8",
     ),
     "protocol.fields": PluginRule(
-        "the response has the fields and types of the protocol", "see docs/plugins.md, The answer"
+        "the response has the fields and types of the protocol", "see docs/plugins.md, The response"
     ),
     "protocol.limits": PluginRule("the response is within the limits", "return fewer events or a smaller state"),
     "protocol.exit_code": PluginRule(

@@ -29,8 +29,8 @@ def schema_violations(schema: Any, value: Any, at: str = "payload") -> Iterator[
     """Yield every violation of `schema` in `value`."""
     if not isinstance(schema, Mapping):
         return
-    wanted: Any = schema.get("type")
-    kinds: list[str] = wanted if isinstance(wanted, list) else [str(wanted)]
+    expected: Any = schema.get("type")
+    kinds: list[str] = expected if isinstance(expected, list) else [str(expected)]
     if all(kind in _KINDS for kind in kinds) and not any(_is(kind, value) for kind in kinds):
         yield f"{at} is not {' or '.join(kinds)}"
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ductile.core.files import FileRefused, read_regular
 from ductile.core.formats import strict_yaml
 from ductile.devkit.checks.rules import Findings
-from ductile.devkit.fixtures.fixtures import Fixture
+from ductile.devkit.fixtures.fixture_file import Fixture
 from ductile.plugin.manifest import FILE_NAME
 from ductile.plugin.registry import Plugin
 

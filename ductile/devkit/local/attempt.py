@@ -1,6 +1,6 @@
 """Prepare and conclude a local attempt, with the decisions of the service but without service or ledger.
 
-`local` runs the plugin in between.
+`run` starts the plugin in between.
 """
 
 import errno

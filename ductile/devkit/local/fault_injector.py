@@ -1,7 +1,7 @@
 """A wrapper process that runs a plugin and injects a fault into its output.
 
 Started by path in the plugin's environment, with only the standard library: `fault_injector.py FAULT ENTRYPOINT`. Does
-not know the protocol.
+not depend on the protocol.
 """
 
 import os
@@ -28,7 +28,7 @@ def crash(response: bytes) -> None:
 
 def write_garbage(response: bytes) -> None:
     """Write bytes that are neither JSON nor UTF-8."""
-    sys.stdout.buffer.write(b"\x00\xff\xfe this is not an answer \xf0\x28\x8c\n")
+    sys.stdout.buffer.write(b"\x00\xff\xfe this is not a response \xf0\x28\x8c\n")
 
 
 def write_slowly(response: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The report of a local run as plain data: request, response, process result, verdict and consequences.
+"""The report of a local run as plain data: request, response, process result, verdict and effects.
 
 Masks all secrets. Makes no decisions.
 """
@@ -31,7 +31,7 @@ def run_report(local: LocalRun, mask: Mask) -> dict[str, Any]:
         "error": getattr(local.verdict.outcome, "error", None),
         "retry": _retry(local),
         "warnings": [*(local.ready.warnings if local.ready else ()), *_notes(local)],
-        "would": _consequences(local.completion, mask),
+        "would": _effects(local.completion, mask),
     }
     return shown
 
@@ -104,7 +104,7 @@ def _notes(local: LocalRun) -> tuple[str, ...]:
     return local.verdict.response.notes if local.verdict.response else ()
 
 
-def _consequences(completion: Completion | None, mask: Mask) -> Mapping[str, Any]:
+def _effects(completion: Completion | None, mask: Mask) -> Mapping[str, Any]:
     """Return what a service would record and enqueue; empty for an attempt that is not final."""
     if completion is None:
         return {"jobs": [], "facts": [], "state_updates": None, "notes": []}

@@ -1,4 +1,4 @@
-"""A bundled plugin in a whole service: copied into a configuration, configured, started."""
+"""Start a service with a bundled plugin."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,16 +13,18 @@ from tests.plugins.bundled import PLUGINS
 Start = Callable[..., Service]
 
 
-def serve(home: Home, start: Start, name: str, config: Mapping[str, Any] | None = None, **more: Any) -> Service:
-    """The service with this plugin; `more` are other keys of `plugins.<name>`."""
+def start_with_plugin(
+    home: Home, start: Start, name: str, config: Mapping[str, Any] | None = None, **more: Any
+) -> Service:
+    """Start a service with one plugin. `more` are other keys of `plugins.<name>`."""
     home.copy_plugin(PLUGINS / name)
     home.add(yaml.safe_dump({"plugins": {name: {"config": dict(config or {}), "retry": {"max_attempts": 1}, **more}}}))
     return start()
 
 
 @contextmanager
-def serving_all(folder: Path, name: str, aliases: Mapping[str, Any], more: str = "") -> Iterator[Service]:
-    """One service for the tests of a module, with the plugin under several names, each with keys of its own."""
+def service_with_aliases(folder: Path, name: str, aliases: Mapping[str, Any], more: str = "") -> Iterator[Service]:
+    """Start a service for a test module. Each alias of the plugin has its own keys."""
     home = Home.make(folder / "ductile")
     home.copy_plugin(PLUGINS / name)
     entries = {alias: {"uses": name, "retry": {"max_attempts": 1}, **keys} for alias, keys in aliases.items()}
@@ -37,6 +39,6 @@ def serving_all(folder: Path, name: str, aliases: Mapping[str, Any], more: str =
 
 
 def events_of(job: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Type and payload of what a job that succeeded has emitted."""
+    """Return type and payload of the events of a succeeded job."""
     assert job["status"] == "succeeded", job
     return [(event["type"], event["payload"]) for event in job["result"].get("events", [])]

@@ -1,4 +1,4 @@
-"""Somebody who knows only the README: a fresh clone, its commands, its curl lines, its output."""
+"""The commands of the README work in a fresh clone."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from tests.docs.instance import CLEAN, free_ports, moved
+from tests.docs.instance import CLEAN, free_ports, with_ports
 from tests.docs.transcript import Shell, blocks_of, steps_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a clone of the repository has, and nothing else."""
-    target = tmp_path_factory.mktemp("newcomer") / "ductile"
+    """A copy of the tracked files of the repository."""
+    target = tmp_path_factory.mktemp("clone") / "ductile"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -41,7 +41,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @frozen
 class Started:
-    """`scripts/start` in the clone: its port, its process, and what it printed until it was ready."""
+    """A running `scripts/start`: its port, its process, and its output until it was ready."""
 
     port: int
     process: "subprocess.Popen[str]"
@@ -55,64 +55,64 @@ def started(clone: Path) -> Iterator[Started]:
     process = subprocess.Popen(
         command, cwd=clone, env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    said: list[str] = []
+    printed: list[str] = []
     assert process.stderr is not None
     rest = threading.Thread(target=process.stderr.read)
     with process.stderr:
         try:
             for line in process.stderr:
-                said.append(line.rstrip("\n"))
+                printed.append(line.rstrip("\n"))
                 if "is ready" in line:
                     break
             rest.start()
-            yield Started(port, process, said)
+            yield Started(port, process, printed)
         finally:
             process.kill()
             process.wait()
             rest.join()
 
 
-def test_the_readme_is_true(clone: Path, started: Started) -> None:
-    """Every command of the tour does what the page shows, from the first delivery to the second start after a kill."""
-    start, *blocks = blocks_of(moved((clone / "README.md").read_text(), started.port))
+def test_every_command_of_the_readme_works(clone: Path, started: Started) -> None:
+    """From the first delivery to the restart after a kill."""
+    start, *blocks = blocks_of(with_ports((clone / "README.md").read_text(), started.port))
     assert (start.kind, len(blocks) >= 6) == ("start", True)
-    assert [block.kind for block in blocks].count("start") == 1, "it is started again after it was killed"
+    assert [block.kind for block in blocks].count("start") == 1, "the tour restarts the killed service"
     shell = Shell.open(clone, CLEAN)
     try:
-        (shown,) = steps_of(start.body)
-        shell.compare(shown.expected, started.printed, told="\n".join(started.printed))
+        (step,) = steps_of(start.body)
+        shell.compare(step.expected, started.printed, transcript="\n".join(started.printed))
         for block in blocks:
-            shell.perform(block)
+            shell.run_block(block)
     finally:
         shell.close()
     assert started.process.wait(30) == -signal.SIGKILL
 
 
-def test_ctrl_c_stops_what_scripts_start_runs(started: Started) -> None:
-    """The script becomes the service: the signal of the terminal reaches it, and it exits with 0."""
+def test_ctrl_c_stops_scripts_start(started: Started) -> None:
+    """The script execs the service, so the signal reaches it and it exits with 0."""
     started.process.send_signal(signal.SIGINT)
     assert started.process.wait(30) == 0
 
 
-def test_a_second_start_can_still_choose_the_port(clone: Path) -> None:
-    """Whoever finds the port taken has a configuration by then; the new ports may be among the old ones."""
-    say = partial(subprocess.run, cwd=clone, env=CLEAN, capture_output=True, text=True, check=False)
+def test_the_port_can_be_changed_after_the_first_start(clone: Path) -> None:
+    """A start on a used port leaves a configuration behind. The new ports may overlap the old ones."""
+    run = partial(subprocess.run, cwd=clone, env=CLEAN, capture_output=True, text=True, check=False)
     configure = "sed '/^exec /d' scripts/start > scripts/configure && sh scripts/configure --port"
     shutil.rmtree(clone / ".ductile", ignore_errors=True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        first = say(["scripts/start", "--port", str(taken.getsockname()[1])])
+        first = run(["scripts/start", "--port", str(taken.getsockname()[1])])
     port = free_ports()
-    moves = [say(["sh", "-c", f"{configure} {moved}"]) for moved in (port, port + 1, port)]
-    other = say(["scripts/start", "--demo"])
-    told = [
-        say([".venv/bin/ductile", "config", "get", key, "--config", ".ductile"]).stdout.strip()
+    moves = [run(["sh", "-c", f"{configure} {new_port}"]) for new_port in (port, port + 1, port)]
+    other = run(["scripts/start", "--demo"])
+    addresses = [
+        run([".venv/bin/ductile", "config", "get", key, "--config", ".ductile"]).stdout.strip()
         for key in ("api.listen", "webhooks.listen")
     ]
     shutil.rmtree(clone / ".ductile")
 
     assert (first.returncode, "cannot listen" in first.stderr) == (os.EX_TEMPFAIL, True), first.stderr
     assert [move.returncode for move in moves] == [0, 0, 0], [move.stderr for move in moves]
-    assert told == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+    assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     assert (other.returncode, "only --port N" in other.stderr) == (os.EX_USAGE, True)

@@ -1,7 +1,7 @@
 """Run one attempt of a plugin without service and ledger, with the code of the service.
 
 Call `run_locally` under `trio.run`, in a process prepared with `harden_self`, in the working directory for the plugin.
-Does not know fixtures, rules or the CLI.
+Does not depend on fixtures, rules or the CLI.
 """
 
 import uuid
