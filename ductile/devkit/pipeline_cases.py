@@ -97,7 +97,7 @@ def _object(path: Path, data: Any, what: str, known: tuple[str, ...] | None = No
         raise CaseInvalid(f"{path}: {what} must be an object")
     for name in data:
         if known is not None and name not in known:
-            hint = f"known: {', '.join(known)}"
+            hint = f"Known keys: {', '.join(known)}."
             raise CaseInvalid(f"{path}: {what} has no key {name!r}{did_you_mean(name, known)}", hint=hint)
     return data
 
@@ -188,7 +188,7 @@ def _differences(case: PipelineCase, shown: dict[str, Any], plan: Plan) -> Itera
         if step in shown["steps"]:
             yield from mismatches(expected, shown["steps"][step], at=f"steps.{step}")
         else:
-            yield f"steps.{step}: there is no such step{did_you_mean(step, shown['steps'])}"
+            yield f"steps.{step}: the step does not exist{did_you_mean(step, shown['steps'])}"
 
 
 def _path_differences(expected: list[str], shown: dict[str, Any]) -> Iterator[str]:

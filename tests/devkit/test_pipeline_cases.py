@@ -108,7 +108,7 @@ def test_a_case_can_expect_that_an_event_does_not_start_the_pipeline(
             ['steps.fetch.payload.day: expected "friday", found "x"'],
         ),
         ({"steps": {"fetch": {"baggage": {"month": 1}}}}, ["steps.fetch.baggage.month: expected 1, but it is absent"]),
-        ({"steps": {"fetsch": {}}}, ["steps.fetsch: there is no such step (did you mean 'fetch'?)"]),
+        ({"steps": {"fetsch": {}}}, ["steps.fetsch: the step does not exist (did you mean 'fetch'?)"]),
         ({"starts": False}, ["starts: expected false, but it starts"]),
     ],
 )
@@ -128,9 +128,9 @@ def test_an_answer_for_an_unknown_step_fails_only_its_case(run: Run, home: Home)
         run, home, {"answers": {"fetchh": []}}, {"expect": {"starts": True}}, {"pipeline": "no"}
     )
 
-    assert "there is no step 'fetchh'" in differences[0][0]
+    assert "step 'fetchh' does not exist" in differences[0][0]
     assert differences[1] == []
-    assert "there is no pipeline 'no'" in differences[2][0]
+    assert "pipeline 'no' does not exist" in differences[2][0]
     assert code == 1
 
 

@@ -136,7 +136,7 @@ def test_an_unknown_tree_exits_1(service: Service, flags: tuple[str, ...]) -> No
     """Nothing with that id, wherever it is looked for."""
     done = cli(service.home, "job", "tree", "00000000-0000-4000-8000-000000000000", *flags)
 
-    assert (done.returncode, "no such job" in done.stderr) == (1, True)
+    assert (done.returncode, "does not exist" in done.stderr) == (1, True)
 
 
 def test_the_picture_of_a_run_has_states_and_durations(service: Service) -> None:
