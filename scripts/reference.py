@@ -29,7 +29,8 @@ changes nothing. `pipeline dry-run`, `plugin check` and `plugin test` change not
 run plugins. With `--json`, an error is one JSON object:
 
 ```json
-{"error": "there is no plugin 'ecko'", "code": "not_found", "exit_code": 1, "hint": "known: echo", "context": {}}
+{"error": "plugin 'ecko' does not exist", "code": "not_found", "exit_code": 1,
+ "hint": "Known plugins: echo.", "context": {}}
 ```
 
 Ductile searches for the configuration in `$DUCTILE_CONFIG_DIR`, then `~/.config/ductile`, then `/etc/ductile`.

@@ -152,7 +152,9 @@ class Snapshot:
             return configured
         if name in self.unavailable:
             raise PluginUnavailable(f"plugin {name} {self.unavailable[name]}")
-        raise NotFound(f"there is no plugin {name!r}", hint=f"known: {', '.join(sorted(self.plugins)) or 'none'}")
+        raise NotFound(
+            f"plugin {name!r} does not exist", hint=f"Known plugins: {', '.join(sorted(self.plugins)) or 'none'}."
+        )
 
     def why_unavailable(self, name: str) -> str | None:
         """Return the reason why the plugin cannot be started; None if it can."""

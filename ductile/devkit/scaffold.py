@@ -52,7 +52,7 @@ def plan_files(name: str, lang: str) -> dict[str, bytes]:
 def write_plugin(folder: Path, planned: dict[str, bytes], *, dry_run: bool) -> None:
     """Write the files to the new folder; with `dry_run`, only check that this is possible."""
     if os.path.lexists(folder):
-        raise UsageInvalid(f"{folder} already exists", hint="choose another name, or another directory with --dir")
+        raise UsageInvalid(f"{folder} already exists", hint="Choose another name, or another directory with --dir.")
     parent = next(path for path in folder.absolute().parents if path.exists())
     files.require_writable(parent)
     if dry_run:

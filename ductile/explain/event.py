@@ -80,7 +80,7 @@ def explain_event(db: Db, event_id: str) -> EventExplanation:
     if joined is not None and (join := get_job(db, joined.join_id)):
         jobs = [join]
     if not rows and not jobs:
-        raise NotFound(f"{event_id[:80]}: there is no such event on record", hint=HINT)
+        raise NotFound(f"event {event_id[:80]} does not exist", hint=HINT)
     about = _envelope(db, event_id, jobs, rows) if joined is None else _join_envelope(joined)
     decisions = tuple(map(_decision, rows))
     is_duplicate = any(row.kind == DEDUPLICATED for row in rows)
@@ -106,7 +106,7 @@ def explain_event_type(db: Db, event_type: str, *, limit: int) -> dict[str, Any]
     if not events and not withheld and not handlers["pipelines"] and not handlers["routes"]:
         close = did_you_mean(event_type, [*event_lineage.known_types(db), *handlers["types"]])
         raise NotFound(
-            f"no event of type {event_type[:80]!r} on record, and nothing handles that type{close}", hint=HINT
+            f"no event of type {event_type[:80]!r} is recorded, and no pipeline or route handles it{close}", hint=HINT
         )
     return {
         "type": event_type,

@@ -82,7 +82,7 @@ def routes(ctx: AppContext, table: Callable[[], Iterable[AnyRoute]]) -> Iterable
     async def describe_plugin(request: Request) -> Response:
         configured = ctx.snapshot().plugin(request.params["plugin"])
         if not request.principal.can_see(configured.name):
-            raise NotFound(f"there is no plugin {configured.name!r}")
+            raise NotFound(f"plugin {configured.name!r} does not exist")
         return json_response(build_document((), [configured], _find_trigger(table())))
 
     yield Route(

@@ -119,7 +119,7 @@ def test_an_unknown_pipeline_is_not_found_with_a_suggestion(run: Run, home: Home
     answer = run("pipeline", *action, "raport", "--config", home.path, "--json")
 
     assert (answer.exit_code, answer.json["code"]) == (1, "not_found")
-    assert answer.json["error"] == "there is no pipeline 'raport' (did you mean 'report'?)"
+    assert answer.json["error"] == "pipeline 'raport' does not exist (did you mean 'report'?)"
 
 
 # ── visualize ─────────────────────────────────────────────────────────────────────────────────────────────────────────

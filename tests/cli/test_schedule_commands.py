@@ -231,7 +231,7 @@ def test_the_schedule_id_is_optional_for_a_single_schedule(run: Run, home: Home)
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("next", "ecko"), 1, "there is no plugin 'ecko'"),
+        (("next", "ecko"), 1, "plugin 'ecko' does not exist"),
         (("next", "echo", "nightli"), 1, "did you mean 'nightly'?"),
         (("next", "echo", "often", "--count", "0"), 2, "--count"),
         (("why", "echo", "often", "--at", "yesterday"), 2, "is not a time"),
@@ -610,7 +610,7 @@ def test_an_unused_breaker_is_closed(run: Run, home: Home) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("breaker", "ecko"), 1, "there is no plugin 'ecko'"),
+        (("breaker", "ecko"), 1, "plugin 'ecko' does not exist"),
         (("breaker", "echo", "--command", "polish"), 1, "has no command 'polish'"),
         (("breaker", "echo", "--limit", "0"), 2, "--limit"),
         (("reset", "echo"), 69, "ductile system start"),

@@ -192,7 +192,7 @@ BLOB = "x" * 600_000
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "message"),
     [
-        ("chian", None, 404, "not_found", "there is no pipeline 'chian' (did you mean 'chain'?)"),
+        ("chian", None, 404, "not_found", "pipeline 'chian' does not exist (did you mean 'chain'?)"),
         ("chain", b"{", 400, "bad_request", "the body is not JSON"),
         ("chain", {"payload": []}, 400, "bad_request", "payload must be a JSON object"),
         ("chain", {"n": 1}, 400, "bad_request", "unknown key 'n'"),

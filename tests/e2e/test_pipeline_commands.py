@@ -121,7 +121,7 @@ def test_an_unknown_tree_exits_1(service: Service, flags: tuple[str, ...]) -> No
     """This applies to the ledger and to the service."""
     done = ductile(service.home, "job", "tree", "00000000-0000-4000-8000-000000000000", *flags)
 
-    assert (done.exit_code, "no such job" in done.stderr) == (1, True)
+    assert (done.exit_code, "does not exist" in done.stderr) == (1, True)
 
 
 def test_a_drawing_of_a_run_has_statuses_and_durations(service: Service) -> None:

@@ -104,7 +104,7 @@ def test_a_plugin_without_limits_is_spawned_directly(home: Home) -> None:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (a_job(plugin="missing"), "there is no plugin 'missing'"),
+        (a_job(plugin="missing"), "plugin 'missing' does not exist"),
         (a_job(command="dance"), "plugin echo has no command 'dance'"),
         (a_job(plugin="off"), "plugin off is disabled (enabled: false)"),
     ],

@@ -210,8 +210,8 @@ async def test_a_secret_at_the_beginning_of_truncated_stderr_is_masked(home: Hom
 async def test_a_job_that_cannot_start_is_logged(home: Home) -> None:
     """The log has the reason."""
     refused, lines = await run_once(home, "#!/bin/sh\n", job=a_job(plugin="missing"))
-    assert refused.outcome == Dead("there is no plugin 'missing'", code=OutcomeCode.PLUGIN_UNAVAILABLE)
-    assert [line["message"] for line in lines] == ["job failed: there is no plugin 'missing'"]
+    assert refused.outcome == Dead("plugin 'missing' does not exist", code=OutcomeCode.PLUGIN_UNAVAILABLE)
+    assert [line["message"] for line in lines] == ["job failed: plugin 'missing' does not exist"]
 
 
 async def test_a_job_of_an_untrusted_plugin_is_retried_as_its_policy_says(home: Home) -> None:

@@ -421,7 +421,7 @@ async def test_a_dry_run_stores_nothing(receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("instance", "body", "status", "error"),
     [
-        ("lap", {"event": {"type": "a.b"}}, 404, "there is no instance 'lap' (did you mean 'lab'?)"),
+        ("lap", {"event": {"type": "a.b"}}, 404, "instance 'lap' does not exist (did you mean 'lab'?)"),
         ("off", {"event": {"type": "a.b"}}, 409, "instance off is disabled"),
         ("lab", {"event": {"type": "x.y"}}, 422, "instance lab does not allow 'x.y'"),
         ("lab", {"event": {"typ": "x.y"}}, 400, "event: unknown key 'typ' (did you mean 'type'?)"),

@@ -25,7 +25,7 @@ def group() -> None:
     type=click.IntRange(1, MAX_EVENTS),
     default=5,
     show_default=True,
-    help="How many events of a --type to explain.",
+    help="Maximum number of events of --type to explain.",
 )
 @options.config
 @options.as_json
@@ -43,7 +43,7 @@ def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool,
     from ductile.ledger.storage.open_file import open_reader
 
     if (event_id is None) is (event_type is None):
-        raise UsageInvalid("give the id of one event, or --type", hint="see `ductile event why --help`")
+        raise UsageInvalid("exactly one of EVENT_ID and --type is required", hint="Run `ductile event why --help`.")
     ledger = ledger_for(where)
     with open_reader(ledger) as db:
         if event_id is not None:
@@ -89,4 +89,4 @@ def _type_lines(view: Mapping[str, Any]) -> list[str]:
     for event in view["events"]:
         lines += _event_lines(event)
     lines += [f"{one['at']}  withheld by job {one['job_id']}: {one['words']}" for one in view["withheld"]]
-    return lines if view["events"] or view["withheld"] else [*lines, "no such event on record"]
+    return lines if view["events"] or view["withheld"] else [*lines, "no such event"]

@@ -288,7 +288,7 @@ class _Checks:
         for scope in scopes:
             if not is_known_scope(scope):
                 message = (
-                    f"there is no scope {scope!r}{did_you_mean(scope, SCOPES)}; known: {', '.join(sorted(SCOPES))}"
+                    f"scope {scope!r} does not exist{did_you_mean(scope, SCOPES)}; known: {', '.join(sorted(SCOPES))}"
                 )
                 yield self._complaint(message, path, "token_scopes")
 

@@ -58,7 +58,7 @@ def _seal_plugins_locked(root: Path, names: Collection[str] | None, *, now: date
     for name in names or ():
         if name not in found:
             known = f"Configured and installed: {', '.join(sorted(found)) or 'none'}"
-            raise NotFound(f"there is no configured plugin {name!r}{did_you_mean(name, found)}", hint=known)
+            raise NotFound(f"plugin {name!r} is not configured{did_you_mean(name, found)}", hint=known)
     chosen = {name: found[name] for name in (found if names is None else names)}
     seal = evolve(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
     sealed = SealResult(config.seal_path, seal, changes(before, seal), render_seal(seal))

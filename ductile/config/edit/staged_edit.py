@@ -82,7 +82,7 @@ class Draft:
         """Return the draft without item `index` of the merged list at `path`."""
         location = self._locate((*path, index))
         if not location.is_written:
-            raise NotFound(f"there is no {format_path((*path, index))}")
+            raise NotFound(f"{format_path((*path, index))} does not exist")
         *parent, position = location.inner_path
         content = yaml_edit.without_item(
             self.content(location.path), tuple(parent), int(position), source=str(location.path)

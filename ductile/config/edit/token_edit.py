@@ -122,9 +122,11 @@ def find_token(draft: Draft, name: str) -> tuple[int, dict[str, Any]]:
             return index, entry
     known = token_names(draft)
     hint = (
-        f"known: {', '.join(known)}" if known else "There are no tokens. Create one with `ductile config token create`."
+        f"Known tokens: {', '.join(known)}."
+        if known
+        else "There are no tokens. Create one with `ductile config token create`."
     )
-    raise NotFound(f"there is no token {name!r}{did_you_mean(name, known)}", hint=hint)
+    raise NotFound(f"token {name!r} does not exist{did_you_mean(name, known)}", hint=hint)
 
 
 def token_names(draft: Draft) -> list[str]:
@@ -142,8 +144,8 @@ def require_known_scopes(scopes: Sequence[str]) -> None:
     for scope in scopes:
         if not is_known_scope(scope):
             raise UsageInvalid(
-                f"there is no scope {scope!r}{did_you_mean(scope, SCOPES)}",
-                hint=f"known: {', '.join(sorted(SCOPES))}, plugin:NAME:ro, plugin:NAME:rw",
+                f"scope {scope!r} does not exist{did_you_mean(scope, SCOPES)}",
+                hint=f"Scopes: {', '.join(sorted(SCOPES))}, plugin:NAME:ro, plugin:NAME:rw.",
             )
 
 

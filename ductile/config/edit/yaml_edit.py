@@ -177,7 +177,7 @@ class TextEdit:
         if missing and self.spans and self.spans[-1].kind is SpanKind.ALIAS:
             raise self.error("is an alias of another value; edit the file manually")
         if any(isinstance(part, int) for part in missing):
-            raise self.error("there is no such item in the list")
+            raise self.error("the list has no such item")
         return missing
 
     def _replace_value(self, value: Any) -> str:

@@ -153,7 +153,7 @@ class _SourceReader:
                 content = files.read_regular(path, max_bytes=strict_yaml.MAX_BYTES, follow_symlinks=True).content
         except files.FileMissing as error:
             hint = "Create one with `ductile config init`, or pass another path with --config."
-            raise ConfigMissing(f"there is no configuration at {path}", hint=hint) from error
+            raise ConfigMissing(f"the configuration {path} does not exist", hint=hint) from error
         except files.FileRefused as error:
             self.errors.append(Complaint(error.reason, mark=Mark(str(path), 1)))
             return
@@ -208,7 +208,7 @@ class _SourceReader:
             return self._yaml_files_in(path, entry, where)
         if not os.path.lexists(path) and path not in self.replaced:
             hint = f"searched in {files.display_path(path.parent)}; paths are relative to the file that contains them"
-            self._report(f"there is no {files.display_path(path)} ({hint})", entry, where)
+            self._report(f"{files.display_path(path)} does not exist ({hint})", entry, where)
             return []
         return [path]
 

@@ -153,7 +153,7 @@ def _webhooks(settings: Settings) -> Iterator[RuleViolation]:
             yield RuleViolation(f"{path}.name", f"{endpoint.name!r} is used twice", "webhooks")
         if endpoint.pipeline and endpoint.pipeline not in pipelines:
             hint = did_you_mean(endpoint.pipeline, pipelines)
-            yield RuleViolation(f"{path}.pipeline", f"there is no pipeline {endpoint.pipeline!r}{hint}", "webhooks")
+            yield RuleViolation(f"{path}.pipeline", f"pipeline {endpoint.pipeline!r} does not exist{hint}", "webhooks")
         yield from _endpoint(endpoint, path)
         yield from _secret_refs(settings, endpoint.secret_ref, f"{path}.secret_ref", "webhooks")
         yield from _base64_secrets(settings, endpoint, f"{path}.secret_ref")
@@ -256,7 +256,7 @@ def _relay_step(settings: Settings, relay: RelayStep, path: str) -> Iterator[Rul
     instances = {instance.name: instance for instance in settings.instances}
     if relay.to not in instances:
         known = did_you_mean(relay.to, instances) or f"; known: {', '.join(instances) or 'none'}"
-        yield RuleViolation(f"{path}.to", f"there is no instance {relay.to!r}{known}", "pipelines")
+        yield RuleViolation(f"{path}.to", f"instance {relay.to!r} does not exist{known}", "pipelines")
     elif (allowed := instances[relay.to].allow) and relay.event not in allowed:
         message = f"instance {relay.to} does not allow it; allowed: {', '.join(allowed)}"
         yield RuleViolation(f"{path}.event", message, "pipelines")

@@ -36,8 +36,8 @@ def find_instance(settings: Settings, name: str, event_type: str) -> Instance:
     """Return the instance `name`. Raises an error if it does not exist, is disabled or does not allow `event_type`."""
     known = {instance.name: instance for instance in settings.instances}
     if name not in known:
-        hint = f"known: {', '.join(sorted(known)) or 'none; add one under `instances`'}"
-        raise NotFound(f"there is no instance {name[:80]!r}{did_you_mean(name, known)}", hint=hint)
+        hint = f"Known instances: {', '.join(sorted(known))}." if known else "Add an instance under `instances`."
+        raise NotFound(f"instance {name[:80]!r} does not exist{did_you_mean(name, known)}", hint=hint)
     instance = known[name]
     if not instance.enabled:
         raise InstanceDisabled(f"instance {name} is disabled (enabled: false)")

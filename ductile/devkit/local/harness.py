@@ -79,8 +79,8 @@ def harness_for_name(name: str, loaded: Config, config: Mapping[str, Any] | None
         if rejected.name == name:
             raise PluginRejected(rejected.reason)
     hint = f"to use the folder, write ./{name}" if os.path.isfile(Path(name, FILE_NAME)) else None
-    known = f"known: {', '.join(sorted(examined.found)) or 'none'}"
-    raise NotFound(f"there is no plugin {name!r}{did_you_mean(name, examined.found)}", hint=hint or known)
+    known = f"Known plugins: {', '.join(sorted(examined.found)) or 'none'}."
+    raise NotFound(f"plugin {name!r} does not exist{did_you_mean(name, examined.found)}", hint=hint or known)
 
 
 def _with_config(loaded: Config, name: str, config: Mapping[str, Any]) -> Config:

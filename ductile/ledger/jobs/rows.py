@@ -83,4 +83,4 @@ def get_job(db: Db, job_id: str) -> Job | None:
 
 def job_not_found(job_id: str) -> NotFound:
     hint = "Run `ductile job list` for recent jobs. Jobs are deleted after service.job_log_retention."
-    return NotFound(f"{job_id}: no such job", hint=hint)
+    return NotFound(f"job {job_id} does not exist", hint=hint)

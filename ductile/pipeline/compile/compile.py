@@ -90,7 +90,7 @@ def _dangling(all_parsed: list[ParsedPipeline], by_name: Mapping[str, ParsedPipe
     for parsed in all_parsed:
         for called, where in parsed.calls():
             if called not in by_name:
-                yield _complaint(where, f"there is no pipeline {quote_text(called)}{did_you_mean(called, by_name)}")
+                yield _complaint(where, f"pipeline {quote_text(called)} does not exist{did_you_mean(called, by_name)}")
 
 
 def _circular(by_name: Mapping[str, ParsedPipeline]) -> Iterator[Complaint]:

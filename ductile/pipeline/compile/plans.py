@@ -27,8 +27,8 @@ class Plans:
         if name in self.by_name:
             return self.by_name[name]
         raise NotFound(
-            f"there is no pipeline {name!r}{did_you_mean(name, self.by_name)}",
-            hint=f"known: {', '.join(sorted(self.by_name)) or 'none'}",
+            f"pipeline {name!r} does not exist{did_you_mean(name, self.by_name)}",
+            hint=f"Known pipelines: {', '.join(sorted(self.by_name)) or 'none'}.",
         )
 
     def for_event(self, event_type: str) -> "tuple[Plan, ...]":

@@ -41,8 +41,8 @@ def parse_answers(raw: Any, known: Collection[str]) -> dict[str, PluginAnswer]:
         raise UsageInvalid(f"answers must be an object of step → answer, got {describe_type(raw)}")
     for step in raw:
         if step not in known:
-            hint = f"steps: {', '.join(known)}"
-            raise UsageInvalid(f"there is no step {step!r}{did_you_mean(step, known)}", hint=hint)
+            hint = f"Known steps: {', '.join(known)}."
+            raise UsageInvalid(f"step {step!r} does not exist{did_you_mean(step, known)}", hint=hint)
     return {step: _answer(step, answer) for step, answer in raw.items()}
 
 
@@ -55,7 +55,7 @@ def _answer(step: str, raw: Any) -> PluginAnswer:
         case dict() if raw.keys() <= {"result", "events"} and isinstance(raw.get("result", ""), str):
             events = _events(step, raw.get("events", []))
             return PluginAnswer(events=events, result=raw.get("result", SILENT.result))
-    raise UsageInvalid(f"the answer for step {step} is not valid", hint=f"write {FORMS}")
+    raise UsageInvalid(f"the answer for step {step} is not valid", hint=f"Write {FORMS}.")
 
 
 def _events(step: str, raw: Any) -> tuple[AnswerEvent, ...]:
@@ -72,5 +72,5 @@ def _event(step: str, number: int, raw: Any) -> AnswerEvent:
                 return AnswerEvent(kind, payload, key)
     raise UsageInvalid(
         f"event {number} of step {step} is not valid",
-        hint='write {"type": "name", "payload": {}}; dedupe_key is optional',
+        hint='Write {"type": "name", "payload": {}}; dedupe_key is optional.',
     )

@@ -65,10 +65,10 @@ def test_an_edit_changes_exactly_the_files_of_its_dry_run(
         (("token", "create", "--name", "x", "--scopes", "*", "--scopes-file", "f"), 2, "mutually exclusive"),
         (("token", "create", "--name", "x", "--scopes-file", "no-such-file"), 2, "does not exist"),
         (("token", "inspect", "deplyo"), 1, "did you mean 'deploy'?"),
-        (("token", "delete", "missing"), 1, "there is no token 'missing'"),
-        (("token", "rehash", "missing"), 1, "there is no token 'missing'"),
+        (("token", "delete", "missing"), 1, "token 'missing' does not exist"),
+        (("token", "rehash", "missing"), 1, "token 'missing' does not exist"),
         (("scope", "remove", "deploy", "events:ro"), 2, "does not have events:ro"),
-        (("scope", "set", "deploy", "plugin:"), 2, "there is no scope"),
+        (("scope", "set", "deploy", "plugin:"), 2, "does not exist"),
         (
             ("webhook", "add", "--path", "/x", "--plugin", "echo", "--secret-ref", "missing"),
             78,

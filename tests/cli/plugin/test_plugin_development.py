@@ -191,7 +191,7 @@ def test_a_fault_leads_to_the_verdict_of_the_service(tmp_path: Path, fault: str)
 @pytest.mark.parametrize(
     ("args", "exit_code", "says"),
     [
-        (("nope", "--local"), 1, "there is no plugin 'nope'"),
+        (("nope", "--local"), 1, "plugin 'nope' does not exist"),
         (("spi", "--local"), 1, "did you mean 'spy'"),
         (("spy", "poll", "--command", "health", "--local"), 2, "COMMAND is poll but --command is health"),
         (("spy", "--local", "--wait"), 2, "cannot be combined with --local"),
@@ -326,7 +326,7 @@ def test_a_step_is_exported_with_its_event_and_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("args", "exit_code", "says"),
-    [(("nope", "--fixture"), 1, "no such job"), (("nope",), 2, "--fixture is required")],
+    [(("nope", "--fixture"), 1, "job nope does not exist"), (("nope",), 2, "--fixture is required")],
 )
 def test_an_export_needs_an_existing_job_and_a_format(
     tmp_path: Path, args: tuple[str, ...], exit_code: int, says: str

@@ -231,7 +231,7 @@ def test_short_tokens_and_secrets_are_warnings_without_their_values(base_config:
 def test_an_unknown_scope_is_a_warning_with_a_suggestion(base_config: ConfigDir) -> None:
     text = ROOTS + "api: {auth: {tokens: [{token: 0123456789abcdef, scopes: [plugins:rw, 'plugin:echo:rw']}]}}"
     message = warnings(base_config.examine(text), "token_scopes")["api.auth.tokens[0].scopes"]
-    assert message.startswith("there is no scope 'plugins:rw' (did you mean 'plugin:rw'?)")
+    assert message.startswith("scope 'plugins:rw' does not exist (did you mean 'plugin:rw'?)")
 
 
 @pytest.mark.parametrize("scope", [*sorted(SCOPES), "plugin:echo:ro", "plugin:my-plugin:rw"])

@@ -247,7 +247,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
             - uses: x
             - call: arhive  # here
         """,
-        "pipelines[0].steps[1].call: there is no pipeline 'arhive' (did you mean 'archive'?)",
+        "pipelines[0].steps[1].call: pipeline 'arhive' does not exist (did you mean 'archive'?)",
     ),
     "a call cycle": (
         """
@@ -272,7 +272,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
                 to: lap  # here
                 event: backup.ready
         """,
-        "pipelines[0].steps[0].relay.to: there is no instance 'lap' (did you mean 'lab'?)",
+        "pipelines[0].steps[0].relay.to: instance 'lap' does not exist (did you mean 'lab'?)",
     ),
     "an event that the instance does not allow": (
         """
@@ -384,7 +384,8 @@ def test_a_webhook_with_an_unknown_pipeline_is_an_error_with_a_suggestion(base_c
         "webhooks: {endpoints: [{path: /a, pipeline: depoly, secret_ref: t, scheme: github}]}",
     )
     assert (
-        "webhooks.endpoints[0].pipeline: there is no pipeline 'depoly' (did you mean 'deploy'?)" in base_config.errors()
+        "webhooks.endpoints[0].pipeline: pipeline 'depoly' does not exist (did you mean 'deploy'?)"
+        in base_config.errors()
     )
 
 

@@ -180,7 +180,7 @@ def test_a_value_is_set_in_a_text_of_any_form(text: bytes, after: bytes) -> None
         ("a: &x 1\nc: *x\n", ("a",), "t:1: a: cannot be changed here"),
         ("a: 1\n", ("a", "b"), "t:1: a.b: is a single value here, not a section"),
         ("a: [1]\n", ("a", "b"), "t:1: a.b: is a list here, not a section"),
-        ("a: [1]\n", ("a", 3), "t:1: a[3]: there is no such item"),
+        ("a: [1]\n", ("a", 3), "t:1: a[3]: the list has no such item"),
     ],
 )
 def test_a_change_that_would_affect_another_value_is_refused(text: str, path: Any, reason: str) -> None:

@@ -108,7 +108,7 @@ VIOLATIONS: list[tuple[str, str, str]] = [
     (
         "webhooks: {endpoints: [{path: /a, pipeline: gone, secret_ref: t, scheme: github}]}",
         "webhooks.endpoints[0].pipeline",
-        "there is no pipeline 'gone'",
+        "pipeline 'gone' does not exist",
     ),
     (
         "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t}]}",

@@ -416,7 +416,7 @@ def test_plans_are_found_by_event_and_hook_in_configuration_order() -> None:
     assert [plan.name for plan in plans.for_event("e")] == ["z", "a"]
     assert [plan.name for plan in plans.for_hook("job.failed")] == ["h"]
     assert plans.for_event("E") == plans.for_event("job.failed") == plans.for_hook("e") == ()
-    with pytest.raises(NotFound, match="there is no pipeline 'zz'"):
+    with pytest.raises(NotFound, match="pipeline 'zz' does not exist"):
         plans.require("zz")
 
 
@@ -572,8 +572,8 @@ REFUSED: list[tuple[str, str]] = [
     ),
     (p("{relay: {to: a, event: b, baggage: {x: y}}}"), "pipelines[0].steps[0].relay.baggage.x: 'y' is not a path"),
     # calls
-    (p("{call: nowhere}"), "pipelines[0].steps[0].call: there is no pipeline 'nowhere'"),
-    (p("{id: a, uses: x, on_error: [{call: pp}]}"), "steps[0].on_error[0].call: there is no pipeline 'pp'"),
+    (p("{call: nowhere}"), "pipelines[0].steps[0].call: pipeline 'nowhere' does not exist"),
+    (p("{id: a, uses: x, on_error: [{call: pp}]}"), "steps[0].on_error[0].call: pipeline 'pp' does not exist"),
     (p("{call: p}"), "pipelines[0].steps[0].call: pipelines call each other in a cycle: p → p"),
     (
         "[{name: a, on: e, steps: [{call: b}]}, {name: b, on: e, steps: [{split: [{call: c}]}]},"

@@ -33,7 +33,7 @@ def test_valid_answers_are_parsed() -> None:
 
 INVALID_ANSWERS: list[tuple[Any, ...]] = [
     ([], "answers must be an object of step → answer, got a list"),
-    ({"setp": []}, "there is no step 'setp' (did you mean 'step'?)"),
+    ({"setp": []}, "step 'setp' does not exist (did you mean 'step'?)"),
     ({"step": "ok"}, "the answer for step step is not valid"),
     ({"step": None}, "the answer for step step is not valid"),
     ({"step": {"fail": 1}}, "the answer for step step is not valid"),
