@@ -428,10 +428,10 @@ INVALID_CONDITIONS: list[tuple[Any, ...]] = [
 def test_invalid_conditions_are_rejected_with_path_and_message() -> None:
     """At load, before any run."""
 
-    def check(raw: Any, where: str, message: str) -> None:
+    def check(raw: Any, location: str, message: str) -> None:
         with pytest.raises(ConditionInvalid) as error:
             parse(raw, TRIGGER_ROOTS)
-        assert [(complaint.path, complaint.message) for complaint in error.value.complaints] == [(where, message)]
+        assert [(complaint.path, complaint.message) for complaint in error.value.complaints] == [(location, message)]
 
     check_all(INVALID_CONDITIONS, check)
 

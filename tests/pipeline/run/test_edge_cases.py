@@ -64,9 +64,9 @@ def test_a_join_of_duplicates_is_skipped() -> None:
     """A duplicate event does not run the steps after the join with an empty list."""
     routing = make_routing(JOINED)
     follow_ups = compute_follow_ups(make_job(), SUCCEEDED, (make_event("e", dedupe_key="k"),), routing, now=NOW)
-    outcome, behind = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
+    outcome, after_join = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
     assert outcome == Skipped("every job it would have joined was a duplicate", OutcomeCode.NOTHING_TO_JOIN)
-    assert not behind.children
+    assert not after_join.children
 
 
 def test_a_join_over_an_empty_list_succeeds() -> None:
@@ -77,9 +77,9 @@ def test_a_join_over_an_empty_list_succeeds() -> None:
     follow_ups = compute_follow_ups(
         make_job(), SUCCEEDED, (make_event("e", {"l": []}, dedupe_key="k"),), routing, now=NOW
     )
-    outcome, behind = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
+    outcome, after_join = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
     assert isinstance(outcome, Succeeded)
-    assert steps_of(behind) == ["c"]
+    assert steps_of(after_join) == ["c"]
 
 
 def test_two_paths_to_one_step_create_two_jobs_with_different_keys() -> None:
