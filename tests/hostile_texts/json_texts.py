@@ -23,7 +23,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "encoded surrogate": (b'"\xed\xa0\x80"', "byte 0xed is not UTF-8", 1, 2),
     "cut inside a character": ('"é'.encode()[:-1], "byte 0xc3 is not UTF-8", 1, 2),
     "NUL after the value": (b'{"a":1}\x00', "expected nothing after the JSON value", 1, 8),
-    # Nothing, or more than one thing
+    # No value, or several values
     "nothing": (b"", "empty, expected one JSON value", 1, 1),
     "blanks": (b" \n\t\r\n ", "empty, expected one JSON value", 3, 2),
     "two objects": (b"{}{}", ONE_ONLY, 1, 3),
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "words after": (b'{"a":1}\ndone', "expected nothing after the JSON value, found 'done'", 2, 1),
     "comment before": (b"// note\n{}", "expected a JSON value here, found '// note'", 1, 1),
     "comment after": (b"{} /* note */", "expected nothing after the JSON value", 1, 4),
-    # Cut off
+    # Truncated
     "only a brace": (b"{", CUT, 1, 2),
     "cut in an object": (b'{"a": 1', CUT, 1, 8),
     "cut after a key": (b'{"a"', CUT, 1, 5),
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "100k objects": (b'{"a":' * 100_000, DEEP, 1, 321),
     "100k mixed": (b'[{"a":' * 100_000, DEEP, 1, 193),
     "a MiB of brackets": (b"[" * MIB, "more than 1,000,000 values", 1, 1),
-    # A MiB of one thing
+    # A MiB of one element
     "a million and one values": (b"[" + b"0," * 1_000_000 + b"0]", "more than 1,000,000 values", 1, 1),
     "a million commas before an open string": (
         b"[" + b"," * 999_999 + b'"' + b'\\"' * 24_000,

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "two documents": (b"a: 1\n---\nb: 2", "a second document begins here", 2, 1),
     "two documents after an end mark": (b"a: 1\n...\n---\nb: 2", "a second document begins here", 3, 1),
     "260k documents": (b"---\n" * (MIB // 4), "a second document begins here", 2, 1),
-    # Syntax, with the place to change
+    # Syntax, with the position to change
     "tab as indentation": (b"a:\n\tb: 1", "a tab cannot indent; use spaces", 2, 1),
     "tab after spaces": (b"a:\n  b: 1\n \tc: 2", "a tab cannot indent; use spaces", 3, 2),
     "tab below a value": (b"a: b\n\tc: d", "a tab cannot indent; use spaces", 2, 1),
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "block with indentation zero": (b"a: |0\n x", "the indentation of a block is 1 to 9", 1, 5),
     "comma without a value": (b"a: [,]", "expected a value here", 1, 5),
     "two values": (b"[a]\n[b]", "expected nothing more here", 2, 1),
-    # A MiB of one thing
+    # A MiB of one element
     "a MiB of list items": (repeat("- a\n"), MANY, 100_000, 3),
     "a MiB of empty items": (repeat("-\n"), MANY, 100_000, 2),
     "a MiB of empty flow lists": (repeat("[],", "["), MANY, 1, 299_999),

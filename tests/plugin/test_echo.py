@@ -25,7 +25,7 @@ def echo() -> Plugin:
 
 def run_echo(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | InvalidResponse:
     request = encode_request(job_id="j", command=command, deadline_at=NOW, attempt=1, max_attempts=4, **fields)
-    # The poorest locale: what it prints must not depend on it.
+    # The most limited locale: the output must not depend on it.
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
     run = subprocess.run([echo.entrypoint], input=request, capture_output=True, check=True, env=environment)
     assert run.stderr == b""

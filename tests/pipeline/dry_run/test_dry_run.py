@@ -271,7 +271,7 @@ def test_a_run_that_exceeds_the_limit_at_its_start_is_rejected() -> None:
 
 
 def test_executed_answers_have_priority() -> None:
-    """The line says that the plugin was executed."""
+    """The line shows that the plugin was executed."""
     executed: list[str] = []
 
     def execute(job: Job) -> PluginAnswer | None:

@@ -131,7 +131,7 @@ def test_a_run_started_by_a_failed_job_inherits_the_baggage() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(OPEN, JOINED), (JOINED, OPEN)])
-def test_a_job_whose_pipeline_changed_around_it_does_not_run(before: str, now: str) -> None:
+def test_a_job_whose_surrounding_steps_changed_does_not_run(before: str, now: str) -> None:
     """After a reload added or removed a `join`, the step fails before its plugin runs, without follow-ups."""
     job = job_of(start_pipeline(make_routing(before)), "a")
     with pytest.raises(NotFound, match="pipeline p changed around step a"):
@@ -141,7 +141,7 @@ def test_a_job_whose_pipeline_changed_around_it_does_not_run(before: str, now: s
     assert not follow_ups.children
 
 
-def test_a_join_whose_pipeline_changed_around_it_fails() -> None:
+def test_a_join_whose_surrounding_steps_changed_fails() -> None:
     """Its step still exists, but inside a loop."""
     around = JOINED.replace("steps: [", "steps: [{foreach: payload.n, steps: [").replace("z}]}]", "z}]}]}]")
     join = job_of(start_pipeline(make_routing(JOINED)), "s__join")
