@@ -23,7 +23,7 @@ from scripts.benches.lib.usage import cpu_seconds
 def measure_calls(bench: Bench) -> Iterator[Line]:
     """Start one service per mode and call them alternately. A service that is not called is idle."""
     single, concurrent = bench.size(200, 50), bench.size(1000, 200)
-    found: dict[str, dict[str, list[float]]] = {
+    results: dict[str, dict[str, list[float]]] = {
         mode: {"extra": [], "p50_ms": [], "bare_ms": [], "share": [], "per_second": []} for mode in bench.modes
     }
     with ExitStack() as stack:
@@ -39,12 +39,12 @@ def measure_calls(bench: Bench) -> Iterator[Line]:
                 one = send_requests(bench, service.port, pipeline_requests("one", single), 1)
                 limit = bench.bare_runs(bench.plugin, width=2, count=2 * concurrent)
                 many = send_requests(bench, service.port, pipeline_requests("one", concurrent))
-                found[mode]["extra"].append(one.p50_ms - bare.p50_ms)
-                found[mode]["p50_ms"].append(one.p50_ms)
-                found[mode]["bare_ms"].append(bare.p50_ms)
-                found[mode]["share"].append(many.per_second / limit.runs_per_second)
-                found[mode]["per_second"].append(many.per_second)
-    for mode, values in found.items():
+                results[mode]["extra"].append(one.p50_ms - bare.p50_ms)
+                results[mode]["p50_ms"].append(one.p50_ms)
+                results[mode]["bare_ms"].append(bare.p50_ms)
+                results[mode]["share"].append(many.per_second / limit.runs_per_second)
+                results[mode]["per_second"].append(many.per_second)
+    for mode, values in results.items():
         yield bench.line(
             "B1", "one_step_ms", values["extra"], mode=mode, p50_ms=values["p50_ms"], bare_ms=values["bare_ms"]
         )

@@ -35,9 +35,8 @@ def measure_quiet(bench: Bench) -> Iterator[Line]:
         due = start(schedules=[*distant_schedules(1000 - DUE_SCHEDULES), *every_minute])
         for service in plain.values():
             check_pipeline(service, "one", 1)
-        time.sleep(
-            3 if bench.quick else 12 + (38 - time.time()) % 60
-        )  # longer than the work that follows a start or a call
+        # Longer than the work that follows a start or a call.
+        time.sleep(3 if bench.quick else 12 + (38 - time.time()) % 60)
         observed = {**idle, "due": due}
         before, jobs = {name: read_usage(service.pid) for name, service in observed.items()}, job_count(due)
         time.sleep(seconds)

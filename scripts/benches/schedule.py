@@ -45,10 +45,10 @@ def measure_lateness(bench: Bench) -> Iterator[Line]:
         rows = instance.rows("SELECT schedule_id, slot_at, created_at, started_at FROM job_queue")
         reference.join()
     for kind in ("at", "after"):
-        found = [row for row in rows if row["schedule_id"].strip("0123456789") == kind and row["started_at"]]
-        assert len(found) == samples, f"{len(found)} of {samples} `{kind}` schedules ran"
-        decided = [_milliseconds(row["slot_at"], row["created_at"]) for row in found]
-        claimed = [_milliseconds(row["slot_at"], row["started_at"]) for row in found]
+        ran = [row for row in rows if row["schedule_id"].strip("0123456789") == kind and row["started_at"]]
+        assert len(ran) == samples, f"{len(ran)} of {samples} `{kind}` schedules ran"
+        decided = [_milliseconds(row["slot_at"], row["created_at"]) for row in ran]
+        claimed = [_milliseconds(row["slot_at"], row["started_at"]) for row in ran]
         yield bench.line(
             "B15",
             f"{kind}_lateness_ms_p99",

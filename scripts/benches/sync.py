@@ -16,7 +16,7 @@ from scripts.benches.lib.service import running_service
 def measure_steps(bench: Bench) -> Iterator[Line]:
     """Start one service per mode and call them alternately. A service that is not called is idle."""
     count = bench.size(200, 50)
-    found: dict[str, dict[str, list[float]]] = {
+    results: dict[str, dict[str, list[float]]] = {
         mode: {"ratio": [], "p50_ms": [], "p99_ms": [], "bare_ms": []} for mode in bench.modes
     }
     with ExitStack() as stack:
@@ -30,11 +30,11 @@ def measure_steps(bench: Bench) -> Iterator[Line]:
             for mode, service in services.items():
                 bare = bench.bare_runs(bench.plugin, width=1, count=5 * count)
                 call = send_requests(bench, service.port, pipeline_requests("three", count), 1)
-                found[mode]["ratio"].append(call.p50_ms / (3 * bare.p50_ms))
-                found[mode]["p50_ms"].append(call.p50_ms)
-                found[mode]["p99_ms"].append(call.p99_ms)
-                found[mode]["bare_ms"].append(bare.p50_ms)
-    for mode, values in found.items():
+                results[mode]["ratio"].append(call.p50_ms / (3 * bare.p50_ms))
+                results[mode]["p50_ms"].append(call.p50_ms)
+                results[mode]["p99_ms"].append(call.p99_ms)
+                results[mode]["bare_ms"].append(bare.p50_ms)
+    for mode, values in results.items():
         yield bench.line("B4", "three_steps_over_bare", values.pop("ratio"), mode=mode, **values)
 
 

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ductile.calendar.cron import parse_line
 from ductile.calendar.slots import CronSlots, Slots
-from tests.calendar.oracle import BEFORE_AND_AFTER, ZONES, MinuteWalk, OracleLine, expressions, windows
+from tests.calendar.oracle import WINDOW_MARGIN, ZONES, MinuteWalk, OracleLine, expressions, windows
 
 TICK = timedelta(microseconds=1)
 
@@ -39,15 +39,15 @@ def compare(zone: str, lines: Iterable[str], spans: Sequence[tuple[datetime, dat
         for line, cron_slots in pairs:
             expected = walk.fires(line)
             slots += len(expected)
-            answers = {
+            results = {
                 "after": list(forward(cron_slots, start, end)),
                 "count": cron_slots.count(start - TICK, end - TICK),
             }
-            if end - start == 2 * BEFORE_AND_AFTER:
-                answers["before"] = list(backward(cron_slots, start, end))[::-1]
-            for way, answer in answers.items():
-                if answer != (len(expected) if way == "count" else expected):
-                    differences.append(f"{zone} {line.text!r} {way} from {start}: {_shown(answer, expected)}")
+            if end - start == 2 * WINDOW_MARGIN:
+                results["before"] = list(backward(cron_slots, start, end))[::-1]
+            for direction, actual in results.items():
+                if actual != (len(expected) if direction == "count" else expected):
+                    differences.append(f"{zone} {line.text!r} {direction} from {start}: {_describe(actual, expected)}")
     return ZoneResult(zone, slots, tuple(differences))
 
 
@@ -65,13 +65,13 @@ def backward(slots: Slots, start: datetime, end: datetime) -> Iterator[datetime]
         at = slots.before(at)
 
 
-def _shown(answer: object, expected: list[datetime]) -> str:
-    if not isinstance(answer, list):
-        return f"{answer} instead of {len(expected)}"
-    return ", ".join(str(moment) for moment in sorted({*answer} ^ {*expected})[:5])
+def _describe(actual: object, expected: list[datetime]) -> str:
+    if not isinstance(actual, list):
+        return f"{actual} instead of {len(expected)}"
+    return ", ".join(str(moment) for moment in sorted({*actual} ^ {*expected})[:5])
 
 
-def _whole_zone(zone: str, lines: Sequence[str]) -> ZoneResult:
+def _compare_zone(zone: str, lines: Sequence[str]) -> ZoneResult:
     return compare(zone, lines, list(windows(zone)))
 
 
@@ -81,14 +81,14 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=320, help="how many cron lines")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    lines, begun, slots, differences = expressions(arguments.lines), time.monotonic(), 0, 0
+    lines, started, slots, differences = expressions(arguments.lines), time.monotonic(), 0, 0
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for result in pool.map(partial(_whole_zone, lines=lines), arguments.zones):
+        for result in pool.map(partial(_compare_zone, lines=lines), arguments.zones):
             slots, differences = slots + result.slots, differences + len(result.differences)
             print(f"{result.zone}: {result.slots:,} slots, {len(result.differences)} differences", flush=True)
             print(*result.differences[:20], sep="\n", end="\n" if result.differences else "", file=sys.stderr)
-    took = f"{(time.monotonic() - begun) / 60:.0f} min"
-    print(f"{len(arguments.zones)} zones, {len(lines)} lines, {slots:,} slots, {differences} differences, {took}")
+    duration = f"{(time.monotonic() - started) / 60:.0f} min"
+    print(f"{len(arguments.zones)} zones, {len(lines)} lines, {slots:,} slots, {differences} differences, {duration}")
     return 1 if differences else 0
 
 

@@ -34,11 +34,11 @@ ZONES = (
     "Antarctica/Troll",
 )
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
-FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
-BEFORE_AND_AFTER = 3 * DAY
-RANDOM_WINDOWS, RANDOM_LENGTH = 100, 4 * DAY
+RANGE_START, RANGE_END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
+WINDOW_MARGIN = 3 * DAY
+RANDOM_WINDOWS, RANDOM_WINDOW_LENGTH = 100, 4 * DAY
 
-WRITTEN = """
+LISTED_LINES = """
 * * * * *|0 * * * *|30 * * * *|*/5 * * * *|*/7 * * * *|59 * * * *|0-10 * * * *|5/20 * * * *|1,31 * * * *
 0 0 * * *|30 0 * * *|0 1 * * *|30 1 * * *|59 1 * * *|0 2 * * *|1 2 * * *|30 2 * * *|59 2 * * *|0 3 * * *|30 3 * * *
 0 23 * * *|30 23 * * *|59 23 * * *|0 12 * * *|0 0,12 * * *|0,30 0-3 * * *|15 1,2,3 * * *|0 1-3 * * *|0 22-2 * * *
@@ -63,21 +63,21 @@ _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 
 def expressions(at_least: int = 320) -> list[str]:
     """Return the listed expressions, extended by random ones. Deterministic."""
-    lines = [line.strip() for row in WRITTEN.split("\n") for line in row.split("|") if line.strip()]
-    dice = random.Random("expressions")
+    lines = [line.strip() for row in LISTED_LINES.split("\n") for line in row.split("|") if line.strip()]
+    rng = random.Random("expressions")
     while len(lines) < at_least:
-        lines.append(" ".join(_random_field(dice, index) for index in range(5)))
+        lines.append(" ".join(_random_field(rng, index) for index in range(5)))
     return lines
 
 
-def _random_field(dice: random.Random, index: int) -> str:
+def _random_field(rng: random.Random, index: int) -> str:
     """Prefer fixed values near the hours at which clocks change."""
     low, high = _BOUNDS[index]
     numbers = [0, 1, 2, 2, 3, 23] if index == 1 else list(range(low, high + 1))
-    one, other = dice.choice(numbers), dice.randint(low, high)
-    usual = [str(one), f"{one},{other}"] if index < 2 else ["*", "*", "*"]
-    rare = [f"{one}-{other}", f"{min(one, other)}-{max(one, other)}/{dice.randint(1, 5)}", f"*/{dice.randint(2, 9)}"]
-    return dice.choice(usual * 3 + rare)
+    one, other = rng.choice(numbers), rng.randint(low, high)
+    common = [str(one), f"{one},{other}"] if index < 2 else ["*", "*", "*"]
+    rare = [f"{one}-{other}", f"{min(one, other)}-{max(one, other)}/{rng.randint(1, 5)}", f"*/{rng.randint(2, 9)}"]
+    return rng.choice(common * 3 + rare)
 
 
 @frozen
@@ -97,8 +97,8 @@ class OracleLine:
     def on(self, day: date) -> bool:
         _, _, in_month, month, in_week = self.text.lower().split()
         by_day, by_week = _allows(2, in_month, day.day), _allows(4, in_week, (day.weekday() + 1) % 7)
-        free = in_month[0] == "*" or in_week[0] == "*"
-        return _allows(3, month, day.month) and ((by_day and by_week) if free else (by_day or by_week))
+        is_intersection = in_month[0] == "*" or in_week[0] == "*"
+        return _allows(3, month, day.month) and ((by_day and by_week) if is_intersection else (by_day or by_week))
 
 
 def _allows(index: int, text: str, number: int) -> bool:
@@ -108,7 +108,7 @@ def _allows(index: int, text: str, number: int) -> bool:
         start, _, end = span.partition("-")
         first = low if start == "*" else _value(index, start)
         last = _value(index, end) if end else high if start == "*" or step else first
-        # Sunday may be meant by 0 and by 7; ranges may go round.
+        # Sunday is 0 or 7. Ranges can wrap around.
         for candidate in (number, 7) if index == 4 and number == 0 else (number,):
             distance = candidate - first if candidate >= first else candidate - first + high - low + 1
             length = last - first if last >= first else last - first + high - low + 1
@@ -125,37 +125,37 @@ def _value(index: int, text: str) -> int:
 class MinuteWalk:
     """All UTC minutes of a span with their wall times, as (minute, date, minute of the day).
 
-    `passing` has each minute once. `naming` has each wall time at the first minute that shows it; a skipped one is
-    listed at the first minute after the gap.
+    `elapsed_minutes` has each minute once. `wall_minutes` has each wall time at the first minute that shows it; a
+    skipped wall time is at the first minute after the gap.
     """
 
     zone: str
     start: datetime
     end: datetime
-    passing: Sequence[tuple[datetime, date, int]]
-    naming: Sequence[tuple[datetime, date, int]]
+    elapsed_minutes: Sequence[tuple[datetime, date, int]]
+    wall_minutes: Sequence[tuple[datetime, date, int]]
 
     @classmethod
     def through(cls, zone: str, start: datetime, end: datetime) -> "MinuteWalk":
-        passing, naming = [], []
+        elapsed_minutes, wall_minutes = [], []
         shown: datetime | None = None
-        moment, place = start - DAY, ZoneInfo(zone)
+        moment, zone_info = start - DAY, ZoneInfo(zone)
         while moment < end:
-            wall = moment.astimezone(place).replace(tzinfo=None)
+            wall = moment.astimezone(zone_info).replace(tzinfo=None)
             if moment >= start:
-                passing.append((moment, wall.date(), wall.hour * 60 + wall.minute))
+                elapsed_minutes.append((moment, wall.date(), wall.hour * 60 + wall.minute))
             missing = wall if shown is None else shown + MINUTE
             while missing <= wall:
                 if moment >= start:
-                    naming.append((moment, missing.date(), missing.hour * 60 + missing.minute))
+                    wall_minutes.append((moment, missing.date(), missing.hour * 60 + missing.minute))
                 missing += MINUTE
             shown = wall if shown is None else max(shown, wall)
             moment += MINUTE
-        return cls(zone, start, end, passing, naming)
+        return cls(zone, start, end, elapsed_minutes, wall_minutes)
 
     def fires(self, line: OracleLine) -> list[datetime]:
         """Return the times at which the line fires."""
-        minutes = self.naming if line.fixed else self.passing
+        minutes = self.wall_minutes if line.fixed else self.elapsed_minutes
         dates = {day: line.on(day) for day in {day for _, day, _ in minutes}}
         times = line.times
         return list(dict.fromkeys(moment for moment, day, at in minutes if times[at] and dates[day]))
@@ -164,21 +164,21 @@ class MinuteWalk:
 @lru_cache
 def changes(zone: str) -> tuple[datetime, ...]:
     """Return the minutes of the clock changes of the zone, 2020 to 2030."""
-    found, place = [], ZoneInfo(zone)
-    for day in range((LAST - FIRST) // DAY):
-        moment = FIRST + day * DAY
-        offset = moment.astimezone(place).utcoffset()
-        if offset != (moment + DAY).astimezone(place).utcoffset():
+    times, zone_info = [], ZoneInfo(zone)
+    for day in range((RANGE_END - RANGE_START) // DAY):
+        moment = RANGE_START + day * DAY
+        offset = moment.astimezone(zone_info).utcoffset()
+        if offset != (moment + DAY).astimezone(zone_info).utcoffset():
             minutes = (moment + number * MINUTE for number in range(1, 1441))
-            found.append(next(minute for minute in minutes if minute.astimezone(place).utcoffset() != offset))
-    return tuple(found)
+            times.append(next(minute for minute in minutes if minute.astimezone(zone_info).utcoffset() != offset))
+    return tuple(times)
 
 
 def windows(zone: str) -> Iterator[tuple[datetime, datetime]]:
     """Yield three days before and after each clock change, and random days."""
     for change in changes(zone):
-        yield change - BEFORE_AND_AFTER, change + BEFORE_AND_AFTER
-    dice = random.Random(zone)
+        yield change - WINDOW_MARGIN, change + WINDOW_MARGIN
+    rng = random.Random(zone)
     for _ in range(RANDOM_WINDOWS):
-        start = FIRST + dice.randrange((LAST - FIRST) // MINUTE) * MINUTE
-        yield start, start + RANDOM_LENGTH
+        start = RANGE_START + rng.randrange((RANGE_END - RANGE_START) // MINUTE) * MINUTE
+        yield start, start + RANDOM_WINDOW_LENGTH

@@ -60,17 +60,17 @@ def test_closed_hours_apply_at_both_ends_of_the_range(definition: Definition) ->
     assert result.due or result.next_at
 
 
-MOMENTS = st.one_of(
+TIMES = st.one_of(
     st.sampled_from(
         [CALENDAR_START, CALENDAR_START + timedelta.resolution, NOW, CALENDAR_END - timedelta.resolution, CALENDAR_END]
     ),
     st.datetimes(CALENDAR_START.replace(tzinfo=None), CALENDAR_END.replace(tzinfo=None)).map(
-        lambda one: one.replace(tzinfo=UTC)
+        lambda value: value.replace(tzinfo=UTC)
     ),
 )
-WRITTEN = st.one_of(
+TEXTS = st.one_of(
     st.sampled_from([ZERO, NEVER, datetime.max.replace(tzinfo=UTC)]),
-    st.datetimes().map(lambda one: one.replace(tzinfo=UTC)),
+    st.datetimes().map(lambda value: value.replace(tzinfo=UTC)),
 )
 SPANS = st.timedeltas(timedelta.resolution, MAX_DURATION)
 HALF_HOURS = st.integers(0, 47).map(lambda number: time(number // 2, number % 2 * 30))
@@ -79,7 +79,7 @@ DEFINITIONS = st.builds(
     plugin=st.just("echo"),
     schedule_id=st.just("x"),
     when=st.one_of(
-        WRITTEN.map(At), SPANS.map(Every), SPANS.map(After), st.sampled_from([*expressions()]).map(parse_line)
+        TEXTS.map(At), SPANS.map(Every), SPANS.map(After), st.sampled_from([*expressions()]).map(parse_line)
     ),
     zone=st.sampled_from([UTC, EAST, WEST, HOST_ZONE, *(timezone(timedelta(minutes=sign * 1439)) for sign in (-1, 1))]),
     jitter=st.one_of(st.just(timedelta()), SPANS),
@@ -89,17 +89,17 @@ DEFINITIONS = st.builds(
 )
 HISTORIES = st.builds(
     History,
-    anchored_at=MOMENTS,
-    last_slot_at=st.none() | MOMENTS,
-    last_fired_at=st.none() | MOMENTS,
-    started_at=st.none() | MOMENTS,
+    anchored_at=TIMES,
+    last_slot_at=st.none() | TIMES,
+    last_fired_at=st.none() | TIMES,
+    started_at=st.none() | TIMES,
     exhausted=st.booleans(),
 )
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
-@given(DEFINITIONS, HISTORIES, MOMENTS)
+@given(DEFINITIONS, HISTORIES, TIMES)
 def test_any_schedule_can_be_evaluated_at_any_time_in_the_range(
     definition: Definition, history: History, now: datetime
 ) -> None:
@@ -109,5 +109,5 @@ def test_any_schedule_can_be_evaluated_at_any_time_in_the_range(
     result = evaluate(definition, history, now)
     table = build_timetable(definition, history)
     upcoming = list(slots_between(definition, history, now, ENDLESS, 3))
-    answers = [result.next_at, result.decided_to, table.latest(now), *(slot.fire_at for slot in upcoming)]
-    assert all(moment.astimezone(zone) for moment in answers if moment for zone in (EAST, WEST))
+    times = [result.next_at, result.decided_to, table.latest(now), *(slot.fire_at for slot in upcoming)]
+    assert all(moment.astimezone(zone) for moment in times if moment for zone in (EAST, WEST))

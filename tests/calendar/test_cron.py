@@ -141,14 +141,14 @@ WALLS = st.datetimes(datetime(1996, 1, 1), datetime(2108, 1, 1))
 
 @given(st.sampled_from(expressions()), WALLS)
 def test_first_and_last_are_adjacent_matches(text: str, wall: datetime) -> None:
-    line, reading = parse_line(text), OracleLine.of(text)
+    line, oracle_line = parse_line(text), OracleLine.of(text)
     first, last = line.first(wall), line.last(wall)
     assert first
     assert last
     assert last < wall <= first
     for found in (first, last):
-        assert reading.times[found.hour * 60 + found.minute]
-        assert reading.on(found.date())
+        assert oracle_line.times[found.hour * 60 + found.minute]
+        assert oracle_line.on(found.date())
     assert line.count(last, first) == 1
     assert line.last(first) == last
 

@@ -14,10 +14,10 @@ DENSE = {"* * * * *", "*/5 * * * *", "*/7 * * * *", "0-10 * * * *"}
 @pytest.mark.parametrize("zone", ZONES)
 def test_slots_equal_those_of_the_oracle(zone: str) -> None:
     """Around two clock changes of each zone, in both directions, and on random days."""
-    dice = random.Random(f"sample of {zone}")
-    around = dice.sample(list(windows(zone))[: len(changes(zone))], k=min(2, len(changes(zone))))
-    elsewhere = dice.sample(list(windows(zone))[len(changes(zone)) :], k=1)
-    lines = dice.sample([line for line in expressions() if line not in DENSE], k=24)
+    rng = random.Random(f"sample of {zone}")
+    around = rng.sample(list(windows(zone))[: len(changes(zone))], k=min(2, len(changes(zone))))
+    elsewhere = rng.sample(list(windows(zone))[len(changes(zone)) :], k=1)
+    lines = rng.sample([line for line in expressions() if line not in DENSE], k=24)
 
     result = compare(zone, lines, [*around, *elsewhere])
 

@@ -18,14 +18,14 @@ from tests.calendar.oracle import ZONES, expressions
 
 TICK = timedelta.resolution
 LINES = [line for line in expressions() if " 29 2 " not in line]
-MOMENTS = st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)).map(lambda moment: moment.replace(tzinfo=UTC))
+TIMES = st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)).map(lambda moment: moment.replace(tzinfo=UTC))
 SPANS = st.sampled_from([1, 30, 59, 61, 300, 3600, 7200, 86400, 40 * 86400]).map(
     lambda number: timedelta(seconds=number)
 )
 JUMPS = st.sampled_from([0, 0, 0, 1, -1, 61, -61, 3600, -3600, 86400, -86400, 315_576_000, -315_576_000]).map(
     lambda number: timedelta(seconds=number)
 )
-WHENS = st.one_of(
+TIMINGS = st.one_of(
     st.integers(1, 3 * 86400).map(lambda number: Every(timedelta(seconds=number))),
     st.sampled_from(LINES).map(parse_line),
 )
@@ -36,7 +36,7 @@ DEFINITIONS = st.builds(
     Definition,
     plugin=st.just("echo"),
     schedule_id=st.sampled_from(["default", "other"]),
-    when=WHENS,
+    when=TIMINGS,
     zone=st.sampled_from(ZONES).map(ZoneInfo),
     jitter=st.sampled_from([0, 0, 1, 90, 7200]).map(lambda number: timedelta(seconds=number)),
     windows=HOURS,
@@ -53,17 +53,17 @@ def applied(history: History, result: Evaluation, now: datetime) -> History:
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS)
+@given(DEFINITIONS, TIMES)
 def test_firings_are_ordered(definition: Definition, start: datetime) -> None:
     """Slots and firings strictly increase, and none is outside open hours."""
     history = History(anchored_at=start)
     upcoming = list(islice(build_timetable(definition, history).firings(start), 25))
-    assert all(one.at < next_one.at and one.fire_at < next_one.fire_at for one, next_one in pairwise(upcoming))
+    assert all(slot.at < next_slot.at and slot.fire_at < next_slot.fire_at for slot, next_slot in pairwise(upcoming))
     assert all(definition.hours.closed_reason(slot.fire_at) is None for slot in upcoming)
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS)
+@given(DEFINITIONS, TIMES)
 def test_jitter_is_bounded(definition: Definition, start: datetime) -> None:
     """By half of its value, and by half the distance to the adjacent slot."""
     table = build_timetable(definition, History(anchored_at=start))
@@ -75,7 +75,7 @@ def test_jitter_is_bounded(definition: Definition, start: datetime) -> None:
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS, SPANS, SPANS)
+@given(DEFINITIONS, TIMES, SPANS, SPANS)
 def test_an_applied_evaluation_leaves_nothing_to_do(
     definition: Definition, start: datetime, pause: timedelta, later: timedelta
 ) -> None:
@@ -85,15 +85,15 @@ def test_an_applied_evaluation_leaves_nothing_to_do(
         result = evaluate(definition, history, now)
         assert result == evaluate(definition, history, now)
         history = applied(history, result, now)
-        again = evaluate(definition, history, now)
-        assert (again.due, again.skipped, again.held, again.next_at) == ((), 0, result.held, result.next_at)
+        repeated = evaluate(definition, history, now)
+        assert (repeated.due, repeated.skipped, repeated.held, repeated.next_at) == ((), 0, result.held, result.next_at)
         assert result.next_at is None or result.next_at > now
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS, SPANS)
+@given(DEFINITIONS, TIMES, SPANS)
 def test_next_at_is_exact(definition: Definition, start: datetime, pause: timedelta) -> None:
-    """Nothing is due just before `next_at`; then the next slot or a held one is."""
+    """Nothing is due just before `next_at`; then the next slot or a held slot is."""
     now = start + pause
     history = applied(History(anchored_at=start), evaluate(definition, History(anchored_at=start), now), now)
     next_at = evaluate(definition, history, now).next_at
@@ -106,7 +106,7 @@ def test_next_at_is_exact(definition: Definition, start: datetime, pause: timede
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS, SPANS)
+@given(DEFINITIONS, TIMES, SPANS)
 def test_every_slot_is_due_or_counted_as_skipped(definition: Definition, start: datetime, pause: timedelta) -> None:
     definition = evolve(definition, when=definition.when if pause < timedelta(days=2) else Every(pause / 700))
     history = History(anchored_at=start, last_slot_at=start)
@@ -124,7 +124,7 @@ def test_every_slot_is_due_or_counted_as_skipped(definition: Definition, start: 
 
 @define
 class FiredSlots:
-    """The slots that have fired. After a set-back of the clock, later slots may fire again."""
+    """The slots that have fired. After a set-back of the clock, later slots may fire repeated."""
 
     fired: set[datetime] = field(factory=set)
     set_back_to: datetime | None = None
@@ -141,7 +141,7 @@ class FiredSlots:
 
 
 @settings(deadline=None, max_examples=200)
-@given(DEFINITIONS, MOMENTS, st.lists(st.tuples(SPANS, JUMPS), max_size=14))
+@given(DEFINITIONS, TIMES, st.lists(st.tuples(SPANS, JUMPS), max_size=14))
 def test_no_slot_fires_twice_despite_clock_jumps(
     definition: Definition, now: datetime, steps: list[tuple[timedelta, timedelta]]
 ) -> None:
@@ -158,11 +158,11 @@ def test_no_slot_fires_twice_despite_clock_jumps(
 
 
 @settings(deadline=None)
-@given(DEFINITIONS, MOMENTS, st.lists(st.tuples(SPANS, JUMPS), max_size=8))
+@given(DEFINITIONS, TIMES, st.lists(st.tuples(SPANS, JUMPS), max_size=8))
 def test_no_schedule_stalls_for_longer_than_an_interval(
     definition: Definition, now: datetime, steps: list[tuple[timedelta, timedelta]]
 ) -> None:
-    """After any jump, one of the next two slots on the clock fires."""
+    """After any jump, slot of the next two slots on the clock fires."""
     history = History(anchored_at=now)
     for pause, jump in steps:
         now += min(pause, timedelta(days=2)) + jump

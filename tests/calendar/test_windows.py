@@ -87,17 +87,17 @@ TRIED = [
 @pytest.mark.parametrize("zone", [zone for zone in ZONES if changes(zone)])
 def test_openings_equal_those_of_a_walk_through_every_minute(zone: str) -> None:
     """For windows that contain a clock change or are inside its gap or repeated hour."""
-    dice = random.Random(zone)
-    for change in dice.sample(changes(zone), k=2):
+    rng = random.Random(zone)
+    for change in rng.sample(changes(zone), k=2):
         minutes = [change - DAY + number * MINUTE for number in range(4 * 1440)]
         walls = [minute.astimezone(ZoneInfo(zone)) for minute in minutes]
         shown = [(f"{wall.hour:02}:{wall.minute:02}", (wall.weekday() + 1) % 7) for wall in walls]
         for texts in TRIED:
-            not_on = frozenset(dice.sample(range(7), k=dice.choice([0, 1])))
+            not_on = frozenset(rng.sample(range(7), k=rng.choice([0, 1])))
             is_open = [
                 weekday not in not_on and all(_within(at, *text.split("-")) for text in texts) for at, weekday in shown
             ]
-            for index in dice.sample(range(2 * 1440), k=20):
+            for index in rng.sample(range(2 * 1440), k=20):
                 following = next((number for number in range(index, len(minutes)) if is_open[number]), None)
                 if following is not None:
                     assert hours(*texts, not_on=not_on, zone=zone).opens_at(minutes[index]) == minutes[following]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ductile.core.clock import Clock, from_text, to_text
 
 HALF_PAST_NINE = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
-MOMENTS = st.datetimes(timezones=st.just(UTC))
+TIMES = st.datetimes(timezones=st.just(UTC))
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,18 @@ def test_a_timestamp_is_utc_text_of_fixed_width(moment: datetime, text: str) -> 
     assert to_text(moment) == text
 
 
-@given(MOMENTS, MOMENTS)
-def test_text_order_is_time_order(one: datetime, other: datetime) -> None:
+@given(TIMES, TIMES)
+def test_text_order_is_time_order(first: datetime, second: datetime) -> None:
     """SQL compares and sorts timestamps as text."""
-    assert (to_text(one) < to_text(other)) == (one < other)
+    assert (to_text(first) < to_text(second)) == (first < second)
 
 
 @given(st.datetimes(timezones=st.timezones(), min_value=datetime(2, 1, 1), max_value=datetime(9998, 1, 1)))
 def test_a_stored_timestamp_is_parsed_to_the_same_time(moment: datetime) -> None:
     """To the microsecond, and always with a time zone."""
-    again = from_text(to_text(moment))
-    assert again == moment.astimezone(UTC)
-    assert again.utcoffset() == timedelta()
+    result = from_text(to_text(moment))
+    assert result == moment.astimezone(UTC)
+    assert result.utcoffset() == timedelta()
 
 
 def test_a_naive_datetime_cannot_be_stored() -> None:
@@ -81,7 +81,7 @@ def test_any_number_of_fractional_digits_is_parsed(digits: str, micros: int) -> 
     assert from_text(f"2026-02-08T09:30:00.{digits}Z").microsecond == micros
 
 
-NO_MOMENTS = [
+INVALID_TIMESTAMPS = [
     *(
         "",
         "now",
@@ -104,7 +104,7 @@ NO_MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize("text", NO_MOMENTS)
+@pytest.mark.parametrize("text", INVALID_TIMESTAMPS)
 def test_an_invalid_timestamp_is_a_value_error(text: str) -> None:
     """Including times outside the range of datetime in UTC."""
     with pytest.raises(ValueError, match=r"\S") as caught:

@@ -177,7 +177,7 @@ def test_a_file_that_is_swapped_for_a_symlink_is_never_read_through(folder: Path
             os.rename(names[0], path)
             os.symlink(secret, names[1])
             os.rename(names[1], path)
-            # A rename onto another link to the same file leaves the old name behind.
+            # A rename onto another link to the same file keeps the old name.
             names[0].unlink(missing_ok=True)
 
     os.link(good, path)

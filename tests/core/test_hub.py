@@ -38,29 +38,33 @@ async def test_an_announcement_wakes_the_waiting_task_immediately(autojump_clock
         woken.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
-        begun = trio.current_time()
+        start = trio.current_time()
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         hub.announce_work()
-    assert woken == [begun]
+    assert woken == [start]
 
 
 async def test_without_a_hint_the_wait_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     """A lost hint costs seconds, not a job."""
-    begun = trio.current_time()
+    start = trio.current_time()
     await Hub().wait_for_work(max_seconds=30)
-    assert trio.current_time() - begun == pytest.approx(30)
+    assert trio.current_time() - start == pytest.approx(30)
 
 
 async def test_a_watcher_receives_only_its_own_topic() -> None:
     """A job and a tree with the same id are different topics."""
     hub = Hub()
-    with hub.watch(job_topic("1")) as mine, hub.watch(tree_topic("1")) as tree, hub.watch(job_topic("2")) as other:
+    with (
+        hub.watch(job_topic("1")) as by_job,
+        hub.watch(tree_topic("1")) as tree,
+        hub.watch(job_topic("2")) as other,
+    ):
         hub.announce(job_topic("1"))
-        mine.receive_nowait()
-        for quiet in (mine, tree, other):
+        by_job.receive_nowait()
+        for channel in (by_job, tree, other):
             with pytest.raises(trio.WouldBlock):
-                quiet.receive_nowait()
+                channel.receive_nowait()
 
 
 async def test_every_watcher_of_a_topic_receives_it_even_before_it_waits() -> None:

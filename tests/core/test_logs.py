@@ -20,7 +20,7 @@ SECRET = "hunter2hunter2"
 
 
 class Pipe:
-    """A log that writes into a pipe, read when the test asks for it."""
+    """A log that writes into a pipe. The pipe is read when the test calls `lines`."""
 
     def __init__(self, **options: Any) -> None:
         self.reading, self.writing = os.pipe()
@@ -117,11 +117,11 @@ def test_the_text_style_has_the_same_content(make_pipe: MakePipe) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-@pytest.mark.parametrize("odd", ["half \ud800", 2**70, float("nan"), b"bytes", object, {"a": {1, 2}}], ids=repr)
-def test_any_value_can_be_logged(make_pipe: MakePipe, style: str, odd: object) -> None:
+@pytest.mark.parametrize("value", ["half \ud800", 2**70, float("nan"), b"bytes", object, {"a": {1, 2}}], ids=repr)
+def test_any_value_can_be_logged(make_pipe: MakePipe, style: str, value: object) -> None:
     """A log call never raises."""
     pipe = make_pipe(style=style)
-    pipe.log.info("x", f"{odd}", value=odd)
+    pipe.log.info("x", f"{value}", value=value)
     assert pipe.text().count("\n") == 1
 
 

@@ -18,7 +18,7 @@ CANARY = 'hunter2/+"ünter'
 
 
 @frozen
-class Holder:
+class Settings:
     token: Secret
 
 
@@ -33,7 +33,7 @@ class Holder:
         "%s" % Secret(CANARY),  # noqa: UP031
         str([Secret(CANARY)]),
         repr({"token": Secret(CANARY)}),
-        repr(Holder(Secret(CANARY))),
+        repr(Settings(Secret(CANARY))),
         str(ValueError(Secret(CANARY))),
         json.dumps({"token": Secret(CANARY)}, default=str),
         logging.LogRecord("x", 0, "x", 0, "%s %r", (Secret(CANARY), Secret(CANARY)), None).getMessage(),

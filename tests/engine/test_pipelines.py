@@ -373,7 +373,7 @@ class Comparison:
         return self.engine.end(job, ready, response)
 
     def compare(self) -> None:
-        self.reference.settle()
+        self.reference.resolve_joins()
         rows = sorted(self.engine.new_rows(), key=key_of_row)
         reference_job = sorted(self.reference.jobs[len(self.pairs) :], key=key_of_made)
         assert [key_of_row(row) for row in rows] == [key_of_made(one) for one in reference_job]

@@ -1,6 +1,6 @@
 """Hostile JSON texts: each is refused with its position and reason, or read, within the time limit."""
 
-from tests.hostile_texts.filling import MIB, filled
+from tests.hostile_texts.repeated import MIB, repeat
 
 DEEP = "nested deeper than 64"
 DIGITS = "a number of more than 4,300 digits"
@@ -23,7 +23,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "encoded surrogate": (b'"\xed\xa0\x80"', "byte 0xed is not UTF-8", 1, 2),
     "cut inside a character": ('"é'.encode()[:-1], "byte 0xc3 is not UTF-8", 1, 2),
     "NUL after the value": (b'{"a":1}\x00', "expected nothing after the JSON value", 1, 8),
-    # Nothing, or more than one thing
+    # No value, or several values
     "nothing": (b"", "empty, expected one JSON value", 1, 1),
     "blanks": (b" \n\t\r\n ", "empty, expected one JSON value", 3, 2),
     "two objects": (b"{}{}", ONE_ONLY, 1, 3),
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     "words after": (b'{"a":1}\ndone', "expected nothing after the JSON value, found 'done'", 2, 1),
     "comment before": (b"// note\n{}", "expected a JSON value here, found '// note'", 1, 1),
     "comment after": (b"{} /* note */", "expected nothing after the JSON value", 1, 4),
-    # Cut off
+    # Truncated
     "only a brace": (b"{", CUT, 1, 2),
     "cut in an object": (b'{"a": 1', CUT, 1, 8),
     "cut after a key": (b'{"a"', CUT, 1, 5),
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     # Keys
     "duplicate key": (b'{"a": 1, "a": 2}', 'duplicate key "a"', 1, 10),
     "duplicate key inside": (b'{"a": {"b": 1,\n "c": 2, "b": 3}}', 'duplicate key "b"', 2, 10),
-    "duplicate key beside other objects": (b'[{"a": 1}, {"a": {"a": 1}, "a": 2}]', 'duplicate key "a"', 1, 28),
+    "duplicate key after other objects": (b'[{"a": 1}, {"a": {"a": 1}, "a": 2}]', 'duplicate key "a"', 1, 28),
     "duplicate empty key": (b'{"": 1, "": 2}', 'duplicate key ""', 1, 9),
     "duplicate key by escape": (b'{"a": 1, "\\u0061": 2}', 'duplicate key "a"', 1, 10),
     "duplicate key by replacement": (b'{"\\ud800": 1, "\\udc00": 2}', 'duplicate key "\ufffd"', 1, 15),
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
         1,
         813_892,
     ),
-    "duplicate after 130k objects": (filled('{"a":1},', "[", '{"a":1,"a":2}]'), 'duplicate key "a"', 1, 1_048_569),
+    "duplicate after 130k objects": (repeat('{"a":1},', "[", '{"a":1,"a":2}]'), 'duplicate key "a"', 1, 1_048_569),
     "replaced duplicate after 60k keys": (
         ("{" + "".join(f'"{n}\\ud800":1,' for n in range(58_000)) + '"0\\udc00":2}').encode(),
         'duplicate key "0\ufffd"',
@@ -101,13 +101,13 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
     # Depth
     "65 lists": (b"[" * 65 + b"]" * 65, DEEP, 1, 65),
     "65 objects": (b'{"a":' * 65 + b"1" + b"}" * 65, DEEP, 1, 321),
-    "65 levels after 100k shallow ones": (filled("[],", "[" * 63, "[[]]" + "]" * 63), DEEP, 1, 1_048_511),
+    "65 levels after 100k shallow ones": (repeat("[],", "[" * 63, "[[]]" + "]" * 63), DEEP, 1, 1_048_511),
     "100k lists": (b"[" * 100_000, DEEP, 1, 65),
     "100k closed lists": (b"[" * 100_000 + b"]" * 100_000, DEEP, 1, 65),
     "100k objects": (b'{"a":' * 100_000, DEEP, 1, 321),
     "100k mixed": (b'[{"a":' * 100_000, DEEP, 1, 193),
     "a MiB of brackets": (b"[" * MIB, "more than 1,000,000 values", 1, 1),
-    # A MiB of one thing
+    # A MiB of one element
     "a million and one values": (b"[" + b"0," * 1_000_000 + b"0]", "more than 1,000,000 values", 1, 1),
     "a million commas before an open string": (
         b"[" + b"," * 999_999 + b'"' + b'\\"' * 24_000,
@@ -115,24 +115,29 @@ REFUSED: dict[str, tuple[bytes, str, int, int]] = {
         1,
         1,
     ),
-    "NaN after a MiB of numbers": (filled("0,", "[", "NaN]"), "NaN is not JSON", 1, 1_048_572),
-    "NaN after a MiB of strings": (filled('"",', "[", "NaN]"), "NaN is not JSON", 1, 1_048_571),
-    "1e999 after a MiB of lists": (filled("[],", "[", "1e999]"), "'1e999' is too large", 1, 1_048_571),
-    "a MiB of open string": (filled('\\"', '"'), "this string is never closed", 1, 1),
+    "NaN after a MiB of numbers": (repeat("0,", "[", "NaN]"), "NaN is not JSON", 1, 1_048_572),
+    "NaN after a MiB of strings": (repeat('"",', "[", "NaN]"), "NaN is not JSON", 1, 1_048_571),
+    "1e999 after a MiB of lists": (repeat("[],", "[", "1e999]"), "'1e999' is too large", 1, 1_048_571),
+    "a MiB of open string": (repeat('\\"', '"'), "this string is never closed", 1, 1),
     "a MiB of quotes": (b'"' * MIB, ONE_ONLY, 1, 3),
-    "a MiB of colons": (filled(":", "{"), "expected a key in double quotes", 1, 2),
-    "a MiB of words": (filled("a "), "expected a JSON value here, found 'a a ", 1, 1),
+    "a MiB of colons": (repeat(":", "{"), "expected a key in double quotes", 1, 2),
+    "a MiB of words": (repeat("a "), "expected a JSON value here, found 'a a ", 1, 1),
     "a MiB of blanks": (b" " * MIB, "empty, expected one JSON value", 1, MIB + 1),
-    "a MiB of line feeds before a word": (filled("\n", after="x"), "expected a JSON value here, found 'x'", MIB, 1),
-    "control character after a MiB of text": (filled("a", '"', '\x01"'), "a control character", 1, MIB - 1),
+    "a MiB of line feeds before a word": (
+        repeat("\n", after="x"),
+        "expected a JSON value here, found 'x'",
+        MIB,
+        1,
+    ),
+    "control character after a MiB of text": (repeat("a", '"', '\x01"'), "a control character", 1, MIB - 1),
 }
 
 READ: dict[str, tuple[bytes, str]] = {
     "64 lists": (b"[" * 64 + b"]" * 64, "list"),
     "64 objects": (b'{"a":' * 64 + b"1" + b"}" * 64, "dict"),
-    "64 levels and 300k lists": (filled("[],", "[" * 63, "[]" + "]" * 63), "list"),
-    "brackets inside a string": (filled("[", '"', '"'), "str"),
-    "commas inside a string": (filled(",", '"', '"'), "str"),
+    "64 levels and 300k lists": (repeat("[],", "[" * 63, "[]" + "]" * 63), "list"),
+    "brackets inside a string": (repeat("[", '"', '"'), "str"),
+    "commas inside a string": (repeat(",", '"', '"'), "str"),
     "blank margins": (b"\r\n\t {}\r\n\t ", "dict"),
     "4,300 digits": (b"9" * 4300, "int"),
     "-4,300 digits": (b"-" + b"9" * 4300, "int"),
@@ -141,21 +146,21 @@ READ: dict[str, tuple[bytes, str]] = {
     "zeros before an exponent": (b"[" + (b"0." + b"0" * 4000 + b"1e4000,") * 240 + b"0]", "list"),
     "lone surrogate": (b'"\\ud800"', "str"),
     "NUL escape": (b'"\\u0000"', "str"),
-    "a MiB of lone surrogates": (filled("\\ud800", '"', '"'), "str"),
-    "110k strings with lone surrogates": (filled('"\\ud800",', "[", "0]"), "list"),
-    "a MiB of surrogate pairs": (filled("\\ud83d\\ude00", '"', '"'), "str"),
-    "a MiB of empty lists": (filled("[],", "[", "0]"), "list"),
-    "a MiB of empty objects": (filled("{},", "[", "0]"), "list"),
-    "a MiB of objects": (filled('{"":{}},', "[", "0]"), "list"),
-    "a MiB of zeros": (filled("0,", "[", "0]"), "list"),
-    "a MiB of fractions": (filled("1.5,", "[", "0]"), "list"),
-    "a MiB of empty strings": (filled('"",', "[", "0]"), "list"),
-    "a MiB of true": (filled("true,", "[", "0]"), "list"),
+    "a MiB of lone surrogates": (repeat("\\ud800", '"', '"'), "str"),
+    "110k strings with lone surrogates": (repeat('"\\ud800",', "[", "0]"), "list"),
+    "a MiB of surrogate pairs": (repeat("\\ud83d\\ude00", '"', '"'), "str"),
+    "a MiB of empty lists": (repeat("[],", "[", "0]"), "list"),
+    "a MiB of empty objects": (repeat("{},", "[", "0]"), "list"),
+    "a MiB of objects": (repeat('{"":{}},', "[", "0]"), "list"),
+    "a MiB of zeros": (repeat("0,", "[", "0]"), "list"),
+    "a MiB of fractions": (repeat("1.5,", "[", "0]"), "list"),
+    "a MiB of empty strings": (repeat('"",', "[", "0]"), "list"),
+    "a MiB of true": (repeat("true,", "[", "0]"), "list"),
     "75k keys": (("{" + ",".join(f'"k{n}":1' for n in range(75_000)) + "}").encode(), "dict"),
-    "a MiB of text": (filled("a", '"', '"'), "str"),
-    "a MiB of escaped quotes": (filled('\\"', '"', '"'), "str"),
-    "a MiB of emoji": (filled("\N{GRINNING FACE}", '"', '"'), "str"),
-    "a MiB of line separators": (filled("\u2028", '"', '"'), "str"),
-    "a MiB of blanks after": (filled(" ", "1"), "int"),
+    "a MiB of text": (repeat("a", '"', '"'), "str"),
+    "a MiB of escaped quotes": (repeat('\\"', '"', '"'), "str"),
+    "a MiB of emoji": (repeat("\N{GRINNING FACE}", '"', '"'), "str"),
+    "a MiB of line separators": (repeat("\u2028", '"', '"'), "str"),
+    "a MiB of blanks after": (repeat(" ", "1"), "int"),
     "ten MiB of text": (b'{"a": "' + b"x" * (10 << 20) + b'"}', "dict"),
 }

@@ -14,7 +14,7 @@ from ductile.core.formats import strict_json, strict_yaml
 
 LOADERS = {"yaml": lambda text: strict_yaml.load(text, source="text"), "json": strict_json.loads}
 CPU_LIMIT_SECONDS = 20
-MEMORY_LIMIT = 2 << 30
+MAX_MEMORY_BYTES = 2 << 30
 
 
 def load(format_name: str, text: bytes) -> dict[str, object]:
@@ -32,7 +32,7 @@ def shape(value: object) -> str:
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while request := sys.stdin.buffer.readline().split():
         text = sys.stdin.buffer.read(int(request[1]))

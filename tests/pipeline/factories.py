@@ -58,9 +58,9 @@ def make_routing(
 def to_job(new: NewJob, follow_ups: FollowUps, **values: Any) -> Job:
     """Return the running job that the ledger would create from `new`."""
     contexts = {context.id: context.accumulated_json for context in follow_ups.contexts}
-    copied = ("plugin", "command", "submitted_by", "payload", "pipeline", "step_id", "event_context_id", "hops")
-    more = ("parent_job_id", "join_id", "is_join", "tolerated", "notify", "max_attempts", "dedupe_key")
-    copied_values = {name: getattr(new, name) for name in (*copied, *more)}
+    names = ("plugin", "command", "submitted_by", "payload", "pipeline", "step_id", "event_context_id", "hops")
+    more_names = ("parent_job_id", "join_id", "is_join", "tolerated", "notify", "max_attempts", "dedupe_key")
+    copied_values = {name: getattr(new, name) for name in (*names, *more_names)}
     defaults = {"id": new.id or f"row of {new.step_id}", "context": contexts.get(new.event_context_id or "")}
     return make_job(**copied_values | defaults | values)
 
@@ -80,11 +80,11 @@ def context_of(new: NewJob, follow_ups: FollowUps) -> dict[str, Any]:
 
 def steps_of(follow_ups: FollowUps) -> list[str]:
     """Return the steps of the new jobs, in order; `!` marks a failed job, `=` a switch."""
-    return [_shown(new) for new in follow_ups.children]
+    return [_step_with_status(new) for new in follow_ups.children]
 
 
-def _shown(new: NewJob) -> str:
+def _step_with_status(new: NewJob) -> str:
     if new.prefinished is None:
         return str(new.step_id or new.plugin)
-    mark = "=" if new.prefinished.status is JobStatus.SUCCEEDED else "!"
-    return f"{new.step_id or new.plugin}{mark}"
+    suffix = "=" if new.prefinished.status is JobStatus.SUCCEEDED else "!"
+    return f"{new.step_id or new.plugin}{suffix}"

@@ -1,7 +1,7 @@
 """A reference interpreter for pipelines, to compare the engine with.
 
 Interprets the plain YAML data, without plans, ledgers or processes. The test completes each job with `succeed` or
-`fail`, and calls `settle` to resolve joins. `jobs` has everything that was created, in order.
+`fail`, and calls `resolve_joins` to resolve joins. `jobs` has everything that was created, in order.
 """
 
 from collections.abc import Callable
@@ -87,8 +87,8 @@ class Reference:
     def __attrs_post_init__(self) -> None:
         for pipeline in self.listed:
             steps = each_step(pipeline["steps"])
-            taken = {step.get("id") for step in steps}
-            unused = (name for number in count(1) if (name := f"step_{number}") not in taken)
+            explicit_ids = {step.get("id") for step in steps}
+            unused = (name for number in count(1) if (name := f"step_{number}") not in explicit_ids)
             self.ids |= {id(step): step.get("id") or next(unused) for step in steps}
 
     def begin(self, pipeline: Data, event: Event, context: Data) -> None:
@@ -119,9 +119,9 @@ class Reference:
             self.sequence(steps, Event("ductile.step.failed", payload), job.at, job.then if tolerated else end_run)
         self.member_finished(job.at.join)
 
-    def settle(self) -> None:
+    def resolve_joins(self) -> None:
         """Resolve every join whose members are finished, and continue after it."""
-        while join := next((made for made in self.jobs if made.is_ready), None):
+        while join := next((job for job in self.jobs if job.is_ready), None):
             join.status = "failed" if join.has_failed_member else "succeeded"
             if join.has_failed_member:
                 self.mark_failed(join.at.join)
@@ -141,13 +141,18 @@ class Reference:
 
     def sequence(self, steps: list[Data], event: Event, at: Position, then: Continuation) -> None:
         if steps:
-            self.enter(steps[0], event, at, lambda came, here: self.sequence(steps[1:], came, here, then))
+            self.enter(
+                steps[0],
+                event,
+                at,
+                lambda last_event, end: self.sequence(steps[1:], last_event, end, then),
+            )
         else:
             then(event, at)
 
     def enter(self, step: Data, event: Event, at: Position, then: Continuation) -> None:
-        def leave(came: Event, here: Position) -> None:
-            then(came, evolve(here, items=at.items, indexes=at.indexes))
+        def leave(last_event: Event, end: Position) -> None:
+            then(last_event, evolve(end, items=at.items, indexes=at.indexes))
 
         if "foreach" in step and step.get("join"):
             self.wait(step, event, at, then, partial(self.each, step, event))
@@ -168,8 +173,8 @@ class Reference:
     ) -> None:
         join = ReferenceJob("join", f"{self.path(step, at)}__join", at, event, "queued", step, then)
 
-        def arrive(branch: int, came: Event, here: Position) -> None:
-            join.results.append((here.indexes[-1] if "foreach" in step else 0, branch, came.payload))
+        def arrive(branch: int, last_event: Event, end: Position) -> None:
+            join.results.append((end.indexes[-1] if "foreach" in step else 0, branch, last_event.payload))
 
         body(evolve(at, join=join), lambda branch: partial(arrive, branch))
         self.add(join)
@@ -190,10 +195,10 @@ class Reference:
         self.decide(f"{self.path(step, at)}__switch", step.get("if"), event, at, act, otherwise)
 
     def decide(
-        self, path: str, question: Any, event: Event, at: Position, act: Callable[[], None], otherwise: Continuation
+        self, path: str, condition: Any, event: Event, at: Position, act: Callable[[], None], otherwise: Continuation
     ) -> None:
-        matched = is_true(question, at.scope(event.payload))
-        if question is not None:
+        matched = is_true(condition, at.scope(event.payload))
+        if condition is not None:
             self.jobs.append(ReferenceJob("switch", path, at, event, f"{matched}"))
         act() if matched else otherwise(event, at)
 
@@ -209,13 +214,13 @@ class Reference:
             self.job(step, event, at, continuations(0))
 
     def call(self, step: Data, event: Event, at: Position, then: Continuation) -> None:
-        (callee,) = (one for one in self.listed if one["name"] == step["call"])
+        (callee,) = (pipeline for pipeline in self.listed if pipeline["name"] == step["call"])
         path = self.path(step, at)
 
-        def back(came: Event, here: Position) -> None:
-            then(came, evolve(here, prefix=at.prefix))
+        def return_to_caller(last_event: Event, end: Position) -> None:
+            then(last_event, evolve(end, prefix=at.prefix))
 
-        run = partial(self.sequence, callee["steps"], event, evolve(at, prefix=f"{path}/"), back)
+        run = partial(self.sequence, callee["steps"], event, evolve(at, prefix=f"{path}/"), return_to_caller)
         self.decide(f"{path}/__switch", callee.get("if"), event, at, run, then)
 
     def job(self, step: Data, event: Event, at: Position, then: Continuation) -> None:
@@ -229,10 +234,10 @@ class Reference:
         if status != "queued":
             self.fail(job, status)
 
-    def add(self, made: ReferenceJob) -> None:
-        self.jobs.append(made)
-        if made.at.join is not None:
-            made.at.join.members += 1
+    def add(self, job: ReferenceJob) -> None:
+        self.jobs.append(job)
+        if job.at.join is not None:
+            job.at.join.members += 1
 
     def path(self, step: Data, at: Position) -> str:
         return at.prefix + self.ids[id(step)]

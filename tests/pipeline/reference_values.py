@@ -24,8 +24,8 @@ def require(path: str, scope: Data) -> Any:
     return value
 
 
-def is_true(question: Any, scope: Data) -> bool:
-    match question:
+def is_true(condition: Any, scope: Data) -> bool:
+    match condition:
         case None:
             return True
         case {"not": inner}:
@@ -37,14 +37,14 @@ def is_true(question: Any, scope: Data) -> bool:
         case {"path": path, "op": "eq", "value": value}:
             return bool(look_up(path, scope) == value)
         case {"path": path, "op": "gt", "value": value}:
-            seen = look_up(path, scope)
-            return isinstance(seen, int) and seen > value
-    raise AssertionError(question)
+            value = look_up(path, scope)
+            return isinstance(value, int) and value > value
+    raise AssertionError(condition)
 
 
 def render(text: str, scope: Data) -> Any:
-    if alone := re.fullmatch(r"{([^{}]+)}", text):
-        return require(alone[1], scope)
+    if single := re.fullmatch(r"{([^{}]+)}", text):
+        return require(single[1], scope)
     return re.sub(r"{([^{}]+)}", lambda part: _as_text(require(part[1], scope)), text)
 
 

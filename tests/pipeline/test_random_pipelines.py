@@ -17,7 +17,7 @@ from tests.pipeline.random_pipelines import PAYLOAD, Data, each_step, pipelines_
 SCOPE = Scope(PAYLOAD, {})
 MAX_RUNS = 20_000
 thorough = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-brief = settings(thorough, max_examples=50)
+quick = settings(thorough, max_examples=50)
 
 
 class TooManyFollowUps(Exception):
@@ -44,14 +44,14 @@ class DirectInterpreter:
     ran: Counter[str]
 
     @classmethod
-    def of(cls, listed: list[Data]) -> "DirectInterpreter":
+    def of(cls, pipelines: list[Data]) -> "DirectInterpreter":
         ids: dict[int, str] = {}
-        for pipeline in listed:
+        for pipeline in pipelines:
             steps = each_step(pipeline["steps"])
-            taken = {step.get("id") for step in steps}
-            fresh = (name for number in count(1) if (name := f"step_{number}") not in taken)
-            ids |= {id(step): step.get("id") or next(fresh) for step in steps}
-        return cls({each["name"]: each for each in listed}, ids, Counter())
+            explicit_ids = {step.get("id") for step in steps}
+            unused_ids = (name for number in count(1) if (name := f"step_{number}") not in explicit_ids)
+            ids |= {id(step): step.get("id") or next(unused_ids) for step in steps}
+        return cls({each["name"]: each for each in pipelines}, ids, Counter())
 
     def sequence(self, steps: list[Data], prefix: str) -> Result:
         ends, failed = 1, False
@@ -69,12 +69,12 @@ class DirectInterpreter:
         if "foreach" in step:
             items = PAYLOAD[step["foreach"].removeprefix("payload.")]
             results = [self.action(step, path, prefix) if _is_true(step.get("if")) else Result(1) for _ in items]  # type: ignore[attr-defined]
-            whole = Result(sum(each.ends for each in results) if results else 1, any(each.failed for each in results))
+            result = Result(sum(each.ends for each in results) if results else 1, any(each.failed for each in results))
         else:
-            whole = self.action(step, path, prefix)
+            result = self.action(step, path, prefix)
         if step.get("join"):
-            return Result(0 if whole.failed else 1, whole.failed)
-        return whole
+            return Result(0 if result.failed else 1, result.failed)
+        return result
 
     def action(self, step: Data, path: str, prefix: str) -> Result:
         if "steps" in step:
@@ -162,13 +162,13 @@ class PlanWalker:
             self.enter(node.on_error, items, join)
         return None
 
-    def wait(self, waiting: OpenJoin, body: Instruction) -> None:
-        self.run(waiting.node)
-        self.enter(body, waiting.items, waiting)
-        if not waiting.failed:
-            self.enter(waiting.node.successors, waiting.items, waiting.outer)
-        elif waiting.outer is not None:
-            waiting.outer.failed = True
+    def wait(self, open_join: OpenJoin, body: Instruction) -> None:
+        self.run(open_join.node)
+        self.enter(body, open_join.items, open_join)
+        if not open_join.failed:
+            self.enter(open_join.node.successors, open_join.items, open_join.outer)
+        elif open_join.outer is not None:
+            open_join.outer.failed = True
 
     def run(self, node: PlanNode) -> None:
         self.ran[node.path] += 1
@@ -182,10 +182,10 @@ def _open_joins(join: OpenJoin | None) -> tuple[str, ...]:
 
 @thorough
 @given(pipelines_strategy())
-def test_a_plan_runs_the_configured_jobs(listed: list[Data]) -> None:
+def test_a_plan_runs_the_configured_jobs(pipelines: list[Data]) -> None:
     """As often as a direct interpretation of the YAML, inside the same loops and joins."""
-    for name, plan in compile_text(listed).by_name.items():
-        interpreter, walker = DirectInterpreter.of(listed), PlanWalker(Counter())
+    for name, plan in compile_text(pipelines).by_name.items():
+        interpreter, walker = DirectInterpreter.of(pipelines), PlanWalker(Counter())
         try:
             interpreter.sequence(interpreter.pipelines[name]["steps"], "")
             walker.enter(plan.entry)
@@ -197,31 +197,31 @@ def test_a_plan_runs_the_configured_jobs(listed: list[Data]) -> None:
 # ── properties of the plan ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@brief
+@quick
 @given(pipelines_strategy())
-def test_every_vertex_is_reachable_and_there_are_no_cycles(listed: list[Data]) -> None:
+def test_every_vertex_is_reachable_and_there_are_no_cycles(pipelines: list[Data]) -> None:
     """So every execution ends."""
-    for plan in compile_text(listed).by_name.values():
+    for plan in compile_text(pipelines).by_name.values():
         order = topological_order(plan)
-        assert {thing for thing in order if isinstance(thing, PlanNode | Gate)} == set(plan.vertices)
+        assert {each for each in order if isinstance(each, PlanNode | Gate)} == set(plan.vertices)
         ranks = {vertex: rank for rank, vertex in enumerate(plan.vertices)}
         for edge in edges(plan):
             if edge.source is not None and edge.target is not None:
                 assert ranks[edge.source] < ranks[edge.target]
 
 
-@brief
+@quick
 @given(pipelines_strategy())
-def test_a_plan_has_one_node_per_configured_job(listed: list[Data]) -> None:
+def test_a_plan_has_one_node_per_configured_job(pipelines: list[Data]) -> None:
     """Calls are inlined, and depths increase along every edge."""
-    by_name = {each["name"]: each for each in listed}
+    by_name = {each["name"]: each for each in pipelines}
 
     def size(steps: list[Data]) -> int:
         every = each_step(steps)
         jobs = sum(("uses" in step or "relay" in step) + ("join" in step) for step in every)
         return jobs + sum(size(by_name[step["call"]]["steps"]) for step in every if "call" in step)
 
-    for name, plan in compile_text(listed).by_name.items():
+    for name, plan in compile_text(pipelines).by_name.items():
         assert len(plan.nodes) == size(by_name[name]["steps"])
         assert len({vertex.path for vertex in plan.vertices}) == len(plan.vertices)
         _check_depths(plan)
@@ -236,22 +236,22 @@ def _check_depths(plan: Plan) -> None:
     assert all(1 <= node.min_depth <= node.depth for node in plan.nodes.values())
 
 
-@brief
+@quick
 @given(pipelines_strategy())
-def test_compiling_twice_gives_the_same_plan(listed: list[Data]) -> None:
+def test_compiling_twice_gives_the_same_plan(pipelines: list[Data]) -> None:
     """Names, shapes, routes and fingerprints."""
-    first, second = compile_text(listed), compile_text(listed)
+    first, second = compile_text(pipelines), compile_text(pipelines)
     for one, other in zip(first.by_name.values(), second.by_name.values(), strict=True):
         assert one.fingerprint == other.fingerprint
         assert shape(one) == shape(other)
         assert compiled_routes(one) == compiled_routes(other)
 
 
-@brief
+@quick
 @given(pipelines_strategy())
-def test_compiled_routes_reach_every_vertex(listed: list[Data]) -> None:
+def test_compiled_routes_reach_every_vertex(pipelines: list[Data]) -> None:
     """Ids are unique, and the entry comes first."""
-    for plan in compile_text(listed).by_name.values():
+    for plan in compile_text(pipelines).by_name.values():
         routes = compiled_routes(plan)
         reached = {route["destination"].get("step_id") for route in routes}
         assert {vertex.path for vertex in plan.vertices} <= reached

@@ -23,9 +23,9 @@ def echo() -> Plugin:
     return discover([Path(__file__).parents[2] / "plugins"]).plugins["echo"]
 
 
-def ask(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | InvalidResponse:
+def run_echo(echo: Plugin, command: str = "poll", **fields: Any) -> PluginResponse | InvalidResponse:
     request = encode_request(job_id="j", command=command, deadline_at=NOW, attempt=1, max_attempts=4, **fields)
-    # The poorest locale: what it prints must not depend on it.
+    # The most limited locale: the output must not depend on it.
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0"}
     run = subprocess.run([echo.entrypoint], input=request, capture_output=True, check=True, env=environment)
     assert run.stderr == b""
@@ -50,7 +50,7 @@ def test_echo_declares_two_write_commands_and_a_read_command(echo: Plugin) -> No
 )
 def test_echo_prefers_the_message_of_the_payload(echo: Plugin, fields: dict[str, Any], message: str) -> None:
     """Then that of the configuration, then its default."""
-    response = ask(echo, **fields)
+    response = run_echo(echo, **fields)
     assert isinstance(response, PluginResponse)
     assert (response.ok, response.result) == (True, f"echo: {message}")
     assert [(event.type, event.payload["message"]) for event in response.events] == [("echo.poll", message)]
@@ -61,14 +61,14 @@ def test_echo_prefers_the_message_of_the_payload(echo: Plugin, fields: dict[str,
 @pytest.mark.parametrize("message", ["", "ü\u2028\0\x1b[31m\"\\'", 10**30, None, {"deep": [1.5, True]}])
 def test_echo_returns_any_message_unchanged(echo: Plugin, message: Any) -> None:
     """Quotes, control characters and numbers."""
-    response = ask(echo, payload={"message": message, "other": message})
+    response = run_echo(echo, payload={"message": message, "other": message})
     assert isinstance(response, PluginResponse)
     assert response.events[0].payload == {"message": message, "other": message, "command": "poll"}
 
 
 def test_echo_forwards_the_payload_of_an_event(echo: Plugin) -> None:
     event = RequestEvent(type="a", event_id="e", source="s", timestamp=NOW, payload={"x": 1, "message": "m"})
-    response = ask(echo, "handle", event=event, payload={"ignored": True})
+    response = run_echo(echo, "handle", event=event, payload={"ignored": True})
     assert isinstance(response, PluginResponse)
     assert (response.events[0].type, response.events[0].payload) == (
         "echo.handle",
@@ -78,7 +78,7 @@ def test_echo_forwards_the_payload_of_an_event(echo: Plugin) -> None:
 
 def test_echo_fails_on_request(echo: Plugin) -> None:
     """`mode: error` may be retried, an unknown mode may not."""
-    failed, wrong = ask(echo, config={"mode": "error"}), ask(echo, config={"mode": "loud"})
+    failed, wrong = run_echo(echo, config={"mode": "error"}), run_echo(echo, config={"mode": "loud"})
     assert isinstance(failed, PluginResponse)
     assert isinstance(wrong, PluginResponse)
     assert [(failed.ok, failed.retry), (wrong.ok, wrong.retry)] == [(False, True), (False, False)]
@@ -86,7 +86,7 @@ def test_echo_fails_on_request(echo: Plugin) -> None:
 
 def test_echo_breaks_the_protocol_on_request(echo: Plugin) -> None:
     """`mode: protocol_error`."""
-    assert isinstance(ask(echo, config={"mode": "protocol_error"}), InvalidResponse)
+    assert isinstance(run_echo(echo, config={"mode": "protocol_error"}), InvalidResponse)
 
 
 def test_echo_hangs_on_request_until_it_is_terminated(echo: Plugin) -> None:
@@ -110,7 +110,7 @@ def test_echo_hangs_on_request_until_it_is_terminated(echo: Plugin) -> None:
 def test_echo_is_healthy_in_every_mode(echo: Plugin) -> None:
     """Health checks the configuration, not whether jobs succeed."""
     for mode in ("ok", "error", "hang", "protocol_error"):
-        response = ask(echo, "health", config={"mode": mode})
+        response = run_echo(echo, "health", config={"mode": mode})
         assert isinstance(response, PluginResponse)
         assert (response.ok, response.events, response.state_updates) == (True, (), None)
 

@@ -32,7 +32,7 @@ def plugin(root: Path) -> Plugin:
     return found.plugins["disk"]
 
 
-def ask(plugin: Plugin, command: str, config: dict[str, Any]) -> PluginResponse:
+def run_command(plugin: Plugin, command: str, config: dict[str, Any]) -> PluginResponse:
     request = encode_request(
         job_id="j", command=command, deadline_at=datetime.now(UTC), attempt=1, max_attempts=4, config=config
     )
@@ -43,9 +43,9 @@ def ask(plugin: Plugin, command: str, config: dict[str, Any]) -> PluginResponse:
 
 
 def test_the_plugin_of_the_guide_works(plugin: Plugin, tmp_path: Path) -> None:
-    calm = ask(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 0})
-    alarmed = ask(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 101})
-    failed = ask(plugin, "health", {"path": str(tmp_path / "no")})
+    calm = run_command(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 0})
+    alarmed = run_command(plugin, "poll", {"path": str(tmp_path), "min_free_percent": 101})
+    failed = run_command(plugin, "health", {"path": str(tmp_path / "no")})
     assert (calm.ok, calm.events) == (True, ())
     assert [event.type for event in alarmed.events] == ["disk.low"]
     assert alarmed.state_updates is not None

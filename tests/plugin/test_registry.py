@@ -449,17 +449,17 @@ def test_the_fingerprint_covers_manifest_entrypoint_and_every_other_file(root: P
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
 
-    taken = discover([root]).plugins["sample"].fingerprint
+    found = discover([root]).plugins["sample"].fingerprint
 
-    assert (taken.name, taken.manifest_path, taken.entrypoint_path) == (
+    assert (found.name, found.manifest_path, found.entrypoint_path) == (
         "sample",
         folder / "manifest.yaml",
         folder / "run.sh",
     )
-    assert taken.manifest_hash == blake3((folder / "manifest.yaml").read_bytes()).hexdigest()
-    assert taken.entrypoint_hash == blake3(b"#!/bin/sh\n").hexdigest()
-    assert taken.files == {name: blake3(name.encode()).hexdigest() for name in ("helper.py", "lib/inner.py")}
-    assert taken.manifest_resolved_path == Path(os.path.realpath(folder / "manifest.yaml"))
+    assert found.manifest_hash == blake3((folder / "manifest.yaml").read_bytes()).hexdigest()
+    assert found.entrypoint_hash == blake3(b"#!/bin/sh\n").hexdigest()
+    assert found.files == {name: blake3(name.encode()).hexdigest() for name in ("helper.py", "lib/inner.py")}
+    assert found.manifest_resolved_path == Path(os.path.realpath(folder / "manifest.yaml"))
 
 
 def test_any_changed_byte_changes_the_fingerprint(root: Path, make_plugin: MakePlugin) -> None:
@@ -467,18 +467,18 @@ def test_any_changed_byte_changes_the_fingerprint(root: Path, make_plugin: MakeP
     folder = make_plugin("sample")
     (folder / "helper.py").write_text("a")
 
-    def taken() -> fingerprint.PluginFingerprint:
+    def current() -> fingerprint.PluginFingerprint:
         return discover([root]).plugins["sample"].fingerprint
 
-    seen = [taken()]
-    assert taken() == seen[0]
+    fingerprints = [current()]
+    assert current() == fingerprints[0]
     for name in ("helper.py", "run.sh", "manifest.yaml"):
         with (folder / name).open("a") as file:
             file.write("# more\n")
-        seen.append(taken())
+        fingerprints.append(current())
     (folder / "new.py").touch()
-    seen.append(taken())
-    assert all(one != other for one, other in pairwise(seen))
+    fingerprints.append(current())
+    assert all(one != other for one, other in pairwise(fingerprints))
 
 
 def test_the_fingerprint_covers_the_target_of_a_symlink(root: Path, make_plugin: MakePlugin) -> None:

@@ -152,12 +152,12 @@ def test_only_the_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
 
 def test_a_page_without_markers_is_refused_before_the_first_measure(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Mine\n{report.BEGIN}\n")
+    page.write_text(f"# Page\n{report.BEGIN}\n")
     result = run_script("bench", "compare", "--before", str(tmp_path), "--report", str(page))
 
     assert (result.returncode, result.stdout) == (1, "")
     assert report.END in result.stderr
-    assert page.read_text() == f"# Mine\n{report.BEGIN}\n"
+    assert page.read_text() == f"# Page\n{report.BEGIN}\n"
 
 
 def test_a_directory_that_is_not_a_checkout_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""YAML is decoded with a position for every value, and encoded so that it can be decoded again."""
+"""YAML is decoded with a position for every value, and encoded so that it can be decoded result."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def members(node: YamlNode) -> dict[str, YamlNode]:
     return node.value
 
 
-def places(text: str) -> dict[str, tuple[int, int]]:
+def positions(text: str) -> dict[str, tuple[int, int]]:
     """Return line and column by path."""
     return {path: (node.mark.line, node.mark.column) for path, node in load(text.encode(), source="text.yaml").walk()}
 
@@ -101,7 +101,7 @@ SCALARS: list[tuple[str, object]] = [
 
 
 def test_scalars_follow_yaml_1_2() -> None:
-    """Numbers, true, false and null are typed; words, times and dates are text."""
+    """Numbers, true, false and null are typed; ambiguous_texts, times and dates are text."""
     failures = []
     for text, value in SCALARS:
         found = loaded(f"a: {text}\n")["a"]
@@ -169,13 +169,13 @@ def test_equal_keys_in_different_mappings_are_allowed() -> None:
     assert loaded("a: {a: {a: 1}}\nb: [{a: 1}, {a: 2}]") == {"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}]}
 
 
-# Places
+# Positions
 
 
 def test_every_value_has_its_position() -> None:
     """A member has the position of its key, a list item its own. Lines and columns count from 1."""
     text = "# c\nname: x\nlist:\n  - a: 1\n    b:\n      - 2\n  - [3, {k: 4}]\n  -\n    c: 5\n? long\n: 6\n"
-    assert places(text) == {
+    assert positions(text) == {
         "": (2, 1),
         "name": (2, 1),
         "list": (3, 1),
@@ -195,12 +195,12 @@ def test_every_value_has_its_position() -> None:
 
 def test_columns_count_characters() -> None:
     """Not bytes, so that they match the columns of an editor."""
-    assert places("{é\N{GRINNING FACE}: 1, b: 2}")["b"] == (1, 9)
+    assert positions("{é\N{GRINNING FACE}: 1, b: 2}")["b"] == (1, 9)
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_lines_are_counted_with_any_line_ending(line_end: str) -> None:
-    assert places(line_end.join(["a: 1", "", "b: 2"]))["b"] == (3, 1)
+    assert positions(line_end.join(["a: 1", "", "b: 2"]))["b"] == (3, 1)
     with pytest.raises(Unreadable) as caught:
         load(line_end.join(["a: 1", "b: \x00"]).encode(), source="f")
     assert (caught.value.mark.line, caught.value.mark.column) == (2, 4)
@@ -218,9 +218,9 @@ def test_an_alias_is_the_anchored_value() -> None:
     """A member with an alias has the position of its own key."""
     text = "base: &base {x: [1]}\nword: &word 0700\ncopy: *base\nlist: [*word, *base]\n"
     assert loaded(text) == {"base": {"x": [1]}, "word": 700, "copy": {"x": [1]}, "list": [700, {"x": [1]}]}
-    assert places(text)["copy"] == (3, 1)
-    assert places(text)["copy.x"] == (1, 14)
-    assert places(text)["list[1]"] == (4, 15)
+    assert positions(text)["copy"] == (3, 1)
+    assert positions(text)["copy.x"] == (1, 14)
+    assert positions(text)["list[1]"] == (4, 15)
 
 
 def test_an_anchor_can_be_redefined() -> None:
@@ -244,8 +244,8 @@ def test_own_keys_take_precedence_over_merged_ones() -> None:
 
 def test_a_merged_member_has_the_position_of_its_source() -> None:
     text = "base: &base\n  a: 1\nuse:\n  <<: *base\n  b: 2\n"
-    assert places(text)["use.a"] == (2, 3)
-    assert places(text)["use.b"] == (5, 3)
+    assert positions(text)["use.a"] == (2, 3)
+    assert positions(text)["use.b"] == (5, 3)
 
 
 def test_a_quoted_merge_key_is_an_ordinary_key() -> None:
@@ -357,9 +357,9 @@ DATA = st.recursive(
 @settings(deadline=None)
 @given(DATA)
 def test_encoded_data_is_decoded_to_the_same_data(data: Any) -> None:
-    again = load(dump(data).encode(), source="f").data()
-    assert again == data
-    assert repr(again) == repr(data)
+    result = load(dump(data).encode(), source="f").data()
+    assert result == data
+    assert repr(result) == repr(data)
 
 
 def test_a_dump_is_block_style_with_minimal_quoting() -> None:
@@ -397,7 +397,7 @@ def test_a_dump_is_block_style_with_minimal_quoting() -> None:
 
 def test_yaml_1_1_parsers_read_the_same_values_from_a_dump() -> None:
     """Text does not become booleans, numbers or dates."""
-    words = [
+    ambiguous_texts = [
         "yes",
         "No",
         "on",
@@ -414,7 +414,7 @@ def test_yaml_1_1_parsers_read_the_same_values_from_a_dump() -> None:
         "<<",
         ".inf",
     ]
-    assert yaml.safe_load(dump(words)) == words
+    assert yaml.safe_load(dump(ambiguous_texts)) == ambiguous_texts
 
 
 def test_a_lone_surrogate_is_replaced_when_encoding() -> None:

@@ -61,7 +61,7 @@ def test_a_second_instance_fails_with_the_pid_of_the_first(tmp_path: Path) -> No
 
 
 def test_the_original_and_this_ductile_exclude_each_other(tmp_path: Path) -> None:
-    """The original locks `<database without extension>.pid`; so do we."""
+    """Both lock `<database without extension>.pid`."""
     database = tmp_path / "state" / "ductile.db"
     database.parent.mkdir()
     with (

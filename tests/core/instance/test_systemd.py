@@ -80,17 +80,17 @@ async def test_watchdog_notifications_stop_while_the_ledger_is_stuck(
     manager: socket.socket, autojump_clock: trio.testing.MockClock
 ) -> None:
     """systemd then restarts the service."""
-    stuck = 0.0
+    stuck_seconds = 0.0
     notifier = Notifier.from_environment(environment(manager, WATCHDOG_USEC="20000000"))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(notifier.run_watchdog, lambda: stuck)
+        nursery.start_soon(notifier.run_watchdog, lambda: stuck_seconds)
         await trio.sleep(25)
         assert received(manager) == ["WATCHDOG=1"] * 3
-        stuck = MAX_STUCK_SECONDS
+        stuck_seconds = MAX_STUCK_SECONDS
         await trio.sleep(50)
         assert received(manager) == []
-        stuck = 0.0
+        stuck_seconds = 0.0
         await trio.sleep(10)
         assert received(manager) == ["WATCHDOG=1"]
         nursery.cancel_scope.cancel()

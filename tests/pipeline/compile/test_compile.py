@@ -508,7 +508,7 @@ REFUSED: list[tuple[str, str]] = [
     (p("{uses: a.}"), "pipelines[0].steps[0].uses: 'a.' is not a plugin, an alias or `plugin.command`"),
     (p("{uses: .a}"), "'.a' is not a plugin, an alias or `plugin.command`"),
     (p("{uses: a.b c}"), "'a.b c' is not a plugin, an alias or `plugin.command`"),
-    # keys where they mean nothing
+    # keys that do not apply
     (
         p("{steps: [{uses: a}], with: {x: 1}}"),
         "pipelines[0].steps[0].with: is allowed only on a `uses` step; set it on the steps",

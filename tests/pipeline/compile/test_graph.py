@@ -49,7 +49,7 @@ def test_reverse_topological_order_lists_successors_first() -> None:
 def test_topological_order_lists_predecessors_first() -> None:
     """Joins come after their branches."""
     plan = plan_of("{id: s, join: true, split: [{id: a, uses: p}, {id: b, uses: p}]}, {id: c, uses: p}")
-    order = [thing.path for thing in topological_order(plan) if isinstance(thing, PlanNode)]
+    order = [vertex.path for vertex in topological_order(plan) if isinstance(vertex, PlanNode)]
     assert order.index("s__join") > max(order.index("a"), order.index("b"))
     assert order[-1] == "c"
 

@@ -68,7 +68,7 @@ def test_every_step_is_listed_in_execution_order() -> None:
 
 def test_given_answers_replace_the_plugins() -> None:
     """Two events run the next step twice, each with its own payload."""
-    events = [{"type": "one", "payload": {"n": 1}}, {"type": "two", "payload": {"n": 2, "result": "own"}}]
+    events = [{"type": "line_of_a", "payload": {"n": 1}}, {"type": "two", "payload": {"n": 2, "result": "own"}}]
 
     found = dry_run("{id: a, uses: x}, {id: b, uses: y}", answers={"a": {"result": "said", "events": events}})
 
@@ -150,9 +150,9 @@ def test_a_step_that_cannot_run_has_the_reason(step: str, outcome: str, why: str
 
     found = dry_run(step, {"n": 1}, routing=routing)
 
-    (one,) = [each for each in found.lines if each.step == "a" and each.outcome != "not reached"]
-    assert one.outcome == outcome
-    assert one.why.startswith(why)
+    (line_of_a,) = [each for each in found.lines if each.step == "a" and each.outcome != "not reached"]
+    assert line_of_a.outcome == outcome
+    assert line_of_a.why.startswith(why)
     assert found.status is JobStatus.FAILED
 
 
@@ -271,7 +271,7 @@ def test_a_run_that_exceeds_the_limit_at_its_start_is_rejected() -> None:
 
 
 def test_executed_answers_have_priority() -> None:
-    """The line says that the plugin was executed."""
+    """The line shows that the plugin was executed."""
     executed: list[str] = []
 
     def execute(job: Job) -> PluginAnswer | None:

@@ -291,7 +291,7 @@ def test_regex_matches_the_whole_text() -> None:
 
 
 def test_a_pattern_runs_in_linear_time() -> None:
-    """A pattern that would backtrack exponentially finishes at once."""
+    """A pattern that would backtrack exponentially finishes immediately."""
     assert evaluate("regex", "(a*)*b", "a" * 200_000) is False
 
 
@@ -324,7 +324,7 @@ COMBINATIONS: list[tuple[Any, ...]] = [
 
 
 def test_conditions_combine_and_read_every_root() -> None:
-    """`all`, `any` and `not` work as in logic. A path through a value that is not an object finds nothing."""
+    """`all`, `any` and `not` are logical operators. A path through a value that is not an object finds nothing."""
 
     def check(raw: Any, answer: bool) -> None:
         scope = Scope({"yes": "y", "list": [1]}, {"deep": {"er": "v"}}, {"colour": "blue"}, {"id": 7})
@@ -428,10 +428,10 @@ INVALID_CONDITIONS: list[tuple[Any, ...]] = [
 def test_invalid_conditions_are_rejected_with_path_and_message() -> None:
     """At load, before any run."""
 
-    def check(raw: Any, where: str, message: str) -> None:
+    def check(raw: Any, location: str, message: str) -> None:
         with pytest.raises(ConditionInvalid) as error:
             parse(raw, TRIGGER_ROOTS)
-        assert [(complaint.path, complaint.message) for complaint in error.value.complaints] == [(where, message)]
+        assert [(complaint.path, complaint.message) for complaint in error.value.complaints] == [(location, message)]
 
     check_all(INVALID_CONDITIONS, check)
 

@@ -64,9 +64,9 @@ def test_a_join_of_duplicates_is_skipped() -> None:
     """A duplicate event does not run the steps after the join with an empty list."""
     routing = make_routing(JOINED)
     follow_ups = compute_follow_ups(make_job(), SUCCEEDED, (make_event("e", dedupe_key="k"),), routing, now=NOW)
-    outcome, behind = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
+    outcome, after_join = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
     assert outcome == Skipped("every job it would have joined was a duplicate", OutcomeCode.NOTHING_TO_JOIN)
-    assert not behind.children
+    assert not after_join.children
 
 
 def test_a_join_over_an_empty_list_succeeds() -> None:
@@ -77,9 +77,9 @@ def test_a_join_over_an_empty_list_succeeds() -> None:
     follow_ups = compute_follow_ups(
         make_job(), SUCCEEDED, (make_event("e", {"l": []}, dedupe_key="k"),), routing, now=NOW
     )
-    outcome, behind = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
+    outcome, after_join = resolve_join(JoinInput(job=job_of(follow_ups, "s__join")), routing, now=NOW)
     assert isinstance(outcome, Succeeded)
-    assert steps_of(behind) == ["c"]
+    assert steps_of(after_join) == ["c"]
 
 
 def test_two_paths_to_one_step_create_two_jobs_with_different_keys() -> None:
@@ -131,7 +131,7 @@ def test_a_run_started_by_a_failed_job_inherits_the_baggage() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(OPEN, JOINED), (JOINED, OPEN)])
-def test_a_job_whose_pipeline_changed_around_it_does_not_run(before: str, now: str) -> None:
+def test_a_job_whose_surrounding_steps_changed_does_not_run(before: str, now: str) -> None:
     """After a reload added or removed a `join`, the step fails before its plugin runs, without follow-ups."""
     job = job_of(start_pipeline(make_routing(before)), "a")
     with pytest.raises(NotFound, match="pipeline p changed around step a"):
@@ -141,7 +141,7 @@ def test_a_job_whose_pipeline_changed_around_it_does_not_run(before: str, now: s
     assert not follow_ups.children
 
 
-def test_a_join_whose_pipeline_changed_around_it_fails() -> None:
+def test_a_join_whose_surrounding_steps_changed_fails() -> None:
     """Its step still exists, but inside a loop."""
     around = JOINED.replace("steps: [", "steps: [{foreach: payload.n, steps: [").replace("z}]}]", "z}]}]}]")
     join = job_of(start_pipeline(make_routing(JOINED)), "s__join")

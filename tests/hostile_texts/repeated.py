@@ -3,7 +3,7 @@
 MIB = 1 << 20
 
 
-def filled(unit: str, before: str = "", after: str = "") -> bytes:
+def repeat(unit: str, before: str = "", after: str = "") -> bytes:
     """Repeat `unit` until the text has one MiB."""
     times = (MIB - len(before.encode()) - len(after.encode())) // len(unit.encode())
     return (before + unit * times + after).encode()
