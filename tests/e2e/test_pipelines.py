@@ -591,7 +591,7 @@ def test_a_run_whose_next_step_was_removed_ends_with_the_reason(
     add_recording_plugins(home, ("source", "alpha"))
     home.add(CHAIN)
     service = start()
-    service.post("source", "poll", {"response": {"events": [{"type": f"{name}.wanted"}]}})
+    service.post("source", "poll", {"response": {"events": [{"type": f"{name}.requested"}]}})
     blocking.wait_until_started()
     text = (home.path / "config.yaml").read_text()
     assert old in text
