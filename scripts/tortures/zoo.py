@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 
 from ductile.core.clock import from_text
 from scripts.tortures.lib.report import percentile, print_progress, print_violations
-from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
+from tests.e2e.zoo_service import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
 from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin, break_entrypoint
 
 MEMORY_SETTLE_SECONDS = 4.0

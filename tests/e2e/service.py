@@ -1,4 +1,4 @@
-"""A whole Ductile in a process of its own, driven from outside: start, post, wait, signal, kill, look at the rest."""
+"""A Ductile service in a process of its own: its configuration, requests to it, signals, and its ledger."""
 
 import http.client
 import json
@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ from attrs import define, field
 from ductile.config.seal.approve import seal_configuration
 
 TOKEN = "e2e-token-0123456789abcdef"
-PATIENCE = 30.0
+WAIT_SECONDS = 30.0
+"""Limit of every wait for the service."""
 
 CONFIG = """\
 plugin_roots: [plugins]
@@ -41,7 +43,7 @@ api:
 
 @define
 class Home:
-    """A configuration directory under construction."""
+    """A configuration directory and the ledger in it."""
 
     path: Path
 
@@ -54,15 +56,23 @@ class Home:
         return home
 
     def write(self, name: str, text: str) -> None:
+        """Write a configuration file."""
         file = self.path / name
         file.write_text(text)
         file.chmod(0o600)
 
     def add(self, text: str) -> None:
-        """More YAML at the end of config.yaml."""
+        """Append YAML to config.yaml."""
         self.write("config.yaml", (self.path / "config.yaml").read_text() + text)
 
+    def replace(self, old: str, new: str) -> None:
+        """Replace text that config.yaml contains."""
+        text = (self.path / "config.yaml").read_text()
+        assert old in text, old
+        self.write("config.yaml", text.replace(old, new))
+
     def copy_plugin(self, folder: Path) -> None:
+        """Copy a plugin folder with permissions that the service accepts."""
         target = self.path / "plugins" / folder.name
         shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         for directory, _, names in os.walk(target):
@@ -73,7 +83,7 @@ class Home:
                     inside.chmod(0o700 if os.access(inside, os.X_OK) else 0o600)
 
     def plugin(self, name: str, script: str, *, commands: str = "poll: {}, handle: {}", more: str = "") -> None:
-        """A plugin whose entrypoint is `script` (with its shebang line)."""
+        """Add a plugin whose entrypoint is `script` (with its shebang line)."""
         folder = self.path / "plugins" / name
         folder.mkdir(mode=0o700)
         manifest = (
@@ -104,17 +114,17 @@ class Home:
             return [dict(row) for row in db.execute(statement, values)]
 
     def start(self, *, environ: Mapping[str, str] | None = None) -> "Service":
-        """The service, ready."""
+        """Start the service and wait until it is ready."""
         service = self.launch(environ=environ)
         try:
             service.wait_until_ready()
         except BaseException:
-            service.kill()  # nobody else will
+            service.kill()
             raise
         return service
 
     def launch(self, *, environ: Mapping[str, str] | None = None) -> "Service":
-        """The service, on its way."""
+        """Start the service without waiting until it is ready."""
         command = [sys.executable, "-m", "ductile", "system", "start", "--config", str(self.path)]
         process = subprocess.Popen(
             command,
@@ -129,31 +139,31 @@ class Home:
 
 @define
 class Service:
-    """A running service and everything it has said."""
+    """A service process with its log lines and its stderr."""
 
     home: Home
     process: "subprocess.Popen[bytes]"
     lines: list[dict[str, Any]] = field(factory=list)
     stderr: list[str] = field(factory=list)
-    _heard: threading.Condition = field(factory=threading.Condition)
+    _changed: threading.Condition = field(factory=threading.Condition)
     _closed: int = 0
-    _listeners: list[threading.Thread] = field(factory=list)
+    _readers: list[threading.Thread] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         for stream, take in ((self.process.stdout, self._take_log), (self.process.stderr, self._take_stderr)):
-            listener = threading.Thread(target=self._listen, args=(stream, take), daemon=True)
-            listener.start()
-            self._listeners.append(listener)
+            reader = threading.Thread(target=self._read_lines, args=(stream, take), daemon=True)
+            reader.start()
+            self._readers.append(reader)
 
-    def _listen(self, stream: Any, take: Callable[[str], None]) -> None:
+    def _read_lines(self, stream: Any, take: Callable[[str], None]) -> None:
         with stream:
             for raw in stream:
-                with self._heard:
+                with self._changed:
                     take(raw.decode("utf-8", "replace").rstrip("\n"))
-                    self._heard.notify_all()
-        with self._heard:
+                    self._changed.notify_all()
+        with self._changed:
             self._closed += 1
-            self._heard.notify_all()
+            self._changed.notify_all()
 
     def _take_log(self, line: str) -> None:
         self.lines.append(json.loads(line))
@@ -162,13 +172,15 @@ class Service:
         self.stderr.append(line)
 
     def wait_for(self, fact: Callable[["Service"], Any], what: str) -> Any:
-        """Until `fact` is true of what was heard, or the service is gone."""
-        with self._heard:
-            done = self._heard.wait_for(lambda: fact(self) or self._closed == 2, PATIENCE)
-            assert done, f"{what}: not within {PATIENCE} s; stderr: {self.stderr}; log: {self.lines[-5:]}"
+        """Wait until `fact` is true of the output, or the process has closed it, and return the fact."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: fact(self) or self._closed == 2, WAIT_SECONDS)
+            assert done, f"{what}: not within {WAIT_SECONDS} s; stderr: {self.stderr}; log: {self.lines[-5:]}"
             return fact(self)
 
     def wait_for_log(self, message: str, **fields: Any) -> dict[str, Any]:
+        """Wait for a log line that contains `message` and has these fields."""
+
         def found(service: Service) -> dict[str, Any] | None:
             for line in service.lines:
                 if message in line["message"] and all(line.get(name) == value for name, value in fields.items()):
@@ -176,7 +188,7 @@ class Service:
             return None
 
         line: dict[str, Any] | None = self.wait_for(found, f"log line {message!r}")
-        assert line is not None, f"the service ended without saying {message!r}: {self.stderr} {self.lines[-5:]}"
+        assert line is not None, f"the service ended without the log line {message!r}: {self.stderr} {self.lines[-5:]}"
         return line
 
     def wait_until_ready(self) -> None:
@@ -184,16 +196,22 @@ class Service:
         assert ready, f"the service did not start: {self.stderr}"
 
     @property
-    def url(self) -> str:
+    def ready_line(self) -> str:
         (line,) = [line for line in self.stderr if " is ready: " in line]
-        found = re.search(r"http://[^,\s]+", line)
-        assert found, line
-        return found[0]
+        return line
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of the API and, if there is one, of the webhook listener."""
+        return re.findall(r"http://[^,\s]+", self.ready_line)
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
 
     @property
     def socket_path(self) -> str:
-        (line,) = [line for line in self.stderr if " is ready: " in line]
-        return line.rpartition("unix:")[2].strip()
+        return self.ready_line.rpartition("unix:")[2].strip()
 
     def ask(
         self,
@@ -204,9 +222,9 @@ class Service:
         token: str | None = TOKEN,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """One request over TCP: status and decoded body."""
+        """Send a request over TCP and return status and decoded body."""
         parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)
         sent = {**({"authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
         with closing(connection):
@@ -215,7 +233,7 @@ class Service:
             return answer.status, json.loads(answer.read())
 
     def post(self, plugin: str, command: str = "poll", payload: Any = None) -> str:
-        """Trigger a plugin; the acknowledged job's id."""
+        """Trigger a plugin and return the id of its job."""
         status, body = self.ask(
             "POST", f"/plugin/{plugin}/{command}", {"payload": payload} if payload is not None else None
         )
@@ -229,25 +247,39 @@ class Service:
         return dict(body)
 
     def run(self, plugin: str, command: str = "poll", payload: Any = None) -> dict[str, Any]:
-        """Trigger a plugin and wait until its job is over."""
+        """Trigger a plugin and wait until its job has ended."""
         return self.job(self.post(plugin, command, payload), wait="30s")
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code, when it has ended and everything it said was heard."""
-        code = self.process.wait(PATIENCE)
-        for listener in self._listeners:
-            listener.join(PATIENCE)
+        """Wait until the process has ended and its output is read, and return its exit code."""
+        code = self.process.wait(WAIT_SECONDS)
+        for reader in self._readers:
+            reader.join(WAIT_SECONDS)
         return code
 
     def stop(self) -> int:
+        """Send SIGTERM and return the exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """kill -9, as a crash does it."""
+        """Send SIGKILL, as in a crash."""
         self.process.kill()
         self.wait()
+
+
+Start = Callable[..., Service]
+"""The type of the fixture `start`."""
+
+
+def poll_until(find: Callable[[], Any]) -> Any:
+    """Call `find` until its result is true and return it: for files and rows, which send no notification."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := find()):
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS} s"
+        time.sleep(0.01)
+    return found

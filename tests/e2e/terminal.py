@@ -1,4 +1,4 @@
-"""A command in a real pseudo terminal: what it writes is read as a screen, keys and signals go in, the size changes."""
+"""A command in a pseudo terminal: screen, keys, signals and size."""
 
 import fcntl
 import os
@@ -16,27 +16,27 @@ from typing import Any
 import pyte
 from attrs import define, field
 
-from tests.e2e.service import PATIENCE
+from tests.e2e.service import WAIT_SECONDS
 
 
 @define(eq=False)
 class Terminal:
-    """One process and the terminal it runs in."""
+    """A process and its pseudo terminal."""
 
     process: "subprocess.Popen[bytes]"
     fd: int
     screen: pyte.Screen
     before: list[Any]
-    """The settings of the line before the process had it."""
+    """The terminal settings before the start of the process."""
     written: bytearray = field(factory=bytearray)
-    _heard: threading.Condition = field(factory=threading.Condition)
+    _changed: threading.Condition = field(factory=threading.Condition)
     _is_closed: bool = False
 
     @classmethod
     def run(
         cls, *args: str | Path, width: int = 100, height: int = 30, environ: Mapping[str, str] | None = None
     ) -> "Terminal":
-        """`ductile ARGS` in a terminal of that size."""
+        """Start `ductile ARGS` in a terminal of this size."""
         fd, inner = pty.openpty()
         _resize(fd, width, height)
         before = termios.tcgetattr(inner)
@@ -52,47 +52,47 @@ class Terminal:
         )
         os.close(inner)
         terminal = cls(process, fd, pyte.Screen(width, height), before)
-        threading.Thread(target=terminal._listen, daemon=True).start()
+        threading.Thread(target=terminal._read_output, daemon=True).start()
         return terminal
 
-    def _listen(self) -> None:
+    def _read_output(self) -> None:
         stream = pyte.ByteStream(self.screen)
         while True:
             try:
-                piece = os.read(self.fd, 65536)
+                chunk = os.read(self.fd, 65536)
             except OSError:
-                piece = b""
-            with self._heard:
-                self.written += piece
-                stream.feed(piece)
-                self._is_closed = not piece
-                self._heard.notify_all()
-            if not piece:
+                chunk = b""
+            with self._changed:
+                self.written += chunk
+                stream.feed(chunk)
+                self._is_closed = not chunk
+                self._changed.notify_all()
+            if not chunk:
                 return
 
     @property
     def text(self) -> str:
-        with self._heard:
+        with self._changed:
             return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, fact: Callable[[str], Any], what: str) -> str:
-        """The screen once `fact` is true of it."""
-        with self._heard:
-            done = self._heard.wait_for(lambda: fact("\n".join(self.screen.display)) or self._is_closed, PATIENCE)
+        """Wait until `fact` is true of the screen and return the screen."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: fact("\n".join(self.screen.display)) or self._is_closed, WAIT_SECONDS)
         text = self.text
-        assert done, f"{what}: not within {PATIENCE} s, but:\n{text}"
-        assert fact(text), f"{what}: it ended before, with:\n{text}"
+        assert done, f"{what}: not within {WAIT_SECONDS} s:\n{text}"
+        assert fact(text), f"{what}: the process ended first, with:\n{text}"
         return text
 
-    def sees(self, *words: str) -> str:
-        """The screen once all the words are on it."""
+    def wait_for_text(self, *words: str) -> str:
+        """Wait until all words are on the screen and return the screen."""
         return self.wait_for(lambda text: all(word in text for word in words), f"{words} on the screen")
 
     def press(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
     def resize(self, width: int, height: int) -> None:
-        with self._heard:
+        with self._changed:
             self.screen.resize(height, width)
             self.screen.reset()
         _resize(self.fd, width, height)
@@ -102,7 +102,7 @@ class Terminal:
         return termios.tcgetattr(self.fd)
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE)
+        return self.process.wait(WAIT_SECONDS)
 
     def close(self) -> None:
         if self.process.poll() is None:

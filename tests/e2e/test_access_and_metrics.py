@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.service import TOKEN, Home, Service
+from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service
 
 Start = Callable[..., Service]
-RESPONSE_TIMEOUT = 30.0
 EXPIRED, VALID, READER = "expired-token-0123456789ab", "valid-token-0123456789abcd", "reader-token-0123456789abc"
 TOKENS = f"""\
 tokens:
@@ -41,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def send(service: Service, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
     parts = urlsplit(service.url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=RESPONSE_TIMEOUT)) as connection:
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)) as connection:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
@@ -91,7 +90,7 @@ def test_a_stream_ends_when_its_token_expires(home: Home, start: Start) -> None:
     home.write("config.yaml", text.replace("2096-01-01T00:00:00Z", end.isoformat(timespec="seconds")))
     service = start()
     parts = urlsplit(service.url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=RESPONSE_TIMEOUT)) as connection:
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)) as connection:
         connection.request("GET", "/events", headers=bearer(VALID))
         response = connection.getresponse()
         assert response.status == 200

@@ -19,7 +19,7 @@ from scripts.tortures.lib.checker import check
 from scripts.tortures.lib.clients import WorkloadClients
 from scripts.tortures.lib.history import Effect, History
 from scripts.tortures.lib.instance import Instance, ServiceProcess
-from tests.e2e.service import PATIENCE, Home, Service
+from tests.e2e.service import WAIT_SECONDS, Home, Service
 from tests.e2e.test_torture_checker import NO_OPEN_JOBS, PLUGINS
 
 Start = Callable[..., Service]
@@ -99,7 +99,7 @@ def test_a_service_that_is_restored_ends_no_process_of_the_one_that_was_backed_u
     home.plugin("slow", '#!/bin/sh\ncat >/dev/null\nsleep 4\necho \'{"status": "ok", "result": "done"}\'\n')
     service = start()
     job_id = service.post("slow")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     while not home.rows("SELECT 1 FROM job_queue WHERE pid IS NOT NULL"):
         assert time.monotonic() < deadline, home.rows("SELECT * FROM job_queue")
         time.sleep(0.02)

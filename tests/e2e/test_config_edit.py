@@ -1,27 +1,24 @@
-"""Edits by command while the service runs: it takes them at the next reload, and a plan tells it beforehand."""
+"""Configuration edits by command while the service runs, and the plan that shows them before the reload."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from tests.e2e.service import Home, Service
-
-Start = Callable[..., Service]
-OK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "done"}\'\n'
+from tests.e2e.sample_plugins import OK
+from tests.e2e.service import Home, Start
 
 
 def config(home: Home, *args: str) -> Any:
-    """What `ductile config ARGS… --json` answers; it must succeed."""
+    """Run `ductile config ARGS… --json`, check that it succeeds, and return its output."""
     command = [sys.executable, "-m", "ductile", "config", *args, "--config", str(home.path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
-def test_a_running_service_takes_every_kind_of_edit(home: Home, start: Start) -> None:
-    """Sealed completely: a reload never asks for `config lock`, and a new token opens what its scopes say."""
+def test_a_reload_applies_every_kind_of_edit(home: Home, start: Start) -> None:
+    """The edits keep the seal valid. A new token has exactly the scopes that it was given."""
     home.plugin("one", OK)
     home.plugin("two", OK)
     home.add("plugins:\n  one: {}  # the first\n  two: {}\nenvironment_vars: {include: [.env]}\n")
@@ -45,8 +42,8 @@ def test_a_running_service_takes_every_kind_of_edit(home: Home, start: Start) ->
     assert service.ask("POST", "/system/reload", token=key)[0] == 403
 
 
-def test_without_a_service_a_plan_compares_with_what_ran_last(home: Home, start: Start) -> None:
-    """From the ledger: settings, plugins with other files, and secrets that were replaced."""
+def test_a_plan_without_a_service_compares_with_the_last_loaded_configuration(home: Home, start: Start) -> None:
+    """It lists changed settings, plugins with changed files, and replaced secrets."""
     home.plugin("one", OK)
     home.plugin("two", OK)
     home.add("plugins: {one: {}, two: {}}\n")

@@ -1,31 +1,35 @@
-"""The examples of the specification, run as they are written: real plugins, the real service, real rows."""
+"""The pipeline examples of the specification, and runs across crashes, reloads and size limits."""
 
-import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import yaml
 
 from ductile.ledger.reports.trees import tree_outcome
-from tests.e2e.actors import act, cast, emit, look, until, until_idle
-from tests.e2e.furnished import Door
-from tests.e2e.service import Home, Service
-
-Start = Callable[..., Service]
+from tests.e2e.recording_plugins import (
+    add_recording_plugins,
+    emit,
+    read_run,
+    recorded_requests,
+    run_to_end,
+    wait_until_idle,
+)
+from tests.e2e.sample_plugins import FAILING, BlockingPlugin
+from tests.e2e.service import Home, Service, Start, poll_until
 
 EXAMPLES = """
 plugins:
   source: {}
   yt-dlp-plugin:
-    config: {say: {events: [{type: video.downloaded, payload: {path: /tmp/lecture.mp4, title: On ducts}}]}}
+    config: {response: {events: [{type: video.downloaded, payload: {path: /tmp/lecture.mp4, title: On ducts}}]}}
   whisper:
     config:
-      say: {events: [{type: audio.transcribed, payload: {text: hello, metadata: {lang: en, model: {size: 3}}}}]}
-  fabric: {config: {say: {result: in short}}}
+      response: {events: [{type: audio.transcribed, payload: {text: hello, metadata: {lang: en, model: {size: 3}}}}]}
+  fabric: {config: {response: {result: in short}}}
   discord-notifier: {}
-  s3-archiver: {config: {say: {events: [{type: archived, payload: {key: k-1}}]}}}
+  s3-archiver: {config: {response: {events: [{type: archived, payload: {key: k-1}}]}}}
   db-indexer: {}
   changelog_microblog: {}
   git_commit_push: {}
@@ -35,10 +39,10 @@ plugins:
   pagerduty_notify: {}
   discord_notify: {}
   discord-notify: {}
-  web_fetch: {config: {say: {events: [{type: fetched, payload: {content: words, status_code: 200}}]}}}
+  web_fetch: {config: {response: {events: [{type: fetched, payload: {content: words, status_code: 200}}]}}}
   summarizer: {}
   content_processor:
-    config: {say: {result: shorter, events: [{type: processed, payload: {exit_code: 0}}]}}
+    config: {response: {result: shorter, events: [{type: processed, payload: {exit_code: 0}}]}}
   classifier: {}
   resizer: {}
   speller: {}
@@ -104,7 +108,7 @@ pipelines:
       op: eq
       value: high
     steps:
-      - id: page-loudly
+      - id: page-high
         uses: pagerduty_notify
   - name: notify-on-real-failure
     on-hook: job.failed
@@ -127,7 +131,7 @@ pipelines:
           value: succeeded
 
   - name: fetch-and-summarize
-    on: page.wanted
+    on: page.requested
     steps:
       - id: fetch
         uses: web_fetch
@@ -186,7 +190,7 @@ pipelines:
         uses: archive
 
   - name: gather
-    on: gather.wanted
+    on: gather.requested
     steps:
       - id: each
         foreach: payload.urls
@@ -195,16 +199,16 @@ pipelines:
           - {id: get, uses: web_fetch, with: {url: "{item}"}}
           - {id: note, uses: archive, if: {path: item, op: startswith, value: https}}
       - {id: report, uses: summarizer}
-  - name: careful
-    on: careful.wanted
+  - name: on-error
+    on: on-error.requested
     steps:
       - id: risky
         uses: speller
         on_error:
-          - {id: apologise, uses: discord_notify}
+          - {id: notify-error, uses: discord_notify}
       - {id: never, uses: archive}
   - name: tolerant
-    on: tolerant.wanted
+    on: tolerant.requested
     steps:
       - {id: risky, uses: speller, continue: true}
       - {id: anyway, uses: archive}
@@ -213,9 +217,9 @@ pipelines:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service with all examples; every test leaves it idle."""
+    """Start one service with all examples. Every test leaves it idle."""
     home = Home.make(tmp_path_factory.mktemp("examples") / "ductile")
-    cast(home, yaml.safe_load(EXAMPLES)["plugins"])
+    add_recording_plugins(home, yaml.safe_load(EXAMPLES)["plugins"])
     home.add(EXAMPLES)
     running = home.start()
     yield running
@@ -225,8 +229,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 # ── the examples ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_uses_then_call_then_split(service: Service) -> None:
-    """wisdom-chain: the called pipeline's steps run inside the run, then the steps after the call, in both branches."""
+def test_a_run_continues_through_a_call_and_a_split(service: Service) -> None:
+    """wisdom-chain: the steps of the called pipeline, then both branches of the split, are one run."""
     run = emit(service, "discord.video_link_received", {"url": "https://v/1"})
 
     assert sorted(run.steps[1:]) == sorted(
@@ -243,11 +247,11 @@ def test_uses_then_call_then_split(service: Service) -> None:
     assert {row["root_job_id"] for row in run.rows} == {run.rows[0]["id"]}
     assert {row["pipeline"] for row in run.rows[1:]} == {"wisdom-chain"}
     assert run.payload("processing/transcribe")["path"] == "/tmp/lecture.mp4"
-    assert (run.payload("db-indexer")["key"], run.told("db-indexer")["type"]) == ("k-1", "archived")
+    assert (run.payload("db-indexer")["key"], run.request("db-indexer")["type"]) == ("k-1", "archived")
 
 
-def test_what_is_claimed_stays_for_the_rest_of_the_run(service: Service) -> None:
-    """Through a call and back, in both branches of the split: single claims and a bulk import."""
+def test_claimed_baggage_reaches_every_later_step(service: Service) -> None:
+    """Single claims and a bulk import, through the call and into both branches."""
     run = emit(service, "discord.video_link_received", {"url": "https://v/1"})
 
     assert run.baggage("downloader") == {"video": {"url": "https://v/1"}}
@@ -259,11 +263,11 @@ def test_what_is_claimed_stays_for_the_rest_of_the_run(service: Service) -> None
         assert run.baggage(step) == everything
 
 
-def test_a_silent_step_in_the_middle_hands_the_payload_on(service: Service) -> None:
-    """The summary says nothing: the branches get what it got, and its result."""
+def test_a_step_without_events_passes_payload_and_result_on(service: Service) -> None:
+    """The branches get the payload of the step before and the result of this one."""
     run = emit(service, "discord.video_link_received", {"url": "https://v/1"})
 
-    assert run.told("discord-notifier")["type"] == "ductile.step.succeeded"
+    assert run.request("discord-notifier")["type"] == "ductile.step.succeeded"
     assert run.payload("discord-notifier")["text"] == "hello"
     assert run.payload("discord-notifier")["result"] == "in short"
 
@@ -277,39 +281,39 @@ def test_a_silent_step_in_the_middle_hands_the_payload_on(service: Service) -> N
         ({"new_commits": True, "changed": False}, ["changelog", "commit__switch"]),
     ],
 )
-def test_a_pipeline_if_stops_everything_and_a_step_if_one_step(
+def test_a_pipeline_condition_skips_the_run_and_a_step_condition_skips_one_step(
     service: Service, payload: dict[str, bool], steps: list[str]
 ) -> None:
-    """repo-changelog: no dispatch at all where the pipeline's own condition is false, and a note that says why."""
+    """repo-changelog: a skipped pipeline is in the journal with the reason."""
     run = emit(service, "git_repo_sync.completed", payload)
 
     assert run.steps[1:] == [f"{step} succeeded" for step in steps]
-    reasons = [(note["pipeline"], note["reason"]) for note in run.notes("pipeline.skipped")]
+    reasons = [(note["pipeline"], note["reason"]) for note in run.journal_data("pipeline.skipped")]
     assert reasons == ([] if steps else [("repo-changelog", "if is false")])
 
 
-FAILS = {"say": {"status": "error", "error": "connection reset", "retry": False}}
+FAILURE = {"response": {"status": "error", "error": "connection reset", "retry": False}}
 
 
-def test_a_hook_pages_for_the_plugin_it_names(service: Service) -> None:
-    """page-on-claude-failure fires; the one that also wants a severity does not, and the journal says so."""
-    run = act(service, lambda: service.post("claude_harvest", "poll", FAILS))
+def test_a_hook_runs_for_the_plugin_it_names(service: Service) -> None:
+    """page-on-claude-failure runs. The hook with a condition on the severity is skipped with the reason."""
+    run = run_to_end(service, lambda: service.post("claude_harvest", "poll", FAILURE))
 
     fired = {row["pipeline"] for row in run.rows} - {None}
     assert fired == {"page-on-claude-failure", "notify-on-real-failure", "failure-announcer"}
-    page = run.one("page")
+    page = run.row_of("page")
     assert (page["root_job_id"], page["parent_job_id"], page["submitted_by"]) == (page["id"], run.rows[0]["id"], "hook")
-    assert run.told("page")["type"] == "job.failed"
-    (skipped,) = run.notes("pipeline.skipped")
+    assert run.request("page")["type"] == "job.failed"
+    (skipped,) = run.journal_data("pipeline.skipped")
     assert (skipped["pipeline"], skipped["reason"]) == ("page-on-high-severity-claude-failure", "if is false")
 
 
-def test_a_hook_stays_silent_for_the_plugins_it_excludes(service: Service) -> None:
-    """notify-on-real-failure: a known noisy plugin is announced by the others only."""
-    run = act(service, lambda: service.post("check_youtube", "poll", FAILS))
+def test_a_hook_is_skipped_for_the_plugins_it_excludes(service: Service) -> None:
+    """notify-on-real-failure: other hooks still run for these plugins."""
+    run = run_to_end(service, lambda: service.post("check_youtube", "poll", FAILURE))
 
     assert {row["pipeline"] for row in run.rows} - {None} == {"failure-announcer"}
-    skipped = {note["pipeline"]: note["reason"] for note in run.notes("pipeline.skipped")}
+    skipped = {note["pipeline"]: note["reason"] for note in run.journal_data("pipeline.skipped")}
     assert skipped == {
         "page-on-claude-failure": "from_plugin is claude_harvest",
         "page-on-high-severity-claude-failure": "from_plugin is claude_harvest",
@@ -317,56 +321,56 @@ def test_a_hook_stays_silent_for_the_plugins_it_excludes(service: Service) -> No
     }
 
 
-def test_a_failure_is_announced_in_words_for_people(service: Service) -> None:
+def test_a_failure_hook_gets_a_readable_message(service: Service) -> None:
     """failure-announcer: `message` and `text` need no template."""
-    run = act(service, lambda: service.post("git-sync", "poll", FAILS))
+    run = run_to_end(service, lambda: service.post("git-sync", "poll", FAILURE))
 
-    told = run.payload("announce")
-    assert told["message"] == told["text"] == "Job failed [git-sync]: connection reset"
-    assert (told["plugin"], told["status"], told["error"]) == ("git-sync", "failed", "connection reset")
-    assert run.told("announce")["type"] == "job.completed"
+    payload = run.payload("announce")
+    assert payload["message"] == payload["text"] == "Job failed [git-sync]: connection reset"
+    assert (payload["plugin"], payload["status"], payload["error"]) == ("git-sync", "failed", "connection reset")
+    assert run.request("announce")["type"] == "job.completed"
 
 
-def test_a_success_reaches_the_announcer_and_is_not_announced(service: Service) -> None:
-    """`job.completed` fires for every end; the `if` of the step decides."""
-    run = act(service, lambda: service.post("git-sync"))
+def test_a_step_condition_of_a_hook_can_skip_successes(service: Service) -> None:
+    """`job.completed` triggers the hook for every end of a job."""
+    run = run_to_end(service, lambda: service.post("git-sync"))
 
     assert run.steps == ["git-sync succeeded", "announce__switch succeeded"]
 
 
-def test_plugins_that_did_not_opt_in_fire_no_hooks(service: Service) -> None:
-    """`notify_on_complete` is the operator's choice."""
-    run = act(service, lambda: service.post("archive", "poll", FAILS))
+def test_jobs_without_notify_on_complete_trigger_no_hooks(service: Service) -> None:
+    """The operator sets `notify_on_complete` per plugin."""
+    run = run_to_end(service, lambda: service.post("archive", "poll", FAILURE))
 
     assert run.steps == ["archive failed"]
 
 
-def test_facts_are_durable_when_they_are_claimed_and_only_then(service: Service) -> None:
-    """fetch-and-summarize: each step sees what was claimed up to it."""
-    run = emit(service, "page.wanted", {"url": "https://p", "noise": 1})
+def test_baggage_has_only_claimed_values(service: Service) -> None:
+    """fetch-and-summarize: each step sees the values that were claimed up to it."""
+    run = emit(service, "page.requested", {"url": "https://p", "noise": 1})
 
     assert run.baggage("fetch") == {"web": {"url": "https://p"}}
     assert run.baggage("summarize") == {"web": {"url": "https://p", "content": "words", "status_code": 200}}
     assert "noise" not in run.payload("summarize")
 
 
-def test_with_shapes_the_request_and_baggage_the_run(service: Service) -> None:
-    """process-and-notify: a reference alone keeps its type, mixed text is text."""
+def test_with_sets_the_payload_and_baggage_stays_unchanged(service: Service) -> None:
+    """process-and-notify: a single reference keeps its type, a mixed template is a string."""
     run = emit(service, "content.ready", {"content": "long words", "status": "new"})
 
-    told = run.payload("notify")
-    assert (told["message"], told["summary"], told["count"]) == ("shorter", "Build finished: 0, from new", 0)
+    payload = run.payload("notify")
+    assert (payload["message"], payload["summary"], payload["count"]) == ("shorter", "Build finished: 0, from new", 0)
     assert run.baggage("notify") == {
         "content": {"text": "long words", "input_status": "new"},
         "processor": {"result": "shorter", "exit_code": 0},
     }
 
 
-def test_a_claim_on_nothing_fails_its_step_visibly(service: Service) -> None:
-    """process-and-notify without a status: the reason stands in the tree."""
+def test_a_claim_on_an_absent_value_fails_its_step(service: Service) -> None:
+    """process-and-notify without a status: the tree has the reason."""
     run = emit(service, "content.ready", {"content": "long words"})
 
-    process = run.one("process")
+    process = run.row_of("process")
     assert (run.steps[1:], process["last_error"]) == (
         ["process failed"],
         "baggage content.input_status: payload.status is absent: payload has no 'status'",
@@ -374,10 +378,10 @@ def test_a_claim_on_nothing_fails_its_step_visibly(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("kind", "step"), [("image.detected", "resizer"), ("text.detected", "speller")])
-def test_a_plugin_chooses_the_way_by_the_event_it_emits(service: Service, kind: str, step: str) -> None:
-    """classify: two pipelines wait for two types; the other one does not run."""
-    said = {"events": [{"type": kind, "payload": {"size": 1}}]}
-    run = emit(service, "upload.arrived", {"say": said})
+def test_an_emitted_event_type_selects_the_next_pipeline(service: Service, kind: str, step: str) -> None:
+    """classify: of two pipelines with different event types one runs."""
+    event = {"events": [{"type": kind, "payload": {"size": 1}}]}
+    run = emit(service, "upload.arrived", {"response": event})
 
     assert [row["plugin"] for row in run.rows] == ["source", "classifier", step]
     assert run.rows[2]["hops"] == run.rows[1]["hops"] + 1
@@ -393,25 +397,25 @@ def test_a_plugin_chooses_the_way_by_the_event_it_emits(service: Service, kind: 
         ({"kind": "video"}, False),
     ],
 )
-def test_a_composite_condition_holds_when_all_of_it_does(
+def test_a_composite_condition_is_true_when_all_parts_are_true(
     service: Service, payload: dict[str, object], is_long: bool
 ) -> None:
-    """An absent or mistyped value is simply not enough; the run goes on behind the step."""
+    """An absent or mistyped value makes it false. The run continues after the skipped step."""
     run = emit(service, "video.found", payload)
 
     steps = ["long__switch", *(["long"] if is_long else []), "always"]
     assert run.steps[1:] == [f"{step} succeeded" for step in steps]
-    result = run.notes("step.bypassed")
+    result = run.journal_data("step.bypassed")
     assert bool(result) is not is_long
-    assert run.told("always")["type"] == ("video.found" if not is_long else "ductile.step.succeeded")
+    assert run.request("always")["type"] == ("video.found" if not is_long else "ductile.step.succeeded")
 
 
-# ── beyond the examples ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── joins and failures ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_loop_with_branches_is_joined_in_order(service: Service) -> None:
-    """Item by item, branch by branch: what was bypassed arrives with the payload it came with."""
-    run = emit(service, "gather.wanted", {"urls": ["http://a", "https://b"]})
+def test_a_foreach_with_a_split_joins_its_results_in_order(service: Service) -> None:
+    """The order is by item, then by branch. A skipped branch contributes the payload it was given."""
+    run = emit(service, "gather.requested", {"urls": ["http://a", "https://b"]})
 
     results = run.payload("report")["results"]
     assert [("content" in each, each.get("urls")) for each in results] == [
@@ -420,65 +424,65 @@ def test_a_loop_with_branches_is_joined_in_order(service: Service) -> None:
         (True, None),
         (False, ["http://a", "https://b"]),
     ]
-    assert len(run.of("get")) == 2
-    assert sorted(run.heard[row["id"]]["payload"]["url"] for row in run.of("get")) == ["http://a", "https://b"]
-    assert (len(run.of("note")), len(run.of("note__switch"))) == (1, 2)
-    assert run.one("each__join")["status"] == "succeeded"
+    assert len(run.rows_of("get")) == 2
+    assert sorted(run.requests[row["id"]]["payload"]["url"] for row in run.rows_of("get")) == ["http://a", "https://b"]
+    assert (len(run.rows_of("note")), len(run.rows_of("note__switch"))) == (1, 2)
+    assert run.row_of("each__join")["status"] == "succeeded"
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_loop_over_nothing_goes_on_with_no_results(service: Service, by_name: bool) -> None:
-    """A join that waits for nobody is decided at once, however its run began."""
+def test_a_foreach_over_an_empty_list_continues_with_no_results(service: Service, by_name: bool) -> None:
+    """The join is resolved at once, for runs by event and by name."""
     if by_name:
-        run = act(service, lambda: service.ask("POST", "/pipeline/gather", {"payload": {"urls": []}}))
+        run = run_to_end(service, lambda: service.ask("POST", "/pipeline/gather", {"payload": {"urls": []}}))
     else:
-        run = emit(service, "gather.wanted", {"urls": []})
+        run = emit(service, "gather.requested", {"urls": []})
 
     assert run.steps[1:] == ["each__join succeeded", "report succeeded"]
     assert run.payload("report")["results"] == []
 
 
-def test_a_failed_step_is_answered_and_the_tree_stays_failed(service: Service) -> None:
-    """`on_error` leads nowhere else."""
-    run = emit(service, "careful.wanted", FAILS)
+def test_a_failed_step_with_on_error_leaves_the_run_failed(service: Service) -> None:
+    """Only the steps of `on_error` run after it."""
+    run = emit(service, "on-error.requested", FAILURE)
 
-    assert run.steps[1:] == ["risky failed", "apologise succeeded"]
-    told = run.payload("apologise")
-    assert told["message"] == "Job failed [speller]: connection reset"
-    assert told["input"]["say"] == FAILS["say"]
+    assert run.steps[1:] == ["risky failed", "notify-error succeeded"]
+    payload = run.payload("notify-error")
+    assert payload["message"] == "Job failed [speller]: connection reset"
+    assert payload["input"]["response"] == FAILURE["response"]
     _, tree = service.ask("GET", f"/job/{run.rows[0]['id']}/tree")
     assert [node["status"] for node in tree] == ["succeeded", "failed", "succeeded"]
 
 
-def test_a_tolerated_failure_is_passed(service: Service) -> None:
-    """`continue: true`: the next step gets the failure as its event."""
-    run = emit(service, "tolerant.wanted", FAILS)
+def test_a_tolerated_failure_is_the_event_of_the_next_step(service: Service) -> None:
+    """`continue: true` marks the failed job as tolerated."""
+    run = emit(service, "tolerant.requested", FAILURE)
 
     assert run.steps[1:] == ["risky failed", "anyway succeeded"]
-    assert run.told("anyway")["type"] == "ductile.step.failed"
-    assert run.one("risky")["tolerated"] == 1
+    assert run.request("anyway")["type"] == "ductile.step.failed"
+    assert run.row_of("risky")["tolerated"] == 1
 
 
 # ── crashes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-JOINED = """
+FAN = """
 plugins:
   source: {}
   alpha: {}
-  beta: {config: {say: {events: [{type: one, payload: {n: 1}}, {type: two, payload: {n: 2}}]}}}
-  door: {parallelism: 2}
+  beta: {config: {response: {events: [{type: one, payload: {n: 1}}, {type: two, payload: {n: 2}}]}}}
+  blocking: {parallelism: 2}
   last: {}
 pipelines:
   - name: fan
-    on: fan.wanted
+    on: fan.requested
     steps:
       - {id: first, uses: alpha, baggage: {kept: payload.items}}
       - id: all
         join: true
         split:
-          - {id: left, uses: MIDDLE}
+          - {id: left, uses: MIDDLE_PLUGIN}
           - {id: each, uses: beta, foreach: payload.items, join: true}
-          - steps: [{id: twice, uses: beta}, {id: right, uses: MIDDLE}]
+          - steps: [{id: twice, uses: beta}, {id: right, uses: MIDDLE_PLUGIN}]
       - {id: last, uses: last}
 """
 WHOLE_RUN = sorted(
@@ -486,54 +490,49 @@ WHOLE_RUN = sorted(
 )
 
 
-def is_whole(home: Home) -> None:
-    """Every step of `fan` is there as often as it must be, has succeeded, and was joined in order."""
-    run = look(home)
+def check_complete_run(home: Home) -> None:
+    """Check that every step of `fan` ran as often as required, succeeded, and was joined in order."""
+    run = read_run(home)
     assert sorted(row["step_id"] or row["plugin"] for row in run.rows) == WHOLE_RUN
     assert {row["status"] for row in run.rows} == {"succeeded"}
     assert {row["root_job_id"] for row in run.rows} == {run.rows[0]["id"]}
     left, each, *right = run.payload("last")["results"]
     assert left["items"] == ["u", "v"]
     assert [result["n"] for result in each["results"]] == [1, 2, 1, 2]
-    assert sorted(result["n"] for result in right) == [1, 2], "two arrivals of one branch come as they come"
+    assert sorted(result["n"] for result in right) == [1, 2], "two results of one branch are in no order"
     assert run.baggage("last") == {"kept": ["u", "v"]}
 
 
-@pytest.fixture
-def door(home: Home) -> Iterator[Door]:
-    made = Door.make(home)
-    yield made
-    made.close()
-
-
-def test_a_run_that_is_killed_in_its_branches_is_finished_after_the_next_start(
-    home: Home, start: Start, door: Door
+def test_a_run_that_is_killed_in_its_branches_finishes_after_the_next_start(
+    home: Home, start: Start, blocking: BlockingPlugin
 ) -> None:
-    """What was done stays done, what was under way is done again, and the join happens once."""
-    cast(home, ("source", "alpha", "beta", "last"))
-    home.add(JOINED.replace("MIDDLE", "door"))
+    """Finished jobs do not run repeated, interrupted jobs do, and the join is resolved once."""
+    add_recording_plugins(home, ("source", "alpha", "beta", "last"))
+    home.add(FAN.replace("MIDDLE_PLUGIN", "blocking"))
     service = start()
-    service.post("source", "poll", {"say": {"events": [{"type": "fan.wanted", "payload": {"items": ["u", "v"]}}]}})
-    door.reached()
-    door.reached()
-    until(lambda: [row for row in look(home).of("each__join") if row["status"] == "succeeded"])
+    service.post(
+        "source", "poll", {"response": {"events": [{"type": "fan.requested", "payload": {"items": ["u", "v"]}}]}}
+    )
+    blocking.wait_until_started()
+    blocking.wait_until_started()
+    poll_until(lambda: [row for row in read_run(home).rows_of("each__join") if row["status"] == "succeeded"])
 
     service.kill()
     start()
     for _ in range(3):
-        door.reached()
-        door.let_through()
-    until_idle(home)
+        blocking.wait_until_started()
+        blocking.release()
+    wait_until_idle(home)
 
-    is_whole(home)
-    run = look(home)
-    again = sorted(row["step_id"] for row in run.rows if row["attempt"] == 2)
-    assert again == ["left", "right"]
-    assert len((home.path / "heard.jsonl").read_text().splitlines()) == len(run.heard), "no actor ran twice"
+    check_complete_run(home)
+    run = read_run(home)
+    repeated = sorted(row["step_id"] for row in run.rows if row["attempt"] == 2)
+    assert repeated == ["left", "right"]
+    assert len(recorded_requests(home)) == len(run.requests), "a plugin ran twice"
 
 
 @pytest.mark.parametrize(
-    "place",
+    "failpoint",
     [
         "record.after_status:5",
         "record.after_children:6",
@@ -543,32 +542,32 @@ def test_a_run_that_is_killed_in_its_branches_is_finished_after_the_next_start(
         "plugin.exited:5",
     ],
 )
-def test_a_run_survives_the_death_of_the_core_at_any_place(home: Home, start: Start, place: str) -> None:
-    """No step is lost, none is doubled in the ledger, and no plugin runs more often than it has attempts."""
-    cast(home, ("source", "alpha", "beta", "door", "last"))
-    home.add(JOINED.replace("MIDDLE", "alpha"))
-    service = start(environ={"DUCTILE_FAILPOINT": place})
-    said = {"say": {"events": [{"type": "fan.wanted", "payload": {"items": ["u", "v"]}}]}}
-    service.post("source", "poll", said)
+def test_a_run_survives_a_crash_at_every_failpoint(home: Home, start: Start, failpoint: str) -> None:
+    """No step is lost or duplicated, and no plugin runs more often than it has attempts."""
+    add_recording_plugins(home, ("source", "alpha", "beta", "blocking", "last"))
+    home.add(FAN.replace("MIDDLE_PLUGIN", "alpha"))
+    service = start(environ={"DUCTILE_FAILPOINT": failpoint})
+    event = {"response": {"events": [{"type": "fan.requested", "payload": {"items": ["u", "v"]}}]}}
+    service.post("source", "poll", event)
     assert service.wait() == -signal.SIGKILL
 
     start()
-    until_idle(home)
+    wait_until_idle(home)
 
-    is_whole(home)
-    run = look(home)
-    times = Counter(json.loads(line)["job_id"] for line in (home.path / "heard.jsonl").read_text().splitlines())
-    assert all(1 <= times[row["id"]] <= row["attempt"] for row in run.rows if row["plugin"] != "core.join")
+    check_complete_run(home)
+    run = read_run(home)
+    runs = Counter(line["job_id"] for line in recorded_requests(home))
+    assert all(1 <= runs[row["id"]] <= row["attempt"] for row in run.rows if row["plugin"] != "core.join")
 
 
 # ── reloads ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 CHAIN = """
-plugins: {source: {}, alpha: {}, door: {parallelism: 1}}
+plugins: {source: {}, alpha: {}, blocking: {parallelism: 1}}
 pipelines:
-  - {name: other, on: other.wanted, steps: [{id: a, uses: door}, {id: b, uses: alpha}, {id: c, uses: alpha}]}
-  - {name: fan, on: fan.wanted, steps: [{id: s, join: true, split: [{id: a, uses: door}]}, {id: b, uses: alpha}]}
-  - {name: calm, on: calm.wanted, steps: [{id: a, uses: door, continue: true}, {id: b, uses: alpha}]}
+  - {name: other, on: other.requested, steps: [{id: a, uses: blocking}, {id: b, uses: alpha}, {id: c, uses: alpha}]}
+  - {name: fan, on: fan.requested, steps: [{id: s, join: true, split: [{id: a, uses: blocking}]}, {id: b, uses: alpha}]}
+  - {name: tolerant, on: tolerant.requested, steps: [{id: a, uses: blocking, continue: true}, {id: b, uses: alpha}]}
 """
 CHANGES = [
     (
@@ -585,135 +584,136 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "old", "new", "steps", "reason"), CHANGES)
-def test_a_run_whose_next_step_is_removed_has_a_visible_end(
-    home: Home, start: Start, door: Door, name: str, old: str, new: str, steps: list[str], reason: str
+def test_a_run_whose_next_step_was_removed_ends_with_the_reason(
+    home: Home, start: Start, blocking: BlockingPlugin, name: str, old: str, new: str, steps: list[str], reason: str
 ) -> None:
-    """The step that runs ends as it began; what cannot go on says why in the tree, and nothing stays open."""
-    cast(home, ("source", "alpha"))
+    """The running step ends normally, the next one is dead or failed, and no job stays open."""
+    add_recording_plugins(home, ("source", "alpha"))
     home.add(CHAIN)
     service = start()
-    service.post("source", "poll", {"say": {"events": [{"type": f"{name}.wanted"}]}})
-    door.reached()
+    service.post("source", "poll", {"response": {"events": [{"type": f"{name}.wanted"}]}})
+    blocking.wait_until_started()
     text = (home.path / "config.yaml").read_text()
     assert old in text
     home.write("config.yaml", text.replace(old, new))
     status, answer = service.ask("POST", "/system/reload")
     assert (status, answer["status"]) == (200, "reloaded")
-    door.let_through()
-    until_idle(home)
+    blocking.release()
+    wait_until_idle(home)
 
-    run = look(home)
+    run = read_run(home)
     assert run.steps[1:] == steps
     assert run.rows[-1]["last_error"] == reason
 
 
-def test_a_queued_job_whose_step_is_removed_is_dead_when_its_turn_comes(home: Home, start: Start, door: Door) -> None:
-    """It is not run as something else, and not kept for ever."""
-    cast(home, ("source", "alpha"))
+def test_a_queued_job_whose_step_was_removed_is_dead_with_the_reason(
+    home: Home, start: Start, blocking: BlockingPlugin
+) -> None:
+    """This is decided when the job is claimed."""
+    add_recording_plugins(home, ("source", "alpha"))
     home.add(CHAIN)
     service = start()
     for _ in range(2):
-        service.post("source", "poll", {"say": {"events": [{"type": "other.wanted"}]}})
-    door.reached()
+        service.post("source", "poll", {"response": {"events": [{"type": "other.requested"}]}})
+    blocking.wait_until_started()
     text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("[{id: a, uses: door}, {id: b", "[{id: b"))
+    home.write("config.yaml", text.replace("[{id: a, uses: blocking}, {id: b", "[{id: b"))
     assert service.ask("POST", "/system/reload")[0] == 200
-    door.let_through()
-    until_idle(home)
+    blocking.release()
+    wait_until_idle(home)
 
-    first, second = look(home).of("a")
+    first, second = read_run(home).rows_of("a")
     assert (first["status"], second["status"]) == ("succeeded", "dead")
     assert second["last_error"] == "pipeline other no longer has step a"
 
 
-def test_a_tolerated_step_that_is_removed_fails_its_run(home: Home, start: Start, door: Door) -> None:
-    """What stands behind it never ran: nobody may take that for a success."""
-    cast(home, ("source", "alpha"))
+def test_a_removed_tolerated_step_fails_its_run(home: Home, start: Start, blocking: BlockingPlugin) -> None:
+    """The steps after it did not run."""
+    add_recording_plugins(home, ("source", "alpha"))
     home.add(CHAIN)
     service = start()
-    first, second = (service.ask("POST", "/pipeline/calm")[1]["job_id"] for _ in range(2))
-    door.reached()
+    first, second = (service.ask("POST", "/pipeline/tolerant")[1]["job_id"] for _ in range(2))
+    blocking.wait_until_started()
     text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("{id: a, uses: door, continue", "{id: c, uses: door, continue"))
+    home.write("config.yaml", text.replace("{id: a, uses: blocking, continue", "{id: c, uses: blocking, continue"))
     assert service.ask("POST", "/system/reload")[0] == 200
-    door.let_through()
-    until_idle(home)
+    blocking.release()
+    wait_until_idle(home)
 
-    assert [row["status"] for row in look(home).rows] == ["succeeded", "dead", "succeeded"]
+    assert [row["status"] for row in read_run(home).rows] == ["succeeded", "dead", "succeeded"]
     with home.read_ledger() as db:
         assert [tree_outcome(db, root).status for root in (first, second)] == ["succeeded", "failed"]
 
 
-def test_a_step_that_is_no_longer_tolerated_fails_its_run(home: Home, start: Start) -> None:
-    """The run does not go on behind it any more, so nobody may take it for a success."""
-    cast(home, ("source", "alpha", "door"))
+def test_a_run_fails_when_a_reload_removes_the_tolerance_of_its_failed_step(home: Home, start: Start) -> None:
+    """The run does not continue after the cancelled step."""
+    add_recording_plugins(home, ("source", "alpha", "blocking"))
     home.add(CHAIN)
     service = start()
     assert service.ask("POST", "/queue/pause")[0] == 200
-    root = service.ask("POST", "/pipeline/calm")[1]["job_id"]
+    root = service.ask("POST", "/pipeline/tolerant")[1]["job_id"]
     text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("uses: door, continue: true", "uses: door"))
+    home.write("config.yaml", text.replace("uses: blocking, continue: true", "uses: blocking"))
     assert service.ask("POST", "/system/reload")[0] == 200
     assert service.ask("POST", f"/job/{root}/cancel")[0] == 200
 
     with home.read_ledger() as db:
-        assert (len(look(home).rows), tree_outcome(db, root).status) == (1, "failed")
+        assert (len(read_run(home).rows), tree_outcome(db, root).status) == (1, "failed")
 
 
-def test_a_removed_step_that_is_put_back_is_tolerated_again(home: Home, start: Start) -> None:
-    """When it is tried once more, its run goes on behind it; so the failure does not count, and that happens once."""
-    cast(home, ("alpha",))
-    home.plugin("sad", SAD)
-    home.add("plugins: {alpha: {}, sad: {}}\npipelines:\n")
-    home.add("  - {name: calm, on: x, steps: [{id: a, uses: sad, continue: true}, {id: b, uses: alpha}]}\n")
+def test_a_restored_tolerated_step_is_tolerated_again(home: Home, start: Start) -> None:
+    """After one retry the run continues and succeeds. A second retry is refused."""
+    add_recording_plugins(home, ("alpha",))
+    home.plugin("failing", FAILING)
+    home.add("plugins: {alpha: {}, failing: {}}\npipelines:\n")
+    home.add("  - {name: tolerant, on: x, steps: [{id: a, uses: failing, continue: true}, {id: b, uses: alpha}]}\n")
     service, text = start(), (home.path / "config.yaml").read_text()
     assert service.ask("POST", "/queue/pause")[0] == 200
-    root = service.ask("POST", "/pipeline/calm")[1]["job_id"]
+    root = service.ask("POST", "/pipeline/tolerant")[1]["job_id"]
     for pipeline in (text.replace("id: a,", "id: c,"), text):
         home.write("config.yaml", pipeline)
         assert service.ask("POST", "/system/reload")[0] == 200
         service.ask("POST", "/queue/resume")
-        until_idle(home)
+        wait_until_idle(home)
 
     assert service.ask("POST", f"/job/{root}/retry")[0] == 202
-    until_idle(home)
+    wait_until_idle(home)
     assert service.ask("POST", f"/job/{root}/retry")[0] == 409
     with home.read_ledger() as db:
-        assert (look(home).steps, tree_outcome(db, root).status) == (["a failed", "b succeeded"], "succeeded")
+        assert (read_run(home).steps, tree_outcome(db, root).status) == (["a failed", "b succeeded"], "succeeded")
 
 
-# ── too much ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── size limits ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-TOO_MUCH = """
-plugins: {alpha: {}, sad: {}}
+FAN_OUT = """
+plugins: {alpha: {}, failing: {}}
 pipelines:
   - name: refused
     on: x
     steps:
       - {id: a, uses: alpha, continue: true, with: {x: "{payload.gone}"}}
       - &rest {uses: alpha, foreach: payload.input.list}
-  - {name: failed, on: x, steps: [{id: a, uses: sad, continue: true}, *rest]}
+  - {name: failed, on: x, steps: [{id: a, uses: failing, continue: true}, *rest]}
   - {name: cancelled, on: x, steps: [{id: a, uses: alpha, continue: true}, *rest]}
 """
-SAD = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no luck", "retry": false}\'\n'
 
 
-def test_a_tolerated_failure_behind_which_there_is_too_much_fails_its_run(home: Home, start: Start) -> None:
-    """However the step came to fail: what was to follow does not, and the run says so."""
-    cast(home, ("alpha",))
-    home.plugin("sad", SAD)
+def test_a_tolerated_failure_that_exceeds_the_fan_out_limit_fails_its_run(home: Home, start: Start) -> None:
+    """The next steps do not run, whether the step was refused, failed or was cancelled."""
+    add_recording_plugins(home, ("alpha",))
+    home.plugin("failing", FAILING)
     text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("service:\n", "service:\n  limits: {fan_out: 20000}\n") + TOO_MUCH)
+    home.write("config.yaml", text.replace("service:\n", "service:\n  limits: {fan_out: 20000}\n") + FAN_OUT)
     service = start()
     body = {"payload": {"list": ["x" * 200] * 60}}
     roots = [service.ask("POST", f"/pipeline/{name}", body)[1]["job_id"] for name in ("refused", "failed")]
-    until_idle(home)
+    wait_until_idle(home)
     assert service.ask("POST", "/queue/pause")[0] == 200
     roots.append(service.ask("POST", "/pipeline/cancelled", body)[1]["job_id"])
     assert service.ask("POST", f"/job/{roots[-1]}/cancel")[0] == 200
 
     with home.read_ledger() as db:
         assert [tree_outcome(db, root).status for root in roots] == ["failed"] * 3
-    run = look(home)
-    assert len(run.rows) == len(run.notes("run.ended")) == 3
-    assert run.one("sad")["last_error"] == "no luck; it passes more than 20,000 bytes to the next jobs"
+    run = read_run(home)
+    assert len(run.rows) == len(run.journal_data("run.ended")) == 3
+    assert run.row_of("failing")["last_error"] == "no luck; it passes more than 20,000 bytes to the next jobs"

@@ -1,37 +1,18 @@
-"""The service from outside: start, trigger, wait, inspect, stop."""
+"""One service as its clients see it: start, trigger, wait, inspect, stop."""
 
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.service import Home, Service
-
-Start = Callable[..., Service]
-
-OK = """#!/bin/sh
-cat > /dev/null
-echo '{"status": "ok", "result": "done"}'
-"""
-ECHO_REQUEST = """#!/usr/bin/env python3
-import json, sys
-request = json.load(sys.stdin)
-print(json.dumps({"status": "ok", "result": "got it", "state_updates": {"request": request}}))
-"""
+from tests.e2e.commands import ductile
+from tests.e2e.sample_plugins import OK, REQUEST_TO_STATE
+from tests.e2e.service import Home, Start, poll_until
 
 
-def cli(home: Home, *args: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "ductile", *args, "--config", str(home.path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_a_job_that_is_acknowledged_runs_and_its_result_can_be_asked_for(home: Home, start: Start) -> None:
-    """202 after the commit, then the plugin's own answer, verbatim."""
+def test_an_acknowledged_job_runs_and_keeps_its_result(home: Home, start: Start) -> None:
+    """The result is the response of the plugin, unchanged."""
     home.plugin("ok", OK)
     service = start()
 
@@ -42,17 +23,17 @@ def test_a_job_that_is_acknowledged_runs_and_its_result_can_be_asked_for(home: H
     assert home.rows("SELECT status FROM job_log") == [{"status": "succeeded"}]
 
 
-def test_a_plugin_gets_the_request_of_protocol_2(home: Home, start: Start) -> None:
-    """Everything a plugin may rely on is in the envelope; an event is wrapped for `handle`."""
-    home.plugin("asks", ECHO_REQUEST)
-    home.add("plugins:\n  asks: {config: {colour: blue}}\n")
+def test_a_plugin_gets_a_request_of_protocol_2(home: Home, start: Start) -> None:
+    """`handle` gets an event around the payload."""
+    home.plugin("recorder", REQUEST_TO_STATE)
+    home.add("plugins:\n  recorder: {config: {color: blue}}\n")
     service = start()
 
-    polled = service.run("asks", "poll", {"n": 2**63})["result"]["state_updates"]["request"]
-    handled = service.run("asks", "handle", {"n": 1})["result"]["state_updates"]["request"]
+    polled = service.run("recorder", "poll", {"n": 2**63})["result"]["state_updates"]["request"]
+    handled = service.run("recorder", "handle", {"n": 1})["result"]["state_updates"]["request"]
 
     assert polled["protocol"] == 2
-    assert (polled["command"], polled["config"], polled["state"]) == ("poll", {"colour": "blue"}, {})
+    assert (polled["command"], polled["config"], polled["state"]) == ("poll", {"color": "blue"}, {})
     assert polled["payload"] == {"n": 2**63}
     assert (polled["attempt"], polled["max_attempts"]) == (1, 4)
     assert "event" not in polled
@@ -62,9 +43,9 @@ def test_a_plugin_gets_the_request_of_protocol_2(home: Home, start: Start) -> No
     assert handled["state"]["request"]["job_id"] == polled["job_id"]
 
 
-def test_the_environment_of_a_plugin_is_built_from_nothing(home: Home, start: Start) -> None:
-    """What the service was started with does not leak; what the operator passes does."""
-    home.plugin("env", "#!/usr/bin/env python3\n" + _say("dict(os.environ)"))
+def test_a_plugin_gets_no_environment_of_the_service(home: Home, start: Start) -> None:
+    """It gets the variables of the protocol, of its configuration, and `LC_*`."""
+    home.plugin("env", "#!/usr/bin/env python3\n" + _report("dict(os.environ)"))
     home.add("plugins:\n  env: {env: {OWN: yes}}\n")
     service = start(environ={"CANARY": "secret-canary", "LC_TEST": "kept"})
 
@@ -78,21 +59,21 @@ def test_the_environment_of_a_plugin_is_built_from_nothing(home: Home, start: St
 
 
 def test_plugins_run_in_the_configuration_directory(home: Home, start: Start) -> None:
-    """Relative paths in a plugin's configuration mean the same as in config.yaml."""
-    home.plugin("where", "#!/usr/bin/env python3\n" + _say("os.getcwd()"))
+    """Relative paths in the configuration of a plugin are relative to config.yaml."""
+    home.plugin("where", "#!/usr/bin/env python3\n" + _report("os.getcwd()"))
 
     assert start().run("where")["result"]["state_updates"]["seen"] == str(home.path)
 
 
-def _say(expression: str) -> str:
+def _report(expression: str) -> str:
     return (
         "import json, os, sys\njson.load(sys.stdin)\n"
         f'print(json.dumps({{"status": "ok", "result": "ok", "state_updates": {{"seen": {expression}}}}}))\n'
     )
 
 
-def test_a_failing_job_is_retried_and_ends_dead_with_every_attempt_on_record(home: Home, start: Start) -> None:
-    """Each attempt keeps its own stderr and error; the job says that its attempts are used up."""
+def test_a_failing_job_is_dead_after_its_last_attempt(home: Home, start: Start) -> None:
+    """Every attempt keeps its stderr and its exit code."""
     home.plugin("fails", "#!/bin/sh\necho oops >&2\nexit 3\n")
     home.add("plugins:\n  fails: {retry: {max_attempts: 3, backoff_base: 1ms}}\n")
 
@@ -105,8 +86,8 @@ def test_a_failing_job_is_retried_and_ends_dead_with_every_attempt_on_record(hom
     assert all(row["stderr"] == "oops\n" for row in log)
 
 
-def test_a_job_that_outlives_its_deadline_times_out(home: Home, start: Start) -> None:
-    """SIGTERM, then the attempt is timed_out, whatever it would have said."""
+def test_a_job_that_exceeds_its_timeout_is_timed_out(home: Home, start: Start) -> None:
+    """The process gets SIGTERM."""
     home.plugin("slow", "#!/bin/sh\nexec sleep 60\n")
     home.add("plugins:\n  slow: {timeouts: {poll: 200ms}, retry: {max_attempts: 1}}\n")
 
@@ -116,56 +97,49 @@ def test_a_job_that_outlives_its_deadline_times_out(home: Home, start: Start) ->
     assert home.rows("SELECT status FROM job_log") == [{"status": "timed_out"}]
 
 
-def test_events_follow_the_routes(home: Home, start: Start) -> None:
-    """Every matching route is a job, in one tree; an event nobody waits for is in the journal."""
-    emits = {"status": "ok", "result": "out", "events": [{"type": "made", "payload": {"n": 7}}, {"type": "lost"}]}
-    home.plugin("emits", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(emits)}'\n")
-    home.plugin("takes", ECHO_REQUEST)
-    home.add("routes:\n" + "  - {from: emits, event_type: made, to: takes}\n" * 2)
+def test_an_event_creates_one_job_per_matching_route(home: Home, start: Start) -> None:
+    """The jobs are in the tree of the emitting job. An event without a route is in the journal."""
+    response = {"status": "ok", "result": "out", "events": [{"type": "made", "payload": {"n": 7}}, {"type": "lost"}]}
+    home.plugin("emitter", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(response)}'\n")
+    home.plugin("receiver", REQUEST_TO_STATE)
+    home.add("routes:\n" + "  - {from: emitter, event_type: made, to: receiver}\n" * 2)
     service = start()
 
-    parent = service.run("emits")
+    parent = service.run("emitter")
     children = home.rows(
         "SELECT id, submitted_by, root_job_id FROM job_queue WHERE parent_job_id = ?", parent["job_id"]
     )
-    taken = [service.job(child["id"], wait="30s") for child in children]
+    received = [service.job(child["id"], wait="30s") for child in children]
 
     assert [(child["submitted_by"], child["root_job_id"]) for child in children] == [("route", parent["job_id"])] * 2
-    for child in taken:
+    for child in received:
         event = child["result"]["state_updates"]["request"]["event"]
-        assert (event["type"], event["source"]) == ("made", "emits")
+        assert (event["type"], event["source"]) == ("made", "emitter")
         assert event["payload"] == {"n": 7, "result": "out"}
     unmatched = home.rows("SELECT data FROM journal WHERE kind = 'event.unmatched'")
     assert [json.loads(row["data"])["type"] for row in unmatched] == ["lost"]
 
 
-def test_a_chain_of_routes_ends_visibly_at_the_hop_limit(home: Home, start: Start) -> None:
-    """A loop of events stops after 20 crossings with a dead job that says so."""
-    emits = {"status": "ok", "result": "again", "events": [{"type": "again"}]}
-    home.plugin("loops", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(emits)}'\n")
-    home.plugin("loops2", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(emits)}'\n")
+def test_a_chain_of_routes_ends_at_the_hop_limit(home: Home, start: Start) -> None:
+    """After 20 hops, the last job is dead with the reason."""
+    response = {"status": "ok", "result": "again", "events": [{"type": "again"}]}
+    home.plugin("loop-a", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(response)}'\n")
+    home.plugin("loop-b", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(response)}'\n")
     home.add(
-        "routes:\n  - {from: loops, event_type: again, to: loops2}\n  - {from: loops2, event_type: again, to: loops}\n"
+        "routes:\n  - {from: loop-a, event_type: again, to: loop-b}\n"
+        "  - {from: loop-b, event_type: again, to: loop-a}\n"
     )
     service = start()
-    service.post("loops")
+    service.post("loop-a")
 
     service.wait_for_log("job succeeded")
-    ended = _until(lambda: home.rows("SELECT last_error, hops FROM job_queue WHERE status = 'dead'"))
+    ended = poll_until(lambda: home.rows("SELECT last_error, hops FROM job_queue WHERE status = 'dead'"))
 
     assert ended == [{"last_error": "chain of more than 20 hops", "hops": 21}]
 
 
-def _until(look: Callable[[], Any]) -> Any:
-    """Look until there is something; the ledger has no event a test in another process could wait for."""
-    deadline = time.monotonic() + 30
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never happened"
-    return found
-
-
-def test_facts_are_kept_and_mirrored_into_the_state(home: Home, start: Start) -> None:
-    """A command with a fact rule appends a fact, which becomes the plugin's state as a whole."""
+def test_a_fact_is_stored_and_becomes_the_state_of_its_plugin(home: Home, start: Start) -> None:
+    """A command with a fact rule appends a fact."""
     answer = {"status": "ok", "result": "seen", "state_updates": {"n": 1}}
     rule = "fact_outputs: [{when: {command: poll}, from: state_updates, fact_type: seen.snapshot}]\n"
     home.plugin("seen", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(answer)}'\n", more=rule)
@@ -178,65 +152,65 @@ def test_facts_are_kept_and_mirrored_into_the_state(home: Home, start: Start) ->
     assert home.rows("SELECT state FROM plugin_state") == [{"state": '{"n":1}'}]
 
 
-def test_live_stderr_can_be_read_while_the_job_runs(home: Home, start: Start) -> None:
-    """What a running job has said so far is shown by the API and by `job inspect`."""
-    home.plugin("talks", "#!/bin/sh\necho so far >&2\nexec sleep 60\n")
+def test_stderr_of_a_running_job_can_be_read(home: Home, start: Start) -> None:
+    """The API and `job inspect` show it."""
+    home.plugin("logger", "#!/bin/sh\necho so far >&2\nexec sleep 60\n")
     service = start()
-    job_id = service.post("talks")
+    job_id = service.post("logger")
 
-    seen = _until(lambda: service.job(job_id).get("stderr"))
+    seen = poll_until(lambda: service.job(job_id).get("stderr"))
 
     assert seen == "so far\n"
-    inspected = json.loads(cli(home, "job", "inspect", job_id, "--json").stdout)
+    inspected = json.loads(ductile(home, "job", "inspect", job_id, "--json").stdout)
     assert (inspected["status"], inspected["stderr"]) == ("running", "so far\n")
 
 
-def test_the_local_socket_needs_no_token_and_nobody_else_can_open_it(home: Home, start: Start) -> None:
-    """`plugin run` works at once for the operator; the socket is 0600."""
+def test_the_local_socket_needs_no_token(home: Home, start: Start) -> None:
+    """Its mode is 0600."""
     home.plugin("ok", OK)
     service = start()
 
-    done = cli(home, "plugin", "run", "ok", "--wait", "--json")
+    done = ductile(home, "plugin", "run", "ok", "--wait", "--json")
 
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "succeeded"
     assert Path(service.socket_path).stat().st_mode & 0o777 == 0o600
     assert home.rows("SELECT submitted_by FROM job_queue") == [{"submitted_by": "cli"}]
 
 
 def test_plugin_run_exits_1_when_the_job_did_not_succeed(home: Home, start: Start) -> None:
-    """A script can rely on the exit code."""
+    """The output has the error."""
     home.plugin("fails", "#!/bin/sh\nexit 78\n")
     start()
 
-    done = cli(home, "plugin", "run", "fails", "--wait")
+    done = ductile(home, "plugin", "run", "fails", "--wait")
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "exit code 78" in done.stdout
 
 
-def test_without_a_service_the_cli_says_so(home: Home) -> None:
-    """Exit 69 and the command that helps."""
+def test_a_command_without_a_service_exits_69(home: Home) -> None:
+    """The hint names the command that starts it."""
     home.plugin("ok", OK)
 
-    done = cli(home, "plugin", "run", "ok", "--json")
+    done = ductile(home, "plugin", "run", "ok", "--json")
 
-    assert done.returncode == 69
+    assert done.exit_code == 69
     assert "system start" in json.loads(done.stdout)["hint"]
 
 
-def test_inspect_works_when_the_service_is_down(home: Home, start: Start) -> None:
-    """The ledger can be read without the service."""
+def test_job_inspect_works_without_a_service(home: Home, start: Start) -> None:
+    """It reads the ledger."""
     home.plugin("ok", OK)
     service = start()
     job_id = service.run("ok")["job_id"]
     service.stop()
 
-    inspected = json.loads(cli(home, "job", "inspect", job_id, "--json").stdout)
+    inspected = json.loads(ductile(home, "job", "inspect", job_id, "--json").stdout)
 
     assert inspected["status"] == "succeeded"
     assert [entry["kind"] for entry in inspected["journal"]] == ["job.enqueued", "job.started", "job.completed"]
-    assert cli(home, "job", "inspect", "00000000-0000-4000-8000-000000000000").returncode == 1
+    assert ductile(home, "job", "inspect", "00000000-0000-4000-8000-000000000000").exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -257,24 +231,24 @@ def test_inspect_works_when_the_service_is_down(home: Home, start: Start) -> Non
         ("DELETE", "/healthz", None, 405, "method_not_allowed"),
     ],
 )
-def test_bad_requests_get_an_error_and_leave_nothing(
+def test_an_invalid_request_is_refused_and_creates_no_job(
     home: Home, start: Start, method: str, path: str, body: Any, status: int, code: str
 ) -> None:
-    """The one shape of errors, and no job."""
+    """Every error has the same fields."""
     home.plugin("ok", OK)
     home.plugin("off", OK)
     home.add("plugins:\n  ok: {}\n  off: {enabled: false}\n")
 
-    answered, error = start().ask(method, path, body)
+    response_status, error = start().ask(method, path, body)
 
-    assert (answered, error["code"], error["status"]) == (status, code, status)
+    assert (response_status, error["code"], error["status"]) == (status, code, status)
     assert set(error) == {"error", "code", "status", "hint", "context"}
     assert home.rows("SELECT * FROM job_queue") == []
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "e2e-token-0123456789abcdeF", "ünicode"])
-def test_a_wrong_token_is_401_without_a_hint_what_is_wrong_with_it(home: Home, start: Start, token: str | None) -> None:
-    """No token, no entry; health alone is open."""
+def test_a_wrong_token_is_401(home: Home, start: Start, token: str | None) -> None:
+    """GET /healthz needs no token."""
     home.plugin("ok", OK)
     service = start()
     sent = {"authorization": f"Bearer {token}".encode().decode("latin-1")} if token else {}
@@ -283,8 +257,8 @@ def test_a_wrong_token_is_401_without_a_hint_what_is_wrong_with_it(home: Home, s
     assert service.ask("GET", "/healthz", token=None)[0] == 200
 
 
-def test_scopes_decide_about_reading_and_writing_commands(home: Home, start: Start) -> None:
-    """plugin:ro runs what only reads; what may write needs plugin:rw."""
+def test_plugin_scopes_separate_reading_and_writing_commands(home: Home, start: Start) -> None:
+    """plugin:ro runs commands of type read. Commands of type write need plugin:rw."""
     home.plugin("both", OK, commands="poll: {type: read}, send: {type: write}")
     config = home.path / "config.yaml"
     config.write_text(config.read_text().replace('scopes: ["*"]', 'scopes: ["plugin:ro"]'))
@@ -295,8 +269,8 @@ def test_scopes_decide_about_reading_and_writing_commands(home: Home, start: Sta
     assert service.ask("GET", "/job/00000000-0000-4000-8000-000000000000")[0] == 403
 
 
-def test_a_scope_can_speak_of_one_plugin_alone(home: Home, start: Start) -> None:
-    """plugin:NAME:rw opens that plugin and no other."""
+def test_a_scope_can_name_one_plugin(home: Home, start: Start) -> None:
+    """plugin:NAME:rw gives access to this plugin only."""
     for name in ("mine", "other"):
         home.plugin(name, OK)
     config = home.path / "config.yaml"
@@ -307,24 +281,24 @@ def test_a_scope_can_speak_of_one_plugin_alone(home: Home, start: Start) -> None
     assert service.ask("POST", "/plugin/other/poll")[0] == 403
 
 
-def test_the_log_is_json_with_the_fields_of_the_specification(home: Home, start: Start) -> None:
-    """timestamp, level, component, plugin, job_id, message; a plugin's stderr at warn, its own lines at their level."""
+def test_the_log_is_json_with_the_specified_fields(home: Home, start: Start) -> None:
+    """Stderr of a plugin has level warn, log lines of its response have their response_line level."""
     logs = [{"level": "error", "message": "own line"}]
     answer = json.dumps({"status": "ok", "result": "x", "logs": logs})
-    home.plugin("talks", f"#!/bin/sh\necho to stderr >&2\necho '{answer}'\n")
+    home.plugin("logger", f"#!/bin/sh\necho to stderr >&2\necho '{answer}'\n")
     service = start()
 
-    job = service.run("talks")
+    job = service.run("logger")
 
-    own = service.wait_for_log("own line")
-    said = service.wait_for_log("to stderr")
-    assert list(own)[:6] == ["timestamp", "level", "component", "plugin", "job_id", "message"]
-    assert (own["level"], said["level"]) == ("error", "warn")
-    assert own["job_id"] == said["job_id"] == job["job_id"]
+    response_line = service.wait_for_log("own line")
+    stderr_line = service.wait_for_log("to stderr")
+    assert list(response_line)[:6] == ["timestamp", "level", "component", "plugin", "job_id", "message"]
+    assert (response_line["level"], stderr_line["level"]) == ("error", "warn")
+    assert response_line["job_id"] == stderr_line["job_id"] == job["job_id"]
 
 
-def test_known_secrets_are_masked_in_logs_and_in_what_is_kept_of_stderr(home: Home, start: Start) -> None:
-    """A plugin that prints its password shows stars."""
+def test_known_secrets_are_masked_in_logs_and_in_stored_stderr(home: Home, start: Start) -> None:
+    """A printed password is replaced by stars."""
     home.plugin("leaks", "#!/bin/sh\necho password is hunter2hunter2 >&2\nexit 78\n")
     home.add("plugins:\n  leaks: {config: {password: hunter2hunter2}}\n")
     service = start()

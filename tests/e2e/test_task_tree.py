@@ -1,16 +1,15 @@
-"""The task tree of a running service is the one that docs/architecture.md draws."""
+"""The task tree of a running service equals the one in docs/architecture.md."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.service import Home, Service
+from tests.e2e.service import Home, Start
 
-Start = Callable[..., Service]
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
-UNTIL_KILLED = "#!/bin/sh\ncat >/dev/null\nexec sleep 3600\n"
+BLOCKING = "#!/bin/sh\ncat >/dev/null\nexec sleep 3600\n"
 WEBHOOKS = """
 include: [tokens.yaml]
 webhooks:
@@ -18,36 +17,36 @@ webhooks:
   endpoints: [{path: /hook, plugin: slow, scheme: github, secret_ref: hook}]
 """
 Branch = tuple[int, str]
-"""The depth of a task, and the first word of its name if more words tell one such task from another."""
+"""The depth of a task and its name. Tasks with one name per job or connection have the first word only."""
 
 
-def branch(depth: int, name: str) -> Branch:
+def branch_of(depth: int, name: str) -> Branch:
     first = name.split()[0]
     return depth, first if first in ("job", "connection", "listener") else name
 
 
-def drawn() -> list[Branch]:
+def documented_branches() -> list[Branch]:
     (block,) = re.findall(r"<!-- tasks -->\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     marked = (re.fullmatch(r"([│├└─ ]*)(.*)", line) for line in block.splitlines())
-    return [branch(len(line[1]) // 4, line[2]) for line in marked if line]
+    return [branch_of(len(line[1]) // 4, line[2]) for line in marked if line]
 
 
-def running(task: dict[str, Any], depth: int = 0) -> Iterator[Branch]:
-    """The tree as the service shows it, without what a connection does inside."""
-    yield branch(depth, task["name"])
+def running_branches(task: dict[str, Any], depth: int = 0) -> Iterator[Branch]:
+    """Yield the branches of the service's task tree without the inner tasks of connections."""
+    yield branch_of(depth, task["name"])
     if not task["name"].startswith("connection"):
         for child in task["tasks"]:
-            yield from running(child, depth + 1)
+            yield from running_branches(child, depth + 1)
 
 
-def _distinct(branches: Iterable[Branch]) -> list[Branch]:
-    """One of each row of equal branches: how many clients are connected does not matter."""
+def _without_repeats(branches: Iterable[Branch]) -> list[Branch]:
+    """Collapse equal neighbours: the number of connections does not matter."""
     return [one for one, _ in groupby(branches)]
 
 
-def test_the_task_tree_is_the_one_of_the_architecture_page(home: Home, start: Start) -> None:
-    """A running job has a task with its pipes below the dispatcher; a server has its listeners and connections."""
-    home.plugin("slow", UNTIL_KILLED)
+def test_the_task_tree_equals_the_one_in_the_architecture_page(home: Home, start: Start) -> None:
+    """A running job has a task with its pipes below the dispatcher. A server has its listeners and connections."""
+    home.plugin("slow", BLOCKING)
     home.write("tokens.yaml", "tokens: [{name: hook, key: 12345678901234567890}]\n")
     home.add(WEBHOOKS)
     home.seal()
@@ -55,4 +54,4 @@ def test_the_task_tree_is_the_one_of_the_architecture_page(home: Home, start: St
     job_id = service.post("slow")
     service.wait_for(lambda one: one.job(job_id)["status"] == "running", "a running job")
     _, tree = service.ask("GET", "/system/tasks")
-    assert _distinct(running(tree)) == _distinct(drawn())
+    assert _without_repeats(running_branches(tree)) == _without_repeats(documented_branches())

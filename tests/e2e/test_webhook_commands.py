@@ -1,4 +1,4 @@
-"""`ductile webhook`: endpoints, what came to them, test deliveries and signatures, against a running service."""
+"""`ductile webhook` with a running service: endpoints, receipts, test deliveries and signatures."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.sample_plugins import OK
 from tests.e2e.service import Home, Service
 
 SECRETS = {
@@ -23,13 +24,12 @@ WEBHOOKS = """\
 webhooks:
   listen: localhost:0
   endpoints:
-    - {path: /hook/plain, plugin: takes, secret_ref: plain, signature_header: X-Signature-256}
-    - {path: /hook/github, plugin: takes, scheme: github, secret_ref: [github, plain]}
-    - {path: /hook/stripe, plugin: takes, scheme: stripe, secret_ref: stripe}
-    - {path: /hook/slack, plugin: takes, scheme: slack, secret_ref: slack}
-    - {path: /hook/standard, plugin: takes, scheme: standard-webhooks, secret_ref: standard}
+    - {path: /hook/plain, plugin: receiver, secret_ref: plain, signature_header: X-Signature-256}
+    - {path: /hook/github, plugin: receiver, scheme: github, secret_ref: [github, plain]}
+    - {path: /hook/stripe, plugin: receiver, scheme: stripe, secret_ref: stripe}
+    - {path: /hook/slack, plugin: receiver, scheme: slack, secret_ref: slack}
+    - {path: /hook/standard, plugin: receiver, scheme: standard-webhooks, secret_ref: standard}
 """
-TAKES = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "taken"}\'\n'
 
 Ductile = Callable[..., tuple[int, Any]]
 
@@ -37,7 +37,7 @@ Ductile = Callable[..., tuple[int, Any]]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = Home.make(tmp_path_factory.mktemp("hooks") / "ductile")
-    home.plugin("takes", TAKES)
+    home.plugin("receiver", OK)
     home.add("include: [tokens.yaml, webhooks.yaml]\n")
     tokens = "".join(f"  - {{name: {name}, key: '{key}'}}\n" for name, key in SECRETS.items())
     home.write("tokens.yaml", f"tokens:\n{tokens}")
@@ -50,7 +50,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def ductile(service: Service) -> Ductile:
-    """Runs `ductile webhook …` with this configuration; exit code and JSON."""
+    """Return a function that runs `ductile webhook … --json` and returns exit code and output."""
 
     def run(*arguments: str, body: bytes = b"") -> tuple[int, Any]:
         command = [sys.executable, "-m", "ductile", "webhook", *arguments, "--json", "--config", str(service.home.path)]
@@ -67,14 +67,14 @@ def url(service: Service, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_test_delivery_is_taken_whatever_the_scheme(service: Service, ductile: Ductile, name: str) -> None:
-    """It is signed as the sender would sign it, and becomes a job."""
+def test_a_test_delivery_is_accepted_for_every_scheme(service: Service, ductile: Ductile, name: str) -> None:
+    """It is signed with the scheme of the endpoint and creates a job."""
     code, view = ductile("send", name, "--payload-file", "-", "--url", url(service, name), body=b'{"n": 1}')
     assert (code, view["status"]) == (0, 202)
     assert service.job(view["answer"]["job_id"], wait="20s")["status"] == "succeeded"
 
 
-def test_a_delivery_that_is_only_planned_is_not_sent(service: Service, ductile: Ductile) -> None:
+def test_a_dry_run_sends_no_delivery(service: Service, ductile: Ductile) -> None:
     code, view = ductile("send", "github", "--payload-file", "-", "--dry-run", "-H", "X-GitHub-Event: push", body=b"{}")
     assert code == 0
     assert view["headers"]["X-GitHub-Event"] == "push"
@@ -82,8 +82,8 @@ def test_a_delivery_that_is_only_planned_is_not_sent(service: Service, ductile: 
     assert SECRETS["github"] not in json.dumps(view)
 
 
-def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ductile: Ductile, tmp_path: Path) -> None:
-    """With its headers and its reason; the right body under the right secret is told from everything else."""
+def test_a_refused_delivery_can_be_verified_afterwards(service: Service, ductile: Ductile, tmp_path: Path) -> None:
+    """Its headers and its reason are stored. `verify` compares a body and finds the secret that matches."""
     body, wrong = tmp_path / "body.json", tmp_path / "wrong.json"
     body.write_bytes(b'{"a": 1}')
     wrong.write_bytes(b'{"a": 2}')
@@ -105,7 +105,7 @@ def test_a_refused_delivery_can_be_found_and_tried_again(service: Service, ducti
     assert (code, verdict["fits"], verdict["same_body"]) == (0, ["github"], False)
 
 
-def test_a_signature_can_be_checked_without_a_delivery(ductile: Ductile) -> None:
+def test_a_signature_can_be_verified_without_a_delivery(ductile: Ductile) -> None:
     headers = ductile("send", "stripe", "--payload-file", "-", "--dry-run", body=b"{}")[1]["headers"]
     header = f"stripe-signature: {headers['stripe-signature']}"
     assert ductile("verify", "stripe", "--payload-file", "-", "-H", header, body=b"{}")[0] == 0
@@ -113,19 +113,19 @@ def test_a_signature_can_be_checked_without_a_delivery(ductile: Ductile) -> None
     assert (code, verdict["reason"]) == (1, "the signature matches no secret of the endpoint")
 
 
-def test_endpoints_are_listed_with_what_came_last(service: Service, ductile: Ductile) -> None:
+def test_endpoints_are_listed_with_their_last_delivery(service: Service, ductile: Ductile) -> None:
     ductile("send", "standard", "--payload-file", "-", "--url", url(service, "standard"), body=b"{}")
     code, view = ductile("list")
     assert code == 0
     listed = {one["name"]: one for one in view["endpoints"]}
     assert listed["standard"]["last_accepted_at"] is not None
-    assert (listed["github"]["target"], listed["github"]["secrets"]) == ("plugin takes", ["github", "plain"])
+    assert (listed["github"]["target"], listed["github"]["secrets"]) == ("plugin receiver", ["github", "plain"])
     accepted = ductile("receipts", "standard", "--accepted")[1]["accepted"]
     assert accepted[0]["delivery"].startswith("msg_")
 
 
-def test_a_body_is_given_as_text_or_as_a_file(ductile: Ductile, tmp_path: Path) -> None:
-    """As everywhere: --payload is JSON, --payload-file names a file. The same bytes have the same signature."""
+def test_a_body_is_text_or_a_file(ductile: Ductile, tmp_path: Path) -> None:
+    """--payload is JSON and --payload-file names a file. The same bytes have the same signature."""
     body = tmp_path / "body.json"
     body.write_bytes(b'{"a": 1}')
     as_text = ductile("send", "github", "--payload", '{"a": 1}', "--dry-run")[1]["headers"]["x-hub-signature-256"]
@@ -135,8 +135,8 @@ def test_a_body_is_given_as_text_or_as_a_file(ductile: Ductile, tmp_path: Path) 
     assert ductile("verify", "github", "--payload", '{"a": 1}', "-H", f"x-hub-signature-256: {as_text}")[0] == 0
 
 
-def test_a_file_behind_payload_is_still_read(service: Service, tmp_path: Path) -> None:
-    """As it was once; a note says how it is written now."""
+def test_a_file_name_in_payload_is_read_with_a_note(service: Service, tmp_path: Path) -> None:
+    """The note names --payload-file."""
     (tmp_path / "body.json").write_bytes(b'{"a": 1}')
     command = [sys.executable, "-m", "ductile", "webhook", "send", "github", "--payload", "body.json", "--dry-run"]
     where = ["--config", str(service.home.path)]
@@ -149,8 +149,8 @@ def test_a_file_behind_payload_is_still_read(service: Service, tmp_path: Path) -
 @pytest.mark.parametrize(
     "arguments", [("--payload", "nothing.json"), ("--payload", "{"), ("--payload", "{}", "--payload-file", "-"), ()]
 )
-def test_a_body_that_is_neither_is_refused_with_what_to_write(ductile: Ductile, arguments: tuple[str, ...]) -> None:
-    """Exit 2, and the hint names the flags."""
+def test_an_invalid_body_is_a_usage_error(ductile: Ductile, arguments: tuple[str, ...]) -> None:
+    """The exit code is 2, and the error names --payload-file."""
     code, error = ductile("send", "github", *arguments, "--dry-run")
 
     assert (code, error["code"]) == (2, "usage")
@@ -167,7 +167,7 @@ def test_a_body_that_is_neither_is_refused_with_what_to_write(ductile: Ductile, 
         (("send", "github", "--payload-file", "-", "--url", "http://127.0.0.1:1/x"), 69),
     ],
 )
-def test_what_cannot_be_done_is_told(ductile: Ductile, arguments: tuple[str, ...], code: int) -> None:
+def test_an_invalid_command_exits_with_an_error(ductile: Ductile, arguments: tuple[str, ...], code: int) -> None:
     found, error = ductile(*arguments, body=b"{}")
     assert found == code
     assert error["error"]

@@ -1,4 +1,4 @@
-"""Webhooks through a whole service: curl sends, openssl signs, plugins run."""
+"""Webhooks of a running service: curl sends, openssl signs, plugins run."""
 
 import json
 import os
@@ -14,16 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.service import Home, Service
-
-Start = Callable[..., Service]
+from tests.e2e.sample_plugins import REQUEST_TO_FILE
+from tests.e2e.service import Home, Service, Start
 
 SECRET, NEXT = "the-first-secret-0123456789", "the-second-secret-0123456789"
-TAKES = """#!/bin/sh
-cat > "request-$DUCTILE_JOB_ID.json"
-echo "$DUCTILE_JOB_ID" >> effects
-echo '{"status": "ok", "result": "taken"}'
-"""
 WEBHOOKS = """\
 webhooks:
   listen: localhost:0
@@ -34,7 +28,7 @@ webhooks:
       secret_ref: SECRETS
       forward_headers: [X-GitHub-Event, X-GitHub-Delivery]
     - path: /hook/plugin
-      plugin: takes
+      plugin: receiver
       secret_ref: SECRETS
       signature_header: X-Signature-256
       delivery_id_header: X-Delivery
@@ -47,8 +41,8 @@ pipelines:
     on: github.push
     if: {path: payload.ref, op: eq, value: refs/heads/main}
     steps:
-      - {id: first, uses: takes}
-      - {id: second, uses: takes, with: {pusher: "{payload.pusher.name}"}}
+      - {id: first, uses: receiver}
+      - {id: second, uses: receiver, with: {pusher: "{payload.pusher.name}"}}
 """
 PUSH = b"""\
 {
@@ -61,22 +55,22 @@ PUSH = b"""\
 
 
 def configure(home: Home, *, secrets: str = "[first]", first: str = SECRET) -> None:
-    """tokens.yaml and webhooks.yaml, sealed."""
+    """Write and seal tokens.yaml and webhooks.yaml."""
     home.write("tokens.yaml", f"tokens:\n  - {{name: first, key: {first}}}\n  - {{name: next, key: {NEXT}}}\n")
     home.write("webhooks.yaml", WEBHOOKS.replace("SECRETS", secrets))
     home.seal()
 
 
 @pytest.fixture
-def hooked(home: Home) -> Home:
-    home.plugin("takes", TAKES)
+def webhook_home(home: Home) -> Home:
+    home.plugin("receiver", REQUEST_TO_FILE)
     home.add(PIPELINES)
     configure(home)
     return home
 
 
 def address(service: Service) -> str:
-    """Where deliveries go: the second address of the ready line."""
+    """Return the webhook address: the second address of the ready line."""
     (line,) = [line for line in service.stderr if " is ready: " in line]
     _, found = re.findall(r"http://[^,\s]+", line)
     return str(found)
@@ -90,13 +84,13 @@ def openssl(body: bytes, secret: str = SECRET) -> str:
 
 
 def curl(url: str, *options: str, body: bytes | None = None) -> tuple[int, Any]:
-    """Status and JSON of the answer; (0, None) if there was none."""
-    said, _, status = sent(url, *options, body=body).rstrip("\n").rpartition("\n")
-    return int(status), json.loads(said) if int(status) else None
+    """Send a request and return status and JSON, or (0, None) without a response."""
+    output, _, status = run_curl(url, *options, body=body).rstrip("\n").rpartition("\n")
+    return int(status), json.loads(output) if int(status) else None
 
 
-def sent(url: str, *options: str, body: bytes | None = None) -> str:
-    """Everything that curl prints: bodies, and a status in a line of its own after each."""
+def run_curl(url: str, *options: str, body: bytes | None = None) -> str:
+    """Run curl and return its output: bodies, each followed by its status on a line of its own."""
     data = ["--data-binary", "@-"] if body is not None else []
     command = ["curl", "-sS", "--max-time", "60", "-w", "\n%{http_code}\n", *data, *options, url]
     return subprocess.run(command, input=body or b"", capture_output=True, check=False).stdout.decode()
@@ -118,7 +112,7 @@ def push(
 def deliver(
     service: Service, body: bytes, *options: str, path: str = "/hook/plugin", secret: str = SECRET
 ) -> tuple[int, Any]:
-    """To the plugin's endpoint, as a script would do it."""
+    """Send a signed delivery to the endpoint of the plugin."""
     return curl(f"{address(service)}{path}", "-H", signature(body, secret), *options, body=body)
 
 
@@ -141,41 +135,42 @@ def wait_for_tree(service: Service, job_id: str) -> None:
     assert status == 200, body
 
 
-def test_a_push_runs_the_pipeline_that_waits_for_it(hooked: Home, start: Start) -> None:
-    """From the sender's bytes to the plugin's standard input, with the headers that were asked for."""
+def test_a_push_runs_its_pipeline(webhook_home: Home, start: Start) -> None:
+    """The plugin gets the body unchanged, with the configured headers."""
     service = start()
     status, body = push(service)
 
     assert status == 202
     wait_for_tree(service, body["job_id"])
-    first, second = effects(hooked)
+    first, second = effects(webhook_home)
     assert first == body["job_id"]
-    event = request_of(hooked, first)["event"]
+    event = request_of(webhook_home, first)["event"]
     assert event["payload"] == json.loads(PUSH)
     assert (event["type"], event["source"]) == ("github.push", "webhook:/hook/github")
     assert event["headers"] == {"x-github-event": "push", "x-github-delivery": "72d3162e-cc78"}
-    assert request_of(hooked, second)["event"]["payload"]["pusher"] == "octo – cat"
+    assert request_of(webhook_home, second)["event"]["payload"]["pusher"] == "octo – cat"
     assert service.stop() == 0
-    rows = hooked.rows("SELECT submitted_by, status FROM job_queue ORDER BY seq")
+    rows = webhook_home.rows("SELECT submitted_by, status FROM job_queue ORDER BY seq")
     assert [row["status"] for row in rows] == ["succeeded", "succeeded"]
     assert rows[0]["submitted_by"] == "webhook:/hook/github"
 
 
-def test_a_ping_and_a_push_to_another_branch_start_nothing_and_say_so(hooked: Home, start: Start) -> None:
-    """The ping is only answered; the push is taken without a job, and the journal has the reason."""
+def test_a_ping_and_a_push_to_another_branch_create_no_job(webhook_home: Home, start: Start) -> None:
+    """The ping is answered. The push is accepted, and the journal has the reason."""
     service = start()
     assert push(service, kind="ping", body=b'{"zen": "Half measures."}', delivery="p") == (200, {"status": "pong"})
     assert push(service, body=PUSH.replace(b"main", b"next"), delivery="q") == (202, {"job_id": None})
 
     kinds = [
-        row["kind"] for row in hooked.rows("SELECT kind FROM journal WHERE kind LIKE '%.unmatched' OR kind LIKE 'p%'")
+        row["kind"]
+        for row in webhook_home.rows("SELECT kind FROM journal WHERE kind LIKE '%.unmatched' OR kind LIKE 'p%'")
     ]
     assert kinds == ["pipeline.skipped", "event.unmatched"]
-    assert hooked.rows("SELECT id FROM job_queue") == []
+    assert webhook_home.rows("SELECT id FROM job_queue") == []
 
 
-def test_what_is_not_signed_well_is_forbidden_and_counted(hooked: Home, start: Start) -> None:
-    """One answer for every reason; what they were is in the journal when the service has stopped."""
+def test_an_invalid_signature_is_forbidden_and_counted(webhook_home: Home, start: Start) -> None:
+    """The response never has the reason. The journal has the counts after the service has stopped."""
     service = start()
     wrong = push(service, secret=NEXT)
     assert wrong == push(service, secret="") == curl(f"{address(service)}/hook/github", body=PUSH)
@@ -183,102 +178,105 @@ def test_what_is_not_signed_well_is_forbidden_and_counted(hooked: Home, start: S
     assert deliver(service, b"{}", "-H", signature(b"{}"))[0] == 403
 
     assert service.stop() == 0
-    rows = hooked.rows("SELECT data FROM journal WHERE kind = 'webhook.refused' ORDER BY seq")
+    rows = webhook_home.rows("SELECT data FROM journal WHERE kind = 'webhook.refused' ORDER BY seq")
     refused = [json.loads(row["data"]) for row in rows]
     counts = {
         path: sum(row["count"] for row in refused if row["path"] == path) for path in ("/hook/github", "/hook/plugin")
     }
     assert counts == {"/hook/github": 3, "/hook/plugin": 1}
-    assert hooked.rows("SELECT id FROM job_queue") == []
+    assert webhook_home.rows("SELECT id FROM job_queue") == []
 
 
 CHUNKED = ("-H", "Transfer-Encoding: chunked")
 SIZES = [(1024, (), 202), (1025, (), 413), (1024, CHUNKED, 202), (1025, CHUNKED, 413), (4_000_000, CHUNKED, 413)]
 
 
-def test_a_body_has_the_size_that_its_endpoint_allows(hooked: Home, start: Start) -> None:
-    """Declared or not, the cap included; a chunked body is read. Whatever is over it was never stored."""
+def test_a_body_larger_than_the_endpoint_limit_is_refused(webhook_home: Home, start: Start) -> None:
+    """The limit is inclusive and applies to chunked bodies too."""
     service = start()
     for size, options, status in SIZES:
         body = json.dumps({"x": "x" * (size - 9)}).encode()
         assert len(body) == size
         assert deliver(service, body, *options)[0] == status, (size, options)
     assert deliver(service, b"{}", "-X", "PUT")[0] == 405
-    assert hooked.rows("SELECT COUNT(*) AS jobs FROM job_queue") == [{"jobs": 2}]
+    assert webhook_home.rows("SELECT COUNT(*) AS jobs FROM job_queue") == [{"jobs": 2}]
 
 
-def test_a_delivery_is_one_job_across_replays_and_a_restart(hooked: Home, start: Start) -> None:
-    """A thousand times, fifty at once, and once more after kill -9: always the first answer."""
+def test_a_repeated_delivery_returns_the_first_job(webhook_home: Home, start: Start) -> None:
+    """A thousand repetitions, fifty at once, and one more after kill -9."""
     service = start()
     body = b'{"n": 1}'
     options = ["-H", signature(body), "-H", "X-Delivery: one", "--parallel", "--parallel-max", "50"]
-    said = sent(f"{address(service)}/hook/plugin?[1-1000]", *options, body=body)
+    output = run_curl(f"{address(service)}/hook/plugin?[1-1000]", *options, body=body)
 
-    ids = re.findall(r'"job_id":"([^"]+)"', said)
-    assert (len(ids), len(set(ids)), re.findall(r"(?m)^[0-9]{3}$", said)) == (1000, 1, ["202"] * 1000)
+    ids = re.findall(r'"job_id":"([^"]+)"', output)
+    assert (len(ids), len(set(ids)), re.findall(r"(?m)^[0-9]{3}$", output)) == (1000, 1, ["202"] * 1000)
     assert service.job(ids[0], wait="30s")["status"] == "succeeded"
     service.kill()
     again = start()
     assert deliver(again, body, "-H", "X-Delivery: one") == (202, {"job_id": ids[0]})
     assert deliver(again, b'{"n": 2}', "-H", "X-Delivery: one")[0] == 409
-    assert hooked.rows("SELECT COUNT(*) AS jobs FROM job_queue") == [{"jobs": 1}]
-    assert effects(hooked) == [ids[0]]
+    assert webhook_home.rows("SELECT COUNT(*) AS jobs FROM job_queue") == [{"jobs": 1}]
+    assert effects(webhook_home) == [ids[0]]
 
 
-def test_what_was_acknowledged_survives_kill_9(hooked: Home, start: Start) -> None:
-    """Killed with the answer still warm, the job is there and runs after the next start."""
-    hooked.plugin("holds", "#!/bin/sh\nexec sleep 600\n")
-    hooked.write("webhooks.yaml", (hooked.path / "webhooks.yaml").read_text().replace("plugin: takes", "plugin: holds"))
-    hooked.seal()
+def test_an_acknowledged_delivery_survives_kill_9(webhook_home: Home, start: Start) -> None:
+    """The job is in the ledger and runs after the next start."""
+    webhook_home.plugin("blocking", "#!/bin/sh\nexec sleep 600\n")
+    webhook_home.write(
+        "webhooks.yaml",
+        (webhook_home.path / "webhooks.yaml").read_text().replace("plugin: receiver", "plugin: blocking"),
+    )
+    webhook_home.seal()
     service = start()
     status, body = deliver(service, b"{}", "-H", "X-Delivery: a")
     service.kill()
 
     assert status == 202
-    (row,) = hooked.rows("SELECT id, plugin, status FROM job_queue")
-    assert (row["id"], row["plugin"]) == (body["job_id"], "holds")
+    (row,) = webhook_home.rows("SELECT id, plugin, status FROM job_queue")
+    assert (row["id"], row["plugin"]) == (body["job_id"], "blocking")
     assert row["status"] in ("queued", "running")
     again = start()
     assert deliver(again, b"{}", "-H", "X-Delivery: a") == (202, body)
 
 
 @pytest.mark.parametrize(
-    ("place", "stored"), [("enqueue.before_begin", 0), ("enqueue.after_insert", 0), ("enqueue.after_commit", 1)]
+    ("failpoint", "stored"), [("enqueue.before_begin", 0), ("enqueue.after_insert", 0), ("enqueue.after_commit", 1)]
 )
-def test_a_delivery_that_was_never_answered_is_sent_again_and_is_one_job(
-    hooked: Home, start: Start, place: str, stored: int
+def test_a_delivery_that_is_repeated_after_a_crash_creates_one_job(
+    webhook_home: Home, start: Start, failpoint: str, stored: int
 ) -> None:
-    """Wherever the service dies, the delivery and its receipt are both there or both not."""
-    service = start(environ={"DUCTILE_FAILPOINT": place})
+    """At every failpoint, job and receipt are both stored or both missing."""
+    service = start(environ={"DUCTILE_FAILPOINT": failpoint})
     assert deliver(service, b"{}", "-H", "X-Delivery: a") == (0, None)
     assert service.wait() == -signal.SIGKILL
-    assert hooked.rows("SELECT COUNT(*) AS n FROM receipts") == [{"n": stored}]
-    assert hooked.rows("SELECT COUNT(*) AS n FROM job_queue") == [{"n": stored}]
+    assert webhook_home.rows("SELECT COUNT(*) AS n FROM receipts") == [{"n": stored}]
+    assert webhook_home.rows("SELECT COUNT(*) AS n FROM job_queue") == [{"n": stored}]
 
     again = start()
     status, body = deliver(again, b"{}", "-H", "X-Delivery: a")
     assert status == 202
     assert again.job(body["job_id"], wait="30s")["status"] == "succeeded"
-    assert set(effects(hooked)) == {body["job_id"]}  # more than once if it had started when the service died
+    assert set(effects(webhook_home)) == {body["job_id"]}  # twice if it was running when the service was killed
 
 
-def test_a_secret_is_replaced_without_a_delivery_lost(hooked: Home, start: Start) -> None:
-    """Both are good while both are named; after the last reload only the new one. The listener stays."""
+def test_a_secret_is_replaced_without_a_refused_delivery(webhook_home: Home, start: Start) -> None:
+    """While both secrets are configured, both are valid. The listener stays."""
     service = start()
-    where = address(service)
+    listener = address(service)
     assert [push(service, secret=secret, delivery=secret)[0] for secret in (SECRET, NEXT)] == [202, 403]
-    reload(service, lambda: configure(hooked, secrets="[first, next]"))
+    reload(service, lambda: configure(webhook_home, secrets="[first, next]"))
     assert [push(service, secret=secret, delivery=f"2{secret}")[0] for secret in (SECRET, NEXT)] == [202, 202]
-    reload(service, lambda: configure(hooked, secrets="[next]"))
+    reload(service, lambda: configure(webhook_home, secrets="[next]"))
     assert [push(service, secret=secret, delivery=f"3{secret}")[0] for secret in (SECRET, NEXT)] == [403, 202]
-    assert address(service) == where
+    assert address(service) == listener
 
 
-def test_a_new_value_for_a_secret_counts_from_the_reload_on(hooked: Home, start: Start) -> None:
-    """The name in webhooks.yaml stays, the token behind it changes."""
+def test_a_new_secret_value_applies_from_the_reload(webhook_home: Home, start: Start) -> None:
+    """The name in webhooks.yaml stays the same."""
     service = start()
     fresh = "the-third-secret-0123456789"
-    reload(service, lambda: configure(hooked, first=fresh))
+    reload(service, lambda: configure(webhook_home, first=fresh))
     assert [push(service, secret=secret)[0] for secret in (SECRET, fresh)] == [403, 202]
 
 
@@ -288,35 +286,35 @@ def reload(service: Service, change: Callable[[], None]) -> None:
     assert status == 200, body
 
 
-def test_endpoints_come_and_go_with_a_reload_but_the_address_does_not(hooked: Home, start: Start) -> None:
-    """Paths are those of the moment; where the service listens needs a restart, and says so."""
+def test_a_reload_changes_endpoints_but_not_the_listen_address(webhook_home: Home, start: Start) -> None:
+    """A changed address needs a restart."""
     service = start()
-    text = (hooked.path / "webhooks.yaml").read_text()
-    hooked.write("webhooks.yaml", text.replace("/hook/plugin", "/hook/moved"))
-    reload(service, hooked.seal)
+    text = (webhook_home.path / "webhooks.yaml").read_text()
+    webhook_home.write("webhooks.yaml", text.replace("/hook/plugin", "/hook/moved"))
+    reload(service, webhook_home.seal)
     assert deliver(service, b"{}")[0] == 404
     assert deliver(service, b"{}", path="/hook/moved")[0] == 202
 
     for changed in (text.replace("localhost:0", "localhost:1"), "webhooks: {endpoints: []}\n"):
-        hooked.write("webhooks.yaml", changed)
-        hooked.seal()
+        webhook_home.write("webhooks.yaml", changed)
+        webhook_home.seal()
         status, body = service.ask("POST", "/system/reload")
         assert (status, "webhooks.listen" in body["error"]) == (422, True)
     assert deliver(service, b"{}", path="/hook/moved")[0] == 202
 
 
-def test_without_endpoints_nothing_listens(home: Home, start: Start) -> None:
-    """One address is the API's, the other the local socket."""
+def test_without_endpoints_there_is_no_webhook_listener(home: Home, start: Start) -> None:
+    """The ready line has the address of the API only."""
     home.add("webhooks: {listen: 'localhost:0', endpoints: []}\n")
     (line,) = [line for line in start().stderr if " is ready: " in line]
     assert line.count("http://") == 1
 
 
-def test_a_busy_address_is_a_plain_error_before_anything_runs(hooked: Home, start: Start, tmp_path: Path) -> None:
-    """Exit code 75, and the address in the message."""
+def test_an_occupied_webhook_address_is_a_start_error(webhook_home: Home, start: Start, tmp_path: Path) -> None:
+    """The exit code is 75, and the message has the address."""
     port = address(start()).rpartition(":")[2]
     other = Home.make(tmp_path / "other")
-    other.plugin("takes", TAKES)
+    other.plugin("receiver", REQUEST_TO_FILE)
     other.add(PIPELINES)
     configure(other)
     other.write("webhooks.yaml", (other.path / "webhooks.yaml").read_text().replace("localhost:0", f"localhost:{port}"))
@@ -327,22 +325,22 @@ def test_a_busy_address_is_a_plain_error_before_anything_runs(hooked: Home, star
 
 
 @pytest.mark.parametrize("senders", [1, 8], ids=["one address", "many addresses"])
-def test_half_sent_bodies_do_not_shut_a_sender_out(hooked: Home, start: Start, senders: int) -> None:
-    """Regression: 256 of them, or 64 from one address, and every other delivery was answered with 503."""
+def test_incomplete_requests_do_not_block_other_deliveries(webhook_home: Home, start: Start, senders: int) -> None:
+    """256 connections with half_request a body are open, from one address or from eight."""
     service = start()
     url = urlsplit(address(service))
-    half = b"POST /hook/plugin HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{"
-    with ExitStack() as held:
+    half_request = b"POST /hook/plugin HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{"
+    with ExitStack() as connections:
         for number in range(256):
             source = (f"127.0.0.{number % senders + 1}", 0)
-            place = (str(url.hostname), url.port or 0)
-            held.enter_context(socket.create_connection(place, source_address=source)).sendall(half)
+            target = (str(url.hostname), url.port or 0)
+            connections.enter_context(socket.create_connection(target, source_address=source)).sendall(half_request)
 
         assert deliver(service, b"{}")[0] == 202
 
 
-def test_health_is_on_the_webhook_port_for_this_host(hooked: Home, start: Start) -> None:
-    """The five fields of the API's; somebody behind a proxy is not this host."""
+def test_health_is_on_the_webhook_port_for_local_requests(webhook_home: Home, start: Start) -> None:
+    """It has the fields of the API. A forwarded request is refused."""
     service = start()
     status, body = curl(f"{address(service)}/healthz")
     assert (status, body["status"]) == (200, "ok")
@@ -350,16 +348,16 @@ def test_health_is_on_the_webhook_port_for_this_host(hooked: Home, start: Start)
     assert curl(f"{address(service)}/healthz", "-H", "X-Forwarded-For: 192.0.2.7")[0] == 403
 
 
-def test_secrets_are_nowhere_to_be_found(hooked: Home, start: Start) -> None:
-    """Neither in the log, nor in the ledger, nor in what the plugin gets."""
+def test_secrets_are_never_stored_or_logged(webhook_home: Home, start: Start) -> None:
+    """They are not in the log, in the ledger or in the request of the plugin."""
     service = start()
     push(service)
     push(service, secret=NEXT)
     deliver(service, b"{}", "-H", "Authorization: Bearer sesame-sesame")
     assert service.stop() == 0
-    said = json.dumps(service.lines) + "".join(service.stderr)
-    stored = b"".join(file.read_bytes() for file in hooked.path.glob("data/*") if file.is_file())
-    given = b"".join(file.read_bytes() for file in hooked.path.glob("request-*"))
+    output = json.dumps(service.lines) + "".join(service.stderr)
+    stored = b"".join(file.read_bytes() for file in webhook_home.path.glob("data/*") if file.is_file())
+    requests = b"".join(file.read_bytes() for file in webhook_home.path.glob("request-*"))
     for secret in (SECRET, NEXT, "sesame-sesame"):
-        assert secret not in said
-        assert os.fsencode(secret) not in stored + given
+        assert secret not in output
+        assert os.fsencode(secret) not in stored + requests

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ductile.core.clock import from_text
-from tests.e2e.enclosure import ENDS, MOST_GROWTH, Enclosure, Ended, Traces, enclosure, lane_of
+from tests.e2e.zoo_service import ENDS, MOST_GROWTH, Enclosure, Ended, Traces, enclosure, lane_of
 from tests.zoo.catalogue import HOSTILE_PLUGINS, MIB, HostilePlugin, break_entrypoint
 
 # Within a second on an idle machine; tests share theirs, and a burnt core is part of the zoo.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.enclosure import DIRECT, build, enclosure, lane_of, marked, settled
 from tests.e2e.service import Home
+from tests.e2e.zoo_service import DIRECT, build, enclosure, lane_of, marked, settled
 from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin
 
 HOPS, TREE_JOBS = 20, 40

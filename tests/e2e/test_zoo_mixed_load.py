@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from tests.e2e.enclosure import ENDS, enclosure, settled
+from tests.e2e.zoo_service import ENDS, enclosure, settled
 from tests.zoo.catalogue import HOSTILE_PLUGINS, Expected, HostilePlugin
 
 SEED = 20_260_208

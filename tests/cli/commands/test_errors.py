@@ -12,7 +12,6 @@ from ductile.cli.base.output import error_data
 from ductile.core.errors import DuctileError, LedgerError, LedgerLost
 from tests.cli.conftest import Run, failures
 from tests.cli.installation import Installation, make_installation
-from tests.e2e.test_reload import change
 
 NO_JOB = "00000000-0000-7000-8000-000000000000"
 NO_PLUGIN = "  - {name: no-plugin, on: other, steps: [{id: first, uses: ecko}]}\n"
@@ -156,7 +155,7 @@ def test_an_invalid_configuration_exits_78_in_every_command(installation: Instal
     whole = (installation.home.path / "config.yaml").read_text()
     changes = {"config_invalid": ("max_workers: 4", "max_wurkers: 4"), "restart_needed": ("127.0.0.1:0", "127.0.0.1:1")}
     for code, (old, new) in changes.items():
-        change(installation.home, old, new)
+        installation.home.replace(old, new)
         answers = [run("system", "reload", *where), run("system", "reload", "--dry-run", *where)]
         if "wurkers" in new:
             answers.append(run("config", "check", *where))

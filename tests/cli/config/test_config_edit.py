@@ -13,7 +13,7 @@ import pytest
 from ductile.config.edit.atomic_write import lock_config
 from tests.cli.config.conftest import Config, contents
 from tests.cli.conftest import Run, imported_by
-from tests.e2e.actors import until
+from tests.e2e.service import poll_until
 
 EDITS = [
     ("set", "service.log_level=debug"),
@@ -228,7 +228,7 @@ def test_two_processes_add_a_route_once(configured: Path) -> None:
         running = [
             subprocess.Popen([*command, "--to", "copy", "--config", configured, "--json"], stdout=-1) for _ in range(2)
         ]
-        until(lambda: all(has_open(process.pid, configured) for process in running))
+        poll_until(lambda: all(has_open(process.pid, configured) for process in running))
     codes = sorted((process.communicate(), process.returncode)[1] for process in running)
 
     assert codes == [0, 2]

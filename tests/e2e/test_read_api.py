@@ -1,4 +1,4 @@
-"""Reading a running service over HTTP: answers are what the description promises, lists page, scopes shape."""
+"""Read routes over HTTP: responses match their schemas, lists have pages, scopes limit what is shown."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from ductile.core.clock import from_text, to_text
 from ductile.ledger.reports.filters import format_cursor
-from tests.e2e.furnished import furnish
+from tests.e2e.sample_pipelines import add_sample_pipelines
 from tests.e2e.service import TOKEN, Home, Service
 
 TOKENS = {
@@ -28,12 +28,12 @@ SCOPES = {
     "ok-only": "plugin:ok:rw",
     "catalog": "plugin:catalog:ro",
 }
-MOMENTS = FormatChecker(formats=())
+TIMESTAMPS = FormatChecker(formats=())
 
 
-@MOMENTS.checks("date-time", raises=ValueError)
-def is_moment(text: object) -> bool:
-    """A moment as the ledger writes it."""
+@TIMESTAMPS.checks("date-time", raises=ValueError)
+def is_timestamp(text: object) -> bool:
+    """Check that a timestamp has the format of the ledger."""
     return not isinstance(text, str) or to_text(from_text(text)) == text
 
 
@@ -42,8 +42,8 @@ SECRET = "a-very-secret-password-0123"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with some history."""
-    home = furnish(Home.make(Path(tmp_path_factory.mktemp("reading")) / "ductile"))
+    """Start a service with some finished jobs."""
+    home = add_sample_pipelines(Home.make(Path(tmp_path_factory.mktemp("reading")) / "ductile"))
     more = "".join(
         f'\n      - {{name: {name}, token: {token}, scopes: ["{SCOPES[name]}"]}}' for name, token in TOKENS.items()
     )
@@ -73,13 +73,13 @@ def get(service: Service, path: str, *, token: str | None = None) -> Any:
     return body
 
 
-def promised(document: dict[str, Any], path: str, body: Any, status: str = "200", method: str = "get") -> None:
-    """The body is what the operation says it is."""
+def check_schema(document: dict[str, Any], path: str, body: Any, status: str = "200", method: str = "get") -> None:
+    """Check a response body against the schema of its operation."""
     schema = document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
-    Draft202012Validator({**schema, "components": document["components"]}, format_checker=MOMENTS).validate(body)
+    Draft202012Validator({**schema, "components": document["components"]}, format_checker=TIMESTAMPS).validate(body)
 
 
-def a_job(service: Service, plugin: str) -> str:
+def latest_job(service: Service, plugin: str) -> str:
     job_id: str = get(service, f"/jobs?plugin={plugin}&limit=1")["jobs"][0]["job_id"]
     return job_id
 
@@ -98,7 +98,7 @@ SAMPLES = {
     "/job-logs": ["/job-logs", "/job-logs?include_result=true", "/job-logs?query=done&include_result=true"],
     "/analytics/summary": ["/analytics/summary"],
     "/analytics/queue": ["/analytics/queue"],
-    "/stopwatch/{plugin}": ["/stopwatch/ok", "/stopwatch/ok?window=24h&include_subs=true", "/stopwatch/told"],
+    "/stopwatch/{plugin}": ["/stopwatch/ok", "/stopwatch/ok?window=24h&include_subs=true", "/stopwatch/notifying"],
     "/system/doctor": ["/system/doctor"],
     "/system/selfcheck": ["/system/selfcheck"],
     "/config/view": ["/config/view"],
@@ -107,14 +107,14 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("path", "asked"), [(path, asked) for path, samples in SAMPLES.items() for asked in samples])
-def test_an_answer_is_what_its_schema_says(service: Service, document: dict[str, Any], path: str, asked: str) -> None:
-    """No member is missing and none is there that nobody described."""
-    promised(document, path, get(service, asked))
+@pytest.mark.parametrize(("path", "url"), [(path, url) for path, samples in SAMPLES.items() for url in samples])
+def test_a_response_matches_its_schema(service: Service, document: dict[str, Any], path: str, url: str) -> None:
+    """No member is missing or undocumented."""
+    check_schema(document, path, get(service, url))
 
 
-def test_every_other_answer_is_what_its_schema_says_too(service: Service, document: dict[str, Any]) -> None:
-    """Whatever can be read without naming anything."""
+def test_every_route_without_parameters_matches_its_schema(service: Service, document: dict[str, Any]) -> None:
+    """These are all documented GET routes that have no sample above."""
     others = [
         path
         for path, item in document["paths"].items()
@@ -123,33 +123,33 @@ def test_every_other_answer_is_what_its_schema_says_too(service: Service, docume
         and "application/json" in item.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
     ]
     for path in others:
-        promised(document, path, get(service, path))
+        check_schema(document, path, get(service, path))
 
 
-def test_a_job_a_tree_and_a_run_are_what_their_schemas_say(service: Service, document: dict[str, Any]) -> None:
-    """Of jobs that succeeded and of those that failed."""
-    for plugin in ("ok", "broken", "asks"):
-        promised(document, "/job/{id}", get(service, f"/job/{a_job(service, plugin)}"))
-        promised(document, "/job/{id}/tree", get(service, f"/job/{a_job(service, plugin)}/tree"))
+def test_jobs_trees_and_runs_match_their_schemas(service: Service, document: dict[str, Any]) -> None:
+    """Of succeeded and of failed jobs."""
+    for plugin in ("ok", "broken", "recorder"):
+        check_schema(document, "/job/{id}", get(service, f"/job/{latest_job(service, plugin)}"))
+        check_schema(document, "/job/{id}/tree", get(service, f"/job/{latest_job(service, plugin)}/tree"))
     for pipeline, status in (("chain", 200), ("fails", 200), ("later", 202)):
         found, body = service.ask("POST", f"/pipeline/{pipeline}")
         assert found == status
-        promised(document, "/pipeline/{pipeline}", body, str(status), "post")
+        check_schema(document, "/pipeline/{pipeline}", body, str(status), "post")
     found, body = service.ask("POST", "/plugin/ok/poll")
-    promised(document, "/plugin/ok/poll", body, "202", "post")
+    check_schema(document, "/plugin/ok/poll", body, "202", "post")
 
 
-def test_an_error_is_what_its_schema_says(service: Service, document: dict[str, Any]) -> None:
-    """One shape, whatever went wrong."""
-    for asked, status in (("/jobs?limit=0", 400), ("/plugin/nobody", 404), ("/job/x", 400)):
-        found, body = service.ask("GET", asked)
+def test_an_error_matches_its_schema(service: Service, document: dict[str, Any]) -> None:
+    """Every error has the same schema."""
+    for url, status in (("/jobs?limit=0", 400), ("/plugin/unknown", 404), ("/job/x", 400)):
+        found, body = service.ask("GET", url)
         assert found == status
-        path = {"/jobs?limit=0": "/jobs", "/plugin/nobody": "/plugin/{plugin}", "/job/x": "/job/{id}"}[asked]
-        promised(document, path, body, str(status))
+        path = {"/jobs?limit=0": "/jobs", "/plugin/unknown": "/plugin/{plugin}", "/job/x": "/job/{id}"}[url]
+        check_schema(document, path, body, str(status))
 
 
-def test_every_route_describes_itself(document: dict[str, Any]) -> None:
-    """Group, summary and answers; every operation has a name of its own, and every schema is one."""
+def test_every_route_has_a_group_a_summary_and_responses(document: dict[str, Any]) -> None:
+    """Operation ids are unique, and every schema is valid."""
     operations = [about for item in document["paths"].values() for about in item.values()]
     names = [about["operationId"] for about in operations]
     assert len(names) == len(set(names))
@@ -163,9 +163,9 @@ def test_every_route_describes_itself(document: dict[str, Any]) -> None:
 # ── lists ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_pages_follow_each_other_to_the_end(service: Service) -> None:
-    """Newest first, every job once, `total` on each page."""
-    whole = get(service, "/jobs?limit=200")
+def test_pages_list_every_job_once(service: Service) -> None:
+    """The newest job is first. Every page has the total."""
+    all_jobs = get(service, "/jobs?limit=200")
     seen: list[Any] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -173,9 +173,9 @@ def test_pages_follow_each_other_to_the_end(service: Service) -> None:
         assert len(page["jobs"]) <= 2
         seen += page["jobs"]
         cursor = page["next_cursor"]
-    assert [job["job_id"] for job in seen] == [job["job_id"] for job in whole["jobs"]]
+    assert [job["job_id"] for job in seen] == [job["job_id"] for job in all_jobs["jobs"]]
     assert seen == sorted(seen, key=lambda job: job["created_at"], reverse=True)
-    assert (whole["total"], whole["total_is_exact"]) == (len(seen), True)
+    assert (all_jobs["total"], all_jobs["total_is_exact"]) == (len(seen), True)
 
 
 @pytest.mark.parametrize(
@@ -183,16 +183,16 @@ def test_pages_follow_each_other_to_the_end(service: Service) -> None:
     [
         ("status=failed&plugin=broken", {"broken"}),
         ("status=error&plugin=broken", {"broken"}),
-        ("pipeline=chain", {"ok", "asks"}),
+        ("pipeline=chain", {"ok", "recorder"}),
         ("plugin=ok&status=dead", set()),
         ("query=78", {"broken"}),
-        ("from=2000-01-01T00:00:00Z&plugin=asks", {"asks"}),
+        ("from=2000-01-01T00:00:00Z&plugin=recorder", {"recorder"}),
         ("to=2000-01-01T00:00:00Z", set()),
-        ("plugin=asks&query=&status=&from=", {"asks"}),
+        ("plugin=recorder&query=&status=&from=", {"recorder"}),
     ],
 )
 def test_jobs_are_filtered(service: Service, query: str, plugins: set[str]) -> None:
-    """Filters that are left empty let everything through."""
+    """An empty filter has no effect."""
     assert {job["plugin"] for job in get(service, f"/jobs?{query}")["jobs"]} == plugins
 
 
@@ -218,35 +218,35 @@ def test_jobs_are_filtered(service: Service, query: str, plugins: set[str]) -> N
         f"plugin={'x' * 501}",
     ],
 )
-def test_a_list_that_cannot_be_understood_is_refused(service: Service, path: str, query: str) -> None:
-    """400 with a reason."""
+def test_an_invalid_list_argument_is_refused(service: Service, path: str, query: str) -> None:
+    """The status is 400, with a reason."""
     status, body = service.ask("GET", f"{path}?{query}")
     assert (status, body["code"]) in ((400, "bad_request"), (400, "argument_repeated")), body
 
 
 @pytest.mark.parametrize("limit", ["201", "1000000000", "9" * 50])
 @pytest.mark.parametrize("path", ["/jobs", "/job-logs"])
-def test_a_page_has_at_most_two_hundred(service: Service, path: str, limit: str) -> None:
-    """Whoever asks for more, as clients of the original do, gets as many as there can be, and is told how many."""
+def test_a_page_has_at_most_200_entries(service: Service, path: str, limit: str) -> None:
+    """A larger limit is reduced to 200, and the response has the limit that was used."""
     assert get(service, f"{path}?limit={limit}")["limit"] == 200
     assert (get(service, f"{path}?limit=7")["limit"], get(service, path)["limit"]) == (7, 50)
 
 
-def test_an_argument_that_a_route_does_not_have_is_refused(service: Service) -> None:
-    """400 on every route that wants a token; what was meant and what there is are told, the value is not."""
+def test_an_unknown_query_argument_is_refused(service: Service) -> None:
+    """On every route that needs a token. The error has the name of the argument and not its value."""
     for path, methods in get(service, "/openapi.json")["paths"].items():
         for method in methods.keys() & {"get", "post"}:
             if not methods[method]["security"] or "426" in methods[method]["responses"]:
                 continue
-            asked = path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
-            status, body = service.ask(method.upper(), f"{asked}?dry_rnu=hush")
+            url = path.replace("{id}", "00000000-0000-4000-8000-000000000000").replace("{", "").replace("}", "")
+            status, body = service.ask(method.upper(), f"{url}?dry_rnu=secret-value")
             assert (status, body["code"]) == (400, "argument_unknown"), (method, path, body)
             assert "dry_rnu" in body["error"]
-            assert "hush" not in str(body)
+            assert "secret-value" not in str(body)
 
 
-def test_a_mistyped_filter_says_what_was_meant(service: Service) -> None:
-    """A list that ignored it would show everything, as if everything had that status."""
+def test_a_mistyped_filter_gets_a_suggestion(service: Service) -> None:
+    """An ignored filter would return all jobs."""
     status, body = service.ask("GET", "/jobs?stauts=failed&limit=1")
 
     assert (status, body["error"]) == (400, "unknown query argument 'stauts' (did you mean 'status'?)")
@@ -254,38 +254,38 @@ def test_a_mistyped_filter_says_what_was_meant(service: Service) -> None:
     assert body["context"]["known"][:2] == ["plugin", "command"]
 
 
-def test_who_may_not_ask_does_not_learn_what_could_be_asked(service: Service) -> None:
-    """The right comes first; what is open to everybody, such as the health of the service, takes anything."""
+def test_authentication_is_checked_before_query_arguments(service: Service) -> None:
+    """A route without authentication ignores unknown arguments."""
     assert service.ask("GET", "/jobs?stauts=failed", token="wrong")[0] == 401
     assert service.ask("GET", "/healthz?probe=1")[0] == 200
 
 
 @pytest.mark.parametrize("text", ["%", "_", "'; DROP TABLE job_log; --", '" OR 1', "a* NEAR b", "(", "\\", "é"])
-def test_what_is_searched_for_is_only_text(service: Service, text: str) -> None:
-    """Nothing in it is an instruction to the database."""
+def test_search_text_is_never_interpreted(service: Service, text: str) -> None:
+    """SQL and search operators have no effect."""
     for path in ("/jobs", "/job-logs"):
         assert isinstance(get(service, f"{path}?query={quote(text)}")["total"], int)
 
 
-def test_words_are_found_in_what_attempts_left(service: Service) -> None:
-    """In results and errors, while new attempts arrive."""
+def test_search_finds_words_in_results_and_errors(service: Service) -> None:
+    """This includes attempts that ended after the index was built."""
     assert {log["plugin"] for log in get(service, "/job-logs?query=let+through")["logs"]} == set()
     assert {log["plugin"] for log in get(service, "/job-logs?query=stdout+JSON")["logs"]} == {"broken"}
-    fresh = service.run("ok")["job_id"]
-    assert get(service, "/job-logs?query=done&plugin=ok")["logs"][0]["job_id"] == fresh
+    newest = service.run("ok")["job_id"]
+    assert get(service, "/job-logs?query=done&plugin=ok")["logs"][0]["job_id"] == newest
     with service.home.read_ledger() as db:
         assert db.execute("SELECT COUNT(*) FROM job_log_words").fetchone()[0] > 0
 
 
-def test_an_attempt_shows_its_result_if_it_is_asked_for(service: Service) -> None:
-    """As JSON where it is an answer, as text where it is not, and left out where it is too long for a list."""
+def test_attempts_have_results_on_request(service: Service) -> None:
+    """A response is JSON, other output is text."""
     job_id = service.run("ok")["job_id"]
-    (plain,) = get(service, f"/job-logs?job_id={job_id}")["logs"]
-    (whole,) = get(service, f"/job-logs?job_id={job_id}&include_result=true")["logs"]
-    assert "result" not in plain
-    assert whole["result"] == {"status": "ok", "result": "done"}
-    assert plain == {name: value for name, value in whole.items() if name != "result"}
-    assert "not an answer" in get(service, "/job-logs?plugin=broken&include_result=true")["logs"][0]["output"]
+    (without_result,) = get(service, f"/job-logs?job_id={job_id}")["logs"]
+    (with_result,) = get(service, f"/job-logs?job_id={job_id}&include_result=true")["logs"]
+    assert "result" not in without_result
+    assert with_result["result"] == {"status": "ok", "result": "done"}
+    assert without_result == {name: value for name, value in with_result.items() if name != "result"}
+    assert "not a response" in get(service, "/job-logs?plugin=broken&include_result=true")["logs"][0]["output"]
 
 
 # ── scopes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,9 +293,9 @@ def test_an_attempt_shows_its_result_if_it_is_asked_for(service: Service) -> Non
 RESULTS = {"result", "output", "last_error", "stderr"}
 
 
-def test_without_the_right_to_results_jobs_are_shown_without_them(service: Service) -> None:
-    """Whoever may know that a job failed need not know what it said."""
-    job_id = a_job(service, "broken")
+def test_results_and_errors_need_their_scope(service: Service) -> None:
+    """Other fields are shown without it."""
+    job_id = latest_job(service, "broken")
     assert RESULTS & get(service, f"/job/{job_id}").keys() == {"output", "last_error"}
     assert not RESULTS & get(service, f"/job/{job_id}", token="status").keys()
     for job in get(service, "/jobs", token="status")["jobs"]:
@@ -307,14 +307,14 @@ def test_without_the_right_to_results_jobs_are_shown_without_them(service: Servi
 
 
 @pytest.mark.parametrize(("path", "token"), [("/jobs", "status"), ("/job-logs", "logs")])
-def test_who_may_not_read_results_may_not_search_in_them(service: Service, path: str, token: str) -> None:
-    """Yes and no to enough questions would be the text itself."""
+def test_search_needs_the_scope_to_read_results(service: Service, path: str, token: str) -> None:
+    """Otherwise search queries could reveal the text."""
     status, body = service.ask("GET", f"{path}?query=78", token=TOKENS[token])
     assert (status, body["code"]) == (403, "insufficient_scope")
 
 
-def test_who_has_rights_over_one_plugin_sees_this_one(service: Service) -> None:
-    """In every list of what there is; others are not found."""
+def test_a_scope_for_one_plugin_shows_only_this_plugin(service: Service) -> None:
+    """This applies to every list. Other plugins are refused or not found."""
     assert [plugin["name"] for plugin in get(service, "/plugins", token="ok-only")["plugins"]] == ["ok"]
     assert {skill.get("plugin", "ok") for skill in get(service, "/skills", token="ok-only")["skills"]} == {"ok"}
     paths = get(service, "/openapi.json", token="ok-only")["paths"]
@@ -323,13 +323,13 @@ def test_who_has_rights_over_one_plugin_sees_this_one(service: Service) -> None:
         "/plugin/ok/handle",
     }
     assert service.ask("GET", "/plugin/ok", token=TOKENS["ok-only"])[0] == 200
-    assert service.ask("GET", "/plugin/asks", token=TOKENS["ok-only"])[0] == 403
-    assert service.ask("GET", "/plugin/asks/openapi.json", token=TOKENS["ok-only"])[0] == 404
-    assert service.ask("GET", "/plugin/asks", token=TOKENS["catalog"])[0] == 200
-    assert service.ask("POST", "/plugin/asks/poll", token=TOKENS["catalog"])[0] == 403
+    assert service.ask("GET", "/plugin/recorder", token=TOKENS["ok-only"])[0] == 403
+    assert service.ask("GET", "/plugin/recorder/openapi.json", token=TOKENS["ok-only"])[0] == 404
+    assert service.ask("GET", "/plugin/recorder", token=TOKENS["catalog"])[0] == 200
+    assert service.ask("POST", "/plugin/recorder/poll", token=TOKENS["catalog"])[0] == 403
 
 
-# ── bodies, configuration, examination ──────────────────────────────────────────────────────────────────────────────
+# ── bodies, configuration, checks ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -346,31 +346,31 @@ def test_who_has_rights_over_one_plugin_sees_this_one(service: Service) -> None:
         ("image/png", 415),
     ],
 )
-def test_a_body_that_calls_itself_something_else_is_not_taken(service: Service, media: str, status: int) -> None:
-    """JSON, and what simple clients call everything; the same for routes that the lane serves and for others."""
+def test_an_unsupported_content_type_is_refused(service: Service, media: str, status: int) -> None:
+    """JSON and the defaults of simple clients are accepted on every route."""
     headers = {"content-type": media}
     assert service.ask("POST", "/plugin/ok/poll", b"{}", headers=headers)[0] == status
-    hosted = service.ask("POST", "/schedule/ok/none/pause", b"{}", headers=headers)[0]
-    assert hosted == (415 if status == 415 else 404)
+    schedule_status = service.ask("POST", "/schedule/ok/none/pause", b"{}", headers=headers)[0]
+    assert schedule_status == (415 if status == 415 else 404)
 
 
 def test_the_configuration_is_shown_without_secrets(service: Service) -> None:
-    """Neither tokens nor what plugins are configured with."""
+    """Tokens are left out, and secrets in plugin configurations are masked."""
     view = get(service, "/config/view")
     text = json.dumps(view)
     assert SECRET not in text
     assert not any(token in text for token in TOKENS.values())
     assert {"name": "status", "scopes": ["jobs:status:ro"]} in view["api"]["tokens"]
-    assert view["compiled_routes"]["chain"][0]["source"] == {"trigger": "chain.wanted"}
+    assert view["compiled_routes"]["chain"][0]["source"] == {"trigger": "chain.requested"}
     assert view["plugins"]["ok"]["config"]["password"] == "***"
 
 
-def test_the_doctor_looks_at_what_is_on_disk_now(service: Service) -> None:
-    """Before a reload, so that its complaints come in time; the self-check says that something is different."""
+def test_the_doctor_checks_the_files_on_disk(service: Service) -> None:
+    """It reports errors before a reload. The self-check reports that the files differ from the loaded configuration."""
     assert get(service, "/system/doctor")["ok"]
     text = (service.home.path / "config.yaml").read_text()
     try:
-        service.home.write("config.yaml", text + "routes: [{from: ok, event_type: x, to: nobody}]\n")
+        service.home.write("config.yaml", text + "routes: [{from: ok, event_type: x, to: unknown}]\n")
         checks = get(service, "/system/doctor")
         assert not checks["ok"]
         assert [check["field"] for check in checks["checks"] if check["status"] == "fail"] == ["routes[0].to"]
@@ -383,18 +383,18 @@ def test_the_doctor_looks_at_what_is_on_disk_now(service: Service) -> None:
         service.home.write("config.yaml", text)
 
 
-def test_numbers_count_what_happened(service: Service) -> None:
-    """The summary of a day, and how long each command took."""
+def test_statistics_count_finished_jobs(service: Service) -> None:
+    """The summary of a day, and the durations of each command."""
     stats = get(service, "/analytics/summary")["stats"]
     assert stats["failed"] >= 1
     assert stats["succeeded"] >= 3
     (poll,) = (step for step in get(service, "/stopwatch/ok")["steps"] if step["step"] == "poll")
     assert poll["sample_count"] >= 3
     assert 0 < poll["p50_ms"] <= poll["p95_ms"] <= poll["p99_ms"]
-    assert service.ask("GET", "/stopwatch/nobody")[0] == 404
+    assert service.ask("GET", "/stopwatch/unknown")[0] == 404
     assert service.ask("GET", "/stopwatch/ok?window=2h")[0] == 400
 
 
-def test_links_of_the_first_page_lead_somewhere(service: Service, document: dict[str, Any]) -> None:
-    """Every path it names is in the description."""
+def test_discovery_links_are_documented_paths(service: Service, document: dict[str, Any]) -> None:
+    """Every link on the index page is in the OpenAPI document."""
     assert set(get(service, "/")["discovery"].values()) <= document["paths"].keys()

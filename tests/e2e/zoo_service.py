@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from ductile.core.formats import strict_yaml
 from ductile.engine.process.procfs import JOB_MARKER
-from tests.e2e.service import PATIENCE, Home, Service
+from tests.e2e.service import WAIT_SECONDS, Home, Service
 from tests.zoo.catalogue import MIB, Expected, HostilePlugin
 
 WORKERS = 2
@@ -83,7 +83,7 @@ class Enclosure:
     def watch(self, job_id: str) -> Ended:
         """The animal's end, and that of everything that followed from it."""
         job = self.service.job(job_id, wait="60s")
-        assert settled(lambda: self.home.rows(TREE_IS_DONE, job_id), bool, patience=2 * PATIENCE)
+        assert settled(lambda: self.home.rows(TREE_IS_DONE, job_id), bool, patience=2 * WAIT_SECONDS)
         return Ended(
             job,
             self.home.rows("SELECT * FROM job_log WHERE job_id = ? ORDER BY attempt", job_id),
@@ -243,7 +243,7 @@ def _warmed_up(service: Service) -> Traces:
 T = TypeVar("T")
 
 
-def settled(look: Callable[[], T], enough: Callable[[T], bool], *, patience: float = PATIENCE) -> T:
+def settled(look: Callable[[], T], enough: Callable[[T], bool], *, patience: float = WAIT_SECONDS) -> T:
     """What is seen when it is enough, or at the end of our patience."""
     deadline = time.monotonic() + patience
     while not enough(seen := look()) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The life of the service: start, reload, stop, and what keeps it from running twice or for nothing."""
+"""The life cycle of the service: start, reload, stop and fatal errors."""
 
 import json
 import resource
@@ -6,18 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.e2e.service import Home, Service
+from tests.e2e.sample_plugins import OK
+from tests.e2e.service import Home, Start
 
-Start = Callable[..., Service]
-OK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "done"}\'\n'
 SLOW = "#!/bin/sh\ncat >/dev/null\nexec sleep 60\n"
 
 
-def test_a_ledger_reached_through_a_link_is_the_same_ledger(home: Home, start: Start, tmp_path: Path) -> None:
-    """Two names for one file cannot be served by two services."""
+def test_two_paths_of_one_ledger_have_one_lock(home: Home, start: Start, tmp_path: Path) -> None:
+    """A service with a symbolic link to the ledger of another service does not start."""
     home.plugin("ok", OK)
     start()
     other = Home.make(tmp_path / "other")
@@ -30,8 +28,8 @@ def test_a_ledger_reached_through_a_link_is_the_same_ledger(home: Home, start: S
     assert any("held by process" in line for line in second.stderr)
 
 
-def test_waiting_jobs_of_a_disabled_plugin_end_with_the_reason(home: Home, start: Start) -> None:
-    """Nothing that was acknowledged waits for ever without a word."""
+def test_queued_jobs_of_a_disabled_plugin_are_dead_with_the_reason(home: Home, start: Start) -> None:
+    """This happens at the next start."""
     home.plugin("slow", SLOW)
     home.add("plugins:\n  slow: {parallelism: 1}\n")
     service = start()
@@ -46,8 +44,8 @@ def test_waiting_jobs_of_a_disabled_plugin_end_with_the_reason(home: Home, start
         assert (job["status"], job["last_error"]) == ("dead", "plugin slow is disabled (enabled: false)")
 
 
-def test_waiting_jobs_of_a_plugin_that_fails_to_load_wait_and_say_why(home: Home, start: Start) -> None:
-    """What may be put right is not thrown away."""
+def test_queued_jobs_of_a_plugin_that_fails_to_load_stay_queued_with_the_reason(home: Home, start: Start) -> None:
+    """They run when the plugin is repaired."""
     home.plugin("slow", SLOW)
     home.add("plugins:\n  slow: {parallelism: 1}\n")
     service = start()
@@ -63,8 +61,8 @@ def test_waiting_jobs_of_a_plugin_that_fails_to_load_wait_and_say_why(home: Home
     assert "plugin slow" in row["blocked_reason"]
 
 
-def test_jobs_of_a_plugin_that_was_put_right_no_longer_say_that_it_cannot_run(home: Home, start: Start) -> None:
-    """The first of them runs; what keeps the other is that one, not a fault that is gone."""
+def test_a_reload_clears_the_blocked_reason_of_a_repaired_plugin(home: Home, start: Start) -> None:
+    """The first job runs, and the second waits for it without a blocked reason."""
     home.plugin("slow", SLOW)
     home.add("plugins:\n  slow: {parallelism: 1}\n")
     service = start()
@@ -84,20 +82,22 @@ def test_jobs_of_a_plugin_that_was_put_right_no_longer_say_that_it_cannot_run(ho
 
 
 def test_an_event_for_a_disabled_plugin_is_a_dead_job_with_the_reason(home: Home, start: Start) -> None:
-    """The tree of a route to nowhere ends."""
-    emits = {"status": "ok", "result": "out", "events": [{"type": "made"}]}
-    home.plugin("emits", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(emits)}'\n")
+    """Its tree ends."""
+    response = {"status": "ok", "result": "out", "events": [{"type": "made"}]}
+    home.plugin("emitter", f"#!/bin/sh\ncat >/dev/null\necho '{json.dumps(response)}'\n")
     home.plugin("off", OK)
-    home.add("plugins:\n  emits: {}\n  off: {enabled: false}\nroutes:\n  - {from: emits, event_type: made, to: off}\n")
+    home.add(
+        "plugins:\n  emitter: {}\n  off: {enabled: false}\nroutes:\n  - {from: emitter, event_type: made, to: off}\n"
+    )
 
-    parent = start().run("emits")
+    parent = start().run("emitter")
 
     (child,) = home.rows("SELECT status, last_error FROM job_queue WHERE parent_job_id = ?", parent["job_id"])
     assert child == {"status": "dead", "last_error": "plugin off is disabled (enabled: false)"}
 
 
-def test_sighup_uses_the_configuration_on_disk_for_new_jobs(home: Home, start: Start) -> None:
-    """Running jobs, listeners and the process stay; a plugin that is new can be called."""
+def test_sighup_reloads_the_configuration(home: Home, start: Start) -> None:
+    """The process and its listeners stay. New plugins can be called."""
     home.plugin("ok", OK)
     service = start()
     assert service.ask("POST", "/plugin/late/poll")[0] == 404
@@ -109,8 +109,8 @@ def test_sighup_uses_the_configuration_on_disk_for_new_jobs(home: Home, start: S
     assert service.run("late")["status"] == "succeeded"
 
 
-def test_a_configuration_that_cannot_be_used_changes_nothing_at_reload(home: Home, start: Start) -> None:
-    """The old one stays, and the log says why."""
+def test_an_invalid_configuration_is_not_loaded_by_sighup(home: Home, start: Start) -> None:
+    """The old one stays, and the log has the reason."""
     home.plugin("ok", OK)
     service = start()
     home.add("nonsense: true\n")
@@ -122,8 +122,8 @@ def test_a_configuration_that_cannot_be_used_changes_nothing_at_reload(home: Hom
     assert service.run("ok")["status"] == "succeeded"
 
 
-def test_where_the_service_listens_cannot_change_at_reload(home: Home, start: Start) -> None:
-    """A changed address needs a restart, and says so."""
+def test_listen_addresses_cannot_change_at_a_reload(home: Home, start: Start) -> None:
+    """The log names the setting that needs a restart."""
     service = start()
     config = home.path / "config.yaml"
     config.write_text(config.read_text().replace("127.0.0.1:0", "127.0.0.1:1"))
@@ -133,28 +133,28 @@ def test_where_the_service_listens_cannot_change_at_reload(home: Home, start: St
     assert "api.listen" in service.wait_for_log("not reloaded")["message"]
 
 
-def test_systemd_hears_of_readiness_reload_and_stop(home: Home, start: Start, tmp_path: Path) -> None:
-    """READY only when it is, RELOADING around a reload, STOPPING before the end."""
+def test_systemd_is_notified_of_readiness_reload_and_stop(home: Home, start: Start, tmp_path: Path) -> None:
+    """READY=1 after the start, RELOADING=1 and READY=1 around a reload, STOPPING=1 before the end."""
     address = tmp_path / "notify.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(str(address))
         notified.settimeout(30)
         service = start(environ={"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "60000000"})
-        heard = [notified.recv(4096).decode()]
-        while "READY=1" not in heard:
-            heard.append(notified.recv(4096).decode())
+        messages = [notified.recv(4096).decode()]
+        while "READY=1" not in messages:
+            messages.append(notified.recv(4096).decode())
         service.signal(signal.SIGHUP)
-        while not heard[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
-            heard.append(notified.recv(4096).decode())
+        while not messages[-1].startswith("RELOADING=1\nMONOTONIC_USEC="):
+            messages.append(notified.recv(4096).decode())
         assert notified.recv(4096) == b"READY=1"
         service.signal(signal.SIGTERM)
         assert notified.recv(4096) == b"STOPPING=1"
         assert service.wait() == 0
-    assert set(heard[:2]) <= {"READY=1", "WATCHDOG=1"}
+    assert set(messages[:2]) <= {"READY=1", "WATCHDOG=1"}
 
 
-def test_a_waiting_client_is_answered_when_the_service_stops(home: Home, start: Start) -> None:
-    """A long poll does not hold up the end, and gets the job as it is."""
+def test_a_stop_answers_waiting_clients(home: Home, start: Start) -> None:
+    """The running job is interrupted and queued again."""
     home.plugin("slow", SLOW)
     config = home.path / "config.yaml"
     config.write_text(config.read_text().replace("drain_timeout: 10s", "drain_timeout: 0s"))
@@ -172,8 +172,8 @@ def test_a_waiting_client_is_answered_when_the_service_stops(home: Home, start: 
     assert row == {"status": "queued", "attempt": 2, "interruptions": 1}
 
 
-def test_a_wrong_timeout_is_a_usage_error_and_runs_nothing(home: Home, start: Start) -> None:
-    """Whatever is wrong with the command line is found before anything is asked for."""
+def test_an_invalid_timeout_is_a_usage_error(home: Home, start: Start) -> None:
+    """The error is found before a request is sent."""
     home.plugin("ok", OK)
     start()
     command = [sys.executable, "-m", "ductile", "plugin", "run", "ok", "--wait", "--timeout", "soon"]
@@ -184,12 +184,12 @@ def test_a_wrong_timeout_is_a_usage_error_and_runs_nothing(home: Home, start: St
     assert home.rows("SELECT * FROM job_queue") == []
 
 
-def test_a_ledger_that_cannot_be_written_any_more_ends_the_service_with_1(home: Home, start: Start) -> None:
-    """A supervisor starts it again; nothing of what failed was acknowledged."""
+def test_a_ledger_that_cannot_be_written_ends_the_service_with_exit_code_1(home: Home, start: Start) -> None:
+    """The request that failed is not acknowledged."""
     home.plugin("ok", OK)
     service = start()
     service.run("ok")
-    # From now on every write beyond the first page fails, as on a disk that breaks.
+    # Every write beyond the first page fails, as on a broken disk.
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
 
     status, body = service.ask("POST", "/plugin/ok/poll")

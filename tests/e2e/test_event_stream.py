@@ -1,4 +1,4 @@
-"""The event stream of a running service, followed by clients that know nothing of us: curl and a WebSocket library."""
+"""The event stream of a running service, read with curl and with a WebSocket library."""
 
 import json
 import signal
@@ -14,20 +14,19 @@ from attrs import define, field
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.e2e.furnished import Door, furnish
-from tests.e2e.service import PATIENCE, TOKEN, Home, Service
+from tests.e2e.sample_pipelines import add_sample_pipelines
+from tests.e2e.sample_plugins import OK, BlockingPlugin
+from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service, Start
 from tests.web.original_events import FIELDS
 
-Start = Callable[..., Service]
-OK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "done"}\'\n'
 OTHER = "another-token-0123456789abcdef"
 OTHER_TOKEN = f'      - {{name: other, token: {OTHER}, scopes: ["events:ro"]}}\n'
-LIFE = ["job.enqueued", "job.started", "job.preflight", "plugin.spawned", "job.completed"]
+LIFE_CYCLE = ["job.enqueued", "job.started", "job.preflight", "plugin.spawned", "job.completed"]
 
 
 @define(eq=False)
 class Curl:
-    """`curl -N` on the stream, and the position it has come to, as a browser would remember it."""
+    """A `curl -N` process on the stream, and the id of its last event."""
 
     process: "subprocess.Popen[bytes]"
     position: int
@@ -48,7 +47,7 @@ class Curl:
         return self.process.stdout
 
     def block(self) -> dict[str, str]:
-        """The fields of the next block; none at the end."""
+        """Read the next block and return its fields. At the end of the stream there are none."""
         fields: dict[str, str] = {}
         while line := self.out.readline().decode():
             if line == "\n":
@@ -63,12 +62,12 @@ class Curl:
         return fields
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Everything until the stream ends."""
+        """Yield the events until the stream ends."""
         while fields := self.block():
             if "event" in fields:
                 yield {"event": fields["event"], "data": json.loads(fields["data"])}
 
-    def take(self, count: int) -> list[dict[str, Any]]:
+    def read(self, count: int) -> list[dict[str, Any]]:
         found = []
         for event in self.events():
             found.append(event)
@@ -76,8 +75,8 @@ class Curl:
                 break
         return found
 
-    def until(self, name: str, **data: Any) -> list[dict[str, Any]]:
-        """Everything up to an event of that name and with that data."""
+    def read_until(self, name: str, **data: Any) -> list[dict[str, Any]]:
+        """Return the events up to one with this name and this data."""
         found = []
         for event in self.events():
             found.append(event)
@@ -93,28 +92,28 @@ class Curl:
 
 @pytest.fixture
 def follow() -> Iterator[Callable[..., Curl]]:
-    """Follows the stream with curl, as often as wanted."""
+    """Return a function that starts curl on the stream. Every process is killed at the end."""
     started: list[Curl] = []
 
-    def one_more(service: Service, query: str = "", **options: Any) -> Curl:
+    def start_curl(service: Service, query: str = "", **options: Any) -> Curl:
         started.append(Curl.follow(service, query, **options))
         return started[-1]
 
-    yield one_more
+    yield start_curl
     for curl in started:
         curl.close()
 
 
 @contextmanager
-def converse(service: Service, query: str = "", *, token: str = TOKEN) -> Iterator[ClientConnection]:
+def open_websocket(service: Service, query: str = "", *, token: str = TOKEN) -> Iterator[ClientConnection]:
     url = f"{service.url.replace('http:', 'ws:')}/events/ws{query}"
     with connect(url, additional_headers={"Authorization": f"Bearer {token}"}) as socket:
-        assert json.loads(socket.recv(PATIENCE))["event"] == "stream.opened"
+        assert json.loads(socket.recv(WAIT_SECONDS))["event"] == "stream.opened"
         yield socket
 
 
-def hear(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
-    return [json.loads(socket.recv(PATIENCE)) for _ in range(count)]
+def receive(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
+    return [json.loads(socket.recv(WAIT_SECONDS)) for _ in range(count)]
 
 
 def journal(home: Home) -> list[int]:
@@ -122,29 +121,33 @@ def journal(home: Home) -> list[int]:
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[int]:
-    """The rows of the journal that the events tell of, each once."""
+    """Return the journal rows of the events, without repetition."""
     return list(dict.fromkeys(event["data"]["seq"] for event in events))
 
 
-def test_two_clients_see_the_life_of_a_job_in_order(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
-    """The same over both ways, from the request to the end, with the identity that the caller was told."""
+def test_sse_and_websocket_clients_get_the_events_of_a_job_in_order(
+    home: Home, start: Start, follow: Callable[..., Curl]
+) -> None:
+    """Names and data are the same for both, and have the id of the job."""
     home.plugin("ok", OK)
     service = start()
     curl = follow(service)
-    with converse(service) as socket:
+    with open_websocket(service) as socket:
         job_id = service.post("ok")
-        seen, heard = curl.take(5), hear(socket, 5)
+        seen, received = curl.read(5), receive(socket, 5)
 
-    assert [event["event"] for event in seen] == LIFE
+    assert [event["event"] for event in seen] == LIFE_CYCLE
     assert {event["data"]["job_id"] for event in seen} == {job_id}
-    assert [(event["event"], event["data"]) for event in heard] == [(event["event"], event["data"]) for event in seen]
-    assert [event["seq"] for event in heard] == [1, 2, 2, 2, 3]
+    assert [(event["event"], event["data"]) for event in received] == [
+        (event["event"], event["data"]) for event in seen
+    ]
+    assert [event["seq"] for event in received] == [1, 2, 2, 2, 3]
 
 
-def test_a_reader_that_is_cut_off_again_and_again_misses_nothing(
+def test_a_client_that_reconnects_with_its_last_event_id_misses_nothing(
     home: Home, start: Start, follow: Callable[..., Curl]
 ) -> None:
-    """Among 200 jobs, once with a restart between: what it has in the end is the journal, every row, once."""
+    """Across 200 jobs, three reconnects and one restart, every journal row arrives once."""
     home.plugin("ok", OK)
     service = start()
     jobs, events, position = 0, [], 0
@@ -153,8 +156,8 @@ def test_a_reader_that_is_cut_off_again_and_again_misses_nothing(
         for _ in range(50):
             service.post("ok")
             jobs += 1
-        events += curl.take(stop_after)
-        # Half a row that came before the cut comes again as a whole.
+        events += curl.read(stop_after)
+        # The events of a row that was read in part arrive again.
         events = [event for event in events if event["data"]["seq"] <= curl.position]
         position = curl.position
         curl.close()
@@ -163,20 +166,18 @@ def test_a_reader_that_is_cut_off_again_and_again_misses_nothing(
             service = start()
     last = follow(service, last=position)
     while sum(event["event"] == "job.completed" for event in events) < jobs:
-        events += last.take(1)
+        events += last.read(1)
 
     assert jobs == 200
     assert rows_of(events) == journal(home)
     named = [(event["data"]["seq"], event["event"]) for event in events]
     assert len(named) == len(set(named))
-    for name in LIFE:
+    for name in LIFE_CYCLE:
         assert sum(event["event"] == name for event in events) == jobs
 
 
-def test_a_reader_that_was_away_for_too_long_is_told_what_is_missing(
-    home: Home, start: Start, follow: Callable[..., Curl]
-) -> None:
-    """A gap mark for rows that are kept no more, also over a restart; then the rest."""
+def test_a_client_gets_a_gap_event_for_deleted_rows(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
+    """The gap has the range of missing rows, also after a restart. Later events follow."""
     home.plugin("ok", OK)
     service = start()
     for _ in range(3):
@@ -185,72 +186,70 @@ def test_a_reader_that_was_away_for_too_long_is_told_what_is_missing(
     with closing(sqlite3.connect(home.ledger)) as db, db:
         db.execute("DELETE FROM journal WHERE seq <= 5")
     service = start()
-    gap, *events = follow(service, last=2).take(1 + 1 + 1 + 4)
-    with converse(service, "?since=2") as socket:
-        (heard,) = hear(socket, 1)
+    gap, *events = follow(service, last=2).read(1 + 1 + 1 + 4)
+    with open_websocket(service, "?since=2") as socket:
+        (received,) = receive(socket, 1)
 
     assert (gap["event"], gap["data"]) == ("gap", {"from": 3, "to": 5, "reason": "pruned"})
     assert rows_of(events) == [6, 7, 8, 9]
-    assert (heard["seq"], heard["event"], heard["data"]) == (5, gap["event"], gap["data"])
+    assert (received["seq"], received["event"], received["data"]) == (5, gap["event"], gap["data"])
 
 
-def test_a_reload_without_its_token_ends_a_stream_and_no_other(
-    home: Home, start: Start, follow: Callable[..., Curl]
-) -> None:
-    """Within five seconds, with a reason; who may still listen hears everything."""
+def test_a_reload_that_removes_a_token_ends_its_streams(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
+    """They end within five seconds with the reason. Streams of other tokens continue."""
     home.plugin("ok", OK)
     text = (home.path / "config.yaml").read_text()
     home.add(OTHER_TOKEN)
     service = start()
-    gone, stays = follow(service, token=OTHER), follow(service)
-    with converse(service, token=OTHER) as gone_socket, converse(service) as stays_socket:
+    revoked, kept = follow(service, token=OTHER), follow(service)
+    with open_websocket(service, token=OTHER) as revoked_socket, open_websocket(service) as kept_socket:
         home.write("config.yaml", text)
         began = monotonic()
         service.signal(signal.SIGHUP)
-        assert list(gone.events()) == []
+        assert list(revoked.events()) == []
         with pytest.raises(ConnectionClosed) as closed:
-            gone_socket.recv(PATIENCE)
-        took = monotonic() - began
+            revoked_socket.recv(WAIT_SECONDS)
+        seconds = monotonic() - began
         job_id = service.run("ok")["job_id"]
-        heard = hear(stays_socket, 5)
+        received = receive(kept_socket, 5)
 
-    assert took < 5
-    assert gone.comments == ["the token no longer has access"]
+    assert seconds < 5
+    assert revoked.comments == ["the token no longer has access"]
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1008
-    assert [event["data"]["job_id"] for event in (*stays.take(5), *heard)] == [job_id] * 10
+    assert [event["data"]["job_id"] for event in (*kept.read(5), *received)] == [job_id] * 10
 
 
-def test_streams_end_when_the_service_begins_to_stop(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
-    """They do not wait for jobs that still run, nor do these wait for them."""
-    door = Door.make(home)
+def test_streams_end_when_the_service_begins_to_stop(
+    home: Home, start: Start, blocking: BlockingPlugin, follow: Callable[..., Curl]
+) -> None:
+    """They do not wait for running jobs."""
     service = start()
-    service.post("door")
-    door.reached()
+    service.post("blocking")
+    blocking.wait_until_started()
     curl = follow(service, "?kind=job.completed")
-    with converse(service, "?kind=job.completed") as socket:
+    with open_websocket(service, "?kind=job.completed") as socket:
         service.signal(signal.SIGTERM)
         assert list(curl.events()) == []
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(PATIENCE)
+            socket.recv(WAIT_SECONDS)
     assert service.process.poll() is None
-    door.let_through()
+    blocking.release()
 
     assert service.wait() == 0
     assert curl.comments == ["the service is stopping"]
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1001
-    door.close()
 
 
-def test_a_token_in_the_address_is_not_a_token(home: Home, start: Start) -> None:
-    """Addresses end up in logs and histories."""
+def test_a_token_in_the_query_is_ignored(home: Home, start: Start) -> None:
+    """URLs are stored in logs and histories."""
     service = start()
 
     assert service.ask("GET", f"/events?token={TOKEN}", token=None)[0] == 401
 
 
-FAULTY = """
+FAILING_PLUGINS = """
   flaky: {retry: {max_attempts: 2, backoff_base: 10ms}}
   hangs: {timeouts: {poll: 200ms}, retry: {max_attempts: 1}}
   polled:
@@ -258,27 +257,27 @@ FAULTY = """
     retry: {max_attempts: 1}
     schedules: [{id: often, every: 1s}]
 """
-SAYS_NO = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no", "retry": true}\'\n'
+FAILING = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "no", "retry": true}\'\n'
 
 
-def test_real_events_have_the_fields_of_the_original(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
-    """A run, a retry, a timeout and a schedule whose breaker opens and lets a probe through: as they are told."""
-    furnish(home)
-    home.plugin("flaky", SAYS_NO)
-    home.plugin("polled", SAYS_NO)
+def test_events_have_the_documented_fields(home: Home, start: Start, follow: Callable[..., Curl]) -> None:
+    """A run, a retry, a timeout, and a schedule whose breaker opens and runs a probe."""
+    add_sample_pipelines(home)
+    home.plugin("flaky", FAILING)
+    home.plugin("polled", FAILING)
     home.plugin("hangs", "#!/bin/sh\nexec sleep 60\n")
     text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("\npipelines:\n", f"{FAULTY}pipelines:\n"))
+    home.write("config.yaml", text.replace("\npipelines:\n", f"{FAILING_PLUGINS}pipelines:\n"))
     service = start()
     curl = follow(service, "?since=0")
     service.ask("POST", "/pipeline/chain")
     for plugin in ("flaky", "hangs", "broken"):
         service.run(plugin)
-    events = curl.until("scheduler.circuit_half_open", plugin="polled")
-    events += curl.until("poll.completed", plugin="polled")
+    events = curl.read_until("scheduler.circuit_half_open", plugin="polled")
+    events += curl.read_until("poll.completed", plugin="polled")
 
-    told = {event["event"] for event in events}
-    assert FIELDS.keys() - told <= {"job.skipped"}
+    names = {event["event"] for event in events}
+    assert FIELDS.keys() - names <= {"job.skipped"}
     missing = {
         (event["event"], *sorted(FIELDS[event["event"]] - event["data"].keys()))
         for event in events
