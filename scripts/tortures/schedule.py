@@ -132,7 +132,7 @@ BEHIND_LAST_JOB = """
 """
 
 
-# ── invariants of schedules ─────────────────────────────────────────────────────────────────────────────────────────
+# ── invariants of schedules ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def inconsistent_schedules(db: sqlite3.Connection) -> Iterator[str]:

@@ -50,7 +50,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-# ── tokens ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_expired_token_is_rejected_like_a_wrong_one(service: Service) -> None:
@@ -101,7 +101,7 @@ def test_a_stream_ends_when_its_token_expires(home: Home, start: Start) -> None:
     assert service.ask("GET", "/plugins", token=VALID)[0] == 401
 
 
-# ── browsers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── browsers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_page_of_an_allowed_origin_may_send_requests_and_read_responses(service: Service) -> None:
@@ -134,7 +134,7 @@ def test_a_page_of_another_origin_may_not(service: Service, origin: str) -> None
     assert "access-control-allow-origin" not in headers
 
 
-# ── metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def metrics(service: Service) -> dict[str, float]:

@@ -50,7 +50,7 @@ def test_a_failpoint_that_is_never_reached_is_a_violation(tmp_path: Path) -> Non
     assert [rule for rule, violations in found.items() if violations] == [failpoints.NEVER_REACHED]
 
 
-# ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

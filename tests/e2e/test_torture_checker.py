@@ -84,7 +84,7 @@ HAS_ENOUGH_ROWS = """
 NO_OPEN_JOBS = "SELECT COUNT(*) = 0 FROM job_queue WHERE status IN ('queued', 'running')"
 
 
-# ── changes of a history ────────────────────────────────────────────────────────────────────────────────────────────
+# ── changes of a history ──────────────────────────────────────────────────────────────────────────────────────────────
 
 Change = Callable[[History], History]
 

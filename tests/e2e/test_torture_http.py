@@ -116,7 +116,7 @@ def test_memory_is_checked_after_it_had_time_to_be_released(mebibytes: list[int]
     assert len(result.violations) == violations, result.violations
 
 
-# ── the attackers ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the attackers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
 

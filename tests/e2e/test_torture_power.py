@@ -101,7 +101,7 @@ def test_a_wall_clock_that_is_set_after_the_recording_causes_no_violation(
     assert found == []
 
 
-# ── disk images ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── disk images ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def change(kind: ChangeKind, at: int = 0, data: bytes = b"", name: str = "a", file: int = 1) -> Change:

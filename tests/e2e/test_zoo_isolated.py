@@ -1,4 +1,4 @@
-"""Animals that need a service of their own: they end it, loop in it, or fill it."""
+"""Misbehaving plugins that need their own service: they end it, flood it with events, or fill its state."""
 
 import json
 import signal
@@ -14,8 +14,8 @@ from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin
 HOPS, TREE_JOBS = 20, 40
 
 
-def the(animal_id: str, variant: str = "") -> HostilePlugin:
-    (found,) = [one for one in HOSTILE_PLUGINS if one.id == animal_id and one.variant == variant]
+def find_plugin(plugin_id: str, variant: str = "") -> HostilePlugin:
+    (found,) = [one for one in HOSTILE_PLUGINS if one.id == plugin_id and one.variant == variant]
     return found
 
 
@@ -25,20 +25,20 @@ def _end_of(home: Home, job_id: str) -> tuple[str, list[str], str]:
     return row["status"], [one["status"] for one in attempts], row["last_error"] or ""
 
 
-# --- Z60: a plugin that turns against the service ---------------------------------------------------------------------
+# --- Z60: a plugin that signals the service ---------------------------------------------------------------------------
 
 
-def test_a_plugin_that_tells_its_parent_to_stop_gets_an_orderly_stop(tmp_path: Path) -> None:
-    """Z60: the service drains and exits 0; the job is queued again, uncounted, and the one waiting behind it too."""
-    animal = the("Z60", "SIGTERM")
-    home = build(tmp_path / "ductile", [animal], workers=1)
+def test_a_plugin_that_sends_sigterm_to_the_service_causes_a_drain(tmp_path: Path) -> None:
+    """Z60: the service exits with 0; the job is queued again without losing an attempt, and so is the next one."""
+    plugin = find_plugin("Z60", "SIGTERM")
+    home = build(tmp_path / "ductile", [plugin], workers=1)
     service = home.start(environ=DIRECT)
 
-    job_id, waiting = service.post(lane_of(animal)), service.post("good")
+    job_id, waiting = service.post(lane_of(plugin)), service.post("good")
     assert service.wait() == 0
     assert _end_of(home, job_id)[:2] == ("queued", ["interrupted"])
 
-    _make_harmless(home)
+    _replace_with_good_script(home)
     again = home.start(environ=DIRECT)
     assert again.job(waiting, wait="30s")["status"] == "succeeded"
     assert again.job(job_id, wait="30s")["status"] == "succeeded"
@@ -46,17 +46,17 @@ def test_a_plugin_that_tells_its_parent_to_stop_gets_an_orderly_stop(tmp_path: P
     assert _end_of(home, job_id)[1] == ["interrupted", "succeeded"]
 
 
-def _make_harmless(home: Home) -> None:
+def _replace_with_good_script(home: Home) -> None:
     script = home.path / "plugins" / "z60_kills_its_parent" / "run"
-    script.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"status":"ok","result":"calm"}\'\n')
+    script.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"status":"ok","result":"done"}\'\n')
 
 
-def test_a_plugin_that_kills_its_parent_ends_dead_when_its_attempts_are_used_up(tmp_path: Path) -> None:
-    """Z60: each start recovers; a poison pill costs as many starts as it has attempts, and nothing else is lost."""
-    animal = the("Z60", "SIGKILL")
-    home = build(tmp_path / "ductile", [animal], workers=1)
+def test_a_plugin_that_kills_the_service_is_dead_when_its_attempts_are_used_up(tmp_path: Path) -> None:
+    """Z60: each start recovers, and no other job is lost."""
+    plugin = find_plugin("Z60", "SIGKILL")
+    home = build(tmp_path / "ductile", [plugin], workers=1)
     service = home.start(environ=DIRECT)
-    job_id, waiting = service.post(lane_of(animal)), service.post("good")
+    job_id, waiting = service.post(lane_of(plugin)), service.post("good")
     assert service.wait() == -signal.SIGKILL
 
     assert home.launch(environ=DIRECT).wait() == -signal.SIGKILL  # the second and last attempt
@@ -73,10 +73,10 @@ def test_a_plugin_that_kills_its_parent_ends_dead_when_its_attempts_are_used_up(
 
 
 def test_an_event_that_triggers_itself_ends_at_the_hop_limit(tmp_path: Path) -> None:
-    """Z64: twenty crossings, then a dead job that says why, and the tree is done."""
-    animal = the("Z64")
-    with enclosure(tmp_path / "ductile", [animal]) as zoo:
-        ended = zoo.show(animal)
+    """Z64: after twenty hops a job is dead with the reason, and the tree is complete."""
+    plugin = find_plugin("Z64")
+    with enclosure(tmp_path / "ductile", [plugin]) as zoo:
+        ended = zoo.show(plugin)
         tree = zoo.home.rows(
             "SELECT id, status, hops, last_error FROM job_queue WHERE root_job_id = ? ORDER BY hops",
             ended.job["job_id"],
@@ -87,27 +87,27 @@ def test_an_event_that_triggers_itself_ends_at_the_hop_limit(tmp_path: Path) -> 
 
 
 def test_an_event_that_multiplies_ends_at_the_tree_budget(tmp_path: Path) -> None:
-    """Z64: ten at each hop; what is over the budget is dead with the reason, and never started."""
-    animal = the("Z64", "fan_out")
-    with enclosure(tmp_path / "ductile", [animal], service_keys=f"  limits: {{tree_jobs: {TREE_JOBS}}}\n") as zoo:
-        ended = zoo.show(animal)
+    """Z64: ten jobs for each event; jobs above the budget are dead with the reason and never start."""
+    plugin = find_plugin("Z64", "fan_out")
+    with enclosure(tmp_path / "ductile", [plugin], service_keys=f"  limits: {{tree_jobs: {TREE_JOBS}}}\n") as zoo:
+        ended = zoo.show(plugin)
         tree = zoo.home.rows("SELECT status, last_error FROM job_queue WHERE root_job_id = ?", ended.job["job_id"])
-        lived = [row for row in tree if row["status"] == "succeeded"]
-        died = [row for row in tree if row["status"] == "dead"]
-        assert len(lived) == TREE_JOBS
-        assert len(lived) + len(died) == len(tree) == 1 + 10 * TREE_JOBS
-        assert {row["last_error"] for row in died} == {f"tree of more than {TREE_JOBS} jobs"}
+        succeeded = [row for row in tree if row["status"] == "succeeded"]
+        dead = [row for row in tree if row["status"] == "dead"]
+        assert len(succeeded) == TREE_JOBS
+        assert len(succeeded) + len(dead) == len(tree) == 1 + 10 * TREE_JOBS
+        assert {row["last_error"] for row in dead} == {f"tree of more than {TREE_JOBS} jobs"}
         zoo.nothing_is_left_of(ended.job["job_id"])
 
 
 # --- Z30: a state that is too large only when it is merged ------------------------------------------------------------
 
 
-def test_a_state_that_grows_too_large_by_merging_fails_for_good_and_changes_nothing(tmp_path: Path) -> None:
-    """Z30: two updates, small enough by themselves but not together; the second one fails, and nothing else does."""
-    animal = the("Z30", str(1 << 20))
-    merging: dict[str, Any] = {"uses": animal.folder, "config": {"bytes": 600 << 10}}
-    with enclosure(tmp_path / "ductile", [animal], more={"merges": merging}) as zoo:
+def test_a_state_that_is_too_large_after_merging_fails_the_job_and_is_unchanged(tmp_path: Path) -> None:
+    """Z30: two updates fit alone but not together; the second one fails."""
+    plugin = find_plugin("Z30", str(1 << 20))
+    merging: dict[str, Any] = {"uses": plugin.folder, "config": {"bytes": 600 << 10}}
+    with enclosure(tmp_path / "ductile", [plugin], more={"merges": merging}) as zoo:
         first = zoo.service.run("merges", payload={"key": "a"})
         second_id = zoo.service.post("merges", payload={"key": "b"})
         assert zoo.a_good_job_takes() < 30
@@ -119,15 +119,15 @@ def test_a_state_that_grows_too_large_by_merging_fails_for_good_and_changes_noth
         zoo.nothing_is_left_of(second_id)
 
 
-# --- a stop in the middle of it all -----------------------------------------------------------------------------------
+# --- a stop of the service --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", ["z51_ignores_sigterm", "z53_stops_itself", "z55_daemon_keeps_pipes"])
-def test_a_stop_of_the_service_leaves_no_process_of_any_animal(tmp_path: Path, folder: str) -> None:
-    """The drain ends what does not end by itself, waits for the grace, and exits 0."""
-    animal = next(one for one in HOSTILE_PLUGINS if one.folder == folder)
-    with enclosure(tmp_path / "ductile", [animal]) as zoo:
-        job_id = zoo.let_out(animal)
+def test_a_stop_of_the_service_leaves_no_plugin_process(tmp_path: Path, folder: str) -> None:
+    """The drain ends the processes after the grace period, and the exit code is 0."""
+    plugin = next(one for one in HOSTILE_PLUGINS if one.folder == folder)
+    with enclosure(tmp_path / "ductile", [plugin]) as zoo:
+        job_id = zoo.let_out(plugin)
         assert settled(lambda: marked([job_id]), bool)
         assert zoo.service.stop() == 0
         assert marked([job_id]) == []

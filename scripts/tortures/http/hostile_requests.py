@@ -15,7 +15,7 @@ from scripts.tortures.http.lib.client import AttackerConnection, InvalidResponse
 from scripts.tortures.http.lib.target_config import LIMITED_TOKEN, signature
 from scripts.tortures.http.lib.target_service import AttackResult, TargetService
 
-# ── the grammar ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the grammar ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 METHODS = (
     *("GET", "POST") * 20, "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "WEBSOCKET", "get",
@@ -136,7 +136,7 @@ FRAMINGS: tuple[Callable[[bytes, random.Random], Framing], ...] = (
 )  # fmt: skip
 
 
-# ── the attack ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the attack ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REQUESTS = 10_000
 ATTACKERS = 24

@@ -41,7 +41,7 @@ class SlowClient:
     """0: both listeners."""
 
 
-# ── H3 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── H3 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def hold_connections(target: TargetService, rng: random.Random, share: float) -> AttackResult:
@@ -148,7 +148,7 @@ async def _never_read(connection: AttackerConnection, first_bytes: bytes) -> Non
     await trio.sleep_forever()
 
 
-# ── H4 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── H4 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def open_many_connections(target: TargetService, rng: random.Random, share: float) -> AttackResult:

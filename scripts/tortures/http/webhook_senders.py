@@ -35,7 +35,7 @@ WORKERS = 4
 ROTATIONS, SENDERS = 20, 4
 
 
-# ── W4 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── W4 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def deliver_while_busy(target: TargetService, rng: random.Random, share: float) -> AttackResult:
@@ -82,7 +82,7 @@ def _occupy_all_workers(target: TargetService) -> None:
         time.sleep(0.02)
 
 
-# ── W5 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── W5 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def send_wrong_timestamps(target: TargetService, rng: random.Random, share: float) -> AttackResult:
@@ -138,7 +138,7 @@ def _latin_request(path: str, body: bytes, lines: str) -> bytes:
     return head.encode("latin-1") + body
 
 
-# ── W6 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── W6 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def rotate_secret(target: TargetService, rng: random.Random, share: float) -> AttackResult:

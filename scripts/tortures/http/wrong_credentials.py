@@ -45,7 +45,7 @@ NO_HEADER, NO_FORMAT, NO_TOKEN = (
 )
 
 
-# ── H5 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── H5 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def send_wrong_tokens(target: TargetService, rng: random.Random, share: float) -> AttackResult:
@@ -134,7 +134,7 @@ def _send_valid_tokens(target: TargetService, result: AttackResult) -> None:
     target.reload()
 
 
-# ── W1 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── W1 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def send_wrong_signatures(target: TargetService, rng: random.Random, share: float) -> AttackResult:

@@ -115,7 +115,7 @@ def hooks(rows: ExpectedRows, job: Row) -> None:
             rows.step(step, "keep", Output(job["id"], known, is_complete=False), RunPosition(pipeline, None, HOOKS))
 
 
-# ── the invariants ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the invariants ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def runs_are_complete(history: History) -> Iterator[str]:

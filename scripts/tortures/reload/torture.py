@@ -218,7 +218,7 @@ class ReloadTorture:
         }
 
 
-# ── the invariants of reloads ───────────────────────────────────────────────────────────────────────────────────────
+# ── the invariants of reloads ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def runs_match_their_edition(history: History, responses: Iterable[TimedResponse]) -> Iterator[str]:
