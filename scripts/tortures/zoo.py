@@ -14,7 +14,15 @@ from attrs import define, field, frozen
 
 from ductile.core.clock import from_text
 from scripts.tortures.lib.report import percentile, print_progress, print_violations
-from tests.e2e.zoo_service import ENDS, MOST_GROWTH, Enclosure, Traces, enclosure, lane_of, settled
+from tests.e2e.zoo_service import (
+    FINAL_STATUSES,
+    MAX_MEMORY_GROWTH,
+    Resources,
+    ZooService,
+    plugin_name,
+    poll,
+    running_zoo,
+)
 from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin, break_entrypoint
 
 MEMORY_SETTLE_SECONDS = 4.0
@@ -49,7 +57,7 @@ class ZooOptions:
 class ZooTorture:
     """One service with all plugins, and the violations."""
 
-    zoo: Enclosure
+    zoo: ZooService
     options: ZooOptions
     rng: random.Random
     violations: dict[str, list[str]] = field(factory=lambda: {rule: [] for rule in RULES})
@@ -63,23 +71,23 @@ class ZooTorture:
         self.rng.shuffle(order)
         jobs = {self._post(plugin): plugin for plugin in order}
         self.jobs += len(jobs)
-        if not settled(self.zoo.is_idle, bool, patience=IDLE_TIMEOUT):
+        if not poll(self.zoo.is_idle, bool, timeout=IDLE_TIMEOUT):
             self.violations[NOTHING_LEFT].append("some jobs did not end")
         self.check_jobs(jobs)
         try:
-            self.zoo.nothing_is_left_of(*jobs)
+            self.zoo.check_nothing_is_left_of(*jobs)
         except AssertionError as error:
             self.violations[NOTHING_LEFT].append(str(error).replace("\n", " ")[:300])
-        limit = self.resident[1] + MOST_GROWTH if len(self.resident) > 1 else 0
+        limit = self.resident[1] + MAX_MEMORY_GROWTH if len(self.resident) > 1 else 0
         self.resident.append(
-            settled(lambda: Traces.of(self.zoo.pid).resident, lambda now: now <= limit, patience=MEMORY_SETTLE_SECONDS)
+            poll(lambda: Resources.of(self.zoo.pid).resident, lambda now: now <= limit, timeout=MEMORY_SETTLE_SECONDS)
         )
 
     def _post(self, plugin: HostilePlugin | None) -> str:
         """Request a job when the queue is short enough; None requests a good job."""
         limit = self.options.workers * MAX_OPEN_JOBS_PER_WORKER
-        settled(lambda: self._open_jobs() < limit, bool, patience=IDLE_TIMEOUT)
-        return self.zoo.service.post("good") if plugin is None else self.zoo.let_out(plugin)
+        poll(lambda: self._open_jobs() < limit, bool, timeout=IDLE_TIMEOUT)
+        return self.zoo.service.post("good") if plugin is None else self.zoo.start_job(plugin)
 
     def _open_jobs(self) -> int:
         (row,) = self.zoo.home.rows("SELECT COUNT(*) AS n FROM job_queue WHERE status IN ('queued', 'running')")
@@ -99,7 +107,7 @@ class ZooTorture:
                 self.waits.append(waited.total_seconds())
                 if status != "succeeded":
                     self.violations[GOOD_JOBS_SUCCEED].append(f"{job_id} is {status}: {error}")
-            elif status != ENDS[plugin.expected][0]:
+            elif status != FINAL_STATUSES[plugin.expected][0]:
                 self.violations[OUTCOMES].append(f"{plugin} {job_id} is {status}: {error}")
 
     def check_all_rounds(self) -> None:
@@ -108,7 +116,7 @@ class ZooTorture:
         if wait > MAX_WAIT_SECONDS * self.options.leniency:
             self.violations[GOOD_JOBS_DO_NOT_WAIT].append(f"p99 {wait:.2f} s")
         base = (self.resident[1:2] or self.resident)[0]  # the largest plugins may run together only in the second round
-        if self.resident[-1] > base + MOST_GROWTH:
+        if self.resident[-1] > base + MAX_MEMORY_GROWTH:
             self.violations[MEMORY].append(f"{base} bytes grew to {self.resident[-1]}")
 
 
@@ -118,10 +126,10 @@ FIRST_STARTS = "SELECT job_id, started_at FROM job_log WHERE attempt = 1"
 def torture(directory: Path, options: ZooOptions) -> dict[str, Any]:
     """Run all rounds; return the summary with the number of violations of each rule."""
     begun = time.monotonic()
-    with enclosure(directory / "ductile", PLUGINS, workers=options.workers) as zoo:
+    with running_zoo(directory / "ductile", PLUGINS, workers=options.workers) as zoo:
         for plugin in PLUGINS:
             if plugin.breakage is not None:
-                break_entrypoint(zoo.home.path / "plugins" / lane_of(plugin) / "run", plugin.breakage)
+                break_entrypoint(zoo.home.path / "plugins" / plugin_name(plugin) / "run", plugin.breakage)
         test = ZooTorture(zoo, options, rng := random.Random(options.seed))
         plugins = rng.sample(PLUGINS, max(1, round(len(PLUGINS) * options.share)))
         for number in range(options.rounds):

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from tests.e2e.zoo_service import ENDS, enclosure, settled
+from tests.e2e.zoo_service import FINAL_STATUSES, poll, running_zoo
 from tests.zoo.catalogue import HOSTILE_PLUGINS, Expected, HostilePlugin
 
 SEED = 20_260_208
@@ -19,12 +19,12 @@ def test_every_good_job_succeeds_among_two_thousand_mixed_jobs(tmp_path: Path) -
     plugins = [plugin for plugin in HOSTILE_PLUGINS if plugin.id not in SLOW and not plugin.on_a_copy]
     rng = random.Random(SEED)
     weights = [_weight(plugin) for plugin in plugins]
-    with enclosure(tmp_path / "ductile", plugins, workers=WORKERS) as zoo:
+    with running_zoo(tmp_path / "ductile", plugins, workers=WORKERS) as zoo:
         jobs: dict[str, HostilePlugin | None] = {}
         for _ in range(JOBS):
             plugin = None if rng.random() < GOOD_SHARE else rng.choices(plugins, weights)[0]
-            jobs[zoo.service.post("good") if plugin is None else zoo.let_out(plugin)] = plugin
-        assert settled(zoo.is_idle, bool, patience=150)
+            jobs[zoo.service.post("good") if plugin is None else zoo.start_job(plugin)] = plugin
+        assert poll(zoo.is_idle, bool, timeout=150)
 
         ended = {row["id"]: row["status"] for row in zoo.home.rows("SELECT id, status FROM job_queue")}
         good = Counter(ended[job_id] for job_id, plugin in jobs.items() if plugin is None)
@@ -33,10 +33,10 @@ def test_every_good_job_succeeds_among_two_thousand_mixed_jobs(tmp_path: Path) -
         unexpected = {
             f"{plugin} {job_id}": ended[job_id]
             for job_id, plugin in jobs.items()
-            if plugin is not None and ended[job_id] != ENDS[plugin.expected][0]
+            if plugin is not None and ended[job_id] != FINAL_STATUSES[plugin.expected][0]
         }
         assert unexpected == {}
-        zoo.nothing_is_left_of(*jobs)
+        zoo.check_nothing_is_left_of(*jobs)
 
 
 def _weight(plugin: HostilePlugin) -> int:

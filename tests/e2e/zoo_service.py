@@ -27,13 +27,13 @@ WRITES = '#!/bin/sh\n: > "$FIFO"\necho \'{"status":"ok","result":"done"}\'\n'
 READS = '#!/bin/sh\n: < "$FIFO"\necho \'{"status":"ok","result":"done"}\'\n'
 EVENT_TYPES = ("zoo.seen", "zoo.counted", "zoo.large", "zoo.forged")
 ROUTES_OF_LARGE = 10
-MOST_GROWTH = 12 * MIB
+MAX_MEMORY_GROWTH = 12 * MIB
 # The interpreter itself: a version manager in front of it would take longer than most of these plugins.
 DIRECT = {"PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}"}
 
 
 @frozen
-class Ended:
+class JobResult:
     """The result of one job, from the API and from the ledger."""
 
     job: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Ended:
 
 
 @frozen
-class Traces:
+class Resources:
     """Resources of an idle core: descriptors (0 where the host hides them), children, memory."""
 
     descriptors: int
@@ -55,16 +55,16 @@ class Traces:
     resident: int
 
     @classmethod
-    def of(cls, pid: int) -> "Traces":
+    def of(cls, pid: int) -> "Resources":
         return cls(_descriptors(pid), tuple(_children(pid)), _resident(pid))
 
 
 @define
-class Enclosure:
+class ZooService:
     """A running service with hostile plugins, and its resources before their first job."""
 
     service: Service
-    before: Traces
+    before: Resources
     workers: int
 
     @property
@@ -75,54 +75,54 @@ class Enclosure:
     def pid(self) -> int:
         return self.service.process.pid
 
-    def let_out(self, animal: HostilePlugin) -> str:
+    def start_job(self, plugin: HostilePlugin) -> str:
         """Trigger a plugin and return the id of its job."""
-        padding = {"padding": "x" * animal.request_bytes} if animal.request_bytes else None
-        return self.service.post(lane_of(animal), payload=padding)
+        padding = {"padding": "x" * plugin.request_bytes} if plugin.request_bytes else None
+        return self.service.post(plugin_name(plugin), payload=padding)
 
-    def watch(self, job_id: str) -> Ended:
+    def wait_for_result(self, job_id: str) -> JobResult:
         """Wait for the end of the job and of its tree, and return the result."""
         job = self.service.job(job_id, wait="60s")
-        assert settled(lambda: self.home.rows(TREE_IS_DONE, job_id), bool, patience=2 * WAIT_SECONDS)
-        return Ended(
+        assert poll(lambda: self.home.rows(TREE_IS_DONE, job_id), bool, timeout=2 * WAIT_SECONDS)
+        return JobResult(
             job,
             self.home.rows("SELECT * FROM job_log WHERE job_id = ? ORDER BY attempt", job_id),
             self.home.rows("SELECT * FROM job_queue WHERE parent_job_id = ? ORDER BY seq", job_id),
             next((r["state"] for r in self.home.rows(STATE_OF, job["plugin"])), None),
         )
 
-    def show(self, animal: HostilePlugin) -> Ended:
+    def run(self, plugin: HostilePlugin) -> JobResult:
         """Trigger a plugin, wait for the end of its tree, and return the result."""
-        return self.watch(self.let_out(animal))
+        return self.wait_for_result(self.start_job(plugin))
 
-    def nothing_is_left_of(self, *job_ids: str) -> None:
+    def check_nothing_is_left_of(self, *job_ids: str) -> None:
         """Check that the jobs left no process, no zombie, no descriptor and no occupied slot."""
-        assert marked(job_ids) == []
-        assert Traces.of(self.pid).children == ()
+        assert processes_of(job_ids) == []
+        assert Resources.of(self.pid).children == ()
         assert self.home.rows("SELECT id FROM job_queue WHERE status = 'running'") == []
-        self.all_slots_are_free()
+        self.check_all_slots_are_free()
         # Connections of the last requests are still closing.
-        now = settled(lambda: Traces.of(self.pid), lambda seen: seen.descriptors <= self.before.descriptors)
+        now = poll(lambda: Resources.of(self.pid), lambda seen: seen.descriptors <= self.before.descriptors)
         assert now.descriptors <= self.before.descriptors
 
     def is_idle(self) -> bool:
         """Return whether no job is queued or running."""
         return self.home.rows("SELECT 1 FROM job_queue WHERE status IN ('queued', 'running') LIMIT 1") == []
 
-    def all_slots_are_free(self) -> None:
+    def check_all_slots_are_free(self) -> None:
         """Check that all workers can be busy at once, with pairs of jobs that wait for each other."""
         pairs = range(self.workers // 2)
         jobs = [self.service.post(f"{name}{pair}") for name in ("writes", "reads") for pair in pairs]
         assert [self.service.job(one, wait="60s")["status"] for one in jobs] == ["succeeded"] * len(jobs)
 
-    def a_good_job_takes(self) -> float:
+    def time_good_job(self) -> float:
         """Return the seconds from the request to the end of a job of a good plugin."""
         begun = time.monotonic()
         assert self.service.run("good")["status"] == "succeeded"
         return time.monotonic() - begun
 
 
-ENDS = {
+FINAL_STATUSES = {
     Expected.SUCCESS: ("succeeded", ["succeeded"]),
     Expected.FINAL: ("failed", ["failed"]),
     Expected.RETRY: ("dead", ["failed", "failed"]),
@@ -134,35 +134,35 @@ TREE_IS_DONE = "SELECT 1 FROM job_queue WHERE id = ? AND open_jobs = 0"
 STATE_OF = "SELECT state FROM plugin_state WHERE plugin_name = ?"
 
 
-def lane_of(animal: HostilePlugin) -> str:
+def plugin_name(plugin: HostilePlugin) -> str:
     """Return the plugin name: that of its own folder if it has one, else an alias for each variant."""
-    return str(animal).replace("-", "_") if animal.on_a_copy else f"zoo-{animal}"
+    return str(plugin).replace("-", "_") if plugin.on_a_copy else f"zoo-{plugin}"
 
 
 @contextmanager
-def enclosure(
+def running_zoo(
     path: Path,
-    animals: Iterable[HostilePlugin],
+    plugins: Iterable[HostilePlugin],
     *,
     workers: int = WORKERS,
     service_keys: str = "",
     more: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Iterator[Enclosure]:
+) -> Iterator[ZooService]:
     """Start a service with these plugins, run the first jobs, and stop it at the end of the block."""
-    home = build(path, animals, workers=workers, service_keys=service_keys, more=more)
+    home = make_zoo_home(path, plugins, workers=workers, service_keys=service_keys, more=more)
     service = home.start(environ={**DIRECT, **(environ or {})})
     try:
-        yield Enclosure(service, _run_first_jobs(service), workers)
+        yield ZooService(service, _run_first_jobs(service), workers)
         assert service.stop() == 0
     finally:
         if service.process.poll() is None:
             service.kill()
 
 
-def build(
+def make_zoo_home(
     path: Path,
-    animals: Iterable[HostilePlugin],
+    plugins: Iterable[HostilePlugin],
     *,
     workers: int = WORKERS,
     service_keys: str = "",
@@ -183,76 +183,76 @@ def build(
         entries |= {f"{name}{pair}": {"uses": name, "env": {"FIFO": str(fifo)}} for name in ("writes", "reads")}
     for name, script in (("good", GOOD), ("writes", WRITES), ("reads", READS)):
         home.plugin(name, script)
-    chosen = tuple(animals)
-    for animal in chosen:
-        entries[lane_of(animal)] = _entry(animal)
-        _add_plugin(home, animal)
+    chosen = tuple(plugins)
+    for plugin in chosen:
+        entries[plugin_name(plugin)] = _entry(plugin)
+        _add_plugin(home, plugin)
     home.add(strict_yaml.dump({"plugins": entries | dict(more or {}), "routes": list(_routes(chosen))}))
     return home
 
 
-def _add_plugin(home: Home, animal: HostilePlugin) -> None:
+def _add_plugin(home: Home, plugin: HostilePlugin) -> None:
     """Copy the plugin. Plugins that change their folder, or are changed, have one each; others share one per plugin."""
-    name = lane_of(animal) if animal.on_a_copy else animal.folder
+    name = plugin_name(plugin) if plugin.on_a_copy else plugin.folder
     if (home.path / "plugins" / name).exists():
         return
-    home.copy_plugin(animal.path)
-    if name != animal.folder:
-        folder = (home.path / "plugins" / animal.folder).rename(home.path / "plugins" / name)
+    home.copy_plugin(plugin.path)
+    if name != plugin.folder:
+        folder = (home.path / "plugins" / plugin.folder).rename(home.path / "plugins" / name)
         manifest = folder / "manifest.yaml"
-        manifest.write_text(manifest.read_text().replace(f"name: {animal.folder}", f"name: {name}"))
+        manifest.write_text(manifest.read_text().replace(f"name: {plugin.folder}", f"name: {name}"))
 
 
-def _entry(animal: HostilePlugin) -> dict[str, Any]:
-    hangs = animal.expected in (Expected.TIMED_OUT, Expected.SUCCESS_OR_TIMED_OUT)
+def _entry(plugin: HostilePlugin) -> dict[str, Any]:
+    hangs = plugin.expected in (Expected.TIMED_OUT, Expected.SUCCESS_OR_TIMED_OUT)
     timeout = HANGING_TIMEOUT if hangs else USUAL_TIMEOUT
     entry: dict[str, Any] = {
-        "config": dict(animal.config),
+        "config": dict(plugin.config),
         "timeouts": {"poll": timeout, "handle": timeout},
         "retry": {"max_attempts": 2, "backoff_base": "10ms"},
     }
-    if not animal.on_a_copy:
-        entry["uses"] = animal.folder
-    if animal.limits is not None:
+    if not plugin.on_a_copy:
+        entry["uses"] = plugin.folder
+    if plugin.limits is not None:
         names = {
             "memory": "address_space",
             "open_files": "open_files",
             "processes": "processes",
             "file_size": "file_size",
         }
-        limits = {ours: getattr(animal.limits, theirs) for ours, theirs in names.items()}
+        limits = {ours: getattr(plugin.limits, theirs) for ours, theirs in names.items()}
         entry["limits"] = {name: value for name, value in limits.items() if value is not None}
     return entry
 
 
-def _routes(animals: Iterable[HostilePlugin]) -> Iterator[dict[str, str]]:
-    for animal in animals:
+def _routes(plugins: Iterable[HostilePlugin]) -> Iterator[dict[str, str]]:
+    for plugin in plugins:
         for kind in EVENT_TYPES:
             for _ in range(ROUTES_OF_LARGE if kind == "zoo.large" else 1):
-                yield {"from": lane_of(animal), "event_type": kind, "to": "good"}
-        if animal.id == "Z64":
-            yield {"from": lane_of(animal), "event_type": "zoo.again", "to": lane_of(animal)}
+                yield {"from": plugin_name(plugin), "event_type": kind, "to": "good"}
+        if plugin.id == "Z64":
+            yield {"from": plugin_name(plugin), "event_type": "zoo.again", "to": plugin_name(plugin)}
 
 
-def _run_first_jobs(service: Service) -> Traces:
+def _run_first_jobs(service: Service) -> Resources:
     """Run the first jobs, which open everything that stays open, and return the resources of the core."""
     for _ in range(5):
         service.run("good")
-    return settled(lambda: Traces.of(service.process.pid), lambda seen: seen.children == ())
+    return poll(lambda: Resources.of(service.process.pid), lambda seen: seen.children == ())
 
 
 T = TypeVar("T")
 
 
-def settled(look: Callable[[], T], enough: Callable[[T], bool], *, patience: float = WAIT_SECONDS) -> T:
+def poll(look: Callable[[], T], enough: Callable[[T], bool], *, timeout: float = WAIT_SECONDS) -> T:
     """Call `look` until `enough` accepts its result or the time is over, and return the last result."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not enough(seen := look()) and time.monotonic() < deadline:
         time.sleep(0.005)
     return seen
 
 
-def marked(job_ids: Collection[str]) -> list[int]:
+def processes_of(job_ids: Collection[str]) -> list[int]:
     """Return the processes whose environment has the id of one of these jobs."""
     marks = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
     return [pid for pid in _pids() if not marks.isdisjoint(_read(f"/proc/{pid}/environ").split(b"\0"))]
