@@ -1,14 +1,14 @@
-"""Power cuts: everything that a loaded core does to its files is recorded, and many disks are made that a cut leaves.
+"""Power cuts: record all writes of a service under load, and build disk images that a cut may leave.
 
-Each is opened as the service opens its ledger. Whatever a caller had been told before the cut must be there; on some of
-them a whole service is started, works off what is left, and the checker of all tortures runs.
+Each image is opened as the service opens its ledger and must have everything that was acknowledged before the cut. On
+some of them a service is started, runs what is left, and the checker runs.
 """
 
 import random
 import shutil
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,34 +20,37 @@ from ductile.core.clock import to_text
 from ductile.core.errors import LedgerError
 from ductile.engine.process.procfs import become_subreaper
 from ductile.ledger.storage.open_file import open_writer
-from scripts.tortures.arena import Arena
-from scripts.tortures.case import Case, read_effects
-from scripts.tortures.checker import INVARIANTS, check, database_is_whole, transitions_replay
-from scripts.tortures.clients import Acknowledged, Clients
-from scripts.tortures.kill import Options as KillOptions
-from scripts.tortures.kill import Torture, reap_adopted
-from scripts.tortures.recording import Change, Disk, Kind, read_changes
-from scripts.tortures.shim import Shim
-from scripts.tortures.telling import tell, tell_violations
+from scripts.tortures.lib.checker import INVARIANTS, check, database_is_intact, transitions_replay
+from scripts.tortures.lib.clients import Acknowledgement, WorkloadClients
+from scripts.tortures.lib.disk_images import Change, ChangeKind, RecordedDisk, read_changes
+from scripts.tortures.lib.fault_library import FaultLibrary
+from scripts.tortures.lib.harness import Harness, reap_children
+from scripts.tortures.lib.history import History, read_effects
+from scripts.tortures.lib.instance import Instance
+from scripts.tortures.lib.report import print_progress, print_violations
 
 LEDGER = "state.db"
-LOG = f"{LEDGER}-wal"
-FIRST_CHANGES, LAST_CHANGES = 300, 6000
-"""A life ends before some change between these two, but for the last, which ends in order."""
-PROGRESS_EVERY = 250
+WAL = f"{LEDGER}-wal"
+MIN_CHANGES, MAX_CHANGES = 300, 6000
+"""All services but the last are killed before a change between these two."""
+PROGRESS_INTERVAL = 250
+"""Images between two lines of progress."""
 SHM_BYTES = 32_768
-NEVER_WRITTEN = "the cut left no ledger"
+ACKNOWLEDGED_MISSING = "acknowledged missing"
+CORRUPT = "corrupt"
+INCOMPLETE = "incomplete transactions"
+RULES = (ACKNOWLEDGED_MISSING, CORRUPT, INCOMPLETE)
 
 
 @frozen
-class Options:
-    """`images` disks of one recording; on `starts` of them a whole service goes on."""
+class PowerOptions:
+    """`images` of one recording; a service is started on `starts` of them."""
 
     images: int
     seed: int
     seconds: float = 20.0
-    """How long the core is under load, all its lives together."""
-    lives: int = 4
+    """The duration of the recording, over all services."""
+    services: int = 4
     starts: int = 2
     synchronous: str = "full"
     workers: int = 4
@@ -55,222 +58,212 @@ class Options:
 
 
 @frozen
-class Death:
-    """When a life was over, by both clocks: one may be set against the other before anybody asks."""
+class ServiceEnd:
+    """The end of a service by the monotonic and the wall clock, read together: the wall clock may be set later."""
 
     at: int
     wall: str
 
     @classmethod
-    def now(cls) -> "Death":
+    def now(cls) -> "ServiceEnd":
         return cls(time.monotonic_ns(), to_text(datetime.now(UTC)))
 
 
 @define
-class Recorded:
-    """A core lived several times, each time with callers, and this is all that is known of it."""
+class Recording:
+    """All changes of several services under load, and what they acknowledged."""
 
-    arena: Arena
+    instance: Instance
     changes: list[Change]
-    acknowledged: list[Acknowledged] = field(factory=list)
-    deaths: list[Death] = field(factory=list)
+    acknowledged: list[Acknowledgement] = field(factory=list)
+    ends: list[ServiceEnd] = field(factory=list)
 
-    def before(self, moment: int) -> "list[Acknowledged]":
-        """What callers had been told."""
+    def acknowledged_before(self, moment: int) -> "list[Acknowledgement]":
         return [one for one in self.acknowledged if one.at <= moment]
 
-    def synced_before(self, moment: int) -> int:
-        """Whatever was written before this was on the disk at that moment: a sync that was over had begun after it."""
-        syncs = (one.begun for one in self.changes if one.kind is Kind.SYNC and one.name == LOG and one.ended <= moment)
-        return max(syncs, default=0)
+    def durable_until(self, moment: int) -> int:
+        """Return the start of the last sync of the write-ahead log that was complete at this moment."""
+        syncs = (change for change in self.changes if change.kind is ChangeKind.SYNC and change.name == WAL)
+        return max((sync.started for sync in syncs if sync.ended <= moment), default=0)
 
 
-def record(directory: Path, options: Options) -> Recorded:
-    """The core has lived several times under load; all lives but the last ended in the middle of its writing."""
-    service = "" if options.synchronous == "full" else f", synchronous: {options.synchronous}"
-    arena = Arena(directory / "recorded", workers=options.workers, service=service)
-    arena.path.mkdir(mode=0o700)
-    arena.build()
-    shim, log = Shim.build(directory, arena.path / "data"), directory / "changes"
-    dice, told = random.Random(options.seed), Recorded(arena, [])
-    for life in range(options.lives):
-        die = dice.randint(FIRST_CHANGES, LAST_CHANGES) if life < options.lives - 1 else None
-        core = arena.launch(shim.recording(log, die=die))
-        clients = Clients(
-            arena.roles, options.jobs_per_second, options.seed + life, directory / "client", scripts=arena.scripts
-        )
+def record(directory: Path, options: PowerOptions) -> Recording:
+    """Run several services under load and record their writes. All but the last are killed just before a write."""
+    settings = "" if options.synchronous == "full" else f", synchronous: {options.synchronous}"
+    instance = Instance(directory / "recorded", workers=options.workers, service_settings=settings)
+    instance.path.mkdir(mode=0o700)
+    instance.build()
+    library, log = FaultLibrary.build(directory, instance.path / "data"), directory / "changes"
+    rng, recording = random.Random(options.seed), Recording(instance, [])
+    for number in range(options.services):
+        kill_before = rng.randint(MIN_CHANGES, MAX_CHANGES) if number < options.services - 1 else None
+        service = instance.launch(library.recording(log, kill_before=kill_before))
+        clients = WorkloadClients(instance, options.jobs_per_second, options.seed + number, directory / "acknowledged")
         clients.start()
-        if core.wait_until_ready():
-            clients.serve_from(core.url)
-        core.wait_until_gone(options.seconds / options.lives)
-        clients.serve_from(None)
+        if service.wait_until_ready():
+            clients.use_url(service.url)
+        service.wait_for_exit(options.seconds / options.services)
+        clients.use_url(None)
         clients.stop()
-        code = core.stop()
-        assert code in (0, -9), core.said
-        told.deaths.append(Death.now())
-        told.acknowledged += clients.acknowledged
-        reap_adopted()
-    told.changes = read_changes(log)
-    told.acknowledged.sort(key=lambda one: one.at)
-    _require_exact(told)
-    return told
+        code = service.stop()
+        assert code in (0, -9), service.stderr
+        recording.ends.append(ServiceEnd.now())
+        recording.acknowledged += clients.acknowledged
+        reap_children()
+    recording.changes = read_changes(log)
+    recording.acknowledged.sort(key=lambda one: one.at)
+    _require_exact(recording)
+    return recording
 
 
-def _require_exact(told: Recorded) -> None:
-    """What the recording leads to is what the disk has: nothing was written past the record."""
-    disk = Disk()
-    for change in told.changes:
-        disk.follow(change)
-    for name, content in disk.whole().items():
-        if name.startswith(LEDGER) and content != (told.arena.path / "data" / name).read_bytes():
+def _require_exact(recording: Recording) -> None:
+    """Raise AssertionError unless the recording leads to the exact bytes on the disk."""
+    disk = RecordedDisk()
+    for change in recording.changes:
+        disk.apply(change)
+    for name, content in disk.current().items():
+        if name.startswith(LEDGER) and content != (recording.instance.path / "data" / name).read_bytes():
             raise AssertionError(f"the recording is not exact: {name} has other bytes on the disk")
 
 
 @define
-class Cuts:
-    """The disks, one after the other, and what is wrong with them."""
+class PowerTorture:
+    """The images of one recording, and their violations."""
 
-    told: Recorded
-    options: Options
+    recording: Recording
+    options: PowerOptions
     directory: Path
     violations: dict[str, list[str]] = field(factory=dict)
-    empty: int = 0
+    without_ledger: int = 0
     required: int = 0
-    """Acknowledgements that had to be there, over all disks."""
+    """Acknowledgements that had to be present, over all images."""
     run_again: int = 0
-    """Attempts that began before a cut which took back their claim, and began again under their number."""
+    """First attempts that started twice because the cut lost their claim."""
 
     def run(self) -> None:
-        dice = random.Random(f"{self.options.seed}/cuts")
-        moments = sorted(drawn_moments(self.told, self.options.images, dice))
-        started = set(dice.sample(range(len(moments)), min(self.options.starts, len(moments))))
-        disk, ends, done = Disk(), [change.ended for change in self.told.changes], 0
+        rng = random.Random(f"{self.options.seed}/cuts")
+        moments = sorted(drawn_moments(self.recording, self.options.images, rng))
+        started = set(rng.sample(range(len(moments)), min(self.options.starts, len(moments))))
+        changes, disk, applied = self.recording.changes, RecordedDisk(), 0
+        ends = [change.ended for change in changes]
         for number, moment in enumerate(moments):
-            over = bisect_right(ends, moment)
-            for change in self.told.changes[done:over]:
-                disk.follow(change)
-            done = over
-            image = disk.image(dice)
-            path = self.directory / f"image-{number}"
-            lay_out(image, path / "data", shm=dice.randbytes(SHM_BYTES) if dice.random() < 0.5 else None)
-            found = list(self.go_on(path, moment) if number in started else self.faults(path, moment))
-            for rule, fault in found:
-                self.violations.setdefault(rule, []).append(f"image {number}: {fault}")
+            completed = bisect_right(ends, moment)
+            for change in changes[applied:completed]:
+                disk.apply(change)
+            applied = completed
+            image, path = disk.image_after_cut(rng), self.directory / f"image-{number}"
+            write_image(image, path / "data", shm=rng.randbytes(SHM_BYTES) if rng.random() < 0.5 else None)
+            check_image = self.start_service if number in started else self.check_ledger
+            found = list(check_image(path, moment))
+            for rule, violation in found:
+                self.violations.setdefault(rule, []).append(f"image {number}: {violation}")
             if not found:
-                shutil.rmtree(path)  # the others can be looked at, with --keep
-            if (number + 1) % PROGRESS_EVERY == 0:
-                tell(f"{number + 1} images, {sum(map(len, self.violations.values()))} violations")
+                shutil.rmtree(path)  # keep only images with violations
+            if (number + 1) % PROGRESS_INTERVAL == 0:
+                print_progress(f"{number + 1} images, {sum(map(len, self.violations.values()))} violations")
 
-    def faults(self, path: Path, moment: int) -> Iterator[tuple[str, str]]:
-        """What a service would find, or miss, on this disk."""
-        ledger, due = path / "data" / LEDGER, self.told.before(moment)
-        self.required += len(due)
+    def check_ledger(self, path: Path, moment: int) -> Iterator[tuple[str, str]]:
+        """Open the ledger of an image and yield its violations."""
+        ledger, required = path / "data" / LEDGER, self.recording.acknowledged_before(moment)
+        self.required += len(required)
         if not ledger.exists():
-            self.empty += 1
-            yield from (("acknowledged missing", f"{one.job_id}: {NEVER_WRITTEN}") for one in due)
+            self.without_ledger += 1
+            yield from ((ACKNOWLEDGED_MISSING, f"{one.job_id}: the cut left no ledger") for one in required)
             return
         try:
             with closing(open_writer(ledger)):
-                case = Case(ledger, due, [])
-                yield from (("acknowledged missing", fault) for fault in missing(case))
-                yield from (("corrupt", fault) for fault in database_is_whole(case))
-                yield from (("half done", fault) for fault in transitions_replay(case))
+                history = History(ledger, required, [])
+                yield from ((ACKNOWLEDGED_MISSING, violation) for violation in missing_jobs(history))
+                yield from ((CORRUPT, violation) for violation in database_is_intact(history))
+                yield from ((INCOMPLETE, violation) for violation in transitions_replay(history))
         except LedgerError as error:
-            yield "corrupt", f"refused: {error}"
+            yield CORRUPT, f"refused: {error}"
 
-    def go_on(self, path: Path, moment: int) -> Iterator[tuple[str, str]]:
-        """A service starts on this disk and works off what is left; whatever the checker finds."""
-        arena, lives = self._arena(path, moment), [death for death in self.told.deaths if death.at <= moment]
-        service = Torture(arena, KillOptions(1, 0, workers=self.options.workers))
-        service.deaths = [death.wall for death in (*lives, Death.now())]
-        service.cut_delays_short()
-        service.come_to_rest()
-        seen = {"stuck": service.stuck, "orphans": service.orphans, "miscounted": service.miscounted}
-        case = Case.of(
-            arena,
-            self.told.before(moment),
-            deaths=service.deaths,
-            faults=service.faults,
-            claims_kept_until=self.told.synced_before(moment),
-            **seen,
+    def start_service(self, path: Path, moment: int) -> Iterator[tuple[str, str]]:
+        """Start a service on an image, run what is left, and yield the violations of all invariants."""
+        harness = Harness(self._restore_instance(path, moment))
+        ends = [end for end in self.recording.ends if end.at <= moment]
+        harness.deaths = [end.wall for end in (*ends, ServiceEnd.now())]
+        harness.clear_backoffs()
+        harness.finish_all_jobs()
+        history = harness.history(
+            self.recording.acknowledged_before(moment), claims_durable_until=self.recording.durable_until(moment)
         )
-        self.run_again += len(case.run_again)
-        for rule, found in check(case).items():
-            yield from ((rule, fault) for fault in found)
+        self.run_again += len(history.run_again)
+        for rule, found in check(history).items():
+            yield from ((rule, violation) for violation in found)
 
-    def _arena(self, path: Path, moment: int) -> Arena:
-        """The disk with the configuration of the recorded core, and what plugins had done before the cut."""
-        recorded = self.told.arena
-        arena = Arena(path, workers=recorded.workers, service=recorded.service, actor=recorded.path / "actor")
-        arena.build()
-        lines = recorded.effects.read_text().splitlines(keepends=True)
-        effects = read_effects(recorded.effects)
-        arena.effects.write_text(
+    def _restore_instance(self, path: Path, moment: int) -> Instance:
+        """Add the configuration of the recorded instance and its effects before the cut to an image."""
+        recorded = self.recording.instance
+        instance = Instance(
+            path,
+            workers=recorded.workers,
+            service_settings=recorded.service_settings,
+            plugin_program=recorded.path / "plugins" / recorded.plugins[0].name / "run",
+        )
+        instance.build()
+        lines = recorded.effects_log.read_text().splitlines(keepends=True)
+        effects = read_effects(recorded.effects_log)
+        instance.effects_log.write_text(
             "".join(line for line, effect in zip(lines, effects, strict=True) if effect.at <= moment)
         )
-        return arena
+        return instance
 
 
-def missing(case: Case) -> Iterator[str]:
-    """Jobs that callers were told of and that are not there; runs they were told the end of and that have none."""
-    for one in case.acknowledged:
-        job = case.jobs.get(one.job_id)
+def missing_jobs(history: History) -> Iterator[str]:
+    """Find acknowledged jobs that are missing, and runs that have not ended although a client got their end."""
+    for one in history.acknowledged:
+        job = history.jobs.get(one.job_id)
         if job is None:
-            yield f"{one.job_id} ({one.plugin}) was acknowledged and is not in the ledger"
-        elif one.answer is not None and job["tree_completed_at"] is None:
-            yield f"{one.job_id} ({one.plugin}) was told to be over and is not"
+            yield f"{one.job_id} ({one.target}) was acknowledged and is not in the ledger"
+        elif one.response is not None and job["tree_completed_at"] is None:
+            yield f"{one.job_id} ({one.target}) has not ended, but a client got its end"
 
 
-def drawn_moments(told: Recorded, count: int, dice: random.Random) -> Iterator[int]:
-    """By turns in the moment after an acknowledgement, in the middle of a write, and of anything rarer."""
-    rare = {kind: found for kind in Kind if (found := [one for one in told.changes if one.kind is kind])}
-    writes = rare.pop(Kind.WRITE)
+def drawn_moments(recording: Recording, count: int, rng: random.Random) -> Iterator[int]:
+    """Draw cuts: a third each just after an acknowledgement, during a write, and during a rarer change."""
+    rare = {kind: found for kind in ChangeKind if (found := [one for one in recording.changes if one.kind is kind])}
+    writes = rare.pop(ChangeKind.WRITE)
     for number in range(count):
-        if number % 3 == 0 and told.acknowledged:
-            yield dice.choice(told.acknowledged).at + dice.randrange(200_000)
+        if number % 3 == 0 and recording.acknowledged:
+            yield rng.choice(recording.acknowledged).at + rng.randrange(200_000)
         else:
-            change = dice.choice(writes if number % 3 == 1 else rare[dice.choice(list(rare))])
-            yield dice.randint(change.begun, change.ended)
+            change = rng.choice(writes if number % 3 == 1 else rare[rng.choice(list(rare))])
+            yield rng.randint(change.started, change.ended)
 
 
-def lay_out(image: dict[str, bytes], folder: Path, *, shm: bytes | None) -> None:
-    """The directory as the next start finds it. What was shared in memory is gone, or was never anything but noise."""
+def write_image(image: dict[str, bytes], folder: Path, *, shm: bytes | None) -> None:
+    """Write the files of the ledger. `shm` is the content of the shared memory file; None omits the file."""
     folder.mkdir(mode=0o700, parents=True)
     files = {name: content for name, content in image.items() if name.startswith(LEDGER)}
-    if shm is not None and LOG in files:
+    if shm is not None and WAL in files:
         files[f"{LEDGER}-shm"] = shm
     for name, content in files.items():
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
 
 
-RULES = ("acknowledged missing", "corrupt", "half done")
-
-
-def torture(directory: Path, options: Options) -> dict[str, Any]:
-    """Record, cut, look; the summary, with the number of violations of each rule."""
+def torture(directory: Path, options: PowerOptions) -> dict[str, Any]:
+    """Record, cut and check; return the summary with the number of violations of each rule."""
     become_subreaper()
-    told = record(directory, options)
-    tell(f"{len(told.changes)} changes recorded, {len(told.acknowledged)} jobs acknowledged")
-    cuts = Cuts(told, options, directory)
-    cuts.run()
-    tell_violations(cuts.violations)
-    kinds = [change.kind.name.lower() for change in told.changes]
+    recording = record(directory, options)
+    print_progress(f"{len(recording.changes)} changes recorded, {len(recording.acknowledged)} jobs acknowledged")
+    test = PowerTorture(recording, options, directory)
+    test.run()
+    print_violations(test.violations)
+    kinds = [change.kind.name.lower() for change in recording.changes]
     return {
         "torture": "power",
         "images": options.images,
         "seed": options.seed,
         "synchronous": options.synchronous,
-        "acknowledged": len(told.acknowledged),
-        "told_the_end": sum(one.answer is not None for one in told.acknowledged),
-        "had_to_be_there": cuts.required,
+        "acknowledged": len(recording.acknowledged),
+        "told_the_end": sum(one.response is not None for one in recording.acknowledged),
+        "had_to_be_there": test.required,
         "changes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "without_ledger": cuts.empty,
+        "without_ledger": test.without_ledger,
         "started": options.starts,
-        "run_again": cuts.run_again,
-        "violations": counted(cuts.violations, (*RULES, *INVARIANTS)),
+        "run_again": test.run_again,
+        "violations": {rule: len(test.violations.get(rule, ())) for rule in (*RULES, *INVARIANTS)},
     }
-
-
-def counted(violations: dict[str, list[str]], rules: Sequence[str]) -> dict[str, int]:
-    return {rule: len(violations.get(rule, ())) for rule in (*rules, *(violations.keys() - set(rules)))}

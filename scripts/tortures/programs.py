@@ -1,49 +1,39 @@
-"""Every torture by name: what can be asked of it, how much of it is a look, and how much is the proof."""
+"""The table of torture tests: names, options, and their values by default, in `all` and in `all --full`."""
 
 from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
 
-from scripts.tortures import (
-    bad_disk,
-    doors,
-    failpoints,
-    full_disk,
-    kill,
-    power,
-    reload,
-    schedule,
-    soak,
-    wall_clock,
-    zoo,
-)
+from scripts.tortures import clock, disk, eio, failpoints, kill, power, schedule, soak, zoo
+from scripts.tortures.http import torture as http
+from scripts.tortures.reload import torture as reload
 
 Summary = dict[str, Any]
 
 
-LENIENCY_HELP = "times as long as promised, on a busy host; inf: speeds are told, not judged"
+LENIENCY_HELP = "factor for all time limits, for a busy host; with inf, speeds are reported and not judged"
 
 
 @frozen
 class Number:
-    """An option: the field it fills, what it is without being asked for, in `all`, and in `all --full`."""
+    """A numeric option: the field that it fills, and its value by default, in `all` and in `all --full`."""
 
     flag: str
     field: str
-    usual: float
+    default: float
     short: float
     full: float
     help: str
 
     @property
     def kind(self) -> type:
-        return type(self.usual)
+        return type(self.default)
 
 
 @frozen
 class Program:
-    """One torture. `shown` are the parts of its summary that a table tells beside the violations."""
+    """One torture test. `shown` names the fields of its summary that tables show."""
 
     name: str
     help: str
@@ -51,54 +41,55 @@ class Program:
     options: type[Any]
     numbers: tuple[Number, ...]
     shown: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     workers: int | None = 4
     is_timed: bool = False
-    """It has limits of time, which a busy host can ask to be multiplied."""
+    """It has time limits, which `--leniency` multiplies."""
 
     def arguments(self, *, full: bool) -> list[str]:
-        """How `all` asks for it."""
+        """Return the arguments with which `all` runs it."""
         return [part for one in self.numbers for part in (one.flag, str(one.full if full else one.short))]
 
 
-_RATE = Number("--jobs-per-second", "jobs_per_second", 20.0, 20.0, 20.0, "root jobs asked for over the API")
+_RATE = Number("--jobs-per-second", "jobs_per_second", 20.0, 20.0, 20.0, "root jobs that clients request")
 
 PROGRAMS = (
     Program(
         "kill",
-        "kill -9 of the core at random moments",
+        "kill -9 of the service at random moments",
         kill.torture,
-        kill.Options,
+        kill.KillOptions,
         (Number("--cycles", "cycles", 100, 15, 1000, "kills"), _RATE),
         ("cycles", "acknowledged", "attempts", "lost_attempts", "ready_seconds"),
     ),
     Program(
         "failpoints",
-        "kill -9 at every named place, alone and amid a load",
+        "kill -9 at every failpoint, with few clients and under load",
         failpoints.torture,
-        failpoints.Options,
-        (Number("--runs", "runs", 2, 1, 20, "deaths at each place; the first is alone"),),
+        failpoints.FailpointOptions,
+        (Number("--runs", "runs", 2, 1, 20, "deaths at each failpoint; the first with few clients"),),
         ("failpoints", "runs"),
     ),
     Program(
         "power",
-        "disks as a power cut may leave them",
+        "disk images that a power cut may leave",
         power.torture,
-        power.Options,
+        power.PowerOptions,
         (
-            Number("--images", "images", 200, 100, 2000, "disks that are made of one recording"),
-            Number("--seconds", "seconds", 20.0, 10.0, 120.0, "how long is recorded"),
-            Number("--starts", "starts", 2, 1, 20, "disks on which a whole service goes on"),
+            Number("--images", "images", 200, 100, 2000, "disk images of one recording"),
+            Number("--seconds", "seconds", 20.0, 10.0, 120.0, "duration of the recording"),
+            Number("--starts", "starts", 2, 1, 20, "disk images on which a service is started"),
         ),
         ("images", "acknowledged", "had_to_be_there", "started"),
     ),
     Program(
         "disk",
-        "a full disk (needs root, for a small file system)",
-        full_disk.torture,
-        full_disk.Options,
+        "a full disk (needs root to mount a small file system)",
+        disk.torture,
+        disk.DiskOptions,
         (
-            Number("--requests", "requests", 200, 200, 1000, "requests while it is full"),
-            Number("--rounds", "rounds", 4, 2, 4, "how often it becomes full; every other time it is killed then"),
+            Number("--requests", "requests", 200, 200, 1000, "requests while the disk is full"),
+            Number("--rounds", "rounds", 4, 2, 4, "how often the disk is filled; in every other round with a kill"),
         ),
         ("requests", "answers_while_full", "back_seconds"),
         is_timed=True,
@@ -106,30 +97,31 @@ PROGRAMS = (
     Program(
         "io",
         "a disk whose writes, syncs or truncations fail",
-        bad_disk.torture,
-        bad_disk.Options,
+        eio.torture,
+        eio.EioOptions,
         (Number("--runs", "runs", 8, 4, 50, "failures"),),
         ("runs", "acknowledged", "exit_seconds"),
+        aliases=("eio",),
         is_timed=True,
     ),
     Program(
         "http",
-        "attack the API's and the webhooks' door beside ordinary callers",
-        doors.torture,
-        doors.Options,
-        (Number("--share", "share", 1.0, 0.02, 1.0, "do this share of every number"),),
+        "attacks on the API and the webhook listener while background clients send ordinary requests",
+        http.torture,
+        http.HttpOptions,
+        (Number("--share", "share", 1.0, 0.02, 1.0, "run this share of every number"),),
         ("share",),
         workers=None,
         is_timed=True,
     ),
     Program(
         "zoo",
-        "every plugin that misbehaves, in a crowd, round after round",
+        "misbehaving plugins together with good jobs, in rounds",
         zoo.torture,
-        zoo.Options,
+        zoo.ZooOptions,
         (
             Number("--rounds", "rounds", 3, 1, 7, "rounds"),
-            Number("--share", "share", 1.0, 0.5, 1.0, "this share of the animals in every round"),
+            Number("--share", "share", 1.0, 0.5, 1.0, "share of the plugins in every round"),
         ),
         ("rounds", "animals", "jobs", "good_wait_seconds", "resident_mebibytes"),
         workers=8,
@@ -137,12 +129,12 @@ PROGRAMS = (
     ),
     Program(
         "clock",
-        "a wall clock that jumps, and the nights on which the clocks change",
-        wall_clock.torture,
-        wall_clock.Options,
+        "a wall clock that jumps, and the nights in which the clocks change",
+        clock.torture,
+        clock.ClockOptions,
         (
             Number("--jumps", "jumps", 10, 10, 100, "jumps"),
-            Number("--nights", "nights", 3, 3, 3, "nights, of three"),
+            Number("--nights", "nights", 3, 3, 3, "nights, up to three"),
         ),
         ("jumps", "nights", "acknowledged", "jobs"),
         is_timed=True,
@@ -151,27 +143,28 @@ PROGRAMS = (
         "schedule",
         "kill -9 while schedules fire, skip, queue and cancel",
         schedule.torture,
-        kill.Options,
-        (Number("--runs", "cycles", 500, 12, 500, "deaths"),),
+        schedule.ScheduleOptions,
+        (Number("--runs", "runs", 500, 12, 500, "deaths"),),
         ("runs", "slots_passed_over", "cancelled_while_running"),
     ),
     Program(
         "reload",
-        "change the configuration while jobs come in and run",
+        "changes of the configuration while jobs arrive and run",
         reload.torture,
-        kill.Options,
+        reload.ReloadOptions,
         (
-            Number("--reloads", "cycles", 200, 8, 200, "reloads"),
-            Number("--jobs-per-second", "jobs_per_second", 10.0, 10.0, 10.0, "root jobs asked for over the API"),
+            Number("--reloads", "reloads", 200, 8, 200, "reloads"),
+            Number("--jobs-per-second", "jobs_per_second", 10.0, 10.0, 10.0, "root jobs that clients request"),
         ),
         ("reloads", "acknowledged", "jobs"),
     ),
     Program(
         "soak",
-        "very many plugin runs, and whether anything grows",
+        "very many plugin runs, and whether resources grow",
         soak.torture,
-        soak.Options,
+        soak.SoakOptions,
         (Number("--runs", "runs", 2000, 1000, 100_000, "plugin runs"),),
         ("runs", "runs_per_second", "growth_percent", "descriptors", "threads", "largest_log_megabytes"),
     ),
 )
+BY_NAME = {name: program for program in PROGRAMS for name in (program.name, *program.aliases)}

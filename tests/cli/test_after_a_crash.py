@@ -38,8 +38,8 @@ DIED = "The service died while the job was running."
     ],
     ids=["first", "again", "used up", "cancelled"],
 )
-def test_why_says_what_the_next_start_does_with_it(run: Run, demo: Path, how: dict[str, Any], words: str) -> None:
-    """By the rules of the recovery itself."""
+def test_why_names_what_the_next_start_does_with_the_job(run: Run, demo: Path, how: dict[str, Any], words: str) -> None:
+    """It uses the rules of the recovery."""
     job_id = leave_running(demo, **how)
 
     view = run("job", "why", job_id, "--config", demo, "--json").json
@@ -106,8 +106,8 @@ def test_lists_and_trees_do_not_mark_jobs_of_a_running_service(run: Run, demo: P
     assert listed["status"] == node["status"] == "running"
 
 
-def test_a_run_does_not_go_on_without_a_service(run: Run, demo: Path) -> None:
-    """The first job succeeded, the second was running: what tells of both names what is to be done."""
+def test_a_run_with_an_orphaned_job_is_not_reported_as_running(run: Run, demo: Path) -> None:
+    """The first job succeeded and the second is orphaned. Both explanations name the next command."""
     with past_of(demo) as past:
         past.enqueue(plugin="first", pipeline="greet")
         root = past.claim_one("first")

@@ -61,7 +61,7 @@ def ended(past: Past, outcome: Any = None, **new: Any) -> str:
 
 @pytest.fixture
 def busy(demo: Path) -> Path:
-    """A configuration whose ledger has several jobs in different states."""
+    """Make a configuration whose ledger has several jobs in different states."""
     with past_of(demo) as past:
         for number in range(5):
             ended(past, submitted_by="api" if number % 2 else "cli")
@@ -292,10 +292,10 @@ def joins_others(past: Past) -> str:
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-def test_why_names_what_keeps_a_waiting_job(
+def test_why_names_the_reason_that_a_job_is_queued(
     run: Run, demo: Path, make: Callable[[Past], str], code: str, words: str
 ) -> None:
-    """Besides the plainest reason of all, which holds here for every job: no service runs."""
+    """The first reason is always that no service runs."""
     with past_of(demo) as past:
         job_id = make(past)
 
@@ -306,8 +306,8 @@ def test_why_names_what_keeps_a_waiting_job(
     assert words in run("job", "why", job_id, "--config", demo).stdout
 
 
-def test_what_has_left_the_queue_is_not_to_be_retried(run: Run, demo: Path) -> None:
-    """What it was asked for is gone; only what is known of it can be looked at."""
+def test_a_job_outside_the_queue_cannot_be_retried(run: Run, demo: Path) -> None:
+    """Its payload is gone, so the next command only inspects it."""
     with past_of(demo) as past:
         job_id = ended(past, Failed("no luck", past.evidence(exit_code=1)))
         assert f"ductile job retry {job_id}" in run("job", "why", job_id, "--config", demo, "--json").json["next"]
@@ -317,8 +317,8 @@ def test_what_has_left_the_queue_is_not_to_be_retried(run: Run, demo: Path) -> N
     assert run("job", "why", job_id, "--config", demo, "--json").json["next"] == [f"ductile job diagnose {job_id}"]
 
 
-def test_what_ended_with_its_plugin_is_retried_after_that_is_back(run: Run, demo: Path) -> None:
-    """Before that the service refuses to."""
+def test_a_job_of_a_missing_plugin_is_retried_after_the_plugin_is_restored(run: Run, demo: Path) -> None:
+    """Until then the service refuses the retry."""
     with past_of(demo) as past:
         job_id, disabled = past.enqueue().job_id, "plugin echo is disabled (enabled: false)"
         with transaction(past.db):
@@ -330,8 +330,8 @@ def test_what_ended_with_its_plugin_is_retried_after_that_is_back(run: Run, demo
 
 
 @pytest.mark.parametrize(("running", "waits"), [("core.relay", "echo"), ("echo", "core.relay")])
-def test_relays_and_workers_do_not_keep_each_other(run: Run, demo: Path, running: str, waits: str) -> None:
-    """An event that is on its way takes no worker, and one that is to be sent needs none."""
+def test_relay_jobs_and_worker_slots_do_not_limit_each_other(run: Run, demo: Path, running: str, waits: str) -> None:
+    """A relay job needs no worker slot."""
     with past_of(demo) as past:
         past.loads("cfg", {"service": {"max_workers": 1}, "plugins": {"echo": {}}})
         past.enqueue(plugin=running)
@@ -395,7 +395,7 @@ LAST_ATTEMPT = Job(
         ),
     ],
 )
-def test_why_names_the_rule_by_which_a_job_ended(run: Run, demo: Path, outcome: Any, code: str, words: str) -> None:
+def test_why_names_the_rule_that_ended_a_job(run: Run, demo: Path, outcome: Any, code: str, words: str) -> None:
     with past_of(demo) as past:
         job_id = ended(past, outcome)
 
@@ -405,8 +405,8 @@ def test_why_names_the_rule_by_which_a_job_ended(run: Run, demo: Path, outcome: 
 
 
 @pytest.mark.parametrize("question", ["why", "diagnose", "inspect"])
-def test_what_a_plugin_says_never_looks_like_our_words(run: Run, demo: Path, question: str) -> None:
-    """Line breaks in an error are set in further than anything Ductile says itself."""
+def test_output_of_a_plugin_cannot_imitate_the_output_of_ductile(run: Run, demo: Path, question: str) -> None:
+    """Lines of an error are indented further than lines of Ductile."""
     with past_of(demo) as past:
         job_id = ended(past, Failed("disk full\n  next: ductile queue purge --all", evidence(exit_code=1)))
 
@@ -416,8 +416,8 @@ def test_what_a_plugin_says_never_looks_like_our_words(run: Run, demo: Path, que
     assert not any(line.startswith("  next:") for line in forged)
 
 
-def test_a_flood_is_diagnosed_in_a_few_lines(run: Run, demo: Path) -> None:
-    """Whoever wants all of it asks for JSON."""
+def test_a_diagnosis_of_long_output_is_short(run: Run, demo: Path) -> None:
+    """`--json` has all of it."""
     with past_of(demo) as past:
         job_id = ended(past, Failed("stdout is not one JSON object", evidence(exit_code=0, result="y\n" * 5000)))
 
@@ -426,7 +426,7 @@ def test_a_flood_is_diagnosed_in_a_few_lines(run: Run, demo: Path) -> None:
     assert "more lines; --json has them" in told
 
 
-def test_why_tells_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) -> None:
+def test_why_explains_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         job_id = past.enqueue().job_id
         with transaction(past.db):
@@ -435,7 +435,7 @@ def test_why_tells_a_job_that_was_cancelled_before_it_ran(run: Run, demo: Path) 
     assert "before it ran: not needed" in run("job", "why", job_id, "--config", demo).stdout
 
 
-def test_why_tells_a_chain_that_is_too_long(run: Run, demo: Path) -> None:
+def test_why_explains_a_chain_of_too_many_hops(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         job_id = past.enqueue(hops=21).job_id
 
@@ -449,7 +449,7 @@ SECRET = "hunter2-and-more"
 
 @pytest.fixture
 def sick(demo: Path) -> tuple[Path, str]:
-    """A home in which a job failed as others did, after a success under another configuration."""
+    """Make a ledger with a failed job, earlier equal failures, and a success under another configuration."""
     (demo / ".env").write_text(f"MAIL={SECRET}\n")
     (demo / "plugins.yaml").write_text("plugins: {echo: {config: {address: '${MAIL}'}}}\n")
     with past_of(demo) as past:
@@ -481,10 +481,10 @@ def sick(demo: Path) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("most", [4_000, 9_000, 65_536, 10_000_000])
 @pytest.mark.parametrize("form", [("--json",), ()], ids=["json", "text"])
-def test_a_diagnosis_is_never_larger_than_asked(
+def test_a_diagnosis_is_never_larger_than_the_limit(
     run: Run, sick: tuple[Path, str], most: int, form: tuple[str, ...]
 ) -> None:
-    """What was left out is said; with room for all, nothing is."""
+    """Omitted parts are listed. Below the limit nothing is omitted."""
     home, job_id = sick
     answer = run("job", "diagnose", job_id, "--config", home, "--max-bytes", str(most), *form)
 
@@ -494,7 +494,7 @@ def test_a_diagnosis_is_never_larger_than_asked(
     assert is_cut is (most < 1_000_000)
 
 
-def test_a_cut_diagnosis_keeps_the_end_of_stderr_and_says_how_much_there_was(run: Run, sick: tuple[Path, str]) -> None:
+def test_a_shortened_diagnosis_keeps_the_end_of_stderr_and_its_size(run: Run, sick: tuple[Path, str]) -> None:
     home, job_id = sick
     bundle = run("job", "diagnose", job_id, "--config", home, "--json").json
 
@@ -504,8 +504,8 @@ def test_a_cut_diagnosis_keeps_the_end_of_stderr_and_says_how_much_there_was(run
     assert bundle["cut"]["stderr"]["unit"] == "characters"
 
 
-def test_a_diagnosis_names_what_to_do_after_it(run: Run, sick: tuple[Path, str]) -> None:
-    """Not itself."""
+def test_a_diagnosis_names_the_next_command(run: Run, sick: tuple[Path, str]) -> None:
+    """The next command is not the diagnosis itself."""
     home, job_id = sick
     following = run("job", "diagnose", job_id, "--config", home, "--json").json["next"]
 
@@ -513,8 +513,8 @@ def test_a_diagnosis_names_what_to_do_after_it(run: Run, sick: tuple[Path, str])
     assert f"ductile job diagnose {job_id}" not in following
 
 
-def test_a_diagnosis_shows_no_secret(run: Run, sick: tuple[Path, str]) -> None:
-    """Neither a known one, nor what has a telling name."""
+def test_a_diagnosis_contains_no_secret(run: Run, sick: tuple[Path, str]) -> None:
+    """Known secrets and values with a secret name are masked."""
     home, job_id = sick
     answer = run("job", "diagnose", job_id, "--config", home, "--json", "--max-bytes", "10000000")
 
@@ -522,8 +522,8 @@ def test_a_diagnosis_shows_no_secret(run: Run, sick: tuple[Path, str]) -> None:
     assert answer.json["request"]["payload"] | {"text": ""} == {"password": "***", "to": "me with ***", "text": ""}
 
 
-def test_a_diagnosis_counts_what_failed_alike(run: Run, sick: tuple[Path, str]) -> None:
-    """Errors that differ in numbers only are the same."""
+def test_a_diagnosis_counts_equal_failures(run: Run, sick: tuple[Path, str]) -> None:
+    """Errors that differ only in numbers are equal."""
     home, job_id = sick
     similar = run("job", "diagnose", job_id, "--config", home, "--json").json["similar_failures"]
 
@@ -531,7 +531,7 @@ def test_a_diagnosis_counts_what_failed_alike(run: Run, sick: tuple[Path, str]) 
     assert similar["others"] == [{"error": "something else", "count": 1}]
 
 
-def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: tuple[Path, str]) -> None:
+def test_a_diagnosis_lists_changes_since_the_last_success(run: Run, sick: tuple[Path, str]) -> None:
     home, job_id = sick
     changes = run("job", "diagnose", job_id, "--config", home, "--json").json["since_last_success"]["changes"]
 
@@ -540,8 +540,8 @@ def test_a_diagnosis_tells_what_changed_since_the_last_success(run: Run, sick: t
     assert changes["other_plugins"] == ["mail", "sweep"], "named, not spelt out: they hardly matter to this job"
 
 
-def test_a_changed_list_names_its_members_that_came_went_or_changed(run: Run, demo: Path) -> None:
-    """Where they have names; whole lists would be cut at the same place and look alike."""
+def test_a_changed_list_is_compared_by_the_names_of_its_members(run: Run, demo: Path) -> None:
+    """Whole lists would be shortened at one place and look equal."""
 
     def pipelines(**mode: str) -> dict[str, Any]:
         return {"pipelines": [{"name": name, "on": "x" * 200, "mode": how} for name, how in mode.items()]}
@@ -563,8 +563,8 @@ def test_a_changed_list_names_its_members_that_came_went_or_changed(run: Run, de
     assert "config pipelines[other].mode: a → b" in told
 
 
-def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> None:
-    """A ledger that was adopted may have kept anything."""
+def test_a_diagnosis_shows_text_that_is_not_json_unchanged(run: Run, demo: Path) -> None:
+    """An adopted ledger can contain any text."""
     with past_of(demo) as past:
         job_id = ended(past, Failed("x", past.evidence(exit_code=1)), snapshot_id="cfg")
         past.loads("cfg", {})
@@ -581,8 +581,8 @@ def test_a_diagnosis_shows_what_is_no_json_as_it_is(run: Run, demo: Path) -> Non
     ),
     st.integers(200, 2_000),
 )
-def test_a_bundle_fits_or_has_nothing_left_to_cut(bundle: dict[str, Any], most: int) -> None:
-    """Every part that is shorter than it was is named."""
+def test_a_bundle_is_shortened_until_it_fits(bundle: dict[str, Any], most: int) -> None:
+    """Every shortened part is listed."""
     parts = tuple(bundle)
     shown = truncate_to_fit(bundle, parts, lambda value: len(json.dumps(value)), most)
 
@@ -593,8 +593,8 @@ def test_a_bundle_fits_or_has_nothing_left_to_cut(bundle: dict[str, Any], most: 
 # ── event why ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_event_why_shows_the_condition_that_said_no_with_its_values(run: Run, demo: Path) -> None:
-    """From the notes of the job that emitted it."""
+def test_event_why_shows_the_false_condition_with_its_values(run: Run, demo: Path) -> None:
+    """They come from the journal rows of the emitting job."""
     predicate = {"path": "payload.n", "op": "eq", "value": 2, "found": 1, "holds": False}
     about = {"pipeline": "big", "event_id": UNKNOWN_ID, "type": "t.done", "reason": "if is false"}
     note = Note(kind="pipeline.skipped", data={**about, "predicates": [predicate]})
@@ -609,8 +609,8 @@ def test_event_why_shows_the_condition_that_said_no_with_its_values(run: Run, de
     assert view["events"][0]["decisions"][0]["predicates"] == [predicate]
 
 
-def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
-    """Routes and pipelines alike, also when nobody remembers more than the log."""
+def test_event_why_shows_the_jobs_of_an_event(run: Run, demo: Path) -> None:
+    """Jobs of routes and pipelines are shown, also when only the job log has them."""
     envelope = json.dumps({"type": "t.done", "payload": {}, "event_id": UNKNOWN_ID, "source": "echo"})
     with past_of(demo) as past:
         past.enqueue(command="handle", payload=envelope, source_event_id=UNKNOWN_ID, submitted_by="route")
@@ -621,8 +621,8 @@ def test_event_why_shows_what_an_event_led_to(run: Run, demo: Path) -> None:
     assert (view["type"], view["source"], view["verdict"]) == ("t.done", "echo", "matched")
 
 
-def test_events_of_a_type_are_found_whatever_they_led_to(run: Run, demo: Path) -> None:
-    """Also where the jobs do not tell the type: a step that is no `handle`, a condition."""
+def test_events_of_a_type_are_found_for_every_result(run: Run, demo: Path) -> None:
+    """This includes jobs without the type: steps other than `handle`, and conditions."""
     said = [{"type": "t.done", "payload": {}}, {"type": "other", "payload": {"t.done": 1}}, {"type": "t.done"}]
     result = json.dumps({"status": "ok", "events": said})
     with past_of(demo) as past:
@@ -638,8 +638,8 @@ def test_events_of_a_type_are_found_whatever_they_led_to(run: Run, demo: Path) -
     assert (view["events"][0]["verdict"], view["events"][0]["emitted_by"]) == ("matched", job.id)
 
 
-def test_an_event_is_from_its_plugin_and_says_everything_once(run: Run, demo: Path) -> None:
-    """Also where only the job that emitted it is on record, because nobody took the event."""
+def test_an_event_names_its_plugin_and_prints_every_fact_once(run: Run, demo: Path) -> None:
+    """This includes events that led to no job."""
     result = json.dumps({"status": "ok", "events": [{"type": "t.done", "payload": {}}]})
     with past_of(demo) as past:
         past.enqueue()
@@ -658,7 +658,7 @@ def test_an_event_is_from_its_plugin_and_says_everything_once(run: Run, demo: Pa
     ]
 
 
-def test_a_decision_that_is_the_whole_story_is_told_once(run: Run, demo: Path) -> None:
+def test_the_only_decision_about_an_event_is_printed_once(run: Run, demo: Path) -> None:
     about = {"pipeline": "big", "event_id": UNKNOWN_ID, "type": "t.done", "reason": "if is false"}
     with past_of(demo) as past:
         past.enqueue()
@@ -668,7 +668,7 @@ def test_a_decision_that_is_the_whole_story_is_told_once(run: Run, demo: Path) -
     assert told.count("Pipeline big did not start") == 1
 
 
-def test_a_type_that_is_mistyped_is_corrected(run: Run, demo: Path) -> None:
+def test_a_mistyped_event_type_gets_a_suggestion(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         past.enqueue()
         past.end(

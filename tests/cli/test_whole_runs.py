@@ -1,4 +1,4 @@
-"""What `ductile job why` and `job diagnose` say of the first job of a run, read from the ledger without a service."""
+"""`job why` and `job diagnose` for the first job of a run, read from the ledger without a service."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.cli.history import Past, past_of
 
 
 def begin(past: Past, *steps: str, **more: Any) -> Job:
-    """The first job of a run, which succeeded and led to these steps."""
+    """Record the first job of a run, which succeeded and led to these steps."""
     past.enqueue(plugin="first", pipeline="greet")
     root = past.claim_one("first")
     children = [past.new(pipeline="greet", step_id=step, command="handle", **more) for step in steps]
@@ -31,7 +31,7 @@ def fail(past: Past, error: str = "no luck") -> Job:
 
 @pytest.fixture
 def failed(demo: Path) -> tuple[Path, str, list[str]]:
-    """A home, the first job of a run that failed, and the jobs that failed it."""
+    """Make a ledger with a failed run. Return its home, its first job, and the jobs that failed it."""
     with past_of(demo) as past:
         root = begin(past, "one", "two", "three")
         ends = [fail(past, "the disk is full").id, fail(past, "the door is shut").id]
@@ -39,8 +39,8 @@ def failed(demo: Path) -> tuple[Path, str, list[str]]:
     return demo, root.id, ends
 
 
-def test_why_of_the_first_job_names_what_failed_its_run(run: Run, failed: tuple[Path, str, list[str]]) -> None:
-    """It succeeded itself; that is not what anybody asks who started the run."""
+def test_why_of_the_first_job_names_the_failed_jobs_of_its_run(run: Run, failed: tuple[Path, str, list[str]]) -> None:
+    """The first job itself succeeded."""
     home, root, ends = failed
     view = run("job", "why", root, "--config", home, "--json").json
 
@@ -52,7 +52,7 @@ def test_why_of_the_first_job_names_what_failed_its_run(run: Run, failed: tuple[
     assert view["next"] == [f"ductile job why {ends[0]}", f"ductile job tree {root}"]
 
 
-def test_people_see_it_in_the_first_lines(run: Run, failed: tuple[Path, str, list[str]]) -> None:
+def test_the_first_lines_name_the_failed_jobs(run: Run, failed: tuple[Path, str, list[str]]) -> None:
     home, root, ends = failed
     told = run("job", "why", root, "--config", home).stdout.splitlines()
 
@@ -61,9 +61,7 @@ def test_people_see_it_in_the_first_lines(run: Run, failed: tuple[Path, str, lis
     assert f"  next: ductile job why {ends[0]}" in told
 
 
-def test_a_diagnosis_of_the_first_job_leads_to_the_one_that_failed(
-    run: Run, failed: tuple[Path, str, list[str]]
-) -> None:
+def test_a_diagnosis_of_the_first_job_names_the_failed_job(run: Run, failed: tuple[Path, str, list[str]]) -> None:
     home, root, ends = failed
     bundle = run("job", "diagnose", root, "--config", home, "--json").json
 
@@ -76,7 +74,7 @@ def test_a_diagnosis_of_the_first_job_leads_to_the_one_that_failed(
 
 
 @pytest.mark.parametrize("form", [("--json",), ()], ids=["json", "text"])
-def test_a_run_that_failed_at_length_is_diagnosed_within_bounds(run: Run, demo: Path, form: tuple[str, ...]) -> None:
+def test_a_diagnosis_of_a_run_with_many_failures_is_limited(run: Run, demo: Path, form: tuple[str, ...]) -> None:
     with past_of(demo) as past:
         root = begin(past, *(f"step-{number}" for number in range(20)))
         for _ in range(20):
@@ -87,8 +85,8 @@ def test_a_run_that_failed_at_length_is_diagnosed_within_bounds(run: Run, demo: 
     assert "its run FAILED" in answer.stdout or answer.json["run"]["failed"] == 20
 
 
-def test_no_job_is_its_own_last_success(run: Run, demo: Path) -> None:
-    """What the core decides ends at the moment it begins."""
+def test_a_job_is_never_its_own_last_success(run: Run, demo: Path) -> None:
+    """A control job starts and ends at the same time."""
     with past_of(demo) as past:
         past.enqueue(plugin="first")
         past.end(past.claim_one("first"), Succeeded(past.evidence(result="{}")))
@@ -99,8 +97,8 @@ def test_no_job_is_its_own_last_success(run: Run, demo: Path) -> None:
     assert run("job", "diagnose", job_id, "--config", demo, "--json").json["since_last_success"] is None
 
 
-def test_what_a_join_only_passes_on_is_named_after_what_failed(run: Run, demo: Path) -> None:
-    """A join fails because others did; the cause comes first, also where both ended at one moment."""
+def test_a_failed_join_is_listed_after_the_failure_that_caused_it(run: Run, demo: Path) -> None:
+    """This includes jobs that ended at the same time."""
     with past_of(demo) as past:
         root = past.fan_out(past.join("J"), past.new(join_id="J"))
         member = past.claim_one()
@@ -111,7 +109,7 @@ def test_what_a_join_only_passes_on_is_named_after_what_failed(run: Run, demo: P
     assert [one["job_id"] for one in failures] == [member.id, "J"]
 
 
-def test_a_failure_that_is_tolerated_fails_no_run(run: Run, demo: Path) -> None:
+def test_a_tolerated_failure_does_not_fail_the_run(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         root = begin(past, "one", tolerated=True)
         fail(past)
@@ -121,7 +119,7 @@ def test_a_failure_that_is_tolerated_fails_no_run(run: Run, demo: Path) -> None:
     assert [reason["code"] for reason in view["reasons"]] == ["answered_ok", "run_succeeded"]
 
 
-def test_why_of_the_first_job_says_that_its_run_goes_on(run: Run, demo: Path) -> None:
+def test_why_of_the_first_job_reports_that_its_run_continues(run: Run, demo: Path) -> None:
     with past_of(demo) as past:
         root = begin(past, "one", "two")
         fail(past)
@@ -133,7 +131,7 @@ def test_why_of_the_first_job_says_that_its_run_goes_on(run: Run, demo: Path) ->
     assert view["next"] == [f"ductile job wait {root.id} --tree"]
 
 
-def test_a_run_is_told_when_only_the_log_remembers_it(run: Run, failed: tuple[Path, str, list[str]]) -> None:
+def test_a_run_that_is_only_in_the_job_log_is_explained(run: Run, failed: tuple[Path, str, list[str]]) -> None:
     home, root, ends = failed
     with past_of(home) as past, transaction(past.db):
         past.db.execute("PRAGMA defer_foreign_keys = ON")
@@ -144,7 +142,7 @@ def test_a_run_is_told_when_only_the_log_remembers_it(run: Run, failed: tuple[Pa
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_a_job_that_nothing_follows_from_has_no_run(run: Run, failed: tuple[Path, str, list[str]], member: int) -> None:
+def test_a_job_without_follow_up_jobs_has_no_run(run: Run, failed: tuple[Path, str, list[str]], member: int) -> None:
     home, _, ends = failed
     view = run("job", "why", ends[member], "--config", home, "--json").json
     assert view["run"] is None

@@ -15,44 +15,44 @@ plugins:
   notifying: {notify_on_complete: true}
 pipelines:
   - name: chain
-    on: chain.wanted
+    on: chain.requested
     execution_mode: synchronous
     steps: [{id: first, uses: ok}, {id: last, uses: recorder}]
   - name: later
-    on: later.wanted
+    on: later.requested
     steps: [{id: only, uses: ok}]
   - name: joined
-    on: joined.wanted
+    on: joined.requested
     execution_mode: synchronous
     steps:
       - {id: fan, join: true, split: [{id: left, uses: ok}, {id: right, uses: ok}]}
       - {id: last, uses: recorder}
   - name: wide
-    on: wide.wanted
+    on: wide.requested
     execution_mode: synchronous
     steps: [{id: each, foreach: payload.items, uses: ok}]
   - name: fails
-    on: fails.wanted
+    on: fails.requested
     execution_mode: synchronous
     steps: [{id: first, uses: ok}, {id: bad, uses: broken}, {id: never, uses: ok}]
   - name: dies
-    on: dies.wanted
+    on: dies.requested
     execution_mode: synchronous
     steps: [{id: one-attempt, uses: one-attempt}]
   - name: tolerant
-    on: tolerant.wanted
+    on: tolerant.requested
     execution_mode: synchronous
     steps: [{id: bad, uses: broken, continue: true}, {id: last, uses: ok}]
   - name: bypassed
-    on: bypassed.wanted
+    on: bypassed.requested
     execution_mode: synchronous
     steps: [{id: first, uses: recorder}, {id: maybe, uses: ok, if: {path: payload.go, op: exists}}]
   - name: skipped
-    on: skipped.wanted
+    on: skipped.requested
     execution_mode: synchronous
     steps: [{id: maybe, uses: ok, if: {path: payload.go, op: exists}}]
   - name: skipped-join
-    on: skipped-join.wanted
+    on: skipped-join.requested
     execution_mode: synchronous
     steps:
       - id: fan
@@ -61,20 +61,20 @@ pipelines:
           - {id: left, uses: ok, if: {path: payload.go, op: exists}}
           - {id: right, uses: ok, if: {path: payload.go, op: exists}}
   - name: noticed
-    on: noticed.wanted
+    on: noticed.requested
     execution_mode: synchronous
     steps: [{id: only, uses: notifying}]
   - name: on-end
     on-hook: job.completed
     steps: [{uses: ok}]
   - name: keeps
-    on: keeps.wanted
+    on: keeps.requested
     steps: [{id: only, uses: ok, baggage: {one: payload.blob, two: payload.blob}}]
   - name: idle
-    on: idle.wanted
+    on: idle.requested
     steps: [{id: only, uses: disabled}]
   - name: guarded
-    on: guarded.wanted
+    on: guarded.requested
     from_plugin: ok
     if: {path: payload.go, op: exists}
     steps: [{id: only, uses: ok}]

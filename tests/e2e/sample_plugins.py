@@ -14,6 +14,17 @@ FAILING = """#!/bin/sh
 cat >/dev/null
 echo '{"status": "error", "error": "no luck", "retry": false}'
 """
+FALLIBLE = """#!/usr/bin/python3
+import json, os, sys
+request = json.load(sys.stdin)
+payload = (request.get("event") or request).get("payload", {})
+if os.path.exists("broken"):
+    print(json.dumps({"status": "error", "error": "broken", "retry": False}))
+else:
+    print(json.dumps({"status": "ok", "result": json.dumps(payload, sort_keys=True),
+                      "events": [{"type": "fallible.done", "payload": payload}]}))
+"""
+"""Fails while a file `broken` exists, else emits its payload as the event fallible.done."""
 REQUEST_TO_STATE = """#!/usr/bin/env python3
 import json, sys
 request = json.load(sys.stdin)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from scripts.tortures.arena import Arena, Core
-from scripts.tortures.case import Case, Effect
-from scripts.tortures.checker import check
-from scripts.tortures.clients import Clients
+from scripts.tortures.lib.checker import check
+from scripts.tortures.lib.clients import WorkloadClients
+from scripts.tortures.lib.history import Effect, History
+from scripts.tortures.lib.instance import Instance, ServiceProcess
 from tests.e2e.service import WAIT_SECONDS, Home, Service
-from tests.e2e.test_checker import NOTHING_OPEN, ROLES
+from tests.e2e.test_torture_checker import NO_OPEN_JOBS, PLUGINS
 
 Start = Callable[..., Service]
 OK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "done"}\'\n'
@@ -38,10 +38,10 @@ def ductile(*args: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-def wait_until(arena: Arena, core: Core, statement: str) -> None:
-    with arena.read_ledger() as db:
+def wait_until(instance: Instance, service: ServiceProcess, statement: str) -> None:
+    with instance.read_ledger() as db:
         while not db.execute(statement).fetchone()[0]:
-            assert not core.wait_until_gone(0.02), core.said
+            assert not service.wait_for_exit(0.02), service.stderr
 
 
 def known_to(ledger: Path) -> set[tuple[str, int]]:
@@ -53,42 +53,42 @@ def known_to(ledger: Path) -> set[tuple[str, int]]:
 
 def test_what_was_acknowledged_before_a_backup_is_kept_by_the_service_that_is_restored_from_it(tmp_path: Path) -> None:
     """Taken under load and restored elsewhere, a service goes on where the backup was, and every promise is kept."""
-    arena = Arena(tmp_path / "arena", roles=ROLES)
-    arena.path.mkdir()
-    arena.build()
-    core = arena.launch()
-    assert core.wait_until_ready(), core.said
-    clients = Clients(ROLES, per_second=20, seed=1, ledger=tmp_path / "client", scripts=arena.scripts)
+    instance = Instance(tmp_path / "instance", plugins=PLUGINS)
+    instance.path.mkdir()
+    instance.build()
+    service = instance.launch()
+    assert service.wait_until_ready(), service.stderr
+    clients = WorkloadClients(instance, per_second=20, seed=1, record=tmp_path / "acknowledged")
     clients.start()
-    clients.serve_from(core.url)
+    clients.use_url(service.url)
     try:
-        wait_until(arena, core, BUSY)
+        wait_until(instance, service, BUSY)
         acknowledged = tuple(clients.acknowledged)
-        made = ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", arena.path)
+        made = ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", instance.path)
         after = tuple(clients.acknowledged)
     finally:
         clients.stop()
-        dead_at = core.kill()
+        dead_at = service.kill()
     assert made["verified"]
-    assert len(after) > len(acknowledged), "nobody was served during the backup"
+    assert len(after) > len(acknowledged), "no request succeeded during the backup"
 
-    restored = evolve(arena, path=tmp_path / "restored")
+    restored = evolve(instance, path=tmp_path / "restored")
     done = ductile("system", "restore", tmp_path / "b.tar.gz", "--config-dir", restored.path)
     assert done["warnings"] == []
     past = known_to(restored.ledger)
-    restored.configure()  # its plugins testify into a file of their own
-    core = restored.launch()
-    assert core.wait_until_ready(), core.said
-    wait_until(restored, core, NOTHING_OPEN)
-    assert core.stop() == 0
+    restored.configure()  # its plugins write to its own effects log
+    service = restored.launch()
+    assert service.wait_until_ready(), service.stderr
+    wait_until(restored, service, NO_OPEN_JOBS)
+    assert service.stop() == 0
 
     def is_past(effect: Effect) -> bool:
         return (effect.job_id, effect.attempt) in past
 
-    before = filter(is_past, Case.of(arena, ()).effects)
-    case = Case.of(restored, acknowledged, deaths=[dead_at])
-    case = evolve(case, effects=[*before, *case.effects])
-    assert {name: found for name, found in check(case).items() if found} == {}
+    before = filter(is_past, History.of(instance, ()).effects)
+    history = History.of(restored, acknowledged, deaths=[dead_at])
+    history = evolve(history, effects=[*before, *history.effects])
+    assert {name: found for name, found in check(history).items() if found} == {}
     assert ductile("system", "selfcheck", "--config", restored.path)["healthy"]
 
 

@@ -28,8 +28,7 @@ def broken(home: Home) -> Home:
     home.plugin("one", OK)
     home.add("plugins: {one: {}}\n")
     home.seal()
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("plugins: {one: {}}\n", BROKEN))
+    home.replace("plugins: {one: {}}\n", BROKEN)
     return home
 
 

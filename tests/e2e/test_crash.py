@@ -1,11 +1,9 @@
-"""The service dies, is stopped, or must not start: what is left, and what the next start makes of it."""
+"""Crashes, drains and refused starts: what is left in the ledger, and what the next start does with it."""
 
 import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +14,7 @@ import pytest
 
 from ductile.core.clock import from_text
 from tests.e2e.service import Home, Service
+from tests.e2e.torture_runs import run_torture
 
 Start = Callable[..., Service]
 
@@ -25,26 +24,26 @@ echo '{"status": "ok", "result": "done"}'
 """
 WAITS_FOR_GO = """#!/bin/sh
 echo "$DUCTILE_JOB_ID" >> effects
-until [ -e go ] || [ $((turns += 1)) -gt 3000 ]; do sleep 0.02; done
+until [ -e go ] || [ $((tries += 1)) -gt 3000 ]; do sleep 0.02; done
 echo '{"status": "ok", "result": "done"}'
 """
 NEVER_ENDS = """#!/bin/sh
 echo $$ >> pids
 exec sleep 600
 """
-KILLS_ITS_CORE = """#!/bin/sh
-until [ -e answered ] || [ $((turns += 1)) -gt 3000 ]; do sleep 0.02; done
+KILLS_THE_SERVICE = """#!/bin/sh
+until [ -e answered ] || [ $((tries += 1)) -gt 3000 ]; do sleep 0.02; done
 kill -9 $PPID
 exec sleep 600
 """
-"""Waits until the test has the answer to its request."""
+"""Waits until the test has the response to its request."""
 
 
-def until(look: Callable[[], Any]) -> Any:
-    """What `look` finds, as soon as it finds something: for facts in files, which cannot call."""
+def wait_for(find: Callable[[], Any]) -> Any:
+    """Poll `find` and return its first true result."""
     deadline = time.monotonic() + 30
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never happened"
+    while not (found := find()):
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return found
 
@@ -54,7 +53,7 @@ def lines(file: Path) -> list[str]:
 
 
 def is_alive(pid: str) -> bool:
-    """True unless the process is gone or only waits to be reaped."""
+    """Return True unless the process has exited, reaped or not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -68,34 +67,31 @@ def attempts(home: Home, job_id: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(400)
-def test_thirty_random_kills_lose_nothing_and_double_nothing() -> None:
-    """kill -9 at any moment under load: every acknowledged job ends, every attempt runs once, every child exists once,
-    and every run of a pipeline has all its steps, joins and hooks.
+def test_thirty_random_kills_lose_nothing_and_repeat_nothing() -> None:
+    """kill -9 at any moment under load.
 
-    In a process of its own, because it adopts and reaps what the dead cores leave behind.
+    Every acknowledged job ends, every attempt runs once, every child exists once, and every run of a pipeline has all
+    its steps, joins and hooks.
     """
-    command = [sys.executable, "-m", "scripts.tortures", "kill", "--cycles", "30", "--seed", "10", "--hurry"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_torture("kill", "--cycles", "30", "--seed", "10", "--hurry")
 
-    assert done.stdout, done.stderr
-    summary = json.loads(done.stdout)
-    assert done.returncode == 0, (done.stderr, summary)
-    assert set(summary["violations"].values()) == {0}
+    summary = run.summary
+    assert (run.exit_code, run.violations) == (0, {}), run.stderr
     assert summary["cycles"] == 30
     assert summary["acknowledged"] > 0
-    assert summary["lost_attempts"] > 0, "no kill hit a running job: the torture does not torture"
-    assert min(summary[part] for part in ("runs", "steps", "joins", "hooks")) > 0, "no pipelines were tortured"
+    assert summary["lost_attempts"] > 0, "no kill hit a running job: the test tests nothing"
+    assert min(summary[part] for part in ("runs", "steps", "joins", "hooks")) > 0, "no pipeline ran"
 
 
-def test_a_job_in_flight_is_run_again_and_nothing_else_is(home: Home, start: Start) -> None:
-    """After a crash: what had ended stays ended, what waited keeps its first attempt, what ran gets its next one."""
+def test_after_a_crash_only_running_jobs_run_again(home: Home, start: Start) -> None:
+    """A finished job stays finished, a queued job keeps its first attempt, a running job gets its next attempt."""
     home.plugin("quick", OK)
     home.plugin("waits", WAITS_FOR_GO)
     home.add("plugins:\n  waits: {parallelism: 1}\n")
     service = start()
     ended = service.run("quick")["job_id"]
     running, waiting = service.post("waits"), service.post("waits")
-    until(lambda: running in lines(home.path / "effects"))
+    wait_for(lambda: running in lines(home.path / "effects"))
 
     service.kill()
     (home.path / "go").touch()
@@ -113,8 +109,8 @@ def test_a_job_in_flight_is_run_again_and_nothing_else_is(home: Home, start: Sta
 
 
 def test_a_leftover_process_is_ended_before_its_job_runs_again(home: Home, start: Start) -> None:
-    """Two attempts of one job never work at the same time, not even when the core between them was killed."""
-    looks_back = """#!/bin/sh
+    """Two attempts of one job never run at the same time, not even if the service was killed between them."""
+    reports_first_process = """#!/bin/sh
     if [ -e first ]; then
         state=$(cut -d ' ' -f 3 "/proc/$(cat first)/stat" 2>/dev/null || echo gone)
         echo '{"status": "ok", "result": "'"$state"'"}'
@@ -123,13 +119,13 @@ def test_a_leftover_process_is_ended_before_its_job_runs_again(home: Home, start
     echo $$ > first.new && mv first.new first
     exec sleep 600
     """.replace("\n    ", "\n")
-    home.plugin("sleeper", looks_back)
+    home.plugin("sleeper", reports_first_process)
     service = start()
     job_id = service.post("sleeper")
-    until(lambda: (home.path / "first").exists())
+    wait_for(lambda: (home.path / "first").exists())
 
     service.kill()
-    assert is_alive((home.path / "first").read_text().strip()), "killing the core alone does not end its plugins"
+    assert is_alive((home.path / "first").read_text().strip()), "killing the service does not end its plugins"
     service = start()
 
     job = service.job(job_id, wait="30s")
@@ -137,13 +133,13 @@ def test_a_leftover_process_is_ended_before_its_job_runs_again(home: Home, start
     service.wait_for_log("killed a plugin process of an earlier run")
 
 
-def test_a_recovery_that_is_killed_again_and_again_counts_each_lost_attempt_once(home: Home, start: Start) -> None:
-    """Recovery is all or nothing: five kills in the middle of it leave every orphan as it was."""
+def test_a_recovery_that_is_killed_repeatedly_counts_each_lost_attempt_once(home: Home, start: Start) -> None:
+    """Recovery is one transaction: five kills during it leave every orphan unchanged."""
     home.plugin("waits", WAITS_FOR_GO)
     home.add("plugins:\n  waits: {}\n")
     service = start()
     jobs = [service.post("waits") for _ in range(3)]
-    until(lambda: len(lines(home.path / "effects")) == 3)
+    wait_for(lambda: len(lines(home.path / "effects")) == 3)
     service.kill()
 
     for _ in range(5):
@@ -157,9 +153,9 @@ def test_a_recovery_that_is_killed_again_and_again_counts_each_lost_attempt_once
     assert home.rows("SELECT DISTINCT recoveries FROM job_queue") == [{"recoveries": 1}]
 
 
-def test_a_job_that_kills_the_core_is_given_up_and_the_others_run(home: Home, start: Start) -> None:
-    """A poison pill: each death of the core counts as an attempt; when they are used up, the job is dead."""
-    home.plugin("poison", KILLS_ITS_CORE)
+def test_a_job_that_repeatedly_kills_the_service_is_dead_and_others_run(home: Home, start: Start) -> None:
+    """Each death of the service counts as an attempt; when the attempts are used up, the job is dead."""
+    home.plugin("poison", KILLS_THE_SERVICE)
     home.plugin("quick", OK)
     home.add("plugins:\n  poison: {retry: {max_attempts: 2}}\n")
     service = start()
@@ -167,19 +163,19 @@ def test_a_job_that_kills_the_core_is_given_up_and_the_others_run(home: Home, st
     (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
 
-    assert home.launch().wait() == -signal.SIGKILL, "the second attempt kills the second core"
+    assert home.launch().wait() == -signal.SIGKILL, "the second attempt kills the second service"
     service = start()
 
-    given_up = service.job(poison, wait="30s")
-    assert given_up["status"] == "dead"
-    assert given_up["last_error"] == "core restart: the core died 2 times while it ran; attempts used up"
+    dead = service.job(poison, wait="30s")
+    assert dead["status"] == "dead"
+    assert dead["last_error"] == "core restart: the core died 2 times while it ran; attempts used up"
     assert attempts(home, poison) == [(1, "failed"), (2, "failed")]
     assert service.run("quick")["status"] == "succeeded"
 
 
-def test_a_job_that_killed_the_core_twice_is_held_back(home: Home, start: Start) -> None:
-    """The first crash may be chance; after the second the job waits, so that the service is not down all the time."""
-    home.plugin("poison", KILLS_ITS_CORE)
+def test_a_job_that_killed_the_service_twice_is_delayed(home: Home, start: Start) -> None:
+    """After the second crash the job waits 30 seconds, so that other jobs can run."""
+    home.plugin("poison", KILLS_THE_SERVICE)
     home.plugin("quick", OK)
     service = start()
     service.post("poison")
@@ -195,9 +191,9 @@ def test_a_job_that_killed_the_core_twice_is_held_back(home: Home, start: Start)
     assert service.run("quick")["status"] == "succeeded"
 
 
-def test_a_step_that_kills_the_core_is_given_up_and_its_join_is_decided(home: Home, start: Start) -> None:
-    """The last member of a join ends in a recovery: if its failure is tolerated, the run goes on from there."""
-    home.plugin("poison", KILLS_ITS_CORE)
+def test_a_join_is_resolved_when_recovery_ends_its_last_member(home: Home, start: Start) -> None:
+    """The failure of the member is allowed, so the run continues."""
+    home.plugin("poison", KILLS_THE_SERVICE)
     home.plugin("quick", OK)
     home.add(
         "plugins:\n  quick: {}\n  poison: {retry: {max_attempts: 1}}\n"
@@ -209,23 +205,23 @@ def test_a_step_that_kills_the_core_is_given_up_and_its_join_is_decided(home: Ho
         "        join: true\n"
         "        split:\n"
         "          - {id: safe, uses: quick}\n"
-        "          - {id: deadly, uses: poison, continue: true, on_error: [{id: mend, uses: quick}]}\n"
+        "          - {id: deadly, uses: poison, continue: true, on_error: [{id: repair, uses: quick}]}\n"
         "      - {id: last, uses: quick}\n"
     )
     service = start()
-    status, answer = service.ask("POST", "/pipeline/risky", {"payload": {}})
-    assert status == 202, answer
+    status, run = service.ask("POST", "/pipeline/risky", {"payload": {}})
+    assert status == 202, run
     (home.path / "answered").touch()
     assert service.wait() == -signal.SIGKILL
 
     service = start()
 
-    _, tree = service.ask("GET", f"/job/{answer['job_id']}/tree?wait=30s")
+    _, tree = service.ask("GET", f"/job/{run['job_id']}/tree?wait=30s")
     ends = {node["step_id"]: node["status"] for node in tree if "step_id" in node}
     assert ends == {
         "safe": "succeeded",
         "deadly": "dead",
-        "mend": "succeeded",
+        "repair": "succeeded",
         "both__join": "succeeded",
         "last": "succeeded",
     }
@@ -234,14 +230,14 @@ def test_a_step_that_kills_the_core_is_given_up_and_its_join_is_decided(home: Ho
     assert [result.get("status") for result in results] == [None, "dead"]
 
 
-def test_a_hook_fires_once_for_a_job_that_died_with_the_core(home: Home, start: Start) -> None:
-    """The end that a recovery gives to a job is announced like any other, and not again by the next recovery."""
-    home.plugin("poison", KILLS_ITS_CORE)
+def test_a_hook_fires_once_for_a_job_that_died_with_its_service(home: Home, start: Start) -> None:
+    """Recovery fires the hooks of a job that it ends, and the next recovery does not fire them again."""
+    home.plugin("poison", KILLS_THE_SERVICE)
     home.plugin("quick", OK)
     home.add(
         "plugins:\n  quick: {}\n  poison: {retry: {max_attempts: 1}, notify_on_complete: true}\n"
         "pipelines:\n"
-        "  - {name: toll, on-hook: job.dead, steps: [{id: bell, uses: quick}]}\n"
+        "  - {name: on-dead, on-hook: job.dead, steps: [{id: report, uses: quick}]}\n"
     )
     service = start()
     poison = service.post("poison")
@@ -254,21 +250,21 @@ def test_a_hook_fires_once_for_a_job_that_died_with_the_core(home: Home, start: 
     service = start()
 
     assert service.job(poison, wait="30s")["status"] == "dead"
-    (bell,) = home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'bell'")
-    assert bell["parent_job_id"] == poison
-    assert service.job(bell["id"], wait="30s")["status"] == "succeeded"
+    (report,) = home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'report'")
+    assert report["parent_job_id"] == poison
+    assert service.job(report["id"], wait="30s")["status"] == "succeeded"
     service.kill()
     start()
-    assert home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'bell'") == [bell]
+    assert home.rows("SELECT id, parent_job_id FROM job_queue WHERE step_id = 'report'") == [report]
 
 
 def test_sigterm_lets_a_running_job_finish(home: Home, start: Start) -> None:
-    """The drain waits for what runs, starts nothing new, and ends with 0."""
+    """The drain waits for running jobs, starts no others, and the exit code is 0."""
     home.plugin("waits", WAITS_FOR_GO)
     home.add("plugins:\n  waits: {parallelism: 1}\n")
     service = start()
     running, waiting = service.post("waits"), service.post("waits")
-    until(lambda: running in lines(home.path / "effects"))
+    wait_for(lambda: running in lines(home.path / "effects"))
 
     service.signal(signal.SIGTERM)
     service.wait_for_log("SIGTERM: draining")
@@ -282,14 +278,14 @@ def test_sigterm_lets_a_running_job_finish(home: Home, start: Start) -> None:
     assert service.wait_for_log("stopped")
 
 
-def test_a_job_that_outlasts_the_drain_is_interrupted_and_not_charged_for_it(tmp_path: Path) -> None:
-    """At the end of `drain_timeout` the process is ended, the job is queued, and its only attempt is still to come."""
+def test_a_job_that_outlasts_the_drain_is_interrupted_without_losing_an_attempt(tmp_path: Path) -> None:
+    """At the end of `drain_timeout` the process is ended and the job is queued with its only attempt left."""
     home = Home.make(tmp_path / "ductile", drain="200ms")
     home.plugin("sleeper", NEVER_ENDS)
     home.add("plugins:\n  sleeper: {retry: {max_attempts: 1}}\n")
     service = home.start()
     job_id = service.post("sleeper")
-    (pid,) = until(lambda: lines(home.path / "pids"))
+    (pid,) = wait_for(lambda: lines(home.path / "pids"))
 
     assert service.stop() == 0
 
@@ -304,22 +300,22 @@ def test_a_job_that_outlasts_the_drain_is_interrupted_and_not_charged_for_it(tmp
     assert service.stop() == 0
 
 
-def test_a_second_ctrl_c_ends_at_once(home: Home, start: Start) -> None:
-    """No drain, no process left behind; the job runs again after the next start."""
+def test_a_second_ctrl_c_ends_the_service_at_once(home: Home, start: Start) -> None:
+    """The drain is skipped, no process is left, and the job runs again after the next start."""
     home.plugin("sleeper", NEVER_ENDS)
     service = start()
     job_id = service.post("sleeper")
-    (pid,) = until(lambda: lines(home.path / "pids"))
+    (pid,) = wait_for(lambda: lines(home.path / "pids"))
 
     service.signal(signal.SIGINT)
     service.wait_for_log("SIGINT: draining")
     service.signal(signal.SIGINT)
 
     assert service.wait() == 128 + signal.SIGINT
-    until(lambda: not is_alive(pid))
+    wait_for(lambda: not is_alive(pid))
     assert home.rows("SELECT status FROM job_queue") == [{"status": "running"}]
     service = start()
-    until(lambda: len(lines(home.path / "pids")) == 2)
+    wait_for(lambda: len(lines(home.path / "pids")) == 2)
     assert service.job(job_id)["attempt"] == 2
     service.signal(signal.SIGINT)
     service.wait_for_log("SIGINT: draining")
@@ -327,53 +323,53 @@ def test_a_second_ctrl_c_ends_at_once(home: Home, start: Start) -> None:
     service.wait()
 
 
-def test_a_second_instance_says_who_is_there_and_leaves(home: Home, start: Start) -> None:
-    """Exit 75 (try again later), naming the process; the first one does not notice."""
+def test_a_second_instance_is_refused_with_the_process_id_of_the_first(home: Home, start: Start) -> None:
+    """Exit code 75; the first service is not affected."""
     home.plugin("quick", OK)
     service = start()
 
     second = home.launch()
 
     assert second.wait() == os.EX_TEMPFAIL
-    said = "\n".join(second.stderr)
-    assert f"held by process {service.process.pid} since" in said
-    assert "ductile.lock" in said
+    output = "\n".join(second.stderr)
+    assert f"held by process {service.process.pid} since" in output
+    assert "ductile.lock" in output
     assert service.run("quick")["status"] == "succeeded"
 
 
-def damaged(ledger: Path) -> None:
+def damage(ledger: Path) -> None:
     content = bytearray(ledger.read_bytes())
     content[4096:] = b"\x5a" * (len(content) - 4096)
     ledger.write_bytes(content)
 
 
-def from_the_future(ledger: Path) -> None:
+def raise_schema_version(ledger: Path) -> None:
     db = sqlite3.connect(ledger)
     db.execute("PRAGMA user_version = 99")
     db.close()
 
 
-def no_database_at_all(ledger: Path) -> None:
-    ledger.write_bytes(b"these are my holiday pictures\n" * 200)
+def replace_with_text(ledger: Path) -> None:
+    ledger.write_bytes(b"not a database\n" * 400)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("change", "reason"),
     [
-        (damaged, "damaged"),
-        (from_the_future, "written by a newer Ductile (schema 99"),
-        (no_database_at_all, "not a SQLite database"),
+        (damage, "damaged"),
+        (raise_schema_version, "written by a newer Ductile (schema 99"),
+        (replace_with_text, "not a SQLite database"),
     ],
 )
-def test_a_ledger_that_cannot_be_trusted_is_refused_and_left_alone(
-    home: Home, start: Start, spoil: Callable[[Path], None], reason: str
+def test_an_invalid_ledger_is_refused_and_left_unchanged(
+    home: Home, start: Start, change: Callable[[Path], None], reason: str
 ) -> None:
-    """Exit 78 with one line that says what is wrong and where; the file is not repaired, replaced or emptied."""
+    """Exit code 78, and one line with the file and the reason."""
     home.plugin("quick", OK)
     service = start()
     service.run("quick")
     assert service.stop() == 0
-    spoil(home.ledger)
+    change(home.ledger)
     before = home.ledger.read_bytes()
 
     refused = home.launch()

@@ -10,20 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.e2e.sample_plugins import FAILING, OK, BlockingPlugin
+from tests.e2e.sample_plugins import FAILING, FALLIBLE, OK, BlockingPlugin
 from tests.e2e.service import Home, Service, Start
 
 UNKNOWN_JOB = "019a0000-0000-7000-8000-000000000000"
-FALLIBLE = """#!/usr/bin/python3
-import json, os, sys
-request = json.load(sys.stdin)
-if os.path.exists("broken"):
-    print(json.dumps({"status": "error", "error": "broken", "retry": False}))
-else:
-    event = request.get("event") or {"payload": request.get("payload", {})}
-    print(json.dumps({"status": "ok", "result": json.dumps(event["payload"], sort_keys=True),
-                      "events": [{"type": "done", "payload": event["payload"]}]}))
-"""
 PIPELINES = """
 pipelines:
   - {name: chosen, on: x, steps: [{id: maybe, uses: echo, if: {path: payload.n, op: eq, value: 2}}]}
@@ -78,14 +68,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running.kill()
 
 
-def break_plugin(home: Home) -> None:
-    (home.path / "broken").touch()
-
-
-def repair_plugin(home: Home) -> None:
-    (home.path / "broken").unlink()
-
-
 # ── cancel ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -136,11 +118,11 @@ def test_an_action_on_an_unknown_job_is_not_found(service: Service, action: str)
 @pytest.mark.usefixtures("plugins_and_pipelines")
 def test_retrying_a_failed_step_continues_its_run(home: Home, start: Start) -> None:
     """The steps after it run as if it had succeeded at the first attempt."""
-    break_plugin(home)
+    (home.path / "broken").touch()
     service = start()
     root = service.ask("POST", "/pipeline/two", {"payload": {"n": 1}})[1]["job_id"]
     assert service.job(root, wait="20s")["status"] == "failed"
-    repair_plugin(home)
+    (home.path / "broken").unlink()
     assert service.ask("POST", f"/job/{root}/retry?dry_run=true")[0] == 200
     status, answer = service.ask("POST", f"/job/{root}/retry")
     assert (status, answer["status"]) == (202, "queued")
@@ -156,7 +138,7 @@ def test_retry_and_replay_need_the_scope_to_run_the_command(home: Home, start: S
     text = (home.path / "config.yaml").read_text()
     limited = f'tokens:\n      - {{name: limited, token: {token}, scopes: ["jobs:rw"]}}\n'
     home.write("config.yaml", text.replace("tokens:\n", limited))
-    break_plugin(home)
+    (home.path / "broken").touch()
     service = start()
     job_id = service.run("fallible")["job_id"]
     for action in ("retry", "replay"):
@@ -177,8 +159,7 @@ def test_a_succeeded_job_cannot_be_retried(service: Service) -> None:
 def test_a_replay_uses_the_configured_hop_limit(home: Home, start: Start) -> None:
     """A job with 30 hops can be replayed when the limit is 50."""
     home.plugin("echo", OK)
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("log_level: debug", "log_level: debug\n  limits: {hops: 50}"))
+    home.replace("log_level: debug", "log_level: debug\n  limits: {hops: 50}")
     home.add("plugins: {echo: {}}\n")
     service = start()
     job_id = service.run("echo")["job_id"]
@@ -471,8 +452,7 @@ def test_an_unnamed_token_keeps_its_keys_when_its_position_changes(home: Home, s
     first = service.ask("POST", "/plugin/fallible/poll", headers=key, token=unnamed)
     unnamed_label = service.ask("GET", "/system/tokens")[1]["tokens"][0]["name"]
     tokens = f'      - {{name: token 0, token: {named}, scopes: ["*"]}}\n      - {{name: new, token: {"d" * 26}}}\n'
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("tokens:\n", f"tokens:\n{tokens}"))
+    home.replace("tokens:\n", f"tokens:\n{tokens}")
     home.seal()
     assert service.ask("POST", "/system/reload")[1]["changes"]["tokens"]["added"] == ["token 0", "new"]
     assert service.ask("POST", "/plugin/fallible/poll", headers=key, token=unnamed) == first

@@ -12,20 +12,10 @@ import pytest
 from ductile.pipeline.run.events import event_id
 from tests.e2e.commands import ductile, ductile_json
 from tests.e2e.recording_plugins import RECORDING_PLUGIN
-from tests.e2e.sample_plugins import FAILING, OK, BlockingPlugin
+from tests.e2e.sample_plugins import FAILING, FALLIBLE, OK, BlockingPlugin
 from tests.e2e.service import TOKEN, Home, Service, Start
 
 UNKNOWN_JOB = "019a0000-0000-7000-8000-000000000000"
-FALLIBLE = """#!/usr/bin/python3
-import json, os, sys
-request = json.load(sys.stdin)
-payload = (request.get("event") or request).get("payload", {})
-if os.path.exists("broken"):
-    print(json.dumps({"status": "error", "error": "broken", "retry": False}))
-else:
-    print(json.dumps({"status": "ok", "result": json.dumps(payload, sort_keys=True),
-                      "events": [{"type": "fallible.done", "payload": payload}]}))
-"""
 STDERR_WRITER = """#!/bin/sh
 cat > /dev/null
 echo first words >&2
@@ -181,8 +171,7 @@ def test_a_replay_lists_changes_since_the_first_run(home: Home, start: Start, tm
     service = start()
     first = service.run("fallible", payload={"n": 1, "m": 1})["job_id"]
     assert ductile_json(home, "job", "replay", first, "--dry-run")["changes"]["config"] == []
-    config = home.path / "config.yaml"
-    config.write_text(config.read_text().replace("poll: 1m", "poll: 2m"))
+    home.replace("poll: 1m", "poll: 2m")
     manifest = home.path / "plugins" / "fallible" / "manifest.yaml"
     manifest.write_text(manifest.read_text() + "description: another\n")
     assert ductile(home, "reload").exit_code == 0

@@ -263,9 +263,8 @@ def test_every_job_id_of_a_tree_returns_the_whole_tree(service: Service) -> None
 def test_starting_a_pipeline_needs_plugin_rw(home: Home, start: Start) -> None:
     """The scope must cover all plugins, because a pipeline can use any of them."""
     add_sample_pipelines(home)
-    config = home.path / "config.yaml"
     scopes = '["plugin:ro", "plugin:ok:rw", "jobs:ro"]'
-    config.write_text(config.read_text().replace('scopes: ["*"]', f"scopes: {scopes}"))
+    home.replace('scopes: ["*"]', f"scopes: {scopes}")
 
     assert start().ask("POST", "/pipeline/later")[0] == 403
     assert home.rows("SELECT * FROM job_queue") == []
@@ -303,8 +302,7 @@ def test_a_tree_request_whose_wait_ends_returns_the_unfinished_tree(
 
 
 def allow_one_waiting_request(home: Home) -> None:
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("  listen: 127", "  max_concurrent_sync: 1\n  listen: 127"))
+    home.replace("  listen: 127", "  max_concurrent_sync: 1\n  listen: 127")
 
 
 def test_synchronous_requests_over_the_limit_are_refused(

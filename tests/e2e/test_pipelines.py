@@ -591,11 +591,9 @@ def test_a_run_whose_next_step_was_removed_ends_with_the_reason(
     add_recording_plugins(home, ("source", "alpha"))
     home.add(CHAIN)
     service = start()
-    service.post("source", "poll", {"response": {"events": [{"type": f"{name}.wanted"}]}})
+    service.post("source", "poll", {"response": {"events": [{"type": f"{name}.requested"}]}})
     blocking.wait_until_started()
-    text = (home.path / "config.yaml").read_text()
-    assert old in text
-    home.write("config.yaml", text.replace(old, new))
+    home.replace(old, new)
     status, answer = service.ask("POST", "/system/reload")
     assert (status, answer["status"]) == (200, "reloaded")
     blocking.release()
@@ -616,8 +614,7 @@ def test_a_queued_job_whose_step_was_removed_is_dead_with_the_reason(
     for _ in range(2):
         service.post("source", "poll", {"response": {"events": [{"type": "other.requested"}]}})
     blocking.wait_until_started()
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("[{id: a, uses: blocking}, {id: b", "[{id: b"))
+    home.replace("[{id: a, uses: blocking}, {id: b", "[{id: b")
     assert service.ask("POST", "/system/reload")[0] == 200
     blocking.release()
     wait_until_idle(home)
@@ -634,8 +631,7 @@ def test_a_removed_tolerated_step_fails_its_run(home: Home, start: Start, blocki
     service = start()
     first, second = (service.ask("POST", "/pipeline/tolerant")[1]["job_id"] for _ in range(2))
     blocking.wait_until_started()
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("{id: a, uses: blocking, continue", "{id: c, uses: blocking, continue"))
+    home.replace("{id: a, uses: blocking, continue", "{id: c, uses: blocking, continue")
     assert service.ask("POST", "/system/reload")[0] == 200
     blocking.release()
     wait_until_idle(home)
@@ -652,8 +648,7 @@ def test_a_run_fails_when_a_reload_removes_the_tolerance_of_its_failed_step(home
     service = start()
     assert service.ask("POST", "/queue/pause")[0] == 200
     root = service.ask("POST", "/pipeline/tolerant")[1]["job_id"]
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("uses: blocking, continue: true", "uses: blocking"))
+    home.replace("uses: blocking, continue: true", "uses: blocking")
     assert service.ask("POST", "/system/reload")[0] == 200
     assert service.ask("POST", f"/job/{root}/cancel")[0] == 200
 

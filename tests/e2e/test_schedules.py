@@ -351,8 +351,7 @@ def test_a_reload_applies_new_and_removed_schedules(home: Home, start: Start) ->
     home.add("plugins:\n  echo: {schedules: [{id: old, every: 1h}]}\n")
     service = start()
     wait_for_jobs(service, "job succeeded", "echo", 1)
-    text = (home.path / "config.yaml").read_text()
-    home.write("config.yaml", text.replace("id: old, every: 1h", "id: new, every: 1h"))
+    home.replace("id: old, every: 1h", "id: new, every: 1h")
 
     assert ductile(home, "system", "reload").exit_code == 0
     wait_for_jobs(service, "job succeeded", "echo", 2)

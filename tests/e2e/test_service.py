@@ -260,8 +260,7 @@ def test_a_wrong_token_is_401(home: Home, start: Start, token: str | None) -> No
 def test_plugin_scopes_separate_reading_and_writing_commands(home: Home, start: Start) -> None:
     """plugin:ro runs commands of type read. Commands of type write need plugin:rw."""
     home.plugin("both", OK, commands="poll: {type: read}, send: {type: write}")
-    config = home.path / "config.yaml"
-    config.write_text(config.read_text().replace('scopes: ["*"]', 'scopes: ["plugin:ro"]'))
+    home.replace('scopes: ["*"]', 'scopes: ["plugin:ro"]')
     service = start()
 
     assert service.ask("POST", "/plugin/both/poll")[0] == 202
@@ -273,8 +272,7 @@ def test_a_scope_can_name_one_plugin(home: Home, start: Start) -> None:
     """plugin:NAME:rw gives access to this plugin only."""
     for name in ("mine", "other"):
         home.plugin(name, OK)
-    config = home.path / "config.yaml"
-    config.write_text(config.read_text().replace('scopes: ["*"]', 'scopes: ["plugin:mine:rw"]'))
+    home.replace('scopes: ["*"]', 'scopes: ["plugin:mine:rw"]')
     service = start()
 
     assert service.ask("POST", "/plugin/mine/poll")[0] == 202

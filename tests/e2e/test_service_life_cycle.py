@@ -35,7 +35,7 @@ def test_queued_jobs_of_a_disabled_plugin_are_dead_with_the_reason(home: Home, s
     service = start()
     first, waiting = service.post("slow"), service.post("slow")
     service.kill()
-    home.write("config.yaml", (home.path / "config.yaml").read_text().replace("{parallelism: 1}", "{enabled: false}"))
+    home.replace("{parallelism: 1}", "{enabled: false}")
 
     again = start()
 
@@ -44,8 +44,8 @@ def test_queued_jobs_of_a_disabled_plugin_are_dead_with_the_reason(home: Home, s
         assert (job["status"], job["last_error"]) == ("dead", "plugin slow is disabled (enabled: false)")
 
 
-def test_queued_jobs_of_a_plugin_that_fails_to_load_stay_queued_with_the_reason(home: Home, start: Start) -> None:
-    """They run when the plugin is repaired."""
+def queue_job_and_break_plugin(home: Home, start: Start) -> str:
+    """Kill a service with two jobs of one plugin, make its entrypoint not executable, and return the queued job."""
     home.plugin("slow", SLOW)
     home.add("plugins:\n  slow: {parallelism: 1}\n")
     service = start()
@@ -53,6 +53,12 @@ def test_queued_jobs_of_a_plugin_that_fails_to_load_stay_queued_with_the_reason(
     waiting = service.post("slow")
     service.kill()
     (home.path / "plugins" / "slow" / "run").chmod(0o600)
+    return waiting
+
+
+def test_queued_jobs_of_a_plugin_that_fails_to_load_stay_queued_with_the_reason(home: Home, start: Start) -> None:
+    """They run when the plugin is repaired."""
+    waiting = queue_job_and_break_plugin(home, start)
 
     start()
 
@@ -63,13 +69,7 @@ def test_queued_jobs_of_a_plugin_that_fails_to_load_stay_queued_with_the_reason(
 
 def test_a_reload_clears_the_blocked_reason_of_a_repaired_plugin(home: Home, start: Start) -> None:
     """The first job runs, and the second waits for it without a blocked reason."""
-    home.plugin("slow", SLOW)
-    home.add("plugins:\n  slow: {parallelism: 1}\n")
-    service = start()
-    service.post("slow")
-    waiting = service.post("slow")
-    service.kill()
-    (home.path / "plugins" / "slow" / "run").chmod(0o600)
+    waiting = queue_job_and_break_plugin(home, start)
     again = start()
     (home.path / "plugins" / "slow" / "run").chmod(0o700)
 
@@ -125,8 +125,7 @@ def test_an_invalid_configuration_is_not_loaded_by_sighup(home: Home, start: Sta
 def test_listen_addresses_cannot_change_at_a_reload(home: Home, start: Start) -> None:
     """The log names the setting that needs a restart."""
     service = start()
-    config = home.path / "config.yaml"
-    config.write_text(config.read_text().replace("127.0.0.1:0", "127.0.0.1:1"))
+    home.replace("127.0.0.1:0", "127.0.0.1:1")
 
     service.signal(signal.SIGHUP)
 
@@ -156,8 +155,7 @@ def test_systemd_is_notified_of_readiness_reload_and_stop(home: Home, start: Sta
 def test_a_stop_answers_waiting_clients(home: Home, start: Start) -> None:
     """The running job is interrupted and queued again."""
     home.plugin("slow", SLOW)
-    config = home.path / "config.yaml"
-    config.write_text(config.read_text().replace("drain_timeout: 10s", "drain_timeout: 0s"))
+    home.replace("drain_timeout: 10s", "drain_timeout: 0s")
     service = start()
     job_id = service.post("slow")
     waiting = [sys.executable, "-m", "ductile", "plugin", "run", "slow", "--wait", "--json", "--config", str(home.path)]

@@ -1,4 +1,4 @@
-"""The long tortures: a share of `scripts/torture zoo` and `soak`, and what grows or stays behind is noticed."""
+"""`scripts/torture zoo` and `soak` at a small size; growth and leftovers are detected."""
 
 import random
 from pathlib import Path
@@ -9,91 +9,99 @@ import pytest
 from attrs import evolve
 
 from scripts.tortures import soak, zoo
-from scripts.tortures.arena import Arena
-from scripts.tortures.clients import Caller
-from tests.e2e.tortured import torture
+from scripts.tortures.lib.clients import JobClient
+from scripts.tortures.lib.instance import Instance
+from tests.e2e.torture_runs import run_torture
 from tests.zoo.catalogue import HOSTILE_PLUGINS, HostilePlugin
 
 MIB = 1 << 20
 
 
 @pytest.mark.timeout(120)
-def test_a_round_of_the_zoo_leaves_nothing_behind() -> None:
-    """A few animals and twice as many good jobs, all at once."""
-    done = torture("zoo", "--rounds", "1", "--share", "0.06", "--leniency", "inf")
+def test_a_round_of_misbehaving_plugins_leaves_nothing_behind() -> None:
+    """A few plugins and twice as many good jobs at once."""
+    run = run_torture("zoo", "--rounds", "1", "--share", "0.06", "--leniency", "inf")
 
-    assert done.broken == {}, done.said
-    assert done.summary["jobs"] > 10
+    assert run.violations == {}, run.stderr
+    assert run.summary["jobs"] > 10
 
 
 @pytest.mark.timeout(120)
-def test_a_soak_leaves_the_service_as_it_was() -> None:
-    """Memory is another matter: a few runs are all warm-up."""
-    done = torture("soak", "--runs", "120")
+def test_many_jobs_leave_no_resources_behind() -> None:
+    """So few jobs are all warm-up, so memory is not checked."""
+    run = run_torture("soak", "--runs", "120")
 
-    assert done.broken.keys() <= {"memory"}, done.said
-    assert done.summary["runs"] == 120
-
-
-LOOK = soak.Look(100, 60_000, 18, 6, 1 << 20, 1 << 20)
+    assert run.violations.keys() <= {soak.MEMORY}, run.stderr
+    assert run.summary["runs"] == 120
 
 
-def soaked(tmp_path: Path, last: soak.Look, *, wal: int = 0, effects: str = "end a 1 - - 7 1\n") -> soak.Soak:
-    arena = Arena(tmp_path)
-    arena.effects.write_text(effects)
-    said: Any = SimpleNamespace(said=[])
-    seen = soak.Soak(arena, said, Caller.to("http://nobody"), asked=["a"], looks=[LOOK, last])
-    seen.largest_wal = wal
-    return seen
+FIRST = soak.Measurement(100, 60_000, 18, 6, 1 << 20, 1 << 20)
+
+
+def soak_test(
+    tmp_path: Path, last: soak.Measurement, *, wal: int = 0, effects: str = "end a 1 - - 7 1\n"
+) -> soak.SoakTorture:
+    instance = Instance(tmp_path)
+    instance.effects_log.write_text(effects)
+    service: Any = SimpleNamespace(stderr=[])
+    client = JobClient.connect("http://localhost")
+    return soak.SoakTorture(instance, service, client, job_ids=["a"], measurements=[FIRST, last], max_wal_bytes=wal)
 
 
 @pytest.mark.parametrize(
-    ("broken", "changes", "more", "code"),
+    ("violated", "changes", "more", "exit_code"),
     [
         (None, {"resident_kilobytes": 65_900}, {}, 0),
-        ("memory", {"resident_kilobytes": 66_100}, {}, 0),
-        ("descriptors", {"descriptors": 19}, {}, 0),
-        ("threads", {"threads": 7}, {}, 0),
-        ("log", {}, {"wal": 65 * MIB}, 0),
-        ("every run once", {}, {"effects": ""}, 0),
-        ("every run once", {}, {"effects": "end a 1 - - 7 1\n" * 2}, 0),
-        ("it ends in order", {}, {}, 1),
+        (soak.MEMORY, {"resident_kilobytes": 66_100}, {}, 0),
+        (soak.DESCRIPTORS, {"descriptors": 19}, {}, 0),
+        (soak.THREADS, {"threads": 7}, {}, 0),
+        (soak.LOG, {}, {"wal": 65 * MIB}, 0),
+        (soak.RUNS_ONCE, {}, {"effects": ""}, 0),
+        (soak.RUNS_ONCE, {}, {"effects": "end a 1 - - 7 1\n" * 2}, 0),
+        (soak.EXIT_CODE, {}, {}, 1),
     ],
 )
-def test_whatever_grows_is_noticed(
-    tmp_path: Path, broken: str | None, changes: dict[str, int], more: dict[str, Any], code: int
+def test_growth_is_detected(
+    tmp_path: Path, violated: str | None, changes: dict[str, int], more: dict[str, Any], exit_code: int
 ) -> None:
-    """Each promise of the soak on its own."""
-    found = soak.violations_of(soaked(tmp_path, evolve(LOOK, **changes), **more), code)
+    """Each rule of the soak test on its own."""
+    found = soak.violations_of(soak_test(tmp_path, evolve(FIRST, **changes), **more), exit_code)
 
-    assert [rule for rule, violations in found.items() if violations] == ([broken] if broken else [])
+    assert [rule for rule, violations in found.items() if violations] == ([violated] if violated else [])
 
 
-AT = "2026-02-08T09:30:00.000000Z"
-LATER = "2026-02-08T09:30:07.000000Z"
-SILENT = next(animal for animal in HOSTILE_PLUGINS if animal.id == "Z01")
+CREATED_AT = "2026-02-08T09:30:00.000000Z"
+SEVEN_SECONDS_LATER = "2026-02-08T09:30:07.000000Z"
+SILENT = next(plugin for plugin in HOSTILE_PLUGINS if plugin.id == "Z01")
 
 
 @pytest.mark.parametrize(
-    ("broken", "animal", "status", "started_at", "resident"),
+    ("violated", "plugin", "status", "started_at", "resident"),
     [
-        (None, None, "succeeded", AT, [MIB, 20 * MIB, 31 * MIB]),
-        (None, SILENT, "dead", AT, [MIB]),
-        ("good jobs succeed", None, "failed", AT, [MIB]),
-        ("good jobs do not wait", None, "succeeded", LATER, [MIB]),
-        ("animals end as they should", SILENT, "succeeded", AT, [MIB]),
-        ("memory", None, "succeeded", AT, [MIB, 20 * MIB, 33 * MIB]),
+        (None, None, "succeeded", CREATED_AT, [MIB, 20 * MIB, 31 * MIB]),
+        (None, SILENT, "dead", CREATED_AT, [MIB]),
+        (zoo.GOOD_JOBS_SUCCEED, None, "failed", CREATED_AT, [MIB]),
+        (zoo.GOOD_JOBS_DO_NOT_WAIT, None, "succeeded", SEVEN_SECONDS_LATER, [MIB]),
+        (zoo.OUTCOMES, SILENT, "succeeded", CREATED_AT, [MIB]),
+        (zoo.MEMORY, None, "succeeded", CREATED_AT, [MIB, 20 * MIB, 33 * MIB]),
     ],
 )
-def test_whoever_is_harmed_by_an_animal_is_noticed(
-    broken: str | None, animal: HostilePlugin | None, status: str, started_at: str, resident: list[int]
+def test_harm_by_a_misbehaving_plugin_is_detected(
+    violated: str | None, plugin: HostilePlugin | None, status: str, started_at: str, resident: list[int]
 ) -> None:
-    """Each promise of the zoo on its own; what is left behind is looked at as in the tests of the zoo."""
-    row = {"id": "a", "status": status, "created_at": AT, "last_error": None, "job_id": "a", "started_at": started_at}
-    house: Any = SimpleNamespace(home=SimpleNamespace(rows=lambda _: [row]))
-    rounds = zoo.Rounds(house, zoo.Options(1, 1), random.Random(1), waits=[0.0], resident=resident)
+    """Each rule on its own; test_zoo.py covers leftovers."""
+    row = {
+        "id": "a",
+        "status": status,
+        "created_at": CREATED_AT,
+        "last_error": None,
+        "job_id": "a",
+        "started_at": started_at,
+    }
+    service: Any = SimpleNamespace(home=SimpleNamespace(rows=lambda _: [row]))
+    test = zoo.ZooTorture(service, zoo.ZooOptions(1, 1), random.Random(1), waits=[0.0], resident=resident)
 
-    rounds._look_at({"a": animal})
-    rounds.judge()
+    test.check_jobs({"a": plugin})
+    test.check_all_rounds()
 
-    assert [rule for rule, found in rounds.violations.items() if found] == ([broken] if broken else [])
+    assert [rule for rule, found in test.violations.items() if found] == ([violated] if violated else [])

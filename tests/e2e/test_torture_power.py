@@ -1,4 +1,4 @@
-"""Power cuts: a share of `scripts/torture power`, and cuts that lose or damage something are noticed."""
+"""`scripts/torture power` at a small size; cuts that lose or damage something are detected."""
 
 import random
 import time
@@ -7,147 +7,161 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from scripts.tortures.clients import Acknowledged
-from scripts.tortures.power import LEDGER, Cuts, Options, Recorded, lay_out, record
-from scripts.tortures.recording import SECTOR, Change, Disk, Kind
-from scripts.tortures.shim import Unavailable
+from scripts.tortures.lib.clients import Acknowledgement
+from scripts.tortures.lib.disk_images import SECTOR, Change, ChangeKind, RecordedDisk
+from scripts.tortures.lib.fault_library import UnsupportedHost
+from scripts.tortures.power import (
+    ACKNOWLEDGED_MISSING,
+    CORRUPT,
+    INCOMPLETE,
+    LEDGER,
+    WAL,
+    PowerOptions,
+    PowerTorture,
+    Recording,
+    record,
+    write_image,
+)
 
-OPTIONS = Options(images=40, seed=7, seconds=4.0, lives=2, starts=0)
-WAL = f"{LEDGER}-wal"
+OPTIONS = PowerOptions(images=40, seed=7, seconds=4.0, services=2, starts=0)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     try:
         return record(tmp_path_factory.mktemp("power"), OPTIONS)
-    except Unavailable as reason:
+    except UnsupportedHost as reason:
         pytest.skip(str(reason))
 
 
+def replayed(recording: Recording) -> RecordedDisk:
+    """Return the disk at the end of the recording."""
+    disk = RecordedDisk()
+    for change in recording.changes:
+        disk.apply(change)
+    return disk
+
+
 @pytest.mark.timeout(120)
-def test_no_cut_loses_what_was_acknowledged(told: Recorded, tmp_path: Path) -> None:
-    """Whatever a disk may hold after a cut is opened, is whole, and has every job that a caller knows of."""
-    cuts = Cuts(told, OPTIONS, tmp_path)
+def test_no_cut_loses_what_was_acknowledged(recording: Recording, tmp_path: Path) -> None:
+    """Every image opens, is intact, and has every acknowledged job."""
+    test = PowerTorture(recording, OPTIONS, tmp_path)
 
-    cuts.run()
+    test.run()
 
-    assert cuts.violations == {}
-    assert cuts.required > 0, "nobody was told anything: the torture does not torture"
-    assert {Kind.WRITE, Kind.SYNC, Kind.RENAME} <= {change.kind for change in told.changes}
-
-
-def test_a_service_that_does_not_sync_is_found_out(told: Recorded, tmp_path: Path) -> None:
-    """The same writes with the log never synced: acknowledged jobs are missing after some cuts."""
-    careless = [change for change in told.changes if (change.kind, change.name) != (Kind.SYNC, WAL)]
-    cuts = Cuts(evolve(told, changes=careless), evolve(OPTIONS, images=12), tmp_path)
-
-    cuts.run()
-
-    assert cuts.violations["acknowledged missing"]
+    assert test.violations == {}
+    assert test.required > 0, "nothing was acknowledged: the test tests nothing"
+    assert {ChangeKind.WRITE, ChangeKind.SYNC, ChangeKind.RENAME} <= {change.kind for change in recording.changes}
 
 
-def test_a_damaged_disk_is_found_out(told: Recorded, tmp_path: Path) -> None:
-    """A page of the file has other bytes than were ever written."""
-    disk = Disk()
-    for change in told.changes:
-        disk.follow(change)
-    image = disk.whole()
+def test_a_service_that_does_not_sync_is_detected(recording: Recording, tmp_path: Path) -> None:
+    """Without the syncs of the write-ahead log, acknowledged jobs are missing after some cuts."""
+    unsynced = [change for change in recording.changes if (change.kind, change.name) != (ChangeKind.SYNC, WAL)]
+    test = PowerTorture(evolve(recording, changes=unsynced), evolve(OPTIONS, images=12), tmp_path)
+
+    test.run()
+
+    assert test.violations[ACKNOWLEDGED_MISSING]
+
+
+def test_a_damaged_disk_is_detected(recording: Recording, tmp_path: Path) -> None:
+    """A page of the database has other bytes than were written."""
+    image = replayed(recording).current()
     pages = bytearray(image[LEDGER])
     pages[4096 * 3 : 4096 * 4] = bytes(random.Random(1).randbytes(4096))
-    lay_out({**image, LEDGER: bytes(pages)}, tmp_path / "data", shm=None)
+    write_image({**image, LEDGER: bytes(pages)}, tmp_path / "data", shm=None)
 
-    faults = list(Cuts(told, OPTIONS, tmp_path).faults(tmp_path, told.changes[-1].ended))
+    found = list(PowerTorture(recording, OPTIONS, tmp_path).check_ledger(tmp_path, recording.changes[-1].ended))
 
-    assert {rule for rule, _ in faults} & {"corrupt", "half done"}
+    assert {rule for rule, _ in found} & {CORRUPT, INCOMPLETE}
 
 
-def test_a_job_that_nobody_wrote_is_missed(told: Recorded, tmp_path: Path) -> None:
-    """An acknowledgement without a row."""
-    last = told.changes[-1].ended
-    forged = evolve(told, acknowledged=[*told.acknowledged, Acknowledged("never-written", "keep", last)])
-    disk = Disk()
-    for change in told.changes:
-        disk.follow(change)
-    lay_out(disk.whole(), tmp_path / "data", shm=b"\xff" * 512)
+def test_an_acknowledged_job_without_a_row_is_detected(recording: Recording, tmp_path: Path) -> None:
+    last = recording.changes[-1].ended
+    missing = Acknowledgement("never-written", "keep", last)
+    forged = evolve(recording, acknowledged=[*recording.acknowledged, missing])
+    write_image(replayed(recording).current(), tmp_path / "data", shm=b"\xff" * 512)
 
-    faults = list(Cuts(forged, OPTIONS, tmp_path).faults(tmp_path, last))
+    found = list(PowerTorture(forged, OPTIONS, tmp_path).check_ledger(tmp_path, last))
 
-    assert [(rule, fault.split()[0]) for rule, fault in faults] == [("acknowledged missing", "never-written")]
+    assert [(rule, violation.split()[0]) for rule, violation in found] == [(ACKNOWLEDGED_MISSING, "never-written")]
 
 
 @pytest.mark.timeout(120)
-def test_nobody_is_blamed_for_a_clock_that_was_set_after_the_recording(
-    told: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wall_clock_that_is_set_after_the_recording_causes_no_violation(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service goes on where the recorded one ended; what was lost with its lives was lost with a reason."""
-    disk, was, hour = Disk(), time.time_ns, 3_600_000_000_000
-    for change in told.changes:
-        disk.follow(change)
-    lay_out(disk.whole(), tmp_path / "data", shm=None)
-    monkeypatch.setattr(time, "time_ns", lambda: was() + hour)
+    """The deaths of the recorded services still excuse the attempts that were lost with them."""
+    real_time_ns, hour = time.time_ns, 3_600_000_000_000
+    write_image(replayed(recording).current(), tmp_path / "data", shm=None)
+    monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + hour)
 
-    faults = list(Cuts(told, OPTIONS, tmp_path).go_on(tmp_path, told.deaths[-1].at))
+    found = list(PowerTorture(recording, OPTIONS, tmp_path).start_service(tmp_path, recording.ends[-1].at))
 
-    assert faults == []
+    assert found == []
 
 
-# ── the disk ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── disk images ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def change(kind: Kind, at: int = 0, data: bytes = b"", name: str = "a", file: int = 1) -> Change:
+def change(kind: ChangeKind, at: int = 0, data: bytes = b"", name: str = "a", file: int = 1) -> Change:
     return Change(0, 0, file, at, kind, name, data)
 
 
 OLD, NEW = b"o" * (2 * SECTOR), b"n" * (2 * SECTOR)
-MADE = [change(Kind.OPEN), change(Kind.SYNC, name="", file=0), change(Kind.WRITE, 0, OLD), change(Kind.SYNC)]
+SYNC_DIRECTORY = change(ChangeKind.SYNC, name="", file=0)
+CREATED = [change(ChangeKind.OPEN), SYNC_DIRECTORY, change(ChangeKind.WRITE, 0, OLD), change(ChangeKind.SYNC)]
 
 
 def images(*changes: Change) -> set[tuple[tuple[str, bytes], ...]]:
-    """Everything that a thousand cuts leave."""
-    disk = Disk()
+    """Return all images that a thousand cuts give."""
+    disk = RecordedDisk()
     for one in changes:
-        disk.follow(one)
-    dice = random.Random(1)
-    return {tuple(sorted(disk.image(dice).items())) for _ in range(1000)}
+        disk.apply(one)
+    rng = random.Random(1)
+    return {tuple(sorted(disk.image_after_cut(rng).items())) for _ in range(1000)}
 
 
 @pytest.mark.parametrize(
-    ("changes", "left"),
+    ("changes", "contents"),
     [
-        ([*MADE], [OLD]),
-        ([*MADE, change(Kind.WRITE, 0, NEW), change(Kind.SYNC)], [NEW]),
-        ([*MADE, change(Kind.WRITE, 0, NEW)], [OLD, NEW, OLD[:SECTOR] + NEW[SECTOR:], NEW[:SECTOR] + OLD[SECTOR:]]),
-        ([*MADE, change(Kind.TRUNCATE, SECTOR)], [OLD, OLD[:SECTOR]]),
-        ([*MADE, change(Kind.WRITE, 2 * SECTOR, b"x")], [OLD, OLD + b"x"]),
-        ([*MADE, change(Kind.WRITE, 3 * SECTOR, b"x")], [OLD, OLD + bytes(SECTOR) + b"x"]),
+        ([*CREATED], [OLD]),
+        ([*CREATED, change(ChangeKind.WRITE, 0, NEW), change(ChangeKind.SYNC)], [NEW]),
+        (
+            [*CREATED, change(ChangeKind.WRITE, 0, NEW)],
+            [OLD, NEW, OLD[:SECTOR] + NEW[SECTOR:], NEW[:SECTOR] + OLD[SECTOR:]],
+        ),
+        ([*CREATED, change(ChangeKind.TRUNCATE, SECTOR)], [OLD, OLD[:SECTOR]]),
+        ([*CREATED, change(ChangeKind.WRITE, 2 * SECTOR, b"x")], [OLD, OLD + b"x"]),
+        ([*CREATED, change(ChangeKind.WRITE, 3 * SECTOR, b"x")], [OLD, OLD + bytes(SECTOR) + b"x"]),
     ],
-    ids=["synced", "synced twice", "not synced", "cut off", "longer", "longer, with a hole"],
+    ids=["synced", "synced twice", "not synced", "truncated", "longer", "longer, with a hole"],
 )
-def test_a_cut_keeps_what_was_synced_and_any_sectors_of_the_rest(changes: list[Change], left: list[bytes]) -> None:
-    """Each sector is the old one or a new one; all of these happen, and nothing else does."""
-    assert images(*changes) == {(("a", content),) for content in left}
+def test_a_cut_keeps_what_was_synced_and_any_later_sectors(changes: list[Change], contents: list[bytes]) -> None:
+    """Each sector is old or new; all combinations occur, and no other content."""
+    assert images(*changes) == {(("a", content),) for content in contents}
 
 
 @pytest.mark.parametrize(
-    ("then", "names"),
+    ("later", "names"),
     [
         ([], [{"a"}]),
-        ([change(Kind.UNLINK)], [{"a"}, set()]),
-        ([change(Kind.RENAME, data=b"b")], [{"a"}, {"b"}, set()]),
-        ([change(Kind.RENAME, data=b"b"), change(Kind.SYNC, name="", file=0)], [{"b"}]),
-        ([change(Kind.OPEN, name="b", file=2)], [{"a"}, {"a", "b"}]),
+        ([change(ChangeKind.UNLINK)], [{"a"}, set()]),
+        ([change(ChangeKind.RENAME, data=b"b")], [{"a"}, {"b"}, set()]),
+        ([change(ChangeKind.RENAME, data=b"b"), SYNC_DIRECTORY], [{"b"}]),
+        ([change(ChangeKind.OPEN, name="b", file=2)], [{"a"}, {"a", "b"}]),
     ],
-    ids=["as it was", "removed", "renamed", "renamed and synced", "another"],
+    ids=["unchanged", "removed", "renamed", "renamed and synced", "another file"],
 )
-def test_names_are_certain_only_when_the_directory_is_synced(then: list[Change], names: list[set[str]]) -> None:
-    """Until then the first so many changes of names are there."""
-    found = {frozenset(name for name, _ in image) for image in images(*MADE, *then)}
+def test_a_name_is_durable_when_the_directory_is_synced(later: list[Change], names: list[set[str]]) -> None:
+    """Of unsynced changes to the directory a prefix is kept."""
+    found = {frozenset(name for name, _ in image) for image in images(*CREATED, *later)}
 
     assert found == {frozenset(one) for one in names}
 
 
-def test_a_file_that_gets_the_number_of_a_removed_one_is_another_file() -> None:
-    """File systems use inodes again; what was in the old one is not in the new one."""
-    again = [change(Kind.UNLINK), change(Kind.OPEN, name="b"), change(Kind.SYNC, name="", file=0)]
+def test_a_file_with_a_reused_inode_is_another_file() -> None:
+    """The content of the removed file is not in the new one."""
+    reused = [change(ChangeKind.UNLINK), change(ChangeKind.OPEN, name="b"), SYNC_DIRECTORY]
 
-    assert images(*MADE, *again) == {(("b", b""),)}
+    assert images(*CREATED, *reused) == {(("b", b""),)}

@@ -113,7 +113,7 @@ def test_an_event_without_a_job_names_the_decision(ledger: LedgerDriver) -> None
     assert [decision.reason.code for decision in found.decisions] == ["event.unmatched", "pipeline.skipped"]
 
 
-def test_a_duplicate_event_names_the_job_that_stands_for_it(ledger: LedgerDriver) -> None:
+def test_a_duplicate_event_names_the_job_it_duplicates(ledger: LedgerDriver) -> None:
     winner = ledger.enqueue(dedupe_key="k", source_event_id="first", dedupe_ttl=timedelta(hours=1)).job_id
     ledger.end(ledger.claim_one())
     ledger.enqueue(dedupe_key="k", source_event_id=EVENT)

@@ -369,7 +369,7 @@ def test_an_attempt_that_is_retried_has_no_outcome(ledger: LedgerDriver) -> None
     assert (attempt.outcome_code, attempt.outcome_data) == (None, None)
 
 
-def test_a_second_problem_is_kept_beside_the_first(ledger: LedgerDriver) -> None:
+def test_a_second_problem_is_kept_in_addition_to_the_first(ledger: LedgerDriver) -> None:
     """A cancelled job whose follow-up jobs cannot be recorded is still cancelled."""
 
     def fail(*_: object) -> FollowUps:
@@ -393,7 +393,7 @@ def test_a_row_without_a_code_is_unexplained(ledger: LedgerDriver) -> None:
     assert (reason.code, "ended dead" in reason.words) == ("unexplained", True)
 
 
-def test_a_code_of_a_newer_version_stands_for_itself(ledger: LedgerDriver) -> None:
+def test_an_unknown_code_is_shown_unchanged(ledger: LedgerDriver) -> None:
     job_id = uses_up_its_attempts(ledger)
     ledger.db.execute("UPDATE job_log SET outcome_code = 'eaten'")
 

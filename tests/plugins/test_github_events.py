@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.service import PATIENCE, Home, Service
+from tests.e2e.service import WAIT_SECONDS, Home, Service
 from tests.plugins.bundled import PLUGINS, run_plugin, run_raw
 from tests.plugins.plugin_service import Start
 
@@ -78,7 +78,7 @@ def deliver(service: Service, kind: str, body: Mapping[str, Any], delivery: str)
     data = json.dumps(body).encode()
     signature = hmac.new(SECRET.encode(), data, hashlib.sha256).hexdigest()
     headers = {"X-GitHub-Event": kind, "X-GitHub-Delivery": delivery, "X-Hub-Signature-256": f"sha256={signature}"}
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_SECONDS)
     try:
         connection.request("POST", "/hook/github", data, {**headers, "Content-Type": "application/json"})
         response = connection.getresponse()

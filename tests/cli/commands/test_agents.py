@@ -248,7 +248,7 @@ def test_api_prints_a_stream_as_it_arrives(installation: Installation) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "retry: 1000\n"
         process.stdout.close()
-        installation.service.post("echo")  # something to say, so that it notices
+        installation.service.post("echo")  # creates an event, so that the command notices the closed pipe
         _, stderr = process.communicate(timeout=30)
 
     assert (process.returncode, stderr) == (0, "")

@@ -88,7 +88,9 @@ def words_of(monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 @pytest.mark.parametrize("command", READING)
-def test_reading_beside_a_service_needs_no_event_loop(running: Installation, words_of: Words, command: str) -> None:
+def test_reading_commands_need_no_event_loop_while_a_service_runs(
+    running: Installation, words_of: Words, command: str
+) -> None:
     """A reading command imports neither Trio nor the HTTP server."""
     assert imported_by(*words_of(command, running)).isdisjoint(EVENT_LOOP_AND_SERVER)
 

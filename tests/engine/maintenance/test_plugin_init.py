@@ -133,7 +133,7 @@ async def test_the_result_of_the_last_init_is_deleted_when_another_starts(error:
         assert read_now(service.ledger, all_inits)["echo"].error is None
 
 
-async def test_a_failure_is_deleted_when_the_plugin_has_no_init_any_more(tmp_path: Path) -> None:
+async def test_a_failure_is_deleted_when_the_plugin_loses_its_init(tmp_path: Path) -> None:
     """The plugin is healthy, and the ledger has no failure."""
     async with open_init_service(tmp_path) as service:
         failed = PluginInit(plugin="echo", fingerprint="f", error="no login")

@@ -51,7 +51,7 @@ def test_a_cancelled_running_job_ends_dead_with_its_attempt(ledger: Any) -> None
     assert (ended.status, ledger.row(job.id)["last_error"]) == (JobStatus.DEAD, "cancelled: not needed")
 
 
-def test_a_result_that_comes_after_a_cancel_request_stands(ledger: Any) -> None:
+def test_a_result_that_arrives_after_a_cancel_request_is_kept(ledger: Any) -> None:
     """The cancel request alone changes no outcome."""
     ledger.enqueue()
     job = ledger.claim_one()

@@ -63,7 +63,7 @@ def planned_follow_ups(ledger: LedgerDriver) -> dict[str, Any]:
     }
 
 
-def test_an_outcome_that_stands_keeps_its_planned_follow_ups(ledger: LedgerDriver) -> None:
+def test_an_unchanged_outcome_keeps_its_planned_follow_ups(ledger: LedgerDriver) -> None:
     """The rule is only for outcomes that were unknown before the transaction."""
     rule = RecordingRule(ledger)
     ledger.enqueue()
@@ -301,6 +301,6 @@ def test_a_run_whose_first_job_exists_is_not_started(ledger: LedgerDriver, case:
 
 
 def test_a_run_without_jobs_writes_its_notes(ledger: LedgerDriver) -> None:
-    """They say why no job was created."""
+    """They have the reason that no job was created."""
     assert started(ledger, FollowUps(notes=(Note(kind="event.unmatched", data={"why": "empty"}),))) == []
     assert ledger.journal_kinds() == ["event.unmatched"]

@@ -131,7 +131,7 @@ def test_every_old_outcome_gets_its_code(old: Path) -> None:
 
 
 def test_a_false_condition_gets_the_predicates_of_the_journal(old: Path) -> None:
-    """The journal has them for the job above the switch; the items of a list are told apart by `switch_id`."""
+    """The journal has them for the job above the switch. `switch_id` separates the items of a list."""
     about = {"step_id": "s", "event_id": "e"}
     values = {"plugin": "core.switch", "step_id": "s", "source_event_id": "e", "parent_job_id": "parent"}
     with closing(sqlite3.connect(old)) as db, db:

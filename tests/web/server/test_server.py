@@ -240,7 +240,7 @@ async def test_a_trusted_proxy_is_exempt_from_the_peer_limit(start_server: "Star
 
 
 async def test_slow_clients_do_not_delay_others(start_server: "StartServer") -> None:
-    """New clients are served beside forty incomplete requests, which then time out."""
+    """New clients are served while forty requests are incomplete. These then time out."""
     limits = ConnectionLimits(idle_seconds=0.3, header_seconds=0.3, body_seconds=0.3, linger_seconds=0.05)
     server = await start_server(limits=limits)
     slow = [await server.connect() for _ in range(40)]
