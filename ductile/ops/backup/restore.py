@@ -106,10 +106,11 @@ def restore(
         if restored.is_config_only:
             done = replace_configuration(unpacked, directory, now=now, dry_run=dry_run)
             restored.saved += [done.saved] if done.saved else []
-        elif not dry_run:
-            with _locked(restored, now):
-                _move_seal(unpacked.inside, Path(unpacked.manifest.source), directory)
-                _install(unpacked, restored, now)
+        else:
+            _move_seal(unpacked.inside, Path(unpacked.manifest.source), directory)
+            if not dry_run:
+                with _locked(restored, now):
+                    _install(unpacked, restored, now)
     if restored.is_whole and not dry_run:
         restored.warnings += _find_problems(restored)
     return restored

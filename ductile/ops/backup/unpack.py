@@ -13,7 +13,7 @@ from ductile.config.edit.atomic_write import PENDING_FILE
 from ductile.core import files
 from ductile.ledger.storage.backup import detach_copy, verify_copy
 from ductile.ledger.storage.path_checks import make_private_directory
-from ductile.ops.backup.archive import ArchivedContent, ReportProgress, open_archive
+from ductile.ops.backup.archive import ArchivedContent, ReportProgress, create_private, open_archive
 from ductile.ops.backup.manifest import (
     LEDGER,
     ArchivedFile,
@@ -116,7 +116,10 @@ def _write_files(unpacked: UnpackedArchive, contents: ArchivedContent) -> None:
         if entry.place == PENDING_FILE:  # the next load would execute it, with any paths
             raise ArchiveRefused(unpacked.source, f"{PENDING_FILE} is not allowed in an archive")
         _require_disk_space(unpacked.inside.parent, entry)
-        _write_file(unpacked.path_of(entry), chunks, mode=entry.mode)
+        path = unpacked.path_of(entry)
+        make_private_directory(path.parent)
+        with create_private(path, entry.mode) as file:
+            file.writelines(chunks)
     if ledger := unpacked.manifest.ledger:
         verify_copy(unpacked.path_of(ledger))
         detach_copy(unpacked.path_of(ledger))
@@ -127,16 +130,3 @@ def _require_disk_space(folder: Path, entry: ArchivedFile) -> None:
     if entry.size + SPARE_BYTES > disk.f_bavail * disk.f_frsize:
         needed = f"{entry.size} bytes plus a reserve of {SPARE_BYTES >> 20} MiB"
         raise files.FileRefused(folder, f"not enough disk space for {needed}", hint="Free some disk space.")
-
-
-def _write_file(path: Path, chunks: Iterator[bytes], *, mode: int) -> None:
-    make_private_directory(path.parent)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(descriptor)
-    except OSError as error:
-        raise files.FileRefused(path, f"cannot be written: {error.strerror}") from error
