@@ -77,9 +77,9 @@ KILLED_BEFORE_THE_SEAL = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.ops.backup import replace
-replace.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+from ductile.ops.backup import restore_config
+restore_config.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+restore_config.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 
@@ -87,13 +87,13 @@ FAILED_AFTER_THE_SEAL = """\
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.ops.backup import replace
-seal = replace.seal_locked
+from ductile.ops.backup import restore_config
+seal = restore_config.seal_locked
 def interrupted(*given, **named):
     seal(*given, **named)
     raise KeyboardInterrupt
-replace.seal_locked = interrupted
-replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+restore_config.seal_locked = interrupted
+restore_config.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 

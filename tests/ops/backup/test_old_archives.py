@@ -18,8 +18,8 @@ from ductile.ledger.storage.open_file import open_writer
 from ductile.ops.backup import archive
 from ductile.ops.backup.archive import no_progress
 from ductile.ops.backup.manifest import MAX_CONFIG_FILE_BYTES, ArchiveRefused
-from ductile.ops.backup.replace import restore_configuration
 from ductile.ops.backup.restore import restore
+from ductile.ops.backup.restore_config import restore_configuration
 
 NOW = datetime(2026, 2, 8, tzinfo=UTC)
 ROOT = b"include: [plugins.yaml]\nplugin_roots: [plugins]\nstate: {path: data/state.db}\n"
