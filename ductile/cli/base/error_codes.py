@@ -43,7 +43,7 @@ that cannot read the ledger itself exits with 78."""
 ERROR_CODES = {
     "address_in_use": "Another process uses the address.",
     "already_running": "Another instance runs on this ledger.",
-    "archive_refused": "The archive is damaged or was not created by `system backup`.",
+    "archive_refused": "The archive is damaged or was not created by `system backup` or `config backup`.",
     "argument_repeated": "A query argument is repeated.",
     "argument_unknown": "The route does not have this query argument.",
     "bad_handshake": "The WebSocket handshake is invalid.",

@@ -67,7 +67,7 @@ def restore(archive: Path, config_path: Path | None, config_dir: Path | None, dr
     Example: ductile config restore monday.tar.gz --config-dir ./my-config
     """
     from ductile.cli.config.group import default_directory
-    from ductile.ops.backup.replace import restore_configuration
+    from ductile.ops.backup.restore_config import restore_configuration
 
     chosen = options.selected_config(config_path, config_dir) or default_directory()
     directory = Path(os.path.abspath(chosen.expanduser()))

@@ -73,12 +73,14 @@ def write(path: Path, manifest: ArchiveManifest, sources: Mapping[str, Path | by
     packed = _Meter("packing", manifest.size, progress)
     try:
         try:
-            with _create_private(temporary) as file, _open_tar(file) as archive:
+            with create_private(temporary) as file, _open_tar(file) as archive:
                 content = manifest.to_json()
                 archive.addfile(_header(MANIFEST_FILE, len(content)), io.BytesIO(content))
                 for entry in manifest.files:
                     _add(archive, entry, sources[entry.name], packed)
-            if _verify(temporary, progress) != manifest:
+            with open_archive(temporary, progress) as (found, contents):
+                is_equal = found == manifest and all(True for _ in contents)
+            if not is_equal:
                 raise ArchiveRefused(path, "does not contain the data that was written", hint="Check the disk.")
             _publish(temporary, path)
         except BaseException:
@@ -90,9 +92,11 @@ def write(path: Path, manifest: ArchiveManifest, sources: Mapping[str, Path | by
 
 
 @contextlib.contextmanager
-def _create_private(path: Path) -> Iterator[IO[bytes]]:
+def create_private(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """Create the new file `path` for writing, and sync it to disk at the end."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
         yield file
         file.flush()
         os.fsync(descriptor)
@@ -170,13 +174,6 @@ def already_exists(path: Path) -> UsageInvalid:
     return UsageInvalid(f"{path} already exists", hint="Choose another file.")
 
 
-def _verify(path: Path, progress: ReportProgress) -> ArchiveManifest:
-    with open_archive(path, progress) as (manifest, contents):
-        for _ in contents:
-            pass
-    return manifest
-
-
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -188,7 +185,9 @@ def open_archive(path: Path, progress: ReportProgress) -> Iterator[tuple[Archive
     """
     with contextlib.ExitStack() as stack:
         with _reading(path):
-            unzipped = stack.enter_context(_open_gzip(path))
+            opened = stack.enter_context(files.open_regular(path, follow_symlinks=True))
+            raw = os.fdopen(opened.descriptor, "rb", closefd=False)
+            unzipped = stack.enter_context(_Unzipped(fileobj=raw, mode="rb"))
             archive = stack.enter_context(tarfile.open(fileobj=unzipped, mode="r:"))
             first = archive.next()
             if first is not None and first.name == MANIFEST_FILE:
@@ -198,6 +197,7 @@ def open_archive(path: Path, progress: ReportProgress) -> Iterator[tuple[Archive
                 contents = _contents(path, manifest, archive, unzipped, progress)
             else:
                 manifest, contents = _read_plain(path, archive)
+                _require_end(path, unzipped)
         yield manifest, contents
 
 
@@ -213,25 +213,13 @@ def _reading(path: Path) -> Iterator[None]:
         raise ArchiveRefused(path, f"is not a readable tar.gz archive: {error}") from error
 
 
-class ArchiveTooLarge(ValueError):
-    """An archive requests more data than a header may contain."""
-
-
 class _Unzipped(gzip.GzipFile):
     """A gzip stream that refuses reads larger than a header, so that sizes in an archive cannot exhaust memory."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_HEADER_BYTES:
-            raise ArchiveTooLarge("a header is too large")
+            raise tarfile.ReadError("a header is too large")
         return super().read(size)
-
-
-@contextlib.contextmanager
-def _open_gzip(path: Path) -> Iterator[_Unzipped]:
-    with files.open_regular(path, follow_symlinks=True) as opened:
-        raw = os.fdopen(opened.descriptor, "rb", closefd=False)
-        with _Unzipped(fileobj=raw, mode="rb") as unzipped:
-            yield unzipped
 
 
 def _contents(
@@ -252,8 +240,13 @@ def _contents(
     with _reading(path):
         if archive.next() is not None:
             raise ArchiveRefused(path, "contains files that are not in its manifest")
-        if any(unzipped.read(CHUNK_BYTES).strip(b"\0") for _ in range(8)):
-            raise ArchiveRefused(path, "contains data after its end")
+        _require_end(path, unzipped)
+
+
+def _require_end(path: Path, unzipped: gzip.GzipFile) -> None:
+    """Read the padding, so that gzip verifies its checksum. Raises ArchiveRefused if there is other data."""
+    if any(unzipped.read(CHUNK_BYTES).strip(b"\0") for _ in range(8)):
+        raise ArchiveRefused(path, "contains data after its end")
 
 
 def _is_regular(header: tarfile.TarInfo) -> bool:

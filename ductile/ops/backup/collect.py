@@ -68,15 +68,17 @@ class FileCollection:
         """Add a file, with `content` if it was already read."""
         directory = self.root.parent
         place = _relative_place(path, directory)
-        real = Path(os.path.realpath(path))
-        if place in self.entries or real in self.reserved:
+        if place in self.entries or Path(os.path.realpath(path)) in self.reserved:
             return
         if not is_utf8(str(path)):
             self.excluded.append(f"{files.display_path(path)}: the name is not UTF-8")
             return
         if place.startswith("/") and self._excludes_outside(path):
             return
-        size, digest = archive.hash_file(real) if content is None else (len(content), blake3(content).hexdigest())
+        if content is None:
+            size, digest = archive.hash_file(path)
+        else:
+            size, digest = len(content), blake3(content).hexdigest()
         if self.scope is BackupScope.ONLY_CONFIG and size > MAX_CONFIG_FILE_BYTES:
             raise files.FileRefused(path, f"larger than the {MAX_CONFIG_FILE_BYTES} bytes allowed here")
         name = f"outside{place}" if place.startswith("/") else f"config/{place}"
@@ -84,7 +86,7 @@ class FileCollection:
         self.entries[place] = ArchivedFile(
             name=name, kind=kind, place=place, size=size, blake3=digest, executable=executable
         )
-        self.sources[name] = real if content is None else content
+        self.sources[name] = path if content is None else content
 
     def add_configuration(self, config: Config | None) -> Sources:
         """Add the files in the scope except the ledger, and return what was read.
@@ -101,9 +103,12 @@ class FileCollection:
                 self.add_file(source.path, kind, source.content)
             else:
                 self.excluded.append(f"{source.path}: not in scope {self.scope}")
-        for path in (directory / SEAL_FILE, directory / SCHEMA_FILE, *_files_below(directory / "scopes")):
+        for path in (directory / SEAL_FILE, directory / SCHEMA_FILE):
             if path.is_file():
-                self.add_file(path, CONFIG)
+                found = files.read_regular(path, max_bytes=MAX_CONFIG_FILE_BYTES, follow_symlinks=True)
+                self.add_file(path, CONFIG, found.content)
+        for path in _files_below(directory / "scopes"):
+            self.add_file(path, CONFIG)
         roots = list(config.settings.plugin_roots) if config else _written_plugin_roots(sources)
         if config is None or self.scope is BackupScope.ONLY_CONFIG:
             roots.insert(0, directory / PLUGINS_FOLDER)

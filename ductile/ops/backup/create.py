@@ -51,7 +51,7 @@ def back_up(
     files.require_writable(target.parent)
     root = find_config(explicit, os.environ).path
     copy = target.with_name(f".{target.name}.{os.urandom(6).hex()}.ledger")
-    collection = FileCollection(root, scope, reserved={copy, *ledger_files(root)})
+    collection = FileCollection(root, scope, reserved={Path(os.path.realpath(copy)), *ledger_files(root)})
     try:
         info = _add_ledger(collection, copy, progress, dry_run=dry_run) if LEDGER in scope.kinds else None
         if scope is not BackupScope.DB:

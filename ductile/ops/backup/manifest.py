@@ -112,7 +112,7 @@ def read_manifest(path: Path, content: bytes) -> ArchiveManifest:
         manifest = ArchiveManifest(files=entries, **{**fields, "excluded": tuple(fields.get("excluded", ()))})
         _require_safe_places(path, manifest)
     except (Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArchiveRefused(path, f"has an invalid manifest: {error}") from error
+        raise ArchiveRefused(path, f"has an invalid manifest: {error.args[0] if error.args else error}") from error
     return manifest
 
 

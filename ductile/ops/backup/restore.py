@@ -2,7 +2,7 @@
 
 Files outside the configuration directory are replaced first, each by one rename. The directory itself is replaced last,
 by one exchange. Replaced files are saved next to the new ones. A failure restores the previous state.
-An archive of the configuration alone is restored by `replace`.
+`restore_config` restores an archive of the configuration alone.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ductile.ops.backup import archive, swap
 from ductile.ops.backup.archive import ReportProgress
 from ductile.ops.backup.collect import ledger_files, with_side_files
 from ductile.ops.backup.manifest import LEDGER, PLUGIN, ArchivedFile, ArchiveManifest, BackupScope
-from ductile.ops.backup.replace import replace_configuration
+from ductile.ops.backup.restore_config import replace_configuration
 from ductile.ops.backup.unpack import UnpackedArchive, unpack
 
 
@@ -106,10 +106,11 @@ def restore(
         if restored.is_config_only:
             done = replace_configuration(unpacked, directory, now=now, dry_run=dry_run)
             restored.saved += [done.saved] if done.saved else []
-        elif not dry_run:
-            with _locked(restored, now):
-                _move_seal(unpacked.inside, Path(unpacked.manifest.source), directory)
-                _install(unpacked, restored, now)
+        else:
+            _move_seal(unpacked.inside, Path(unpacked.manifest.source), directory)
+            if not dry_run:
+                with _locked(restored, now):
+                    _install(unpacked, restored, now)
     if restored.is_whole and not dry_run:
         restored.warnings += _find_problems(restored)
     return restored
@@ -228,14 +229,12 @@ def _install(unpacked: UnpackedArchive, restored: RestoredInstance, now: datetim
                 aside = path.with_name(f"{'.' if entry.kind == PLUGIN else ''}{path.name}.{stamp}")
                 restored.saved += swap.put_file(unpacked.path_of(entry), path, aside)
                 undo.callback(swap.roll_back, path, aside)
-        if (entry_of_ledger := restored.manifest.ledger) and restored.ledger:
-            ledger = unpacked.path_of(entry_of_ledger)
-            if restored.is_whole and restored.ledger not in restored.outside:
-                place = inside / restored.ledger.relative_to(restored.directory)
-                make_private_directory(place.parent)
-                ledger.rename(place)
-            else:
-                restored.saved += _install_ledger(ledger, restored.ledger, stamp, undo)
+        if restored.ledger and restored.is_whole and restored.ledger not in restored.outside:
+            place = inside / restored.ledger.relative_to(restored.directory)
+            make_private_directory(place.parent)
+            unpacked.ledger.rename(place)
+        elif restored.ledger:
+            restored.saved += _install_ledger(unpacked.ledger, restored.ledger, stamp, undo)
         if restored.is_whole:
             place = _resolve(restored.directory)
             swap.match_owner(inside, place)

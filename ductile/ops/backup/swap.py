@@ -6,9 +6,11 @@ Directories are exchanged with `renameat2`, so that the path always has either t
 import ctypes
 import errno
 import os
+import shutil
 from pathlib import Path
 
 from ductile.core import files
+from ductile.ops.backup.archive import create_private
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -41,7 +43,8 @@ def put_file(fresh: Path, place: Path, aside: Path) -> list[Path]:
     temporary = place.with_name(f".{place.name}.{os.urandom(6).hex()}.tmp")
     try:
         files.make_private_folder(place.parent)
-        _copy(fresh, temporary)
+        with fresh.open("rb") as content, create_private(temporary, fresh.stat().st_mode & 0o777) as file:
+            shutil.copyfileobj(content, file)
         match_owner(temporary, place)
         saved = [aside] if os.path.lexists(place) else []
         if saved:
@@ -79,17 +82,6 @@ def match_owner(fresh: Path, place: Path) -> None:
         for path in (folder, *(os.path.join(folder, name) for name in names)):
             os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     os.chown(fresh, owner.st_uid, owner.st_gid, follow_symlinks=False)
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as content:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, source.stat().st_mode & 0o777)
-            while chunk := content.read(1 << 20):
-                file.write(chunk)
-            file.flush()
-            os.fsync(descriptor)
 
 
 def _exchange(first: Path, second: Path) -> None:

@@ -13,7 +13,7 @@ from ductile.config.files.atomic_write import PENDING_FILE
 from ductile.core import files
 from ductile.ledger.storage.backup import detach_copy, verify_copy
 from ductile.ledger.storage.path_checks import make_private_directory
-from ductile.ops.backup.archive import ArchivedContent, ReportProgress, open_archive
+from ductile.ops.backup.archive import ArchivedContent, ReportProgress, create_private, open_archive
 from ductile.ops.backup.manifest import (
     LEDGER,
     ArchivedFile,
@@ -36,11 +36,16 @@ class UnpackedArchive:
     """Lists the unpacked files, which are not always all files of the archive."""
     inside: Path
     aside: Path
+    """Has the ledger and the files outside the configuration directory."""
+
+    @property
+    def ledger(self) -> Path:
+        return self.aside / "ledger.db"
 
     def path_of(self, entry: ArchivedFile) -> Path:
-        """Return the path of an unpacked file. Files outside the directory and the ledger are apart from `inside`."""
+        """Return the path of an unpacked file."""
         if entry.kind == LEDGER:
-            return self.aside / "ledger.db"
+            return self.ledger
         return self.aside / f"outside{entry.place}" if entry.is_outside else self.inside / entry.place
 
     def require_no_ledger(self, directory: Path, ledger_files: set[Path]) -> None:
@@ -83,11 +88,13 @@ def unpack(
 def _selected(source: Path, manifest: ArchiveManifest) -> ArchiveManifest:
     """Return the manifest without the ledger and the files outside the directory."""
     if manifest.scope not in (BackupScope.ALL, BackupScope.ONLY_CONFIG):
-        hint = "Use `ductile system restore`, or an archive of `ductile config backup`."
-        raise ArchiveRefused(source, f"has scope {manifest.scope}, which is not a complete configuration", hint=hint)
+        reason = f"has scope {manifest.scope}, which is not a complete configuration"
+        raise ArchiveRefused(source, reason, hint="Use `ductile system restore`, or an archive of `config backup`.")
     entries = tuple(entry for entry in manifest.files if entry.kind != LEDGER and not entry.is_outside)
     if excess := exceeded_limit(entries):
-        raise ArchiveRefused(source, excess, hint="`ductile system restore` has no such limit.")
+        is_full = manifest.scope == BackupScope.ALL
+        hint = "`ductile system restore` of this archive has no such limit." if is_full else None
+        raise ArchiveRefused(source, excess, hint=hint)
     return evolve(manifest, files=entries)
 
 
@@ -116,10 +123,13 @@ def _write_files(unpacked: UnpackedArchive, contents: ArchivedContent) -> None:
         if entry.place == PENDING_FILE:  # the next load would execute it, with any paths
             raise ArchiveRefused(unpacked.source, f"{PENDING_FILE} is not allowed in an archive")
         _require_disk_space(unpacked.inside.parent, entry)
-        _write_file(unpacked.path_of(entry), chunks, mode=entry.mode)
-    if ledger := unpacked.manifest.ledger:
-        verify_copy(unpacked.path_of(ledger))
-        detach_copy(unpacked.path_of(ledger))
+        path = unpacked.path_of(entry)
+        make_private_directory(path.parent)
+        with create_private(path, entry.mode) as file:
+            file.writelines(chunks)
+    if unpacked.manifest.ledger:
+        verify_copy(unpacked.ledger)
+        detach_copy(unpacked.ledger)
 
 
 def _require_disk_space(folder: Path, entry: ArchivedFile) -> None:
@@ -127,16 +137,3 @@ def _require_disk_space(folder: Path, entry: ArchivedFile) -> None:
     if entry.size + SPARE_BYTES > disk.f_bavail * disk.f_frsize:
         needed = f"{entry.size} bytes plus a reserve of {SPARE_BYTES >> 20} MiB"
         raise files.FileRefused(folder, f"not enough disk space for {needed}", hint="Free some disk space.")
-
-
-def _write_file(path: Path, chunks: Iterator[bytes], *, mode: int) -> None:
-    make_private_directory(path.parent)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(descriptor)
-    except OSError as error:
-        raise files.FileRefused(path, f"cannot be written: {error.strerror}") from error

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from ductile.ops.backup.manifest import MAX_CONFIG_FILES
 from tests.cli.config.conftest import Config, Contents, contents
@@ -76,9 +77,9 @@ KILLED_BEFORE_THE_SEAL = """\
 import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.ops.backup import replace
-replace.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+from ductile.ops.backup import restore_config
+restore_config.seal_locked = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+restore_config.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 
@@ -86,13 +87,13 @@ FAILED_AFTER_THE_SEAL = """\
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from ductile.ops.backup import replace
-seal = replace.seal_locked
+from ductile.ops.backup import restore_config
+seal = restore_config.seal_locked
 def interrupted(*given, **named):
     seal(*given, **named)
     raise KeyboardInterrupt
-replace.seal_locked = interrupted
-replace.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
+restore_config.seal_locked = interrupted
+restore_config.restore_configuration(Path(sys.argv[1]), Path(sys.argv[2]), now=datetime.now(UTC))
 """
 
 
@@ -263,6 +264,109 @@ def test_a_malicious_or_damaged_archive_is_refused(config: Config, configured: P
 
     assert (answer.exit_code, reason in answer.json["error"]) == (78, True), answer.stdout
     assert contents(configured) == before
+
+
+def with_manifest(entries: list[tuple[tarfile.TarInfo, bytes]]) -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Return the entries of an archive as `config backup` writes it."""
+    files = [
+        {"name": info.name, "kind": "config", "place": info.name, "size": len(content), "blake3": digest(content)}
+        for info, content in entries
+    ]
+    about = {"format": 1, "version": "1", "made_at": "2026", "scope": "only-config", "source": "/x"}
+    manifest = json.dumps({**about, "root": "config.yaml", "files": files}).encode()
+    return [entry("MANIFEST.json", manifest), *entries]
+
+
+def digest(content: bytes) -> str:
+    return blake3(content).hexdigest()
+
+
+def test_a_malicious_archive_with_a_matching_manifest_is_refused(
+    config: Config, configured: Path, tmp_path: Path
+) -> None:
+    """Each of the archives above. A file outside the directory is skipped: an archive of everything has such files."""
+    before, wrong = contents(configured), {}
+    for name in HOSTILE.keys() - {"an absolute name"}:
+        entries, reason = HOSTILE[name]
+        if entries[-1][0].type != tarfile.REGTYPE:
+            reason = "does not match the manifest"
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+            for info, content in with_manifest(entries):
+                archive.addfile(info, io.BytesIO(content))
+
+        answer = config("restore", str(tmp_path / "a.tar.gz"), "--json")
+
+        if answer.exit_code != 78 or reason not in answer.json["error"] or contents(configured) != before:
+            wrong[name] = answer.stdout
+    assert wrong == {}
+
+
+def test_a_truncated_archive_is_refused(config: Config, configured: Path, tmp_path: Path) -> None:
+    archive, before = tmp_path / "b.tar.gz", contents(configured)
+    config("backup", "--output", str(archive))
+    whole = archive.read_bytes()
+    for length in (len(whole) // 4, len(whole) // 2, len(whole) - 8, len(whole) - 1):
+        archive.write_bytes(whole[:length])
+
+        answer = config("restore", str(archive), "--json")
+
+        assert (answer.exit_code, answer.json["code"]) == (78, "file_refused"), (length, answer.stdout)
+        assert contents(configured) == before
+
+
+def test_config_backup_writes_the_archive_of_system_backup_only_config(
+    run: Run, config: Config, configured: Path, tmp_path: Path
+) -> None:
+    """Without a ledger. Its files are the same, and so is what `config restore` makes of them."""
+    one, other = tmp_path / "one.tar.gz", tmp_path / "other.tar.gz"
+
+    listed = config("backup", "--output", str(one), "--json").json["files"]
+    made = run("system", "backup", "--only", "config", "--to", other, "--config", configured, "--json").json
+
+    assert sorted(file["place"] for file in made["files"]) == listed
+    assert (made["scope"], made["ledger"]) == ("only-config", None)
+    members = []
+    for path in (one, other):
+        with tarfile.open(path) as archive:
+            members.append({file.name: (file.size, file.mode) for file in archive if file.name != "MANIFEST.json"})
+    assert members[0] == members[1]
+    assert run("config", "restore", other, "--config-dir", tmp_path / "new").exit_code == 0
+    assert run("config", "check", "--strict", "--config", tmp_path / "new").exit_code == 0
+
+
+def test_only_and_scope_are_mutually_exclusive(run: Run, configured: Path, tmp_path: Path) -> None:
+    answer = run(
+        "system", "backup", "--only", "config", "--scope", "all", "--to", tmp_path / "b", "--config", configured
+    )
+    assert (answer.exit_code, "mutually exclusive" in answer.stderr) == (2, True)
+
+
+def test_a_config_backup_lists_what_is_outside_the_directory(config: Config, configured: Path) -> None:
+    shared = configured.parent / "shared"
+    shared.mkdir(mode=0o700)
+    (shared / "more.yaml").write_text("service: {name: shared}\n")
+    (shared / "more.yaml").chmod(0o600)
+    root = configured / "config.yaml"
+    text = root.read_text().replace("include:\n", "include:\n  - ../shared/more.yaml\n", 1)
+    root.write_text(text.replace("plugin_roots:\n", f"plugin_roots:\n  - {shared}/plugins\n"))
+
+    listed = config("backup", "--dry-run", "--json").json
+
+    assert sorted(listed["excluded"]) == [str(shared / "more.yaml"), str(shared / "plugins")]
+    assert [name for name in listed["files"] if "shared" in name or "more" in name] == []
+
+
+def test_a_config_backup_of_files_that_cannot_be_parsed_is_refused(config: Config, configured: Path) -> None:
+    """A value that is invalid does not prevent it."""
+    config_file = configured / "config.yaml"
+    text = config_file.read_text()
+    config_file.write_text(text + "servise: {}\n")
+    invalid = config("backup", "--dry-run", "--json")
+    config_file.write_text(text + "broken: [\n")
+    broken = config("backup", "--dry-run", "--json")
+
+    assert (invalid.exit_code, "plugins/echo/run.sh" in invalid.json["files"]) == (0, True)
+    assert (broken.exit_code, broken.json["code"]) == (78, "config_invalid")
 
 
 def headers(kind: bytes, size: int, count: int) -> bytes:

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import tarfile
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -276,3 +277,86 @@ def test_saved_plugin_files_are_not_part_of_the_plugin(run: Run, home: Path, tmp
     assert (done.exit_code, done.json["warnings"]) == (0, [])
     assert "broken" in [path.read_text() for path in map(Path, done.json["kept"]) if path.is_file()]
     assert run("config", "check", "--strict", "--config", home).exit_code == 0
+
+
+@pytest.fixture
+def config_archive(run: Run, installed: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "config.tar.gz"
+    assert run("system", "backup", "--only", "config", "--to", path, "--config", installed).exit_code == 0
+    return path
+
+
+def test_an_archive_of_the_configuration_alone_creates_a_new_installation(
+    run: Run, installed: Path, config_archive: Path, tmp_path: Path
+) -> None:
+    """It has no ledger. The first start creates one."""
+    target = tmp_path / "restored"
+
+    done = run("system", "restore", config_archive, "--config-dir", target, "--json").json
+
+    assert (done["ledger"], done["outside"], done["kept"], done["warnings"]) == (None, [], [], [])
+    files = {name: content for name, content in contents_of(installed).items() if not name.startswith("data/")}
+    restored = contents_of(target)
+    assert restored.keys() == files.keys()
+    assert {name for name in files if files[name] != restored[name]} == {".checksums"}
+    assert run("config", "check", "--strict", "--config", target).exit_code == 0
+
+
+def test_an_archive_of_the_configuration_alone_replaces_no_ledger(
+    run: Run, installed: Path, config_archive: Path
+) -> None:
+    """Only with --replace, while no service runs. The previous files are archived first."""
+    ledger = ledger_of(installed).read_bytes()
+    (installed / "plugins.yaml").write_text("plugins: {}\n")
+    before = contents_of(installed)
+    command = ["system", "restore", config_archive, "--config-dir", installed]
+
+    refused = run(*command, "--json")
+    planned = run(*command, "--replace", "--dry-run", "--json")
+    with instance_lock(installed / "data", ledger_of(installed), now=datetime.now(UTC)):
+        running = run(*command, "--replace", "--json")
+
+    assert [answer.json.get("code") for answer in (refused, planned, running)] == [
+        "place_taken",
+        None,
+        "already_running",
+    ]
+    changed = {name for name, content in contents_of(installed).items() if before.get(name) != content}
+    assert {name for name in changed if not name.startswith("data/")} == set()
+
+    done = run(*command, "--replace", "--json")
+
+    assert (done.exit_code, done.json["warnings"]) == (0, []), done.stdout
+    assert (installed / "plugins.yaml").read_text() != "plugins: {}\n"
+    assert ledger_of(installed).read_bytes() == ledger
+    with tarfile.open(done.json["kept"][0]) as saved:
+        file = saved.extractfile("config/plugins.yaml")
+        assert file is not None
+        assert file.read() == b"plugins: {}\n"
+    assert run("config", "check", "--strict", "--config", installed).exit_code == 0
+
+
+def test_config_restore_of_a_full_archive_restores_the_configuration_and_keeps_the_ledger(
+    run: Run, installed: Path, archive: Path
+) -> None:
+    change(installed, "INSERT INTO token_uses VALUES ('after', 'x')")
+    (installed / "plugins" / "echo" / "run").write_text("broken")
+
+    done = run("config", "restore", archive, "--config-dir", installed, "--json")
+
+    assert (done.exit_code, done.json["files"]) == (0, ["plugins/echo/run"]), done.stdout
+    with closing(sqlite3.connect(ledger_of(installed))) as db:
+        assert db.execute("SELECT name FROM token_uses").fetchall() == [("after",)]
+
+
+@pytest.mark.parametrize("scope", ["db", "config", "plugins"])
+def test_config_restore_refuses_an_archive_with_an_incomplete_configuration(
+    run: Run, installed: Path, tmp_path: Path, scope: str
+) -> None:
+    path = tmp_path / "b.tar.gz"
+    run("system", "backup", "--scope", scope, "--to", path, "--config", installed)
+
+    refused = run("config", "restore", path, "--config-dir", installed, "--json")
+
+    assert (refused.exit_code, refused.json["code"]) == (78, "file_refused")
+    assert "ductile system restore" in refused.json["hint"]

@@ -165,7 +165,7 @@ def with_a_missing_root(manifest: dict[str, Any], members: dict[str, bytes]) -> 
     return packed({**manifest, "root": "other.yaml"}, entries_of(members))
 
 
-INVALID_ARCHIVES = [
+INVALID_ARCHIVES: list[Callable[[dict[str, Any], dict[str, bytes]], bytes]] = [
     with_a_missing_root,
     with_place("../escaped"),
     with_place("a/../../escaped"),
@@ -215,6 +215,23 @@ def test_an_invalid_archive_is_refused_and_nothing_is_written(
     assert answer.exit_code in (1, 78), answer.stdout
     assert answer.json["code"] in ("archive_refused", "ledger_error", "file_refused"), answer.stdout
     assert contents_of(tmp_path) == before
+
+
+def test_config_restore_refuses_an_invalid_archive_and_writes_nothing(
+    run: Run, installed: Path, archive: Path, tmp_path: Path
+) -> None:
+    """It does not read the ledger in the archive, whose hash still has to match."""
+    about_the_ledger = (with_a_ledger_that_is_none, with_a_damaged_ledger, with_a_trigger)
+    manifest, members = unpacked(archive)
+    before, wrong = contents_of(tmp_path), []
+    for build in INVALID_ARCHIVES:
+        if build not in about_the_ledger:
+            archive.write_bytes(build(json.loads(json.dumps(manifest)), members))
+            answer = run("config", "restore", archive, "--config-dir", installed, "--json")
+            after = contents_of(tmp_path) | {archive.name: before[archive.name]}
+            if (answer.exit_code, answer.json.get("code")) != (78, "file_refused") or after != before:
+                wrong.append((build, answer.stdout))
+    assert wrong == []
 
 
 def test_a_valid_archive_built_by_these_helpers_is_accepted(run: Run, archive: Path, tmp_path: Path) -> None:
