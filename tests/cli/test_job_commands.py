@@ -364,7 +364,7 @@ LAST_ATTEMPT = Job(
 @pytest.mark.parametrize(
     ("outcome", "code", "words"),
     [
-        (Succeeded(evidence(exit_code=0, result=OK)), "answered_ok", "with exit code 0"),
+        (Succeeded(evidence(exit_code=0, result=OK)), "answered_ok", "and exit code 0"),
         (Succeeded(evidence(exit_code=3, result=OK)), "answered_ok", "Exit code 3 is ignored"),
         (
             Failed("exit code 78: no token", evidence(exit_code=78), OutcomeCode.EXIT_78),
