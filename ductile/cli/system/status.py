@@ -284,17 +284,21 @@ def selfcheck(config_path: Path | None, config_dir: Path | None, as_json: bool) 
 
 
 def _selfcheck_report(explicit: Path | None) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
-    from ductile.ops.selfcheck import check_ledger
+    from ductile.ops.checks.check import Installation, Severity, Where
+    from ductile.ops.checks.registry import run_checks
 
     checks = Checks()
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
-        snapshot = load_config(checks, root)
+        installation = Installation(root)
+        found = run_checks(installation, Where.CONFIG)
+        errors = [finding.detail for finding in found if finding.severity is Severity.PROBLEM]
+        if examination := installation.loaded.examination:
+            _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
+        else:
+            checks.add("config_load", False, errors[0].splitlines()[0])
         check_lock(checks, ledger)
-        keep = snapshot.config.settings.service.job_queue_retention if snapshot else None
-        for verdict in check_ledger(ledger, retention=keep or None, now=datetime.now(UTC)):
-            checks.add(verdict.name, verdict.ok, verdict.detail)
+        for finding in run_checks(installation, Where.LEDGER):
+            checks.add(finding.name, finding.severity is not Severity.PROBLEM, finding.detail)
     return {"healthy": checks.all_passed, "checks": checks.results}
 
 
