@@ -60,7 +60,7 @@ LOGS = {"logs": "/job-logs?limit=20", "logs_by_plugin": f"/job-logs?limit=20&plu
 def measure_history(bench: Bench) -> Iterator[Line]:
     """Start a service with each history and use them alternately. A service that is not used is idle."""
     count = bench.size(3000, 300)
-    found: dict[str, list[tuple[float, float]]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {}
     with ExitStack() as stack:
         services = []
         for rows in (SHORT_HISTORY, bench.rows):
@@ -72,12 +72,12 @@ def measure_history(bench: Bench) -> Iterator[Line]:
             check_pipeline(service, "three", 3)
         for _ in range(bench.rounds):
             for name, values in _compare_services(bench, services, count).items():
-                found.setdefault(name, []).append(values)
+                pairs.setdefault(name, []).append(values)
         lists = {name: time_reads(services[1], path, 40) for name, path in (LISTS | LOGS).items()}
     for name, (key, unit) in RATIOS.items():
-        ratios = [long / short for short, long in found[name]]
+        ratios = [long / short for short, long in pairs[name]]
         values_by_history: dict[str, Any] = {
-            unit: {"short": [short for short, _ in found[name]], "long": [long for _, long in found[name]]}
+            unit: {"short": [short for short, _ in pairs[name]], "long": [long for _, long in pairs[name]]}
         }
         yield bench.line(key, f"{name}_over_short", ratios, rows=bench.rows, **values_by_history)
     medians = {name: statistics.median(times) for name, times in lists.items()}

@@ -37,8 +37,8 @@ def is_true(condition: Any, scope: Data) -> bool:
         case {"path": path, "op": "eq", "value": value}:
             return bool(look_up(path, scope) == value)
         case {"path": path, "op": "gt", "value": value}:
-            value = look_up(path, scope)
-            return isinstance(value, int) and value > value
+            actual = look_up(path, scope)
+            return isinstance(actual, int) and actual > value
     raise AssertionError(condition)
 
 
