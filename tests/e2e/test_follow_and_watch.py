@@ -53,7 +53,7 @@ class FollowProcess:
         with self._changed:
             done = self._changed.wait_for(lambda: condition(self) or self._ended == 2, WAIT_SECONDS)
         assert done, f"{what}: not within {WAIT_SECONDS} s: {self.notes} {self.lines[-5:]}"
-        assert condition(self), f"{what}: it ended before: {self.notes} {self.lines[-5:]}"
+        assert condition(self), f"{what}: the process ended first: {self.notes} {self.lines[-5:]}"
 
     def wait_for_line(self, *words: str) -> None:
         """Wait until one line contains all of `words`."""
@@ -351,7 +351,7 @@ def test_watch_restores_the_terminal_when_it_is_stopped(
     watch.wait_for(lambda _: watch.written.endswith(LEAVE_SCREEN), "the main screen")
     assert b"\x1b[?25h" in watch.written
     assert watch.settings() == watch.before
-    assert b"\x1b[3" not in watch.written, "a colour, although NO_COLOR is set"
+    assert b"\x1b[3" not in watch.written, "a color, although NO_COLOR is set"
     assert b"Traceback" not in watch.written
 
 

@@ -104,7 +104,7 @@ def run_pipeline(service: Service, pipeline: str, payload: Any) -> list[dict[str
     return tree
 
 
-# ── acting on a job ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── job actions ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.usefixtures("plugins_and_pipelines")
@@ -344,7 +344,7 @@ def test_a_job_that_waits_for_a_slot_of_its_plugin_names_the_limit(
     blocking.release(2)
 
 
-# ── explaining ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── explanations ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_event_names_its_route_and_the_condition_that_is_false(service: Service) -> None:

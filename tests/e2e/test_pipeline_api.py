@@ -53,7 +53,7 @@ def send_in_background(background: ThreadPoolExecutor, service: Service, method:
     return background.submit(service.ask, method, path)
 
 
-# ── responses ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── responses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_synchronous_pipeline_returns_its_result_and_its_tree(service: Service) -> None:

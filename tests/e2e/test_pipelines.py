@@ -226,7 +226,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running.kill()
 
 
-# ── the examples ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── examples of the specification ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_run_continues_through_a_call_and_a_split(service: Service) -> None:
@@ -410,7 +410,7 @@ def test_a_composite_condition_is_true_when_all_parts_are_true(
     assert run.request("always")["type"] == ("video.found" if not is_long else "ductile.step.succeeded")
 
 
-# ── joins and failures ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── joins and failures ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_foreach_with_a_split_joins_its_results_in_order(service: Service) -> None:
@@ -678,7 +678,7 @@ def test_a_restored_tolerated_step_is_tolerated_again(home: Home, start: Start) 
         assert (read_run(home).steps, tree_outcome(db, root).status) == (["a failed", "b succeeded"], "succeeded")
 
 
-# ── size limits ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── size limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 FAN_OUT = """
 plugins: {alpha: {}, failing: {}}

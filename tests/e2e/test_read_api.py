@@ -329,7 +329,7 @@ def test_a_scope_for_one_plugin_shows_only_this_plugin(service: Service) -> None
     assert service.ask("POST", "/plugin/recorder/poll", token=TOKENS["catalog"])[0] == 403
 
 
-# ── bodies, configuration, checks ───────────────────────────────────────────────────────────────────────────────────
+# ── bodies, configuration, checks ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from attrs import define, field
 
 from ductile.core.clock import to_text
+from tests.e2e.commands import ductile
 from tests.e2e.sample_plugins import REQUEST_TO_FILE
 from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service
 
@@ -340,14 +341,14 @@ def test_a_request_signed_with_openssl_is_accepted(pair: RelayPair) -> None:
     assert (status, answer["error"]) == (403, "forbidden")
 
 
-def test_relay_send_reports_that_the_receiver_has_no_route(pair: RelayPair, ductile: Callable[..., Any]) -> None:
+def test_relay_send_reports_that_the_receiver_has_no_route(pair: RelayPair) -> None:
     """The command succeeds. Both services log the event and record it in their journals."""
     pair.start(pair.lab)
     sender = pair.start(pair.home)
 
     done = ductile(pair.home, "relay", "send", "lab", "--event", "unknown.event", "--payload", '{"n": 1}', "--wait")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "but the receiver has no route for it (no_route)" in done.stdout
     sender.wait_for_log("event relayed, but the receiver has no route for it")
     (here,) = pair.home.rows("SELECT data FROM journal WHERE kind = 'event.no_route'")

@@ -116,7 +116,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running.kill()
 
 
-# ── who is whose child ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── branches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_two_events_with_one_dedupe_key_are_handled_once(service: Service, kind:
     assert [row["status"] for row in alpha if row["id"] not in run.requests] == ["skipped"]
 
 
-# ── what flows on ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── payloads of following steps ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_step_without_events_passes_its_payload_on(service: Service) -> None:
