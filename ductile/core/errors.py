@@ -6,7 +6,9 @@ call that raised them. The CLI and the web server each format these in one place
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
+
+from attrs import field, frozen
 
 _PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 """The password part of a URL, which error messages must not contain."""
@@ -16,7 +18,8 @@ def _without_password(text: str) -> str:
     return re.sub(_PASSWORD, r"\1***@", text)
 
 
-class Mark(NamedTuple):
+@frozen
+class Mark:
     """A position in a text. Lines and columns count from 1."""
 
     source: str
@@ -27,13 +30,6 @@ class Mark(NamedTuple):
         return f"{self.source}:{self.line}"
 
 
-class _Complaint(NamedTuple):
-    message: str
-    path: str = ""
-    mark: Mark | None = None
-    category: str = "config"
-
-
 class ComplaintView(TypedDict):
     category: str
     message: str
@@ -42,13 +38,14 @@ class ComplaintView(TypedDict):
     line: NotRequired[Annotated[int, {"minimum": 0}]]
 
 
-class Complaint(_Complaint):
+@frozen
+class Complaint:
     """A validation error in a configuration file or manifest: position, key path and message."""
 
-    __slots__ = ()
-
-    def __new__(cls, message: str, path: str = "", mark: Mark | None = None, category: str = "config") -> "Complaint":
-        return super().__new__(cls, _without_password(message), path, mark, category)
+    message: str = field(converter=_without_password)
+    path: str = ""
+    mark: Mark | None = None
+    category: str = "config"
 
     def __str__(self) -> str:
         return ": ".join(str(part) for part in (self.mark, self.path, self.message) if part)

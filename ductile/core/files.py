@@ -12,7 +12,9 @@ import stat
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+
+from attrs import frozen
 
 from ductile.core.errors import DuctileError
 
@@ -49,7 +51,8 @@ class FileMissing(FileRefused):
     hint = "Check the path, or create the file."
 
 
-class FileBytes(NamedTuple):
+@frozen
+class FileBytes:
     """The content and metadata of a file. `resolved` is the real path of the opened file, without symlinks."""
 
     path: Path
@@ -63,7 +66,8 @@ class FileBytes(NamedTuple):
         return f"FileBytes({display_path(self.path)})"
 
 
-class OpenFile(NamedTuple):
+@frozen
+class OpenFile:
     """An open regular file. `status` was read when it was opened."""
 
     path: Path
@@ -94,7 +98,8 @@ class Level(StrEnum):
     WARNING = "warning"
 
 
-class FileFinding(NamedTuple):
+@frozen
+class FileFinding:
     """A problem with the owner, permissions or links of a path."""
 
     level: Level

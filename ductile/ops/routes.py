@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Literal, TypedDict
 
 import trio
+from attrs import evolve
 
 from ductile.config.load.load import Config
 from ductile.core.clock import to_text
@@ -111,7 +112,7 @@ def doctor(config: Config) -> list[CheckView]:
     examination = installation.loaded.examination
     mask = examination.config.mask if examination else config.mask
     results = [
-        _result(found, found.complaint.category, mask(str(found.complaint._replace(path=""))))
+        _result(found, found.complaint.category, mask(str(evolve(found.complaint, path=""))))
         for found in _run_checks(installation, Where.CONFIG)
         if found.complaint
     ]

@@ -3,7 +3,7 @@
 Used by `system describe` and `skills`. Tests require an entry for every command, and `--dry-run` for every change.
 """
 
-from typing import NamedTuple
+from attrs import frozen
 
 KINDS = {
     "reads": "Reads only.",
@@ -56,7 +56,8 @@ SCOPES: dict[str, str | None] = {
 """Route → the scope it requires. None: public. `ANY_TOKEN`: any valid token."""
 
 
-class Effect(NamedTuple):
+@frozen
+class Effect:
     """The side effect of a command and the routes it may request."""
 
     kind: str

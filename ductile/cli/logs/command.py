@@ -4,9 +4,10 @@ Past events can be read while the service is stopped.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
+from attrs import frozen
 
 from ductile.cli.base import options, output
 from ductile.cli.logs.event_format import LEVELS, event_line, is_at_least, level_of, plain
@@ -54,7 +55,8 @@ def command(plugin: str | None, follow: bool, level: str, job_id: str | None, li
     return _follow(params, query, position) if follow else 0
 
 
-class LogQuery(NamedTuple):
+@frozen
+class LogQuery:
     """The filters of `ductile logs`."""
 
     plugin: str | None = None

@@ -6,7 +6,8 @@ literal `${`.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+
+from attrs import frozen
 
 from ductile.core.errors import Complaint, ConfigInvalid, Mark, Unreadable
 from ductile.core.formats.strict_yaml import YamlNode
@@ -16,7 +17,8 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.ASCII | re.DOTALL)
 
 
-class Interpolated(NamedTuple):
+@frozen
+class Interpolated:
     """A tree with resolved references, the values inserted into it, and the unset references."""
 
     root: YamlNode

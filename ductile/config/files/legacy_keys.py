@@ -3,7 +3,7 @@
 Translates a tree to current keys with a warning for each change, so that `sections` defines only current keys.
 """
 
-from typing import NamedTuple
+from attrs import frozen
 
 from ductile.core.errors import Complaint
 from ductile.core.formats.strict_yaml import YamlNode
@@ -24,7 +24,8 @@ _REFUSED_IN_PLUGINS = {
 _IGNORED_IN_PLUGINS = ("description",)
 
 
-class Translated(NamedTuple):
+@frozen
+class Translated:
     """A tree that contains only current keys."""
 
     root: YamlNode

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
+from attrs import frozen
 from blake3 import blake3
 
 from ductile.config.files.interpolate import is_utf8, parse_env_file, substitute, unusable_reason
@@ -33,7 +33,8 @@ class Tier(StrEnum):
     OPERATIONAL = "operational"
 
 
-class SourceFile(NamedTuple):
+@frozen
+class SourceFile:
     """A file as it was read. The hash covers the bytes that are parsed."""
 
     path: Path
@@ -50,7 +51,8 @@ class SourceFile(NamedTuple):
         return cls(path, content, tier, blake3(content).hexdigest())
 
 
-class Sources(NamedTuple):
+@frozen
+class Sources:
     """The files of one configuration, merged in order."""
 
     root: YamlNode
@@ -66,7 +68,8 @@ class Sources(NamedTuple):
         return f"Sources({', '.join(files.display_path(file.path) for file in self.files)})"
 
 
-class ConfigLocation(NamedTuple):
+@frozen
+class ConfigLocation:
     """The path of the configuration and how it was determined."""
 
     path: Path

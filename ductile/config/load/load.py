@@ -188,7 +188,7 @@ def _compiled(settings: Settings, resolved: Interpolated) -> tuple[Plans, list[C
     except PipelineInvalid as invalid:
         # The message may quote the value of a `${NAME}`.
         mask = Mask({value for _, value in resolved.used})
-        return Plans(), [complaint._replace(message=mask(complaint.message)) for complaint in invalid.complaints]
+        return Plans(), [evolve(complaint, message=mask(complaint.message)) for complaint in invalid.complaints]
 
 
 def _require_consistency(
@@ -213,7 +213,7 @@ def _require_consistency(
 def _placed(complaints: Iterable[Complaint], places: Mapping[str, Mark], root: Path) -> list[Complaint]:
     """Add positions to complaints that have none."""
     return [
-        complaint if complaint.mark else complaint._replace(mark=_place(places, complaint.path) or Mark(str(root), 1))
+        complaint if complaint.mark else evolve(complaint, mark=_place(places, complaint.path) or Mark(str(root), 1))
         for complaint in complaints
     ]
 

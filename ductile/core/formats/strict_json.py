@@ -8,7 +8,9 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
+
+from attrs import frozen
 
 from ductile.core.errors import Mark, Unreadable
 from ductile.core.units import quote_text
@@ -21,7 +23,8 @@ MAX_DIGITS = 4300
 REPLACEMENT = "\ufffd"
 
 
-class Parsed(NamedTuple):
+@frozen
+class Parsed:
     """A decoded value, the number of lone surrogates that were replaced in it, and its source text."""
 
     value: Any

@@ -8,9 +8,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
+from attrs import evolve, frozen
 
 from ductile.core.errors import Mark, Unreadable
 from ductile.core.units import quote_text
@@ -28,7 +29,8 @@ Scalar = None | bool | int | float | str
 _PARSER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-class YamlNode(NamedTuple):
+@frozen
+class YamlNode:
     """A value of a document and its position.
 
     `mark` is the position of the key for a member of a mapping, and of the item for a member of a list. `text` is a
@@ -214,7 +216,8 @@ def _is_merge(key: YamlNode) -> bool:
     return key.plain and key.text == "<<"
 
 
-class _Anchored(NamedTuple):
+@frozen
+class _Anchored:
     node: YamlNode
     size: int
     height: int
@@ -287,7 +290,7 @@ class _Composer:
             raise Unreadable(f"{name} contains itself", own)
         self._check_depth(target.height, own)
         self._count(target.size, own)
-        self._put(target.node._replace(mark=self._member_mark(own)), None, size=target.size, height=target.height)
+        self._put(evolve(target.node, mark=self._member_mark(own)), None, size=target.size, height=target.height)
 
     def _mark(self, event: yaml.Event) -> Mark:
         start: Any = event.start_mark

@@ -5,7 +5,9 @@ The caller writes the follow-up jobs between the two steps, so that the tree cou
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
+
+from attrs import frozen
 
 from ductile.core.clock import to_text
 from ductile.core.model import NO_JOURNAL_DATA, Outcome, Skipped
@@ -18,7 +20,8 @@ from ductile.ledger.tables import attempts, journal
 ROW = "id, plugin, command, root_job_id, dedupe_key, dedupe_ttl_seconds, schedule_id, join_id, submitted_by"
 
 
-class FinishedRow(NamedTuple):
+@frozen
+class FinishedRow:
     """The columns of ROW, for a job that has ended or is queued again."""
 
     id: str

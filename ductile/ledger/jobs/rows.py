@@ -1,7 +1,9 @@
 """Conversion of a `job_queue` row to a `Job`. Rows stay inside the ledger; other packages get values."""
 
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
+
+from attrs import frozen
 
 from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.errors import NotFound
@@ -21,7 +23,8 @@ LIST_COLUMNS = f"{_COLUMNS}, NULL"
 """JOB_COLUMNS without the baggage, for lists: baggage may take 1 MiB per job."""
 
 
-class Start(NamedTuple):
+@frozen
+class Start:
     """The start time of a job and the configuration it starts under."""
 
     at: datetime

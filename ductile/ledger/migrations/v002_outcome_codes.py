@@ -8,7 +8,9 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+from attrs import frozen
 
 PORTION = 1_000
 CONFIG_ERROR = 78
@@ -48,7 +50,8 @@ _DEDUPE_KEY = "SELECT dedupe_key FROM job_queue WHERE id = ?"
 Coded = tuple[str, dict[str, Any]]
 
 
-class _Row(NamedTuple):
+@frozen
+class _Row:
     """The columns of _ROWS."""
 
     seq: int

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -227,7 +227,8 @@ def plugins_with_ready_jobs(db: Db) -> list[str]:
     return [plugin for (plugin,) in db.execute(PLUGINS_WITH_READY_JOBS) if plugin != joins.JOIN_PLUGIN]
 
 
-class Head(NamedTuple):
+@frozen
+class Head:
     """The oldest ready job of a plugin. `row` has JOB_COLUMNS and `asked_at`.
 
     If SQLite cannot decode the row, `fault` is the error and `row` has only id, attempt and seq.
@@ -363,7 +364,8 @@ NOTE_PROCESS = """
 """
 
 
-class ProcessNote(NamedTuple):
+@frozen
+class ProcessNote:
     """The process of an attempt. Pid, start ticks and boot id identify it even after a reboot."""
 
     job_id: str
@@ -378,9 +380,10 @@ def note_process(db: Db, process: ProcessNote, *, run_id: str, now: datetime) ->
 
     False if the attempt is over or belongs to another run.
     """
-    job_id, attempt, pid, start_ticks, boot_id = process
-    rows = db.execute(NOTE_PROCESS, (pid, start_ticks, boot_id, job_id, attempt, run_id)).fetchall()
+    job_id = process.job_id
+    values = (process.pid, process.start_ticks, process.boot_id, job_id, process.attempt, run_id)
+    rows = db.execute(NOTE_PROCESS, values).fetchall()
     for plugin, command, root_job_id in rows:
-        data = {"attempt": attempt, "command": command, "pid": pid}
+        data = {"attempt": process.attempt, "command": command, "pid": process.pid}
         journal.append(db, "plugin.spawned", now=now, plugin=plugin, job_id=job_id, root_job_id=root_job_id, data=data)
     return bool(rows)

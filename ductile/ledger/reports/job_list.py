@@ -6,6 +6,8 @@ Builds no `Job`, so that a page costs no more than its rows.
 from datetime import datetime, timedelta
 from typing import Any
 
+from attrs import evolve
+
 from ductile.core.clock import from_text, to_text
 from ductile.ledger.reports.pagination import (
     NEWEST,
@@ -79,7 +81,7 @@ def _job_filter(db: Db, wanted: ListFilter) -> SqlFilter:
         indexed = SqlFilter()
     terms = complete_filter(db, JOBS, wanted, indexed)
     if plugin and wanted == ListFilter(plugin=plugin, status="succeeded"):
-        return terms._replace(count_from_indexes=lambda db, after: _count_succeeded(db, plugin, after))
+        return evolve(terms, count_from_indexes=lambda db, after: _count_succeeded(db, plugin, after))
     return terms
 
 

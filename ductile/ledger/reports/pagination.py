@@ -6,7 +6,9 @@ therefore be short although more rows follow. Does not know the tables.
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+from attrs import frozen
 
 from ductile.core.clock import to_text
 from ductile.ledger.storage.db import Db
@@ -24,7 +26,8 @@ CLOCK_SLACK = timedelta(minutes=1)
 """How far the clock may go back without hiding rows from a list with a time range."""
 
 
-class ListFilter(NamedTuple):
+@frozen
+class ListFilter:
     """The filters of a list; None matches everything. `root` is the root job of a tree."""
 
     plugin: str | None = None
@@ -43,7 +46,8 @@ class ListFilter(NamedTuple):
 NO_FILTER = ListFilter()
 
 
-class Page(NamedTuple, Generic[T]):
+@frozen
+class Page(Generic[T]):
     """A page of matching rows. `total` counts all matches; if not `is_exact`, there may be more.
 
     `next_before` is the position of the next page; None at the end.
@@ -55,7 +59,8 @@ class Page(NamedTuple, Generic[T]):
     next_before: int | None
 
 
-class SqlFilter(NamedTuple):
+@frozen
+class SqlFilter:
     """A filter as SQL: the condition that an index covers, the condition to check on each row, and their values."""
 
     index_condition: str = ""
@@ -78,7 +83,8 @@ class SqlFilter(NamedTuple):
         return f" {using(self.index_name)}" if self.index_name else ""
 
 
-class Listing(NamedTuple, Generic[T]):
+@frozen
+class Listing(Generic[T]):
     """A table that can be listed."""
 
     table: str

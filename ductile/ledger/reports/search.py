@@ -7,6 +7,8 @@ are not indexed yet, or all of them without FTS5, are searched row by row, over 
 import re
 import sqlite3
 
+from attrs import evolve
+
 from ductile.ledger.reports import attempt_list, pagination
 from ductile.ledger.reports.attempt_list import ATTEMPTS
 from ductile.ledger.reports.job_details import LoggedAttempt
@@ -115,11 +117,11 @@ def _search_all(
     db: Db, wanted: ListFilter, phrase: str, index_ends: int, *, before: int, limit: int
 ) -> Page[LoggedAttempt]:
     """Search the attempts that are not indexed yet, then the index."""
-    newer = attempt_list.attempt_filter(db, wanted)._replace(after=index_ends)
+    newer = evolve(attempt_list.attempt_filter(db, wanted), after=index_ends)
     found = pagination.page(db, ATTEMPTS, newer, before=before, limit=limit)
     if found.next_before is not None:
-        return found._replace(is_exact=False)
-    terms = attempt_list.attempt_filter(db, wanted._replace(words=None))
+        return evolve(found, is_exact=False)
+    terms = attempt_list.attempt_filter(db, evolve(wanted, words=None))
     start = found.items[-1].seq if found.items else min(before, terms.before)
     older, next_before = _search_index(db, phrase, terms, before=start, limit=limit - len(found.items))
     count, is_exact = _count(db, phrase, terms)

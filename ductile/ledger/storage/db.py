@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from attrs import frozen
 
 from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
 
@@ -38,7 +40,8 @@ class Db(Protocol):
     def executemany(self, sql: str, parameters: Iterable[Parameters], /) -> Cursor: ...
 
 
-class RowFault(NamedTuple):
+@frozen
+class RowFault:
     """The reason why one row could not be written."""
 
     reason: str

@@ -9,8 +9,9 @@ import sqlite3
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
+
+from attrs import frozen
 
 from ductile.core.errors import LedgerError
 from ductile.ledger.storage.connections import connect_reader
@@ -34,14 +35,16 @@ class DatabaseKind(Enum):
     ORIGINAL = "original"
 
 
-class DatabaseInfo(NamedTuple):
+@frozen
+class DatabaseInfo:
     """The kind of a database file and the schema version of a ledger."""
 
     kind: DatabaseKind
     version: int = 0
 
 
-class _Header(NamedTuple):
+@frozen
+class _Header:
     page_size: int
     pages: int
     version: int

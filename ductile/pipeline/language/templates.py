@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ductile.core.errors import Complaint
 from ductile.core.formats import strict_json
@@ -213,7 +213,7 @@ def _complaints(raw: Any, where: str, roots: Collection[str]) -> Iterator[Compla
             try:
                 _parse_text(raw, roots)
             except TemplateInvalid as error:
-                yield from (complaint._replace(path=where) for complaint in error.complaints)
+                yield from (evolve(complaint, path=where) for complaint in error.complaints)
         case dict():
             for name, member in raw.items():
                 yield from _complaints(member, f"{where}.{name}" if where else name, roots)
