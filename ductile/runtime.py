@@ -51,6 +51,7 @@ from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
 from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables.schedules import all_entries
+from ductile.ops.routes import check_routes
 from ductile.relay.routes import relay_routes
 from ductile.relay.send import send_job
 from ductile.web.api.system import ROOT_TASK
@@ -366,12 +367,13 @@ async def _serve_api(
     *,
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the API and the relay routes. Reports its addresses as `started`."""
+    """Serve the API with the routes of the relay and of checks. Reports its addresses as `started`."""
     uses = TokenUses(app_ctx.ledger, partial(rt.log.warn, "api"))
     authorize = make_authorizer(_CurrentKeyring(rt), rt.clock, uses.record)
     rejections = RejectionCounter(app_ctx.ledger, rt.clock, partial(rt.log.warn, "relay"))
+    others = (*relay_routes(app_ctx, rejections), *check_routes(app_ctx))
     site = Site(
-        table=build_api_table(app_ctx, authorize, breaker.reset, uses, relay_routes(app_ctx, rejections)),
+        table=build_api_table(app_ctx, authorize, breaker.reset, uses, others),
         authorize=authorize,
         origins=lambda: rt.config.settings.api.allowed_origins,
         on_request=partial(_count_request, rt, "api"),

@@ -21,9 +21,9 @@ LAYERS = {
     "engine": 4,
     "web": 4,
     "relay": 5,
-    "runtime": 6,
-    "devkit": 6,
-    "ops": 7,
+    "devkit": 5,
+    "ops": 6,
+    "runtime": 7,
     "cli": 8,
     "__main__": 9,
 }

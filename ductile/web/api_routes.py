@@ -1,6 +1,6 @@
-"""The route table of the HTTP API: the routes of every module in `web/api`, and those of the relay.
+"""The route table of the HTTP API: the routes of every module in `web/api`, and those of higher packages.
 
-Register a new module of routes here. The runtime supplies what comes from the engine.
+Register a new module of routes here. The runtime supplies what comes from the engine, the relay and operations.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ductile.web import metrics
 from ductile.web.api import (
     catalog,
-    diagnostics,
+    config_view,
     job_actions,
     jobs,
     lists,
@@ -30,7 +30,7 @@ from ductile.web.stream import stream
 
 
 def build_api_table(
-    ctx: AppContext, authorize: Authorize, reset: Reset, uses: TokenUses, relay: Iterable[AnyRoute]
+    ctx: AppContext, authorize: Authorize, reset: Reset, uses: TokenUses, others: Iterable[AnyRoute]
 ) -> RouteTable:
     """Build the route table of `api.listen` and the local socket."""
     table = RouteTable(
@@ -43,13 +43,13 @@ def build_api_table(
             *tokens.routes(ctx, uses),
             *system.routes(ctx),
             *schedules.routes(ctx, reset),
-            *relay,
+            *others,
             *stream.routes(ctx, authorize),
             *catalog.routes(ctx),
             *lists.routes(ctx),
             *stats.routes(ctx),
             *topology.routes(ctx),
-            *diagnostics.routes(ctx),
+            *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),
         )
     )

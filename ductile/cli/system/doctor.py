@@ -1,5 +1,7 @@
 """`ductile system doctor`: find problems with the installation and perform safe repairs."""
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +30,25 @@ def doctor(
     """
     from datetime import UTC, datetime
 
-    from ductile.ops.doctor import RepairOutcome, RepairResult, diagnose, repair
+    from ductile.config.files.sources import find_config
+    from ductile.ops.checks.check import Installation
+    from ductile.ops.checks.registry import diagnose
+    from ductile.ops.checks.repair import RepairResult, repair
 
-    seen = diagnose(options.selected_config(config_path, config_dir), with_health=not no_health)
-    if fix:
-        results = repair(seen, now=datetime.now(UTC), dry_run=dry_run)
-    else:
-        results = [RepairResult(finding, RepairOutcome.FOUND) for finding in seen.findings]
+    root = find_config(options.selected_config(config_path, config_dir), os.environ).path
+    installation = Installation(root, as_start=False)
+    findings = diagnose(installation, with_health=not no_health)
+    act = partial(repair, installation=installation, now=datetime.now(UTC), dry_run=dry_run) if fix else RepairResult
+    results = [act(finding) for finding in findings]
     report = {
         "healthy": not any(result.is_open for result in results),
-        "service_running": seen.is_running,
+        "service_running": installation.is_running,
         "findings": [
             {
                 "name": result.finding.name,
                 "severity": result.finding.severity,
                 "detail": result.finding.detail,
-                "repair": result.finding.repair,
+                "repair": result.finding.repair.name if result.finding.repair else None,
                 "advice": result.finding.advice,
                 "outcome": result.outcome,
                 "reason": result.reason or None,

@@ -12,7 +12,7 @@ import pytest
 from ductile.config.scopes import hash_scope_file
 from ductile.core.clock import to_text
 from ductile.ledger.storage.open_file import open_writer
-from ductile.ops import findings
+from ductile.ops.checks.state import MIN_FREE_BYTES
 from tests.cli.conftest import Run
 
 SICK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "the pump is dry", "retry": false}\'\n'
@@ -121,7 +121,7 @@ def leave_a_log(directory: Path) -> None:
 def leave_free_pages(directory: Path) -> None:
     with closing(sqlite3.connect(ledger_of(directory), isolation_level=None)) as db:
         db.execute("CREATE TABLE much (text)")
-        db.execute("INSERT INTO much VALUES (zeroblob(?))", (findings.MIN_FREE_BYTES + (1 << 20),))
+        db.execute("INSERT INTO much VALUES (zeroblob(?))", (MIN_FREE_BYTES + (1 << 20),))
         db.execute("DROP TABLE much")
 
 

@@ -10,7 +10,7 @@ import pytest
 from ductile.core.clock import to_text
 from ductile.core.instance.lock import instance_lock
 from ductile.ledger.reports import disk_usage
-from ductile.ops import findings
+from ductile.ops.checks.state import MIN_FREE_BYTES
 from tests.cli.conftest import Run
 from tests.cli.system.conftest import A_JOB, change, leave_free_pages, ledger_of
 
@@ -81,7 +81,7 @@ def test_compact_frees_pages_and_reports_the_size(run: Run, installed: Path) -> 
     done = run("system", "storage", "compact", "--config", installed, "--json").json
 
     assert done["bytes_before"] == planned["bytes_before"] == size
-    assert done["bytes_after"] == ledger_of(installed).stat().st_size < size - findings.MIN_FREE_BYTES
+    assert done["bytes_after"] == ledger_of(installed).stat().st_size < size - MIN_FREE_BYTES
     assert run("system", "selfcheck", "--config", installed).exit_code == 0
 
 

@@ -1,4 +1,4 @@
-"""Diagnostic checks: with a timeout, one at a time."""
+"""The routes that run checks: with a timeout, one at a time."""
 
 import threading
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import trio
 
 from ductile.core.clock import Clock
 from ductile.core.formats import strict_json
-from ductile.web.api.diagnostics import Check, CheckTimedOut, run_checks
+from ductile.ops.routes import CheckTimedOut, respond
 from ductile.web.context import AppContext
 
 CTX = cast(AppContext, SimpleNamespace(clock=Clock()))
@@ -19,7 +19,7 @@ async def test_checks_that_take_too_long_time_out() -> None:
     """504. No further check starts before the first has ended, so that threads do not accumulate."""
     release, limiter, calls = threading.Event(), trio.CapacityLimiter(1), 0
 
-    def check() -> list[Check]:
+    def check() -> list[dict[str, str]]:
         nonlocal calls
         calls += 1
         release.wait()
@@ -27,10 +27,10 @@ async def test_checks_that_take_too_long_time_out() -> None:
 
     for _ in range(3):
         with pytest.raises(CheckTimedOut):
-            await run_checks(CTX, check, limiter, 0.05)
+            await respond(CTX, check, limiter, 0.05)
     assert calls == 1
     release.set()
-    assert (await run_checks(CTX, check, limiter, 10.0)).status == 200
+    assert (await respond(CTX, check, limiter, 10.0)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ async def test_checks_that_take_too_long_time_out() -> None:
 )
 async def test_only_a_failed_check_is_not_ok(statuses: list[str], is_ok: bool) -> None:
     """Warnings and skipped checks are ok."""
-    checks = [Check("x", status) for status in statuses]
-    answer = await run_checks(CTX, lambda: checks, trio.CapacityLimiter(1), 10.0)
+    checks = [{"name": "x", "status": status, "detail": "", "field": ""} for status in statuses]
+    answer = await respond(CTX, lambda: checks, trio.CapacityLimiter(1), 10.0)
     content: Any = strict_json.loads(cast(bytes, answer.body))
     assert (content["ok"], len(content["checks"])) == (is_ok, len(statuses))

@@ -1,0 +1,62 @@
+"""The route of the configuration in use, without secrets."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from ductile.config.load.load import Config
+from ductile.config.load.redaction import redact_settings
+from ductile.pipeline.compile.graph import compiled_routes
+from ductile.web.context import AppContext
+from ductile.web.messages import Request, Response, json_response
+from ductile.web.openapi.schemas import Schema, any_value, array, mapping, record
+from ductile.web.routes import AnyRoute, Route
+
+_SECTION: Schema = mapping(any_value())
+CONFIG = record(
+    {
+        "service": _SECTION,
+        "api": _SECTION,
+        "state": _SECTION,
+        "plugins": mapping(_SECTION),
+        "pipelines": array(_SECTION),
+        "webhooks": _SECTION,
+        "tokens": array(_SECTION),
+        "routes": array(_SECTION),
+        "compiled_routes": mapping(array(_SECTION)),
+    },
+    {name: any_value() for name in ("plugin_roots", "include", "environment_vars", "instances", "remote_ingress")},
+    description="The settings in use, without secrets.",
+)
+
+
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the route of the configuration in use."""
+    yield Route(
+        method="GET",
+        path="/config/view",
+        handler=partial(view_config, ctx),
+        scope="system:ro",
+        summary="Get the configuration in use without secrets, and the compiled pipelines",
+        group="system",
+        responses={200: CONFIG},
+    )
+
+
+async def view_config(ctx: AppContext, request: Request) -> Response:
+    return json_response(config_view(ctx.snapshot().config))
+
+
+def config_view(config: Config) -> dict[str, Any]:
+    """Return the settings in use as JSON data without secrets. Tokens are reduced to names and scopes."""
+    shown = redact_settings(config.settings, config.mask)
+    api = dict(shown["api"])
+    tokens = api.pop("auth")["tokens"]
+    shown["api"] = {**api, "tokens": [{"name": token["name"], "scopes": token["scopes"]} for token in tokens]}
+    public = ("name", "description", "created_at", "scopes_file")
+    shown["tokens"] = [{key: token.get(key) for key in public} for token in shown["tokens"]]
+    shown["compiled_routes"] = {
+        name: config.mask.mask_data(compiled_routes(plan)) for name, plan in config.plans.by_name.items()
+    }
+    known = CONFIG["properties"].keys()
+    return {name: value for name, value in shown.items() if name in known}
