@@ -12,6 +12,7 @@ from ductile.core.errors import Complaint, DuctileError, RestartNeeded
 
 if TYPE_CHECKING:
     from ductile.config.snapshot import Snapshot
+    from ductile.ops.checks.check import Installation
 
 LAST_RUNS = 5
 
@@ -63,7 +64,7 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
         report["running"] = is_running = check_lock(checks, ledger)
         report["service"] = _request_health(checks, ledger) if is_running else None
         # A service that answers has validated the configuration itself; only it knows its environment.
-        snapshot = None if report["service"] else load_config(checks, root)
+        snapshot = None if report["service"] else load_config(checks, root).snapshot
         report |= _ledger_facts(checks, ledger, is_running=is_running)
         if with_health and report["service"]:
             snapshot = _loaded_for_health(checks, root)
@@ -96,20 +97,17 @@ def find_ledger(checks: Checks, root: Path) -> Path | None:
         return None
 
 
-def load_config(checks: Checks, root: Path) -> "Snapshot | None":
+def load_config(checks: Checks, root: Path) -> "Installation":
     """Load the configuration as a service that starts now would use it."""
-    from ductile.config.checks.examine import examine
-    from ductile.config.load.load import load
-    from ductile.config.snapshot import build_snapshot
+    from ductile.ops.checks.check import Installation
 
-    try:
-        examination = examine(load(root))
-    except DuctileError as error:
-        checks.add("config_load", False, _first_line(error))
-        return None
-    errors = [str(complaint) for complaint in examination.report.errors]
-    _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
-    return build_snapshot(examination, os.environ)
+    installation = Installation(root)
+    errors = [str(complaint) for complaint in installation.loaded.report.errors]
+    if examination := installation.loaded.examination:
+        _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
+    else:
+        checks.add("config_load", False, errors[0].splitlines()[0])
+    return installation
 
 
 def _note_config(checks: Checks, errors: Sequence[str], detail: str) -> None:
@@ -119,7 +117,7 @@ def _note_config(checks: Checks, errors: Sequence[str], detail: str) -> None:
 def _loaded_for_health(checks: Checks, root: Path) -> "Snapshot | None":
     """Load the configuration for the health commands; the service has already checked it."""
     here = Checks()
-    snapshot = load_config(here, root)
+    snapshot = load_config(here, root).snapshot
     if snapshot is None:
         checks.add("plugin_health", False, f"health commands cannot run: {here.results[0]['detail']}")
     return snapshot
@@ -284,18 +282,12 @@ def selfcheck(config_path: Path | None, config_dir: Path | None, as_json: bool) 
 
 
 def _selfcheck_report(explicit: Path | None) -> dict[str, Any]:
-    from ductile.ops.checks.check import Installation, Severity, Where
+    from ductile.ops.checks.check import Severity, Where
     from ductile.ops.checks.registry import run_checks
 
     checks = Checks()
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
-        installation = Installation(root)
-        found = run_checks(installation, Where.CONFIG)
-        errors = [finding.detail for finding in found if finding.severity is Severity.PROBLEM]
-        if examination := installation.loaded.examination:
-            _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
-        else:
-            checks.add("config_load", False, errors[0].splitlines()[0])
+        installation = load_config(checks, root)
         check_lock(checks, ledger)
         for finding in run_checks(installation, Where.LEDGER):
             checks.add(finding.name, finding.severity is not Severity.PROBLEM, finding.detail)

@@ -1,8 +1,8 @@
 """The registry of all checks. Every report selects checks by what they inspect, and shows their findings in its form.
 
-`system doctor`: config, state, host, plugins. `system selfcheck`: config, ledger. `GET /system/doctor`: config.
-`GET /system/selfcheck`: service. `config check` and a start call `config.checks.examine` directly, as the check
-`configuration` does: a start must not depend on this package, and `config check` would take twice as long to load.
+`system doctor`: config, state, host, plugins. `system selfcheck`: ledger. `GET /system/doctor`: config.
+`GET /system/selfcheck`: service. A start and `config check` call `config.checks.examine`, as `Installation.loaded` does
+for the check `configuration`: a start must not depend on this package, and `config check` would load twice as long.
 """
 
 from ductile.ops.checks import config, host, ledger, service, state
