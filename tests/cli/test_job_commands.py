@@ -164,7 +164,7 @@ def test_an_invalid_filter_is_a_usage_error(run: Run, busy: Path, flags: tuple[s
         ("job", "cancel", "nonsense"),
         ("job", "tail", "nonsense"),
         ("event", "why", UNKNOWN_ID),
-        ("event", "why", "--type", "nobody.knows"),
+        ("event", "why", "--type", "unknown.type"),
     ],
 )
 def test_an_unknown_id_is_not_found(run: Run, busy: Path, args: tuple[str, ...]) -> None:

@@ -34,7 +34,7 @@ def failed(demo: Path) -> tuple[Path, str, list[str]]:
     """Make a ledger with a failed run. Return its home, its first job, and the jobs that failed it."""
     with past_of(demo) as past:
         root = begin(past, "one", "two", "three")
-        ends = [fail(past, "the disk is full").id, fail(past, "the door is shut").id]
+        ends = [fail(past, "the disk is full").id, fail(past, "the port is closed").id]
         past.end(past.claim_one())
     return demo, root.id, ends
 

@@ -1,4 +1,4 @@
-"""Backup and restore around a real service: under load, elsewhere, in its place, and cut short."""
+"""Backup and restore of a real service: under load, to another directory, in place, and interrupted."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ BUSY = """
 
 
 def ductile(*args: str | Path) -> Any:
-    """What `ductile ARGS… --json` answers; it must succeed."""
+    """Return the output of `ductile ARGS… --json`, which must succeed."""
     command = [sys.executable, "-m", "ductile", *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,14 +45,14 @@ def wait_until(instance: Instance, service: ServiceProcess, statement: str) -> N
 
 
 def known_to(ledger: Path) -> set[tuple[str, int]]:
-    """The attempts that a ledger knows to be over or under way."""
+    """Return the finished and running attempts in a ledger."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
         over = db.execute("SELECT job_id, attempt FROM job_log").fetchall()
         return {*over, *db.execute("SELECT id, attempt FROM job_queue WHERE status = 'running'")}
 
 
-def test_what_was_acknowledged_before_a_backup_is_kept_by_the_service_that_is_restored_from_it(tmp_path: Path) -> None:
-    """Taken under load and restored elsewhere, a service goes on where the backup was, and every promise is kept."""
+def test_a_restored_service_keeps_every_job_acknowledged_before_the_backup(tmp_path: Path) -> None:
+    """The backup is taken under load and restored to another directory; every invariant holds afterwards."""
     instance = Instance(tmp_path / "instance", plugins=PLUGINS)
     instance.path.mkdir()
     instance.build()
@@ -92,10 +92,8 @@ def test_what_was_acknowledged_before_a_backup_is_kept_by_the_service_that_is_re
     assert ductile("system", "selfcheck", "--config", restored.path)["healthy"]
 
 
-def test_a_service_that_is_restored_ends_no_process_of_the_one_that_was_backed_up(
-    home: Home, start: Start, tmp_path: Path
-) -> None:
-    """Both live on one host: the running job of the first goes on, the copy runs it again on its own."""
+def test_a_restored_service_ends_no_process_of_the_original_service(home: Home, start: Start, tmp_path: Path) -> None:
+    """Both run on one host: the job of the first one continues, and the restored one runs it again."""
     home.plugin("slow", '#!/bin/sh\ncat >/dev/null\nsleep 4\necho \'{"status": "ok", "result": "done"}\'\n')
     service = start()
     job_id = service.post("slow")
@@ -117,8 +115,8 @@ def test_a_service_that_is_restored_ends_no_process_of_the_one_that_was_backed_u
         copy.stop()
 
 
-def test_status_is_healthy_while_the_service_runs_and_asks_its_plugins(home: Home, start: Start) -> None:
-    """A running service is the best of signs; with --no-health it alone is asked."""
+def test_status_of_a_running_service_runs_the_health_commands(home: Home, start: Start) -> None:
+    """With --no-health, only the service is checked."""
     home.plugin("one", OK, commands="poll: {}, health: {}")
     start().run("one")
 
@@ -137,10 +135,10 @@ def test_status_is_healthy_while_the_service_runs_and_asks_its_plugins(home: Hom
     [("state:", "plugins: {ghost: {}}\nstate:", 1), ("127.0.0.1:0", "127.0.0.1:1", 0), ("state:", "stat:", 1)],
     ids=["a plugin that is not there", "a place that waits for a restart", "a mistake"],
 )
-def test_the_quick_status_says_of_the_configuration_what_the_whole_one_says(
+def test_status_without_health_checks_the_configuration_in_the_same_way(
     home: Home, start: Start, written: str, instead: str, code: int
 ) -> None:
-    """`--no-health` leaves out the plugins' health, nothing else. A service is well while files wait for a restart."""
+    """`--no-health` only omits the health commands. Files that wait for a restart do not make a service unhealthy."""
     start()
     home.write("config.yaml", (home.path / "config.yaml").read_text().replace(written, instead))
 
@@ -154,8 +152,8 @@ def test_the_quick_status_says_of_the_configuration_what_the_whole_one_says(
     assert told("--no-health")[0] == code
 
 
-def test_the_quick_status_of_a_running_service_imports_no_event_loop_and_no_converter(home: Home, start: Start) -> None:
-    """What the service can say, the command does not work out for itself."""
+def test_status_without_health_imports_no_event_loop_and_no_converter(home: Home, start: Start) -> None:
+    """The command shows the checks of the running service instead of repeating them."""
     start()
     script = (
         "import sys; from ductile.cli import ductile; from ductile.cli.base import output;"
@@ -169,8 +167,8 @@ def test_the_quick_status_of_a_running_service_imports_no_event_loop_and_no_conv
     assert done.stderr.strip() == "[]"
 
 
-def test_a_restore_leaves_a_running_service_alone(home: Home, start: Start, tmp_path: Path) -> None:
-    """Exit code 75; stopped, the service is replaced and the new one starts."""
+def test_a_restore_refuses_to_replace_a_running_service(home: Home, start: Start, tmp_path: Path) -> None:
+    """Exit code 75. After a stop, the restore replaces it and the restored service starts."""
     home.plugin("one", OK)
     service = start()
     first = service.run("one")["job_id"]
@@ -218,23 +216,23 @@ output.run(ductile, args)
         ("ductile.ops.backup.swap", "put_directory", "after", True),
     ],
 )
-def test_a_restore_that_is_killed_leaves_the_old_or_the_new(
+def test_a_killed_restore_leaves_either_the_old_or_the_new_state(
     home: Home, tmp_path: Path, module: str, name: str, when: str, is_new: bool
 ) -> None:
-    """Never a mixture; the same command again finishes the work."""
+    """Never a mixture. The same command completes it."""
     home.plugin("one", OK)
     service = home.start()
     first = service.run("one")["job_id"]
     ductile("system", "backup", "--to", tmp_path / "b.tar.gz", "--config", home.path)
     second = service.run("one")["job_id"]
     assert service.stop() == 0
-    home.add("# edited since\n")
+    home.add("# edited after the backup\n")
     args = ["system", "restore", str(tmp_path / "b.tar.gz"), "--config-dir", str(home.path), "--replace", "--json"]
 
     died = subprocess.run([sys.executable, "-c", DIES, module, name, when, *args], capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
 
-    assert ("# edited since" not in (home.path / "config.yaml").read_text()) == is_new
+    assert ("# edited after the backup" not in (home.path / "config.yaml").read_text()) == is_new
     assert [row["id"] for row in home.rows("SELECT id FROM job_queue ORDER BY seq")] == (
         [first] if is_new else [first, second]
     )
@@ -244,8 +242,8 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new(
     assert home.start().stop() == 0
 
 
-def test_a_backup_that_is_killed_leaves_no_archive(home: Home, tmp_path: Path) -> None:
-    """What was written so far has another name."""
+def test_a_killed_backup_leaves_no_archive(home: Home, tmp_path: Path) -> None:
+    """The incomplete file has another name."""
     home.plugin("one", OK)
     assert home.start().stop() == 0
     target = tmp_path / "b.tar.gz"

@@ -16,7 +16,7 @@ from ductile.ops.checks.state import MIN_FREE_BYTES
 from tests.cli.conftest import Run
 
 SICK = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "error", "error": "the pump is dry", "retry": false}\'\n'
-WELL = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "all is well"}\'\n'
+WELL = '#!/bin/sh\ncat >/dev/null\necho \'{"status": "ok", "result": "healthy"}\'\n'
 CONFIG = """\
 include:
   - plugins.yaml
