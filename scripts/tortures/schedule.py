@@ -57,7 +57,7 @@ class ScheduleDeath:
 
     @classmethod
     def drawn(cls, rng: random.Random, run: int) -> "ScheduleDeath":
-        """Every fourth run ends at any moment; the others use the failpoints in turn."""
+        """Draw the end of a run: any moment in every fourth one, the failpoints in turn in the others."""
         if run % 4 == 3:
             return cls(None, rng.uniform(0.0, 1.6))
         return cls(f"{FAILPOINTS[run % 4]}:{rng.randint(1, 12)}", FAILPOINT_TIMEOUT)
