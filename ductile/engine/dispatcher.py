@@ -43,7 +43,7 @@ async def dispatch(
 
 @frozen
 class ClaimedAttempts:
-    """The attempts to start now, and the time until the next claim at the latest."""
+    """The attempts to start now, and the longest time to wait before the next claim."""
 
     attempts: tuple[Attempt, ...] = ()
     recheck_seconds: float = RECHECK_INTERVAL
@@ -52,8 +52,8 @@ class ClaimedAttempts:
 async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
     """Claim jobs for the free slots. Resolve joins that are ready, which needs no slot.
 
-    The claims are committed but not durable: a claim that a power cut loses only runs the job again. Each attempt
-    waits until its own job is durable.
+    The claims are committed but not yet durable: if a power cut loses a claim, the job runs again. Each attempt waits
+    until its own job is durable.
     """
     snapshot = ctx.snapshot()
     capacity = ctx.running.capacity(snapshot).exclude(ctx.blocked_plugins())

@@ -45,7 +45,7 @@ async def run_job(ctx: JobContext, attempt: Attempt) -> None:
     """Run one attempt of a claimed job, record its completion and announce it."""
     try:
         await _until_durable(ctx, attempt.queued_by_commit)
-        completion = await _complete(ctx, attempt)
+        completion = await _run_attempt(ctx, attempt)
         recorded = await _record(ctx, attempt, completion) if completion is not None else []
     finally:
         ctx.running.remove(attempt)
@@ -56,7 +56,7 @@ async def run_job(ctx: JobContext, attempt: Attempt) -> None:
         await _end_unrunnable_jobs(ctx)
 
 
-async def _complete(ctx: JobContext, attempt: Attempt) -> Completion | None:
+async def _run_attempt(ctx: JobContext, attempt: Attempt) -> Completion | None:
     """Run the attempt and return its completion, or None if a relay was requeued until its instance is up."""
     job = attempt.job
     if job.attempt == 1 and job.started_at is not None:
@@ -234,7 +234,7 @@ async def _until_durable(ctx: JobContext, commit: int) -> None:
 
 
 def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
-    """Count the results of the last commit and wake their callers, which then wait until it is durable."""
+    """Count the results of the last commit and wake the tasks that wait for them until that commit is durable."""
     for result in results:
         if isinstance(result, Stale):
             about = {"job_id": result.job_id, "attempt": result.attempt}

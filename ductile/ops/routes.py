@@ -19,7 +19,7 @@ from ductile.core.threads import run_in_thread
 from ductile.ops.checks.check import Finding, Installation, RunningService, Severity, Where
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 DOCTOR_TIMEOUT, SELFCHECK_TIMEOUT = 5.0, 10.0
 CATEGORIES = ("config", "integrity", "plugin_refs", "routes", "pipelines", "webhooks", "schedule", "token_scopes")

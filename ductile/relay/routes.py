@@ -35,7 +35,7 @@ from ductile.relay.views import RelayOverview, relay_view
 from ductile.web.context import AppContext, BadRequest, get_submitter, read_flag, read_object
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Argument, Header, Route
+from ductile.web.routing import AnyRoute, Argument, Header, Route
 from ductile.web.webhooks.rejections import RejectionCounter
 
 HINT = 'Send {"event": {"type": "…", "payload": {…}}}.'

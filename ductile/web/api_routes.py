@@ -23,7 +23,7 @@ from ductile.web.api import (
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
-from ductile.web.routes import AnyRoute, RouteTable
+from ductile.web.routing import AnyRoute, RouteTable
 from ductile.web.server.site import Authorize
 from ductile.web.stream import stream
 

@@ -23,7 +23,7 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.writer import Ledger
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.messages import Request
-from ductile.web.routes import Argument
+from ductile.web.routing import Argument
 
 T = TypeVar("T")
 SUBMIT_TIMEOUT = 90.0

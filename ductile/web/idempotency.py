@@ -17,7 +17,7 @@ from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext, BadRequest, submit
 from ductile.web.messages import Headers, Request
-from ductile.web.routes import Header
+from ductile.web.routing import Header
 
 KEY_LIFETIME = timedelta(days=1)
 _KEY = re.compile(r"[!-~]{1,255}")

@@ -22,7 +22,7 @@ from ductile.ledger.tables import breakers
 from ductile.ledger.tables.schedules import EntryStatus, all_entries
 from ductile.web.context import AppContext
 from ductile.web.messages import SAFE_HEADERS, Request, Response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_SAMPLES = 5

@@ -18,7 +18,7 @@ from ductile.web.api.catalog import visible_plugins
 from ductile.web.auth.auth import ANY_TOKEN
 from ductile.web.context import AppContext
 from ductile.web.messages import ErrorView, Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Argument, Header, Route, WebSocketRoute
+from ductile.web.routing import AnyRoute, Argument, Header, Route, WebSocketRoute
 
 TITLE = "Ductile Gateway"
 MAX_CACHED_DOCUMENTS = 8

@@ -28,7 +28,7 @@ from ductile.web.api import schedules
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext
 from ductile.web.messages import HTTPError, Request
-from ductile.web.routes import Route, RouteTable
+from ductile.web.routing import Route, RouteTable
 from ductile.web.server.site import Site
 from ductile.web.webhooks.rejections import RejectionCounter
 from tests.e2e.service import Home

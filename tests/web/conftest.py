@@ -12,7 +12,7 @@ import trio
 from attrs import define, field, frozen
 
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route, RouteTable
+from ductile.web.routing import AnyRoute, Route, RouteTable
 from ductile.web.server.limits import ConnectionLimits
 from ductile.web.server.listeners import Listener, open_tcp
 from ductile.web.server.proxies import NO_PROXIES, TrustedProxies

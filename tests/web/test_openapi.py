@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 from ductile.web.messages import Request, Response, WebSocket
 from ductile.web.openapi import build_document, payload_schema
-from ductile.web.routes import Argument, Header, Route, WebSocketRoute
+from ductile.web.routing import Argument, Header, Route, WebSocketRoute
 
 
 class ThingView(TypedDict):

@@ -1,4 +1,4 @@
-"""The files of a configuration and their merged content: includes, `.env` files, permissions, symlinks.
+"""Read the files of a configuration with their includes and `.env` files, and merge them into one tree.
 
 Every file is read once; the same bytes are hashed, verified and parsed. Knows YAML trees, not sections.
 """

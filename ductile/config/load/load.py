@@ -1,7 +1,7 @@
-"""Load a configuration: read, verify, include, interpolate, merge and structure its files into one immutable `Config`.
+"""Load a configuration: run all steps from its files to one immutable `Config`, and report all errors together.
 
-Each step is a module of its own. Errors of all steps are reported together. Does not discover plugins; rules that need
-them are in `checks.examine`.
+`files.sources` reads and merges the files, `checksums` verifies them, `files.interpolate` replaces variables, and
+`structure` builds the sections. Does not discover plugins; rules that need them are in `checks.examine`.
 """
 
 import os

@@ -121,10 +121,10 @@ def recovery_outcome(job: Job) -> Retried | Dead:
         data = {"recoveries": died, "attempts": job.tries, "max_attempts": job.max_attempts}
         error = f"{REASON}: the core died {died} times while it ran; attempts used up"
         return Dead(error, code=OutcomeCode.CORE_DIED, data=data)
-    return Retried(REASON, _backoff(job.recoveries))
+    return Retried(REASON, _delay_after_crash(job.recoveries))
 
 
-def _backoff(recoveries: int) -> timedelta:
+def _delay_after_crash(recoveries: int) -> timedelta:
     """Return no delay after the first crash, then 30 s, doubled each time, up to an hour."""
     if recoveries == 0:
         return timedelta()

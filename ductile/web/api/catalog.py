@@ -10,7 +10,7 @@ from typing import TypedDict
 from ductile.config.snapshot import ConfiguredPlugin, Snapshot
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 from ductile.web.views.catalog import (
     PluginSummaryView,
     PluginView,

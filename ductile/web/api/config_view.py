@@ -9,7 +9,7 @@ from ductile.config.load.redaction import redact_settings
 from ductile.pipeline.compile.graph import compiled_routes
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 _Section = dict[str, Any]
 

@@ -31,7 +31,7 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 MAX_REASON_CHARS = 200
 

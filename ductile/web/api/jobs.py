@@ -42,7 +42,7 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.routing import AnyRoute, Argument, Route
 from ductile.web.views.jobs import RESULT_SCOPE, AcceptedView, JobView, PlannedView, RunView, TreeNodeView, job_json
 
 

@@ -31,7 +31,7 @@ from ductile.ledger.storage.db import Db
 from ductile.web.auth.auth import require_scope
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.routing import AnyRoute, Argument, Route
 from ductile.web.views.jobs import RESULT_SCOPE, AttemptView, ListedJobView, attempt_json
 
 INDEX_UPDATE_TIMEOUT = 0.3

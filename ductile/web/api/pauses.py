@@ -13,7 +13,7 @@ from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.web.api.job_actions import ReasonBody, read_reason
 from ductile.web.context import DRY_RUN, AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 
 class PausedView(TypedDict):

@@ -21,7 +21,7 @@ from ductile.web.api.job_actions import MAX_REASON_CHARS
 from ductile.web.api.pauses import require_known_plugin
 from ductile.web.context import DRY_RUN, AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 PURGE_TIME_SLICE = 1.0
 """The seconds that one request spends on cancelling jobs."""

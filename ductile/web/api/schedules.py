@@ -28,7 +28,7 @@ from ductile.web.auth.auth import require_scope
 from ductile.web.context import DRY_RUN, AppContext, BadRequest, get_submitter, read_flag, require_healthy
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.routing import AnyRoute, Argument, Route
 from ductile.web.views.schedules import (
     ListedBreakerView,
     PluginBreakersView,

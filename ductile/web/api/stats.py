@@ -18,7 +18,7 @@ from ductile.ledger.storage.db import Db
 from ductile.pipeline.compile.plan import RELAY
 from ductile.web.context import AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Argument, Route
+from ductile.web.routing import AnyRoute, Argument, Route
 
 SUMMARY_WINDOW = timedelta(hours=24)
 WINDOWS = {

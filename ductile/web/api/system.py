@@ -11,7 +11,7 @@ from ductile.core.errors import NotFound
 from ductile.core.instance.task_tree import TaskView, task_tree
 from ductile.web.context import DRY_RUN, AppContext, read_flag
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 ROOT_TASK = "runtime"
 

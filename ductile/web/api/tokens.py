@@ -19,7 +19,7 @@ from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import receipts
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 WRITE_INTERVAL = 60.0
 FINAL_WRITE_TIMEOUT = 5.0

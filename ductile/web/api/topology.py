@@ -14,7 +14,7 @@ from ductile.pipeline.compile.graph import edges
 from ductile.pipeline.compile.plan import Gate, Plan, PlanNode
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 
 
 class EndpointView(TypedDict):

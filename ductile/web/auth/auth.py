@@ -17,7 +17,7 @@ from ductile.config.load.token_label import token_label
 from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
 from ductile.core.clock import Clock
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
-from ductile.web.routes import AnyRoute
+from ductile.web.routing import AnyRoute
 
 ALL = "*"
 ANY_TOKEN = "token"

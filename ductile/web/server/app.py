@@ -17,7 +17,7 @@ from quart_trio import QuartTrio
 
 from ductile.core.errors import DuctileError
 from ductile.web.messages import HTTPError, Request, Response, error_response
-from ductile.web.routes import Route, WebSocketRoute
+from ductile.web.routing import Route, WebSocketRoute
 from ductile.web.server.connection import EXCHANGE
 from ductile.web.server.exchange import Exchange, raw_headers
 from ductile.web.server.limits import too_large

@@ -26,7 +26,7 @@ from hypercorn.typing import ConnectionState
 
 from ductile.web.messages import HTTPError
 from ductile.web.messages import Response as SiteResponse
-from ductile.web.routes import MIB, WebSocketRoute
+from ductile.web.routing import MIB, WebSocketRoute
 from ductile.web.server.exchange import Exchange, clean_handshake, raw_headers, strip_upgrade
 from ductile.web.server.framing import StrictConnection
 from ductile.web.server.limits import WRITE_BYTES, ConnectionStage, GuardedStream

@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 
 from ductile.web.messages import Headers, HTTPError, Request, Response, refusal_response
-from ductile.web.routes import AnyRoute, WebSocketRoute, decode_path, decode_query
+from ductile.web.routing import AnyRoute, WebSocketRoute, decode_path, decode_query
 from ductile.web.server.limits import too_large
 from ductile.web.server.site import AccessLogEntry, Site
 

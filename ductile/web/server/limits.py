@@ -14,7 +14,7 @@ import trio
 from attrs import frozen
 
 from ductile.web.messages import HTTPError, refusal_response
-from ductile.web.routes import MIB
+from ductile.web.routing import MIB
 
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 64 * 1024

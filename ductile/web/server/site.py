@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from ductile.core.errors import DuctileError, did_you_mean
 from ductile.web.auth.cors import Origins, preflight, with_cors_headers
 from ductile.web.messages import HTTPError, Request, Response, error_response, refusal_response
-from ductile.web.routes import AnyRoute, Route, RouteTable
+from ductile.web.routing import AnyRoute, Route, RouteTable
 from ductile.web.server.proxies import NO_PROXIES, TrustedProxies
 
 

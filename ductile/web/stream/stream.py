@@ -19,7 +19,7 @@ from ductile.core.hub import JOURNAL
 from ductile.web.auth.auth import EVENTS
 from ductile.web.context import AppContext
 from ductile.web.messages import SAFE_HEADERS, Request, Response, WebSocket
-from ductile.web.routes import AnyRoute, Argument, Header, Route, WebSocketRoute
+from ductile.web.routing import AnyRoute, Argument, Header, Route, WebSocketRoute
 from ductile.web.server.site import Authorize
 from ductile.web.stream.broadcast import JournalFeed, make_frame
 from ductile.web.stream.cursor import MAX_KINDS, StreamCursor, StreamEnded, open_cursor

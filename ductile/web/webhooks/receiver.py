@@ -32,7 +32,7 @@ from ductile.pipeline.run.route import TooManyFollowUps
 from ductile.web.api.jobs import health
 from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
-from ductile.web.routes import PATHS_HINT, AnyRoute, Match, Route, RouteTable
+from ductile.web.routing import PATHS_HINT, AnyRoute, Match, Route, RouteTable
 from ductile.web.server.proxies import parse_proxies
 from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks.deliveries import (

@@ -10,7 +10,7 @@ from trio_websocket import open_websocket_url
 
 from ductile.core.errors import NotAllowed
 from ductile.web.messages import Request, Response, WebSocket, refusal_response
-from ductile.web.routes import MIB, AnyRoute, WebSocketRoute
+from ductile.web.routing import MIB, AnyRoute, WebSocketRoute
 from ductile.web.server.limits import ConnectionLimits
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import trio.testing
 from attrs import define, field
 
 from ductile.web.messages import Request, Response, WebSocket
-from ductile.web.routes import Route, WebSocketRoute
+from ductile.web.routing import Route, WebSocketRoute
 from tests.web.server.test_server import UPGRADE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from ductile.core.errors import NotFound
 from ductile.web.messages import HTTPError, Request, Response, json_response, refusal_response
-from ductile.web.routes import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Route
 from ductile.web.server.limits import ConnectionLimits
 
 if TYPE_CHECKING:

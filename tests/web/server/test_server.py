@@ -10,7 +10,7 @@ import trio.testing
 from attrs import define, field
 
 from ductile.web.messages import Request, Response, WebSocket
-from ductile.web.routes import Route, WebSocketRoute
+from ductile.web.routing import Route, WebSocketRoute
 from ductile.web.server.limits import ConnectionLimiter, ConnectionLimits, ConnectionStage, GuardedStream
 from ductile.web.server.listeners import open_unix
 from ductile.web.server.proxies import parse_proxies

@@ -21,7 +21,7 @@ from ductile.ledger.tables import journal
 from ductile.web.auth.auth import OPERATOR, Principal, expand_scopes
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, refusal_response
-from ductile.web.routes import AnyRoute
+from ductile.web.routing import AnyRoute
 from ductile.web.server.limits import ConnectionLimits
 from ductile.web.server.listeners import open_unix
 from ductile.web.stream import cursor, stream

@@ -32,7 +32,7 @@ from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import journal, receipts, rejected_deliveries
 from ductile.web.context import AppContext, RunRefused
 from ductile.web.messages import HTTPError, Request, Response
-from ductile.web.routes import Route
+from ductile.web.routing import Route
 from ductile.web.server.site import AccessLogEntry, Site
 from ductile.web.webhooks import rejections as rejection_counter
 from ductile.web.webhooks.deliveries import DeliveryRefused

@@ -1,7 +1,7 @@
-"""The route table: method and path to handler, scope, limits and description. Also decodes paths and queries.
+"""A route, and the table that finds the route of a method and path. `api_routes` lists the routes of the API.
 
-Decides 404, 405 and 426. Pure: no I/O, and no authorization. The server, the OpenAPI document and the scope tests read
-the same table.
+Decodes paths and queries, and decides 404, 405 and 426. Pure: no I/O, and no authorization. The server, the OpenAPI
+document and the scope tests read the same table.
 """
 
 import re

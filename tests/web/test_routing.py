@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ductile.core.errors import DuctileError
 from ductile.web.messages import HTTPError, Request, WebSocket
-from ductile.web.routes import Route, RouteTable, WebSocketRoute, decode_path, decode_query
+from ductile.web.routing import Route, RouteTable, WebSocketRoute, decode_path, decode_query
 
 
 async def accept(request: Request, websocket: WebSocket) -> None:
