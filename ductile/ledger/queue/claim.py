@@ -227,7 +227,7 @@ def plugins_with_ready_jobs(db: Db) -> list[str]:
     return [plugin for (plugin,) in db.execute(PLUGINS_WITH_READY_JOBS) if plugin != joins.JOIN_PLUGIN]
 
 
-@frozen
+@frozen(order=True)
 class Head:
     """The oldest ready job of a plugin. `row` has JOB_COLUMNS and `asked_at`.
 
