@@ -47,9 +47,9 @@ from ductile.engine.maintenance.unrunnable_jobs import count_jobs_to_end, update
 from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
-from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables.schedules import all_entries
 from ductile.ops.routes import check_routes
 from ductile.relay.routes import relay_routes

@@ -1,7 +1,7 @@
 """Cron expressions on wall-clock time, parsed and iterated by croniter.
 
-Wall times are naive datetimes; `slots` applies time zones and clock changes. Rejects croniter's extensions beyond five
-fields of numbers, names, ranges, steps and lists, and dates that never occur.
+Wall times are naive datetimes; `daylight_saving` applies time zones and clock changes. Rejects croniter's extensions
+beyond five fields of numbers, names, ranges, steps and lists, and dates that never occur.
 """
 
 import re

@@ -11,8 +11,9 @@ from hashlib import blake2b
 from attrs import evolve, frozen
 
 from ductile.calendar.bounds import CALENDAR_END, clamp
+from ductile.calendar.daylight_saving import CronSlots
 from ductile.calendar.definition import After, At, Definition, Every, History
-from ductile.calendar.slots import TICK, CronSlots, IntervalSlots, SingleSlot, Slots
+from ductile.calendar.slots import TICK, IntervalSlots, SingleSlot, Slots
 from ductile.core.clock import to_text
 
 GRACE = timedelta(seconds=60)

@@ -2,7 +2,7 @@
 
 The other modules compute within a period, where wall time is UTC plus a constant. Works with any tzinfo; the changes
 found are cached.
-`slots` has the rule for cron lines at a clock change.
+`daylight_saving` has the rule for cron lines at a clock change.
 """
 
 from collections.abc import Iterator

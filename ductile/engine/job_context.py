@@ -14,7 +14,7 @@ from ductile.engine.durable_jobs import DurableJobs
 from ductile.engine.preflight import PreflightCache
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.running_jobs import Attempt, RunningJobs
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 
 RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
 """Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""

@@ -17,7 +17,7 @@ from ductile.core.units import format_duration
 from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.running_jobs import Attempt
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.relay.breakers import count_attempt, hold_if_unreachable
 from ductile.relay.client import NoResponse, post
 from ductile.relay.message import RelayMessage, build_message

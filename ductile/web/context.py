@@ -19,8 +19,8 @@ from ductile.core.hub import Hub
 from ductile.core.metrics import Metrics
 from ductile.core.units import parse_duration
 from ductile.ledger.admin.pauses import Pause
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.web.auth.auth import OPERATOR
 from ductile.web.messages import Request
 from ductile.web.routing import Argument

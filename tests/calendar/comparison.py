@@ -15,7 +15,8 @@ from zoneinfo import ZoneInfo
 from attrs import frozen
 
 from ductile.calendar.cron import parse_line
-from ductile.calendar.slots import CronSlots, Slots
+from ductile.calendar.daylight_saving import CronSlots
+from ductile.calendar.slots import Slots
 from tests.calendar.oracle import WINDOW_MARGIN, ZONES, MinuteWalk, OracleLine, expressions, windows
 
 TICK = timedelta(microseconds=1)

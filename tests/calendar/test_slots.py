@@ -8,7 +8,8 @@ import pytest
 from attrs import frozen
 
 from ductile.calendar.cron import parse_line
-from ductile.calendar.slots import CronSlots, IntervalSlots, SingleSlot, Slots
+from ductile.calendar.daylight_saving import CronSlots
+from ductile.calendar.slots import IntervalSlots, SingleSlot, Slots
 from ductile.calendar.zones import OffsetPeriod, offset_periods
 from tests.calendar.comparison import backward, forward
 from tests.calendar.oracle import ZONES, changes

@@ -18,7 +18,7 @@ from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.run import Cause, Finished, ProcessControl, StopRequest, run_process
 from ductile.engine.process.start import Process, ProcessSpec, SpawnFailed
 from ductile.engine.process.streams import Caps, TailBuffer
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.relay.send import send_job
 from tests.e2e.service import Home
 

@@ -20,9 +20,9 @@ from ductile.engine.dispatcher import dispatch
 from ductile.engine.job_context import JobContext
 from ductile.engine.process.procfs import JOB_MARKER
 from ductile.ledger.jobs.enqueue import enqueue
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.connections import Synchronous
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger, open_ledger
 from tests.e2e.service import Home
 from tests.engine.builders import job_context, snapshot_of
 from tests.engine.scheduler_service import NOON, open_log
@@ -187,7 +187,7 @@ def is_alive(pid: int) -> bool:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     made = Disk()
-    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", made.sync)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.os.fdatasync", made.sync)
     yield made
     made.release()
 

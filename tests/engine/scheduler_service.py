@@ -22,8 +22,8 @@ from ductile.ledger.admin.job_actions import cancel
 from ductile.ledger.completion.record import record
 from ductile.ledger.queue.claim import claim
 from ductile.ledger.queue.recover import recover_orphans
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import breakers, schedules
 from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from tests.e2e.service import Home

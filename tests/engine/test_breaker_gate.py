@@ -10,8 +10,8 @@ from ductile.core.model import BreakerState, Dead, Job, NewJob
 from ductile.engine.follow_up_rules import gates_of
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import blocked_jobs
 from ductile.ledger.tables.blocked_jobs import BREAKER_OPEN, blocked_plugins, clear_block_reason, set_block_reason
 from tests.engine.scheduler_service import (

@@ -17,7 +17,7 @@ from ductile.engine.preflight import Ready, preflight
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.run_job import attempt_job
 from ductile.engine.running_jobs import Attempt
-from ductile.ledger.storage.writer import open_ledger
+from ductile.ledger.storage.async_ledger import open_ledger
 from ductile.pipeline.run.route import event_id
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, a_job, a_run, job_context, snapshot_of

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader_beside_writer
-from ductile.ledger.storage.writer import Ledger
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from ductile.core.model import Breaker, BreakerChange, BreakerState
 from ductile.core.secret import Secret
 from ductile.engine import breaker
 from ductile.engine.control.pause import PausedPlugins
-from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import breakers, journal
 from ductile.relay.protocol import signature
 from ductile.relay.receive import RECEIPT_RETENTION, REFUSED, REPEATED

@@ -42,7 +42,7 @@ from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.queue.claim import claim, next_due
 from ductile.ledger.queue.outbox import block_reason
-from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import breakers
 from ductile.pipeline.compile.plan import RELAY
 from ductile.pipeline.run.events import derived_id

@@ -16,8 +16,8 @@ from ductile.core.hub import Hub
 from ductile.core.model import NewJob
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import queue_status
+from ductile.ledger.storage.async_ledger import open_ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import open_ledger
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse
 from ductile.web.context import submit
@@ -39,7 +39,7 @@ async def test_a_repeated_request_waits_until_the_first_one_is_durable(
         assert gate.wait(30)
         os.fsync(descriptor)
 
-    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", sync)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.os.fdatasync", sync)
     key = IdempotencyKey(scope="api:ada", key="k1", body_hash="b", ttl=timedelta(days=1))
     async with open_ledger(tmp_path / "state" / "ductile.db") as ledger, trio.open_nursery() as nursery:
         ctx: Any = SimpleNamespace(ledger=ledger, clock=Clock(), hub=Hub())

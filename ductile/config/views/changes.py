@@ -1,6 +1,6 @@
 """Differences between two configurations, by section and name. Pure; contains no secrets.
 
-Compares the data that `show.digest` hashes, with fingerprints in place of secrets, so that a new secret is a change.
+Compares the data that `redaction.digest` hashes, with fingerprints in place of secrets: a new secret is a change.
 """
 
 from collections.abc import Container, Iterator, Mapping

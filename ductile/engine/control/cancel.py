@@ -11,7 +11,7 @@ from ductile.core.hub import Hub
 from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.ledger.admin.job_actions import CancelRequested, cancel, purge
 from ductile.ledger.completion.record import Recorded
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 
 
 @frozen(eq=False)

@@ -12,8 +12,8 @@ from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.ledger.admin import pauses
 from ductile.ledger.admin.pauses import Pause
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 
 
 @define(eq=False)

@@ -14,7 +14,7 @@ from ductile.core.logs import Log
 from ductile.engine.maintenance.retention_clock import RetentionClock
 from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
 from ductile.ledger.admin import retention
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 
 
 async def run_maintenance(

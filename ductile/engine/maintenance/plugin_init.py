@@ -26,8 +26,8 @@ from ductile.engine.judge import judge
 from ductile.engine.preflight import Ready, preflight
 from ductile.engine.process.run import run_process
 from ductile.engine.running_jobs import Attempt
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import facts
 from ductile.ledger.tables.plugin_inits import PluginInit, all_inits, delete_inits, put
 

@@ -13,7 +13,7 @@ from ductile.engine.follow_up_rules import breaker_rule_of, follow_up_rule_of
 from ductile.engine.process.procfs import ProcessId, kill_marked
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.queue.recover import Quarantined, recover_orphans, running_processes
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 
 LEFTOVERS_TIMEOUT = 10.0
 

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from ductile.core.clock import Clock
 from ductile.ledger.admin.retention import RetentionPolicy, Watermarks, positions
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.tables.journal import newest_time
 
 CATCH_UP_FACTOR = 24

@@ -18,7 +18,7 @@ from ductile.core.secret import FINGERPRINT, Secret
 from ductile.ledger.tables import snapshots
 
 if TYPE_CHECKING:
-    from ductile.ledger.storage.writer import Ledger
+    from ductile.ledger.storage.async_ledger import Ledger
 
 
 async def save_snapshot(ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime) -> None:

@@ -12,8 +12,8 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.logs import Log
 from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.ledger.admin.job_actions import end_queued_jobs, queued_by_plugin, queued_plugins
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables.blocked_jobs import blocked_plugins, clear_block_reason, set_block_reason
 
 MAX_ENDED_AT_ONCE = 500

@@ -11,7 +11,7 @@ from attrs import define
 from ductile.core.errors import LedgerError, LedgerLost
 from ductile.core.hub import SCHEDULES, Hub
 from ductile.engine.scheduling.tick import FAULT_RETRY_INTERVAL, Planner
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 
 
 @define(eq=False)

@@ -1,7 +1,7 @@
 """SQL expressions that SQLite has and PostgreSQL does not, as text for statements.
 
-Other statements that read or write jobs use the subset that both share. The modules about the database file (`storage`,
-`reports.disk_usage`, `reports.integrity`) and full-text search are written for SQLite only.
+Other statements that read or write jobs use the subset that both share. The modules about the database file
+(`storage/`, `reports.disk_usage`) and full-text search are written for SQLite only.
 """
 
 

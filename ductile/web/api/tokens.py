@@ -15,7 +15,7 @@ from ductile.config.load.token_label import token_label
 from ductile.core.clock import to_text
 from ductile.core.errors import LedgerError
 from ductile.core.formats.json_schema import Timestamp
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.tables import receipts
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response

@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 
 from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import journal
 from ductile.web.stream.event_types import NAMES, events_of
 

@@ -14,7 +14,7 @@ from attrs import define, field
 
 from ductile.core.clock import Clock, to_text
 from ductile.core.errors import LedgerError
-from ductile.ledger.storage.writer import Ledger
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.tables import journal, rejected_deliveries
 from ductile.ledger.tables.rejected_deliveries import RejectedDelivery
 

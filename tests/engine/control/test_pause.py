@@ -7,7 +7,7 @@ import trio
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.engine.control.pause import PausedPlugins
-from ductile.ledger.storage.writer import open_ledger
+from ductile.ledger.storage.async_ledger import open_ledger
 
 
 async def test_concurrent_pauses_and_resumes_all_take_effect(tmp_path: Path) -> None:

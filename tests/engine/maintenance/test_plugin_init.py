@@ -15,8 +15,8 @@ from ductile.core.errors import LedgerError
 from ductile.engine.job_context import JobContext
 from ductile.engine.maintenance.plugin_init import PluginHealth, fingerprint_of, initialise_plugins, mark_pending
 from ductile.engine.process.descendants import ProcessTable, SweepResult
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.connections import Synchronous
-from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables.plugin_inits import PluginInit, all_inits, put
 from tests.e2e.service import Home
 from tests.engine.builders import job_context, snapshot_of
@@ -229,7 +229,7 @@ async def test_an_internal_error_in_an_init_makes_its_plugin_unhealthy_and_ends_
 
 async def test_an_init_waits_for_a_slow_disk(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not end the service."""
-    monkeypatch.setattr("ductile.ledger.storage.writer.SYNC_TIMEOUT", 0.05)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.SYNC_TIMEOUT", 0.05)
     async with open_init_service(tmp_path, synchronous="full") as service, trio.open_nursery() as nursery:
         with disk.blocked():
             nursery.start_soon(service.initialise, service.first)

@@ -13,8 +13,8 @@ from ductile.ledger.admin.retention import Pruned, RetentionPolicy, prune
 from ductile.ledger.completion.record import record
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger, open_ledger
 from ductile.ledger.tables import journal
 
 NOON = datetime(2026, 3, 9, 12, tzinfo=UTC)

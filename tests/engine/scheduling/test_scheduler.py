@@ -19,8 +19,8 @@ from ductile.core.errors import LedgerError, LedgerLost
 from ductile.core.hub import SCHEDULES
 from ductile.core.model import BreakerState, Dead, Interrupted, Job, Outcome
 from ductile.engine.scheduling import tick
+from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.writer import Ledger
 from ductile.ledger.tables import schedules
 from ductile.ledger.tables.schedules import EntryStatus
 from tests.engine.scheduler_service import (

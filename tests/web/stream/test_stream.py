@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from ductile.core.clock import Clock
 from ductile.core.hub import JOURNAL, Hub
 from ductile.ledger.admin.retention import RetentionPolicy, prune
-from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal
 from ductile.web.auth.auth import OPERATOR, Principal, expand_scopes
 from ductile.web.context import AppContext

@@ -28,7 +28,7 @@ from ductile.core.errors import LedgerFull
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
 from ductile.engine.control.pause import PausedPlugins
-from ductile.ledger.storage.writer import Ledger, open_ledger
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal, receipts, rejected_deliveries
 from ductile.web.context import AppContext, RunRefused
 from ductile.web.messages import HTTPError, Request, Response

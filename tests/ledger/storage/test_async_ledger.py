@@ -23,10 +23,10 @@ from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, NotFound
 from ductile.core.instance.lock import instance_lock
 from ductile.core.model import NewJob
 from ductile.ledger.jobs.enqueue import enqueue
+from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.connections import connect_writer, transaction
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader, open_reader_beside_writer, open_writer
-from ductile.ledger.storage.writer import Ledger, open_ledger
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = NewJob(plugin="echo", command="poll", submitted_by="test")
@@ -75,7 +75,7 @@ class SlowDisk:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     disk = SlowDisk()
-    monkeypatch.setattr("ductile.ledger.storage.writer.os.fdatasync", disk.sync)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.os.fdatasync", disk.sync)
     yield disk
     disk.gate.set()
 
@@ -476,7 +476,7 @@ async def test_a_sync_that_takes_too_long_is_an_error(
     path: Path, slow: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every shield has a time limit."""
-    monkeypatch.setattr("ductile.ledger.storage.writer.SYNC_TIMEOUT", 0.05)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.SYNC_TIMEOUT", 0.05)
     async with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="not confirmed"):
             await ledger.write(queue_one)
@@ -491,7 +491,7 @@ from pathlib import Path
 import trio, signal
 from ductile.core.errors import LedgerError, LedgerFull
 from ductile.ledger.jobs.enqueue import enqueue
-from ductile.ledger.storage.writer import open_ledger
+from ductile.ledger.storage.async_ledger import open_ledger
 from ductile.core.model import NewJob
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -673,7 +673,7 @@ async def test_the_log_stays_bounded_with_large_rows(path: Path, synchronous: An
 @pytest.mark.parametrize("synchronous", ["full", "off"])
 async def test_the_log_stays_bounded_under_load(path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: Any) -> None:
     """With busy writers and readers. Without checkpoints it would be 24 MB."""
-    monkeypatch.setattr("ductile.ledger.storage.writer.CHECKPOINT_ROWS", 40)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.CHECKPOINT_ROWS", 40)
     sizes = []
     async with open_ledger(path, synchronous=synchronous) as ledger:
 
@@ -692,7 +692,7 @@ async def test_the_log_stays_bounded_under_load(path: Path, monkeypatch: pytest.
 
 async def test_a_checkpoint_with_an_io_error_breaks_the_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds no space is retried."""
-    monkeypatch.setattr("ductile.ledger.storage.writer.CHECKPOINT_ROWS", 1)
+    monkeypatch.setattr("ductile.ledger.storage.async_ledger.CHECKPOINT_ROWS", 1)
     errors = [sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR]
 
     def fail(_: Db) -> None:
