@@ -128,9 +128,9 @@ def test_an_answer_for_an_unknown_step_fails_only_its_case(run: Run, home: Home)
         run, home, {"answers": {"fetchh": []}}, {"expect": {"starts": True}}, {"pipeline": "no"}
     )
 
-    assert "there is no step 'fetchh'" in differences[0][0]
+    assert "step 'fetchh' does not exist" in differences[0][0]
     assert differences[1] == []
-    assert "there is no pipeline 'no'" in differences[2][0]
+    assert "pipeline 'no' does not exist" in differences[2][0]
     assert code == 1
 
 
