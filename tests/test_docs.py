@@ -159,7 +159,7 @@ def test_the_keys_in_the_hardening_section_are_current() -> None:
 
 def project_files() -> Iterator[Path]:
     """Yield the files of the project, without those that builds and runs create."""
-    yield from (path for path in ROOT.iterdir() if path.is_file())
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
     for folder in ("ductile", "plugins", "tests", "scripts", "docs", ".ci"):
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 

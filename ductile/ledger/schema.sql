@@ -56,6 +56,7 @@ CREATE TABLE job_queue (
     is_join INTEGER NOT NULL DEFAULT 0 CHECK (is_join IN (0, 1)),
     waits_for INTEGER NOT NULL DEFAULT 0 CHECK (waits_for >= 0),
     tolerated INTEGER NOT NULL DEFAULT 0 CHECK (tolerated IN (0, 1)),
+    actor TEXT,
     CHECK ((status = 'running') = (claimed_by IS NOT NULL)),
     CHECK ((status IN ('queued', 'running')) = (completed_at IS NULL)),
     CHECK ((root_job_id = id) = (open_jobs IS NOT NULL)),
@@ -129,7 +130,8 @@ CREATE TABLE job_log (
     slot_at TEXT,
     tolerated INTEGER NOT NULL DEFAULT 0,
     outcome_code TEXT,
-    outcome_data TEXT
+    outcome_data TEXT,
+    actor TEXT
 ) STRICT;
 CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
@@ -157,7 +159,8 @@ CREATE TABLE journal (
     plugin TEXT,
     job_id TEXT,
     root_job_id TEXT,
-    data TEXT NOT NULL DEFAULT '{}'
+    data TEXT NOT NULL DEFAULT '{}',
+    actor TEXT
 ) STRICT;
 CREATE INDEX journal_by_job ON journal (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX journal_by_plugin ON journal (plugin, seq) WHERE job_id IS NULL AND plugin IS NOT NULL;

@@ -26,7 +26,7 @@ from ductile.ledger.storage.connections import (
 from ductile.ledger.storage.identify import APPLICATION_ID, DatabaseKind, identify
 from ductile.ledger.storage.sqlite_errors import translating
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 PAGE_BYTES = 2048
 """A job changes a few bytes in about twenty pages, and whole pages are written to the log and the file. With smaller
 pages its rows would span several; larger pages are better only for large payloads."""

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ductile.ledger.storage.identify import APPLICATION_ID
-from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_reader, open_writer, schema
+from ductile.ledger.storage.open_file import SCHEMA_VERSION, open_reader, open_writer
 
 NOW = "2026-01-01T00:00:00.000000Z"
 STARTED = {"started_at": NOW}
+SCHEMA_2 = (Path(__file__).parent / "schema_v2.sql").read_text()
 COLUMNS = ",\n    outcome_code TEXT,\n    outcome_data TEXT"
 PREDICATE = {"path": "payload.n", "op": "eq", "value": 2, "found": 1, "holds": False}
 Row = tuple[str, str | None, dict[str, Any], str | None, dict[str, Any] | None]
@@ -79,7 +80,7 @@ ROWS: list[Row] = [
 def old(tmp_path: Path) -> Path:
     """A ledger of schema 1 with one attempt for each of ROWS; attempt N belongs to job N."""
     path = tmp_path / "ductile.db"
-    script = schema().replace(COLUMNS, "")
+    script = SCHEMA_2.replace(COLUMNS, "")
     assert "outcome_" not in script
     with closing(sqlite3.connect(path)) as db:
         db.executescript(script)
