@@ -47,6 +47,7 @@ SHORT_FORMS = {
 """Alias → noun and action. `queue` alone is `queue status`."""
 
 MODULES = {name: f"{name}.group" for name in NOUNS} | {
+    "api": "agents.api",
     "completion": "base.completion",
     "logs": "logs.command",
     "queue": "queue",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import ductile
-from ductile.cli import api
+from ductile.cli.agents import api
 from ductile.cli.agents.side_effects import EFFECTS
 from ductile.cli.base.click_base import move_flags_last
 from ductile.cli.base.error_codes import ERROR_CODES
