@@ -62,7 +62,7 @@ class CronLine:
 
     `either`: a date matches by day of month or by weekday. As in crontab(5), this applies if both fields are
     restricted. A field that starts with `*`, including `*/2`, is not restricted, and then both must match.
-    `is_fixed`: minute and hour contain neither `*` nor `/`, so the line names times of day instead of an interval.
+    `is_fixed`: the hour field does not begin with `*`, so the line names times of day instead of an interval.
     """
 
     minutes: tuple[int, ...]
@@ -144,7 +144,7 @@ def parse_line(text: str) -> CronLine:
         months=months,
         weekdays=weekdays,
         either=either,
-        is_fixed=not any(mark in written for written in fields[:2] for mark in "*/"),
+        is_fixed=not fields[1].startswith("*"),
         iterator=iterator,
     )
 

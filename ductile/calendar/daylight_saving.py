@@ -1,7 +1,7 @@
 """The slots of a cron line in a time zone, with the rule for clock changes.
 
-A fixed time in a gap fires right after it, and one in a repeated hour only the first time. A line with `*` or `/` in
-minute or hour follows elapsed minutes.
+A line is a fixed local time unless its hour field begins with `*`. In a gap it fires once, right after it, and in a
+repeated hour only the first time. A line whose hour field begins with `*` follows elapsed minutes.
 """
 
 from collections.abc import Iterator

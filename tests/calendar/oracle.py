@@ -92,7 +92,7 @@ class OracleLine:
     def of(cls, text: str) -> "OracleLine":
         minute, hour = text.split()[:2]
         times = bytes(_allows(1, hour, number // 60) and _allows(0, minute, number % 60) for number in range(1440))
-        return cls(text, not set("*/") & set(minute + hour), times)
+        return cls(text, hour[0] != "*", times)
 
     def on(self, day: date) -> bool:
         _, _, in_month, month, in_week = self.text.lower().split()

@@ -86,16 +86,18 @@ def test_a_line_matches_times_of_day(text: str, expected: str) -> None:
     [
         ("30 2 * * *", True),
         ("0,30 1-3 */2 * *", True),
-        ("* 2 * * *", False),
-        ("*/15 2 * * *", False),
-        ("0-45/15 2 * * *", False),
+        ("* 2 * * *", True),
+        ("*/15 2 * * *", True),
+        ("0-45/15 2 * * *", True),
+        ("0 1-5/2 * * *", True),
+        ("0 0-23 * * *", True),
         ("0 * * * *", False),
+        ("*/15 * * * *", False),
         ("0 */2 * * *", False),
-        ("0 1-5/2 * * *", False),
+        ("30 *,2 * * *", False),
     ],
 )
-def test_a_line_is_fixed_without_wildcards_and_steps(text: str, is_fixed: bool) -> None:
-    """In minute and hour."""
+def test_a_line_is_fixed_unless_its_hour_begins_with_an_asterisk(text: str, is_fixed: bool) -> None:
     assert parse_line(text).is_fixed is is_fixed
 
 

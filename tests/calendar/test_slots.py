@@ -88,16 +88,33 @@ def test_a_fixed_time_in_a_gap_fires_once_right_after_it() -> None:
     assert failures == []
 
 
-def test_a_step_skips_the_minutes_of_a_gap() -> None:
-    """Every ten minutes stays every ten minutes of elapsed time. A step inside a lost hour does not fire."""
+def test_a_line_of_every_hour_skips_a_gap_and_one_of_the_lost_hour_fires_once_after_it() -> None:
+    """Every ten minutes stays every ten minutes of elapsed time."""
     failures = []
     for change in GAPS:
         lost = change.before.wall(change.before.end)
         if distances(change.nearby(change.slots("*/10 * * * *"))) != {10 * MINUTE}:
             failures.append(f"{change}: not every ten minutes")
         is_whole_hour = change.difference == HOUR and lost.minute == 0
-        if is_whole_hour and change.nearby(change.slots(f"*/10 {lost.hour} * * *")):
-            failures.append(f"{change}: fires in the lost hour")
+        if is_whole_hour and change.nearby(change.slots(f"*/10 {lost.hour} * * *")) != [change.after.start]:
+            failures.append(f"{change}: does not fire once after the lost hour")
+    assert failures == []
+
+
+def test_lines_with_the_same_meaning_fire_alike() -> None:
+    """A step, a range and a list of the same times are the same slots, also at every clock change."""
+    alike = [
+        ("30 0-4/2 * * *", "30 0,2,4 * * *"),
+        ("*/15 2 * * *", "0,15,30,45 2 * * *"),
+        ("0-59/20 1-3 * * *", "0,20,40 1,2,3 * * *"),
+        ("* 2 * * *", "0-59 2 * * *"),
+        ("*/30 0 * * sun", "0,30 0 * * 7"),
+    ]
+    failures = []
+    for change in CHANGES:
+        for one, other in alike:
+            found, expected = change.nearby(change.slots(one)), change.nearby(change.slots(other))
+            failures += [f"{change}: {one} differs from {other}"] if found != expected else []
     assert failures == []
 
 
