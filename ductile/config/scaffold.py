@@ -190,7 +190,6 @@ _DEMO_ENDPOINT = """\
       plugin: github_events
       scheme: github
       secret_ref: github
-      forward_headers: [X-GitHub-Event, X-GitHub-Delivery]
 """
 _EMPTY_ENDPOINTS = """\
   endpoints: []

@@ -28,7 +28,7 @@ def handle(job: Job) -> str:
     headers: Mapping[str, Any] = job.event.get("headers") or {}
     event = headers.get("x-github-event")
     if not isinstance(event, str) or not WORD.fullmatch(event):
-        hint = "set forward_headers: [X-GitHub-Event, X-GitHub-Delivery] at the webhook endpoint"
+        hint = "set scheme: github at the webhook endpoint, or forward_headers: [X-GitHub-Event, X-GitHub-Delivery]"
         raise Final(f"the delivery has no usable X-GitHub-Event header; {hint}")
     action = body.get("action")
     action = action if isinstance(action, str) and WORD.fullmatch(action) else None

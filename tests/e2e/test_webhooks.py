@@ -26,7 +26,6 @@ webhooks:
       event: github.{header.X-GitHub-Event}
       scheme: github
       secret_ref: SECRETS
-      forward_headers: [X-GitHub-Event, X-GitHub-Delivery]
     - path: /hook/plugin
       plugin: receiver
       secret_ref: SECRETS

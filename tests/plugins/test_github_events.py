@@ -47,7 +47,6 @@ webhooks:
       plugin: github_events
       scheme: github
       secret_ref: github
-      forward_headers: [X-GitHub-Event, X-GitHub-Delivery]
       ping: deliver
 """
 PIPELINES = """\

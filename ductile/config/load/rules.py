@@ -169,6 +169,8 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[RuleViolation]:
         yield RuleViolation(path, f"needs exactly one of plugin, pipeline, event; it {found}", "webhooks")
     if endpoint.scheme == "hmac-sha256" and endpoint.signature_header is None:
         yield RuleViolation(f"{path}.signature_header", "is missing: scheme hmac-sha256 requires it", "webhooks")
+    if endpoint.once == "body":
+        yield from _once_body(endpoint, f"{path}.once")
     for name in endpoint.forward_headers:
         if name.lower() in CREDENTIAL_HEADERS:
             yield RuleViolation(
@@ -184,6 +186,14 @@ def _endpoint(endpoint: WebhookEndpoint, path: str) -> Iterator[RuleViolation]:
         yield from _event_type(endpoint.event, f"{path}.event")
 
 
+def _once_body(endpoint: WebhookEndpoint, path: str) -> Iterator[RuleViolation]:
+    if endpoint.scheme not in BODY_ONLY_SCHEMES:
+        message = f"scheme {endpoint.scheme} signs a timestamp, which identifies a delivery; remove `once: body`"
+        yield RuleViolation(path, message, "webhooks")
+    if endpoint.delivery_id_header is not None:
+        yield RuleViolation(path, "delivery_id_header is not used with `once: body`; remove one of the two", "webhooks")
+
+
 def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) -> Iterator[RuleViolation]:
     if endpoint.scheme != "standard-webhooks":
         return
@@ -194,6 +204,8 @@ def _base64_secrets(settings: Settings, endpoint: WebhookEndpoint, path: str) ->
             )
 
 
+BODY_ONLY_SCHEMES = frozenset({"hmac-sha256", "github"})
+"""Signature schemes that sign only the body."""
 _BASE64_SECRET = r"(?:whsec_)?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?"
 CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 """Headers that are never forwarded to plugins."""

@@ -348,9 +348,15 @@ class WebhookEndpoint:
         "header that contains the signature; default: depends on the scheme", default=None
     )
     delivery_id_header: Header | None = option(
-        "header that identifies a delivery for deduplication; default: depends on the scheme", default=None
+        "header that identifies a delivery if the scheme signs only the body; default: depends on the scheme",
+        default=None,
     )
-    forward_headers: tuple[Header, ...] = option("request headers that are passed to the plugin", default=())
+    once: Literal["id", "body"] = option(
+        "what identifies a repeated delivery: its id, or its body if the scheme signs nothing else", default="id"
+    )
+    forward_headers: tuple[Header, ...] = option(
+        "request headers that are passed to the plugin, in addition to those of the scheme", default=()
+    )
     max_body_size: Size = option("maximum bytes of a delivery", default=1 << 20)
     body: Literal["json", "form"] = option("encoding of the request body", default="json")
     ping: Literal["answer", "deliver"] = option(

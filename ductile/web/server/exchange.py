@@ -136,7 +136,7 @@ def require_handshake(headers: Mapping[str, tuple[str, ...]]) -> None:
         )
     keys = headers.get("sec-websocket-key", ())
     if len(keys) != 1 or not _WEBSOCKET_KEY.fullmatch(keys[0]):
-        message = "invalid WebSocket handshake: exactly one base64 Sec-WebSocket-Key is required"
+        message = "invalid WebSocket handshake: exactly one Sec-WebSocket-Key of 16 bytes in base64 is required"
         raise HTTPError(refusal_response(400, "bad_handshake", message, hint="Connect with a WebSocket client."))
 
 
@@ -175,6 +175,7 @@ def _tokens(headers: Mapping[str, tuple[str, ...]], name: str) -> set[str]:
 
 
 _DROPPED_HEADERS = (b"sec-websocket-extensions", b"sec-websocket-protocol", b"http2-settings", b"cookie")
-_WEBSOCKET_KEY = re.compile(r"[A-Za-z0-9+/]{1,64}={0,2}")
+_WEBSOCKET_KEY = re.compile(r"[A-Za-z0-9+/]{22}==")
+"""16 bytes in base64 (RFC 6455)."""
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")

@@ -97,7 +97,7 @@ class Endpoint:
         verifier = Verifier.of(settings.scheme, known, settings.signature_header)
         id_header = settings.delivery_id_header or verifier.scheme.delivery_id_header
         private = CREDENTIAL_HEADERS | {verifier.header}
-        names = (name.lower() for name in settings.forward_headers)
+        names = (name.lower() for name in (*verifier.scheme.event_headers, *settings.forward_headers))
         return cls(
             settings=settings,
             path=settings.path,
@@ -218,9 +218,12 @@ def _default_type(settings: WebhookEndpoint) -> str:
 def _delivery_key(
     endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any]
 ) -> tuple[str | None, bool]:
-    """Return the key of the delivery, and whether equal keys alone mean the same delivery."""
-    if endpoint.id_header is not None and (found := _single_header(endpoint.id_header, request)) is not None:
-        return found, False
+    """Return the key of the delivery, and whether equal keys alone mean the same delivery.
+
+    Signed values come first: a delivery that was recorded on its way could be sent again with another header.
+    """
+    if endpoint.settings.once == "body":
+        return blake3(request.body).hexdigest(), True
     if verdict.delivery_id is not None:
         return verdict.delivery_id, False
     # Senders with the event id in the body may also count their attempts there, so bodies of retries can differ.
@@ -228,7 +231,9 @@ def _delivery_key(
     named = payload.get(member) if member is not None else None
     if isinstance(named, str) and 0 < len(named) <= MAX_DELIVERY_ID_CHARS:
         return named, True
-    return verdict.signed_digest, True
+    if verdict.signed_digest is not None:
+        return verdict.signed_digest, True
+    return (_single_header(endpoint.id_header, request) if endpoint.id_header is not None else None), False
 
 
 def _single_header(header: str, request: Request) -> str | None:

@@ -66,6 +66,8 @@ class Scheme:
     """The header with the delivery id, which is not signed."""
     delivery_id_member: str | None = None
     """The member of the signed body with the delivery id."""
+    event_headers: tuple[str, ...] = ()
+    """Headers that a plugin needs to interpret the body; they are always forwarded."""
 
 
 @frozen(kw_only=True)
@@ -225,7 +227,11 @@ def _base64_key(secret: str) -> bytes:
 SCHEMES: Mapping[str, Scheme] = {
     "hmac-sha256": Scheme(header="x-signature-256", read=_read_plain, key_of=_text_key),
     "github": Scheme(
-        header="x-hub-signature-256", read=_read_github, key_of=_text_key, delivery_id_header="x-github-delivery"
+        header="x-hub-signature-256",
+        read=_read_github,
+        key_of=_text_key,
+        delivery_id_header="x-github-delivery",
+        event_headers=("x-github-event", "x-github-delivery"),
     ),
     "stripe": Scheme(header="stripe-signature", read=_read_stripe, key_of=_text_key, delivery_id_member="id"),
     "slack": Scheme(header="x-slack-signature", read=_read_slack, key_of=_text_key, delivery_id_member="event_id"),

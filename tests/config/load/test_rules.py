@@ -121,6 +121,16 @@ VIOLATIONS: list[tuple[str, str, str]] = [
         "a base64-encoded secret",
     ),
     (
+        "webhooks: {endpoints: [{path: /a, plugin: p, secret_ref: t, scheme: stripe, once: body}]}",
+        "webhooks.endpoints[0].once",
+        "scheme stripe signs a timestamp",
+    ),
+    (
+        f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}, once: body, delivery_id_header: X-Id}}]}}",
+        "webhooks.endpoints[0].once",
+        "delivery_id_header is not used",
+    ),
+    (
         f"webhooks: {{endpoints: [{{path: /a, {ENDPOINT}, forward_headers: [X-A, Cookie]}}]}}",
         "webhooks.endpoints[0].forward_headers",
         "Cookie contains credentials",

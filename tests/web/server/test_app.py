@@ -179,7 +179,9 @@ async def test_extensions_and_protocols_of_a_handshake_are_ignored(start_server:
     [
         (b"Sec-WebSocket-Version: 13\r\n", 400, "bad_handshake"),
         (b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: \xff\r\n", 400, "bad_handshake"),
-        (b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: YQ==\r\nSec-WebSocket-Key: YQ==\r\n", 400, "bad_handshake"),
+        (b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: YQ==\r\n", 400, "bad_handshake"),
+        (b"Sec-WebSocket-Version: 13\r\n" + 2 * (b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n"), 400, "bad_handshake"),
+        (b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 24 + b"\r\n", 400, "bad_handshake"),
         (b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: YQ==\r\n", 426, "websocket_version_unknown"),
         (b"Sec-WebSocket-Key: YQ==\r\n", 426, "websocket_version_unknown"),
     ],

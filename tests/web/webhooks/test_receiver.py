@@ -312,6 +312,14 @@ async def test_only_listed_headers_are_forwarded(hooks: WebhookHarness) -> None:
     assert hooks.event()["type"] == "webhook.ided"
 
 
+async def test_github_deliveries_have_their_event_and_id_headers(hooks: WebhookHarness) -> None:
+    """Without `forward_headers`, because a plugin needs them to interpret the body."""
+    await hooks.github("push", delivery="d-7")
+
+    ((payload,), *_) = hooks.rows("SELECT payload FROM job_queue WHERE pipeline = 'pushed'")
+    assert json.loads(payload)["headers"] == {"x-github-event": "push", "x-github-delivery": "d-7"}
+
+
 @pytest.mark.parametrize(
     ("raw", "payload"),
     [
@@ -680,20 +688,48 @@ async def test_a_timestamped_signature_without_an_id_is_accepted_once(hooks: Web
     assert len(hooks.journal_data("event.unmatched")) == 2
 
 
+def standard_headers(message: str, moment: datetime) -> dict[str, str]:
+    """Return the signature headers for the body `{}`."""
+    key, at = base64.b64decode(SECRETS["standard"].removeprefix("whsec_")), str(int(moment.timestamp()))
+    signature = base64.b64encode(hmac.digest(key, f"{message}.{at}.{{}}".encode(), "sha256")).decode()
+    return {"webhook_id": message, "webhook_timestamp": at, "webhook_signature": f"v1,{signature}"}
+
+
 async def test_a_standard_webhook_is_identified_by_its_signed_id(hooks: WebhookHarness) -> None:
     """A retry with a new signature and the same id is the same delivery."""
-    key = base64.b64decode(SECRETS["standard"].removeprefix("whsec_"))
     answers = []
     for minutes in (0, 60):
         hooks.clock.current = NOW + timedelta(minutes=minutes)
-        at = str(int(hooks.clock.current.timestamp()))
-        digest = hmac.digest(key, f"msg_1.{at}.{{}}".encode(), "sha256")
-        headers = {"webhook_id": "msg_1", "webhook_timestamp": at}
-        signature = f"v1,{base64.b64encode(digest).decode()}"
-        answers.append(await hooks.post("/standard", b"{}", webhook_signature=signature, **headers))
+        answers.append(await hooks.post("/standard", b"{}", **standard_headers("msg_1", hooks.clock.current)))
     assert answers[0][0] == 202
     assert answers[0] == answers[1]
     assert hooks.job_count() == 1
+
+
+async def test_a_signed_identity_wins_over_the_id_header(hooks: WebhookHarness) -> None:
+    """The header is not signed, so a replayed delivery could have any value there."""
+    hooks.reload(lambda text: text.replace("scheme: stripe,", f"scheme: stripe, {ID}").replace(STANDARD, STANDARD + ID))
+    bodies = {"id": b'{"id": "evt_1"}', "content": b'{"type": "paid"}'}
+    for identity, raw in bodies.items():
+        for delivery in ("a", "b"):
+            assert (await hooks.post("/stripe", raw, x_delivery=delivery, **stripe_headers(raw, NOW)))[0] == 202
+        assert len(hooks.journal_data("event.unmatched")) == 1 + list(bodies).index(identity), identity
+    headers = standard_headers("msg_1", NOW)
+    answers = [await hooks.post("/standard", b"{}", x_delivery=delivery, **headers) for delivery in ("a", "b")]
+    assert answers[0] == answers[1]
+
+
+STANDARD = "scheme: standard-webhooks, "
+
+
+async def test_with_once_body_an_equal_body_is_a_repeated_delivery(hooks: WebhookHarness) -> None:
+    """Whatever the unsigned headers say: an attacker can change them."""
+    for path in ("/hook/plain", "/github"):
+        hooks.reload(lambda text, path=path: text.replace(f"{path},", f"{path}, once: body,"))  # type: ignore[misc]
+    first = await hooks.post("/hook/plain", {"n": 1})
+    assert await hooks.post("/hook/plain", {"n": 1}, x_delivery="other") == first
+    assert await hooks.post("/hook/plain", {"n": 2}) != first
+    assert await hooks.github("push", delivery="a") == await hooks.github("push", delivery="b")
 
 
 # ── Slack ────────────────────────────────────────────────────────────────────────────────────────────────────────────
