@@ -53,6 +53,7 @@ def _status(db: Any, conditions: Any) -> dict[str, Any]:
         "joins": queue.waiting_joins,
         "blocked": wait_reasons.count_blocked(db),
         "dead": queue.dead,
+        "cancelled": queue.cancelled,
         "max_workers": conditions.max_workers,
         "paused": [
             {"plugin": pause.plugin, "reason": pause.reason, "paused_at": to_text(pause.paused_at)}
@@ -78,7 +79,8 @@ def _status_lines(shown: dict[str, Any]) -> list[str]:
     from ductile.explain.waiting import orphaned_message
 
     service = "" if shown["service_running"] else "; the service is not running"
-    lines = [f"{shown['queued']} queued, {shown['running']} running, {shown['dead']} dead{service}"]
+    dead = output.format_dead(shown["dead"], shown["cancelled"])
+    lines = [f"{shown['queued']} queued, {shown['running']} running, {dead}{service}"]
     lines += [f"  {orphaned_message(shown['orphaned'])}"] if shown["orphaned"] else []
     states = {
         "delayed": "waiting for a retry or a breaker",

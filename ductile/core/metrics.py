@@ -50,8 +50,8 @@ class Histogram:
 class Metrics:
     """All metrics. Label values are bounded sets: plugins, commands, endpoints, routes."""
 
-    jobs: Counter[tuple[str, str, str]] = field(factory=Counter)
-    """Finished jobs by plugin, command and status."""
+    jobs: Counter[tuple[str, str, str, str]] = field(factory=Counter)
+    """Finished jobs by plugin, command, status and outcome code."""
     retries: Counter[str] = field(factory=Counter)
     """Retried attempts by plugin."""
     running: dict[str, Histogram] = field(factory=dict)

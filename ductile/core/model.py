@@ -131,6 +131,8 @@ class Job:
     join_id: str | None = None
     is_join: bool = False
     tolerated: bool = False
+    outcome_code: str | None = None
+    """Why the job ended; None while it is open."""
     context: str | None = field(default=None, repr=False)
 
     @property

@@ -69,6 +69,10 @@ class OutcomeCode(StrEnum):
     GIVEN_UP = "given_up"
 
 
+ENDED_BY_OPERATOR = frozenset((OutcomeCode.CANCELLED, OutcomeCode.PURGED))
+"""The codes of jobs that an operator ended. They are dead, but nothing failed."""
+
+
 class BreakerState(StrEnum):
     """The state of a circuit breaker."""
 

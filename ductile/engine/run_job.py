@@ -241,7 +241,7 @@ def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
             ctx.log.warn("dispatcher", f"late result dropped: the job is {result.found}", **about)
             continue
         if result.status.is_final:
-            ctx.metrics.jobs[result.plugin, result.command, result.status] += 1
+            ctx.metrics.jobs[result.plugin, result.command, result.status, str(result.outcome_code)] += 1
         else:
             ctx.metrics.retries[result.plugin] += 1
         tree = result.root_job_id if result.tree_is_done else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ductile.core.instance.lock import LOCK_NAME, is_locked
+from ductile.core.statuses import ENDED_BY_OPERATOR
 
 DIED_WHILE_RUNNING = "The service died while the job was running."
 
@@ -26,8 +27,12 @@ def mark_orphans(jobs: Sequence[dict[str, Any]], ledger: Path) -> list[dict[str,
 
 
 def display_status(job: Mapping[str, Any]) -> str:
-    """Return the status to show: `orphaned` in place of `running` where no service runs the job."""
-    return "orphaned" if job.get("orphaned") else str(job["status"])
+    """Return the status to show: `orphaned` where no service runs the job, `cancelled` or `purged` where an operator
+    ended it."""
+    if job.get("orphaned"):
+        return "orphaned"
+    code = job.get("outcome_code")
+    return str(code if code in ENDED_BY_OPERATOR else job["status"])
 
 
 def display_error(job: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ CREATE TABLE job_queue (
     waits_for INTEGER NOT NULL DEFAULT 0 CHECK (waits_for >= 0),
     tolerated INTEGER NOT NULL DEFAULT 0 CHECK (tolerated IN (0, 1)),
     actor TEXT,
+    outcome_code TEXT,
     CHECK ((status = 'running') = (claimed_by IS NOT NULL)),
     CHECK ((status IN ('queued', 'running')) = (completed_at IS NULL)),
     CHECK ((root_job_id = id) = (open_jobs IS NOT NULL)),
@@ -84,6 +85,7 @@ CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
 -- Only jobs that did not succeed, so that it stays small.
 CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq)
     WHERE status NOT IN ('queued', 'running') AND status <> 'succeeded';
+CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged');
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
 CREATE INDEX job_queue_by_root ON job_queue (root_job_id, seq) WHERE root_job_id <> id;
 CREATE INDEX job_queue_by_join ON job_queue (join_id, seq) WHERE join_id IS NOT NULL;

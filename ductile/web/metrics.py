@@ -113,7 +113,12 @@ def _queue_metrics(ctx: AppContext, gauges: _LedgerGauges) -> Iterator[str]:
 
 def _meter_metrics(meters: Metrics) -> Iterator[str]:
     counted: tuple[tuple[str, str, Mapping[Any, float], tuple[str, ...]], ...] = (
-        ("ductile_jobs_total", "Jobs that have ended.", meters.jobs, ("plugin", "command", "status")),
+        (
+            "ductile_jobs_total",
+            "Jobs that have ended.",
+            meters.jobs,
+            ("plugin", "command", "status", "outcome_code"),
+        ),
         ("ductile_retries_total", "Attempts that were followed by a retry.", meters.retries, ("plugin",)),
         ("ductile_webhook_deliveries_total", "Webhook deliveries.", meters.deliveries, ("endpoint", "outcome")),
         ("ductile_http_requests_total", "HTTP requests.", meters.requests, ("method", "route", "status")),

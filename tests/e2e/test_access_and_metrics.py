@@ -155,7 +155,7 @@ def test_jobs_commits_and_requests_are_counted(service: Service) -> None:
     def increase(name: str) -> float:
         return after[name] - before.get(name, 0)
 
-    assert increase('ductile_jobs_total{plugin="ok",command="poll",status="succeeded"}') == 3
+    assert increase('ductile_jobs_total{plugin="ok",command="poll",status="succeeded",outcome_code="answered_ok"}') == 3
     assert increase('ductile_job_run_seconds_count{plugin="ok"}') == 3
     assert increase('ductile_job_wait_seconds_bucket{plugin="ok",le="+Inf"}') == 3
     assert increase('ductile_http_requests_total{method="POST",route="/plugin/{plugin}/{command}",status="202"}') == 3

@@ -13,12 +13,13 @@ SAMPLE = re.compile(r'^[a-z_]+(?:\{[a-z]+="(?:[^"\\\n]|\\.)*"(?:,[a-z]+="(?:[^"\
 def test_every_line_is_a_comment_or_a_sample() -> None:
     """Label values are escaped."""
     meters = Metrics()
-    meters.jobs['odd"name\\', "new\nline", "dead"] += 3
-    text = "".join(format_family("x_total", "counter", "X.", label_samples(meters.jobs, "plugin", "command", "status")))
+    meters.jobs['odd"name\\', "new\nline", "dead", "cancelled"] += 3
+    samples = label_samples(meters.jobs, "plugin", "command", "status", "code")
+    text = "".join(format_family("x_total", "counter", "X.", samples))
     help_, type_, sample = text.splitlines()
     assert (help_, type_) == ("# HELP x_total X.", "# TYPE x_total counter")
     assert SAMPLE.match(sample)
-    assert sample == 'x_total{plugin="odd\\"name\\\\",command="new\\nline",status="dead"} 3'
+    assert sample == 'x_total{plugin="odd\\"name\\\\",command="new\\nline",status="dead",code="cancelled"} 3'
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0, "0"), (2.0, "2"), (0.25, "0.25"), (1e-05, "1e-05")])

@@ -62,6 +62,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
+def format_dead(dead: int, cancelled: int) -> str:
+    """Format the number of dead jobs, and how many of them an operator cancelled or purged."""
+    return f"{dead} dead, {cancelled} of them cancelled" if cancelled else f"{dead} dead"
+
+
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Format rows with aligned columns, one text per row. On a terminal they fit its width and states are coloured."""
     columns = terminal.width()

@@ -28,7 +28,7 @@ _STATES = {
     BAD: "failed dead timed_out error open unhealthy unwell ill rejected refused unusable missing damaged fail invalid",
     BUSY: "running",
     WAITING: "queued waiting paused held skipped interrupted half_open disabled warning warn pending exhausted unknown "
-    "orphaned",
+    "orphaned cancelled purged attention",
 }
 COLOUR_OF = {word: mark for mark, words in _STATES.items() for word in words.split()}
 _MOMENT = r"(?:.*\()?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?Z?\)?|-"

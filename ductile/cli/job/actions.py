@@ -37,7 +37,7 @@ def _cancel_lines(answer: dict[str, Any]) -> list[str]:
         return [f"would cancel job {answer['job_id']}, which is {answer['status']}"]
     ending = answer["status"] != "dead"
     return [
-        f"job {answer['job_id']}: " + ("terminating its process" if ending else "dead"),
+        f"job {answer['job_id']}: " + ("terminating its process" if ending else "cancelled"),
         *([f"  next: ductile job wait {answer['job_id']}"] if ending else []),
     ]
 

@@ -185,11 +185,11 @@ def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, 
         checks.add("state_db", False, str(error), path=str(path))
         return {}
     running, orphaned = (queue.running, 0) if is_running else (0, queue.running)
-    detail = f"{queue.queued} queued, {running} running, {queue.dead} dead"
+    detail = f"{queue.queued} queued, {running} running, {output.format_dead(queue.dead, queue.cancelled)}"
     checks.add("state_db", True, f"{detail}; {orphaned_message(orphaned)}" if orphaned else detail, path=str(path))
     for name, why in failed.items() if is_running else ():
         checks.add("plugin_init", False, f"{name}: init failed: {why}", plugin=name)
-    names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead")
+    names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead", "cancelled")
     return {
         "queue": {name: getattr(queue, name) for name in names} | {"running": running, "orphaned": orphaned},
         "breakers": [

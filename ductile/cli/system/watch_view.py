@@ -112,8 +112,10 @@ def _queue_line(state: ServiceState) -> Text:
         "waiting": waiting,
         "running": queue["running_count"],
         "delayed": queue["delayed_count"],
-        "dead": queue["dead_count"],
+        "dead": queue["dead_count"] - queue["cancelled_count"],
     }
+    if queue["cancelled_count"]:
+        counts["cancelled"] = queue["cancelled_count"]
     line = Text.assemble(("queue", "bold"))
     for name, count in counts.items():
         line.append(f"  {name} {count}", style="red" if name == "dead" and count else "")

@@ -203,7 +203,8 @@ RETRY = f"""
     UPDATE job_queue
        SET status = 'queued', lane = CASE WHEN :waits_for = 0 THEN plugin END, waits_for = :waits_for,
            attempt = attempt + 1, max_attempts = {greatest("max_attempts", "attempt + 1 - interruptions")},
-           asked_at = :now, started_at = NULL, completed_at = NULL, cancel_requested_at = NULL, cancel_reason = NULL
+           asked_at = :now, started_at = NULL, completed_at = NULL, cancel_requested_at = NULL, cancel_reason = NULL,
+           outcome_code = NULL
      WHERE id = :id AND status IN ('failed', 'dead') AND attempt = :attempt
 """
 

@@ -47,7 +47,7 @@ FIND_CLAIMED = f"{FIND} AND claimed_by = ?"
 # A root closes itself in its tree in the same statement: most trees have one job.
 END = """
     UPDATE job_queue
-       SET status = ?, completed_at = ?, last_error = ?, next_retry_at = NULL, lane = NULL,
+       SET status = ?, completed_at = ?, last_error = ?, outcome_code = ?, next_retry_at = NULL, lane = NULL,
            waits_for_key = 0, waits_for = 0, claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL,
            boot_id = NULL, blocked_reason = NULL, open_jobs = open_jobs - 1,
            tree_completed_at = CASE WHEN open_jobs = 1 THEN ? END
@@ -79,7 +79,7 @@ def finish_job(
         return None
     *columns, seq, started_at = found
     row, moment = FinishedRow(*columns), to_text(now)
-    changed = db.execute(END, (status, moment, error, moment, seq, was, attempt)).rowcount
+    changed = db.execute(END, (status, moment, error, code, moment, seq, was, attempt)).rowcount
     assert changed == 1, "this transaction, which has just found the row, is the only writer"
     attempts.log_attempt(
         db,

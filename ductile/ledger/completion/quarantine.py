@@ -6,7 +6,7 @@ The statements accept any values in the row, so that the fault that led here doe
 from datetime import datetime
 
 from ductile.core.clock import to_text
-from ductile.core.model import JobStatus
+from ductile.core.model import JobStatus, OutcomeCode
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.jobs import dedupe
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
@@ -15,9 +15,9 @@ from ductile.ledger.tables import attempts, journal
 
 QUARANTINE = """
     UPDATE job_queue
-       SET status = 'dead', completed_at = :now, last_error = :reason, claimed_by = NULL, lease_until = NULL,
-           lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL, started_at = NULL,
-           blocked_reason = NULL, pid = NULL, pid_started = NULL, boot_id = NULL, tolerated = 0
+       SET status = 'dead', completed_at = :now, last_error = :reason, outcome_code = :code,
+           claimed_by = NULL, lease_until = NULL, lane = NULL, waits_for_key = 0, waits_for = 0, next_retry_at = NULL,
+           started_at = NULL, blocked_reason = NULL, pid = NULL, pid_started = NULL, boot_id = NULL, tolerated = 0
      WHERE id = :id AND status = :was AND attempt = :attempt AND (:run_id IS NULL OR claimed_by = :run_id)
     RETURNING plugin, command, root_job_id, dedupe_key, join_id
 """
@@ -64,6 +64,7 @@ def _end_dead(
     db: Db, job_id: str, attempt: int, reason: str, was: JobStatus, run_id: str | None, *, now: datetime
 ) -> Recorded | None:
     values = {"id": job_id, "attempt": attempt, "now": to_text(now), "reason": reason, "was": was, "run_id": run_id}
+    values["code"] = OutcomeCode.QUARANTINED
     rows = db.execute(QUARANTINE, values).fetchall()
     if not rows:
         return None
@@ -83,5 +84,6 @@ def _end_dead(
         command=command,
         attempt=attempt,
         status=JobStatus.DEAD,
+        outcome_code=OutcomeCode.QUARANTINED,
         tree_is_done=roots == [(0,)],
     )

@@ -38,7 +38,7 @@ from ductile.ledger.completion.follow_ups import (
     replace_outcome,
     write_follow_ups,
 )
-from ductile.ledger.completion.outcomes import attempt_status, error_of, job_status
+from ductile.ledger.completion.outcomes import attempt_status, code_of, error_of, job_status
 from ductile.ledger.jobs import dedupe, joins
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs.enqueue import Enqueued
@@ -60,6 +60,8 @@ class Recorded:
     command: str
     attempt: int
     status: JobStatus
+    outcome_code: OutcomeCode | None = None
+    """Why the job ended; None if it will run again."""
     tree_is_done: bool = False
     children: tuple[Enqueued, ...] = ()
     next_retry_at: datetime | None = None
@@ -119,12 +121,11 @@ def record(
         db, completion, row.id, row.plugin, row.root_job_id, now=now, default_ttl=default_ttl, budget=budget
     )
     failpoint("record.after_children")
-    status = job_status(completion.outcome)
     if completion.breaker and job:
-        was_probe = apply_rule(db, completion.breaker, job, status, now=now)
-        recorded = _recorded(db, row, completion.attempt, status, children, now=now)
+        was_probe = apply_rule(db, completion.breaker, job, job_status(completion.outcome), now=now)
+        recorded = _recorded(db, row, completion.attempt, completion.outcome, children, now=now)
         return evolve(recorded, was_probe=True) if was_probe else recorded
-    return _recorded(db, row, completion.attempt, status, children, now=now)
+    return _recorded(db, row, completion.attempt, completion.outcome, children, now=now)
 
 
 def _state_too_large(db: Db, completion: Completion) -> Failed | None:
@@ -189,11 +190,11 @@ def end_waiting(
         children = write_follow_ups(
             db, follow_ups, row.id, row.plugin, row.root_job_id, now=now, default_ttl=default_ttl, budget=budget
         )
-    return _recorded(db, row, attempt, job_status(outcome), children, now=now)
+    return _recorded(db, row, attempt, outcome, children, now=now)
 
 
 def _recorded(
-    db: Db, row: FinishedRow, attempt: int, status: JobStatus, children: tuple[Enqueued, ...], *, now: datetime
+    db: Db, row: FinishedRow, attempt: int, outcome: Outcome, children: tuple[Enqueued, ...], *, now: datetime
 ) -> Recorded:
     """Release what the job held and return the recorded completion."""
     return Recorded(
@@ -202,7 +203,8 @@ def _recorded(
         plugin=row.plugin,
         command=row.command,
         attempt=attempt,
-        status=status,
+        status=job_status(outcome),
+        outcome_code=code_of(outcome),
         tree_is_done=finish.release_resources(db, row, children, now=now),
         children=children,
     )

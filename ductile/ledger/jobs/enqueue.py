@@ -190,8 +190,8 @@ COMMON_COLUMNS = """
 RARE_COLUMNS = """
         dedupe_key, completed_at, last_error, parent_job_id, source_event_id, event_context_id, tree_completed_at,
         child_key, pipeline, step_id, schedule_id, slot_at, dedupe_ttl_seconds, replay_of, join_id,
-        hops, notify, is_join, waits_for, tolerated"""
-RARE_DEFAULTS = (None,) * 15 + (0,) * 5
+        outcome_code, hops, notify, is_join, waits_for, tolerated"""
+RARE_DEFAULTS = (None,) * 16 + (0,) * 5
 """The defaults of the rare columns."""
 
 
@@ -254,6 +254,7 @@ def _values(
         new.dedupe_ttl.total_seconds() if new.dedupe_ttl is not None else None,
         new.replay_of,
         new.join_id,
+        prefinished.code if prefinished else None,
         new.hops,
         new.notify,
         new.is_join,

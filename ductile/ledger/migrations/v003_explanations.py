@@ -7,6 +7,13 @@ STATEMENTS = (
     "ALTER TABLE journal ADD COLUMN actor TEXT",
     "ALTER TABLE job_queue ADD COLUMN actor TEXT",
     "ALTER TABLE job_log ADD COLUMN actor TEXT",
+    "ALTER TABLE job_queue ADD COLUMN outcome_code TEXT",
+    """
+    UPDATE job_queue
+       SET outcome_code = (SELECT outcome_code FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)
+     WHERE status NOT IN ('queued', 'running')
+    """,
+    "CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged')",
 )
 
 

@@ -30,7 +30,7 @@ IS_UNUSUAL = f"status IN {UNUSUAL} AND status NOT IN ('queued', 'running') AND s
 _NAMES = ("plugin", "command", "status", "attempt", "max_attempts", "submitted_by", "parent_job_id", "root_job_id")
 _PLACES = ("pipeline", "step_id", "schedule_id")
 _MOMENTS = ("slot_at", "created_at", "started_at", "completed_at", "next_retry_at")
-COLUMNS = ("id", *_NAMES, *_PLACES, *_MOMENTS, "last_error")
+COLUMNS = ("id", *_NAMES, *_PLACES, *_MOMENTS, "outcome_code", "last_error")
 """Without payload and baggage, each of which may take 1 MiB per job."""
 
 MAX_OPEN_JOBS = 500

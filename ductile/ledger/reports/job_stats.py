@@ -12,7 +12,7 @@ from attrs import frozen
 
 from ductile.core.clock import from_text, to_text
 from ductile.core.model import JobStatus
-from ductile.ledger.reports import attempt_list, job_list
+from ductile.ledger.reports import attempt_list, job_list, queue_status
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
 
@@ -28,6 +28,11 @@ def count_since(db: Db, since: datetime) -> dict[str, int]:
     first = job_list.first_seq_since(db, since)
     counts = {str(status): db.execute(COUNT_SINCE, (status, first)).fetchone()[0] for status in JobStatus}
     return {status: count for status, count in counts.items() if count}
+
+
+def count_cancelled_since(db: Db, since: datetime) -> int:
+    """Count the jobs in the queue that were enqueued since then and that an operator cancelled or purged."""
+    return queue_status.count_ended_by_operator(db, first_seq=job_list.first_seq_since(db, since))
 
 
 @frozen(kw_only=True)

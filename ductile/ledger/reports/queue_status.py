@@ -35,6 +35,8 @@ class QueueStatus:
     waiting_for_key: int
     waiting_joins: int
     dead: int
+    cancelled: int
+    """The dead jobs that an operator cancelled or purged."""
     plugins: list[PluginQueue]
     unclaimable: list[str]
 
@@ -58,6 +60,7 @@ def queue(db: Db, *, claimable: Collection[str] | None = None) -> QueueStatus:
         waiting_for_key=db.execute(COUNT_WAITING).fetchone()[0],
         waiting_joins=db.execute(COUNT_JOINS).fetchone()[0],
         dead=count_status(db, JobStatus.DEAD),
+        cancelled=count_ended_by_operator(db),
         plugins=[_plugin_queue(db, plugin, running.get(plugin, 0)) for plugin in sorted({*ready, *running})],
         unclaimable=[] if claimable is None else [plugin for plugin in ready if plugin not in claimable],
     )
@@ -66,6 +69,18 @@ def queue(db: Db, *, claimable: Collection[str] | None = None) -> QueueStatus:
 def count_status(db: Db, status: JobStatus) -> int:
     """Count the jobs in the queue with this status. Takes time in proportion to the count."""
     count: int = db.execute(COUNT_STATUS, (status,)).fetchone()[0]
+    return count
+
+
+COUNT_ENDED_BY_OPERATOR = f"""
+    SELECT COUNT(*) FROM job_queue {using("job_queue_ended_by_operator")}
+     WHERE outcome_code IN ('cancelled', 'purged') AND seq >= ?
+"""
+
+
+def count_ended_by_operator(db: Db, *, first_seq: int = 0) -> int:
+    """Count the jobs in the queue that an operator cancelled or purged."""
+    count: int = db.execute(COUNT_ENDED_BY_OPERATOR, (first_seq,)).fetchone()[0]
     return count
 
 

@@ -25,7 +25,7 @@ class TreeNode:
 _RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
 TREE_ROW = f"""seq, id, parent_job_id, root_job_id, plugin, command, status, attempt, max_attempts,
     submitted_by, pipeline, step_id, tolerated, created_at, started_at, completed_at, last_error,
-    {_RESULT}"""
+    outcome_code, {_RESULT}"""
 TREE = f"""
     SELECT {TREE_ROW} FROM job_queue WHERE id = :root
     UNION ALL
@@ -69,8 +69,9 @@ def node_from_row(row: tuple[Any, ...]) -> TreeNode:
         started_at=from_text_or_none(row[14]),
         completed_at=from_text_or_none(row[15]),
         last_error=row[16],
+        outcome_code=row[17],
     )
-    return TreeNode(job=job, result=row[17])
+    return TreeNode(job=job, result=row[18])
 
 
 def _logged_tree(db: Db, job_id: str, limit: int) -> list[TreeNode]:

@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from ductile.core.errors import LedgerError
-from ductile.core.statuses import AttemptStatus, JobStatus
+from ductile.core.statuses import AttemptStatus, JobStatus, OutcomeCode
 from ductile.ledger.storage.sqlite_errors import translating
 
 Synchronous = Literal["full", "normal", "off"]
@@ -41,7 +41,7 @@ def _identity(value: None) -> None:
 # takes longer than binding the value.
 sqlite3.register_adapter(NoneType, _identity)
 sqlite3.register_adapter(bool, int)
-for _status in (JobStatus, AttemptStatus):
+for _status in (JobStatus, AttemptStatus, OutcomeCode):
     sqlite3.register_adapter(_status, str.__str__)
 
 

@@ -34,6 +34,7 @@ Window = Annotated[str, Keywords(enum=list(WINDOWS))]
 class SummaryView(TypedDict):
     window: str
     stats: Annotated[dict[str, Count], "Number of jobs by status"]
+    cancelled: Annotated[Count, "The dead jobs among them that an operator cancelled or purged"]
 
 
 class ActiveJobView(TypedDict):
@@ -59,6 +60,7 @@ class QueueView(TypedDict):
     running_count: Count
     delayed_count: Count
     dead_count: Count
+    cancelled_count: Annotated[Count, "The dead jobs that an operator cancelled or purged"]
     waiting_for_key_count: Count
     waiting_joins_count: Count
     active_jobs: list[ActiveJobView]
@@ -128,8 +130,13 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
 
 
 async def show_summary(ctx: AppContext, request: Request) -> Response:
-    stats = await ctx.ledger.read(job_stats.count_since, ctx.clock.now() - SUMMARY_WINDOW)
-    return json_response(SummaryView(window="24h", stats=stats))
+    since = ctx.clock.now() - SUMMARY_WINDOW
+
+    def read(db: Db) -> SummaryView:
+        stats, cancelled = job_stats.count_since(db, since), job_stats.count_cancelled_since(db, since)
+        return SummaryView(window="24h", stats=stats, cancelled=cancelled)
+
+    return json_response(await ctx.ledger.read(read))
 
 
 async def show_queue(ctx: AppContext, request: Request) -> Response:
@@ -148,6 +155,7 @@ def _queue_view(queue: queue_status.QueueStatus, active: list[job_stats.ActiveJo
         "running_count": queue.running,
         "delayed_count": queue.delayed,
         "dead_count": queue.dead,
+        "cancelled_count": queue.cancelled,
         "waiting_for_key_count": queue.waiting_for_key,
         "waiting_joins_count": queue.waiting_joins,
         "active_jobs": [

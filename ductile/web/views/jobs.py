@@ -39,6 +39,7 @@ class _AnyJob(TypedDict):
     step_id: Omittable[str]
     started_at: Omittable[Timestamp]
     completed_at: Omittable[Timestamp]
+    outcome_code: Omittable[Annotated[str, "Why the job ended, such as attempts_used_up or cancelled"]]
     last_error: Omittable[Annotated[str, "Error of the last failed attempt"]]
 
 
@@ -81,6 +82,7 @@ class AttemptView(_WithResult):
     duration_ms: Omittable[Count]
     exit_code: Omittable[int]
     signal: Omittable[int]
+    outcome_code: Omittable[Annotated[str, "Why the job ended with this attempt"]]
     last_error: Omittable[Annotated[str, "Error of the last failed attempt"]]
     stderr: Omittable[str]
     result_omitted: Omittable[Annotated[bool, "True if the result is too large for a list"]]
@@ -156,6 +158,7 @@ def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = 
         "started_at": _format_time(job.started_at),
         "completed_at": _format_time(job.completed_at),
         "next_retry_at": _format_time(job.next_retry_at),
+        "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
         "stderr": stderr if shows_result else None,
     }
@@ -182,6 +185,7 @@ def job_list_view(job: Job, *, shows_result: bool) -> ListedJobView:
         "started_at": _format_time(job.started_at),
         "completed_at": _format_time(job.completed_at),
         "next_retry_at": _format_time(job.next_retry_at),
+        "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
     }
     return without_none(content)
@@ -205,6 +209,7 @@ def attempt_json(attempt: LoggedAttempt, result: tuple[str | None, bool] | None,
         "duration_ms": None if attempt.duration is None else attempt.duration // _MILLISECOND,
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
+        "outcome_code": attempt.outcome_code,
         "last_error": attempt.last_error if shows_result else None,
         "stderr": attempt.stderr if shows_result else None,
         "result_omitted": True if has_result and result_text is None else None,
@@ -257,6 +262,7 @@ def _node_json(node: TreeNode, is_terminal: IsTerminal, *, shows_result: bool) -
         "started_at": _format_time(job.started_at),
         "completed_at": _format_time(job.completed_at),
         "duration_ms": _duration_ms(job),
+        "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
     }
     return _with_result(content, node.result if shows_result else None, job)

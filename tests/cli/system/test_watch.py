@@ -27,7 +27,7 @@ def at(seconds: float) -> str:
 def service_state(*, jobs: int = 1, schedules: int = 1, breakers: int = 1, **more: Any) -> ServiceState:
     """A busy service."""
     running = {"plugin": "slow", "command": "poll", "started_at": at(-30), "timeout_seconds": 60.0}
-    counts = {"queue_depth": 7, "running_count": jobs, "delayed_count": 2, "dead_count": 1}
+    counts = {"queue_depth": 7, "running_count": jobs, "delayed_count": 2, "dead_count": 1, "cancelled_count": 0}
     usual = {
         "health": {"status": "ok", "version": "1.2.3", "uptime_seconds": 3700, "plugins_loaded": 4},
         "queue": {**counts, "active_jobs": [{**running, "job_id": f"job-{number}"} for number in range(jobs)]},
