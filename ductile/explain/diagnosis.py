@@ -6,17 +6,18 @@ Reads the ledger alone, so it works without a service. Does not cut: the caller 
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from ductile.config.load.redaction import redact
 from ductile.core.clock import to_text
+from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp
 from ductile.core.formats.stored_json import load_stored
-from ductile.core.model import Job, is_control_plugin
+from ductile.core.model import Job, JobStatus, is_control_plugin
 from ductile.core.secret import Mask
 from ductile.explain.changes import changes_since
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
-from ductile.explain.run import run_view
+from ductile.explain.run import RunStateView, run_failures, run_state
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.reports import job_details, wait_reasons
 from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
@@ -27,6 +28,51 @@ from ductile.pipeline.language.baggage import CONTROL
 MAX_PATTERN_CHARS = 300
 MAX_JOB_IDS = 5
 MAX_OTHER_ERRORS = 3
+
+
+class CutView(TypedDict):
+    """How much of a member is left."""
+
+    kept: int
+    of: int
+    unit: Annotated[str, "items or characters"]
+
+
+class DiagnosisView(TypedDict):
+    """Everything the ledger has about one job. A member that was cut can be a text."""
+
+    job_id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    attempt: Ordinal
+    max_attempts: Ordinal
+    submitted_by: str
+    pipeline: Omittable[str]
+    step_id: Omittable[str]
+    schedule_id: Omittable[str]
+    parent_job_id: Omittable[str]
+    root_job_id: Omittable[Annotated[str, "Only for a job that is not the first of its run"]]
+    replay_of: Omittable[str]
+    created_at: Timestamp
+    started_at: Omittable[Timestamp]
+    completed_at: Omittable[Timestamp]
+    why: str
+    code: Annotated[str, "Code of the most important reason"]
+    run: Annotated[RunStateView, "Only for the first job of a run with several jobs"] | None
+    failures: Annotated[Any, "The jobs that failed the run, causes first"]
+    next: Annotated[Any, "Commands that help"]
+    exit: Annotated[dict[str, Any], "Status, exit code, signal and duration of the last attempt"] | None
+    request: Annotated[Any, "Payload and context; null after the job has left the queue"]
+    response: Annotated[Any, "The response of the last attempt"]
+    stderr: str | None
+    attempts: Annotated[Any, "Every recorded attempt"]
+    journal: Annotated[Any, "The journal rows of the job, oldest first"]
+    since_last_success: Annotated[Any, "What changed since the same command succeeded; requires system:ro"]
+    similar_failures: Annotated[Any, "How often the same error occurred, and the most frequent other errors"]
+    cut: Annotated[dict[str, CutView], "The members that were cut to fit max_bytes"]
+
+
 _ID = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b0x[0-9a-f]+\b|\b[0-9a-f]{12,}\b", re.I
 )
@@ -63,9 +109,7 @@ def _run(run: RunSummary | None, mask: Mask) -> dict[str, Any]:
     """Return the state of the run and, as a member of its own because it may be long, what failed it."""
     if run is None:
         return {"run": None, "failures": []}
-    view = run_view(run)
-    failures = view.pop("failures")
-    return {"run": view, "failures": mask.mask_data(failures)}
+    return {"run": run_state(run), "failures": mask.mask_data(run_failures(run))}
 
 
 def _origin(job: Job) -> dict[str, Any]:

@@ -5,14 +5,17 @@ Reads the ledger alone. An explanation is a value; its JSON view is `as_data`.
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from attrs import frozen
 
 from ductile.core.clock import to_text
 from ductile.core.errors import NotFound, did_you_mean
+from ductile.core.formats.json_schema import OPEN, Omittable, Timestamp, without_none
 from ductile.core.formats.stored_json import load_stored_object
-from ductile.core.model import Job
+from ductile.core.model import Job, JobStatus
+from ductile.explain.orphaned import mark_orphans
 from ductile.explain.reason import Reason
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.reports import event_lineage, job_details
@@ -22,8 +25,58 @@ from ductile.ledger.tables.journal import JournalEntry
 from ductile.pipeline.run.events import event_id as derived_event_id
 
 HINT = "The journal is kept for service.job_transitions_retention. `ductile job inspect` shows the events of a job."
+MAX_EVENTS, DEFAULT_EVENTS = 100, 5
+"""Events of one type that one answer explains."""
 UNMATCHED, DEDUPLICATED = "event.unmatched", "job.deduplicated"
 DECISION_FIELDS = ("pipeline", "step_id", "reason", "predicates", "winner")
+Verdict = Literal["matched", "duplicate", "unmatched"]
+
+
+class EventJobView(TypedDict):
+    """A job that an event led to."""
+
+    job_id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    via: Annotated[str, "The pipeline, route or plugin that created it"]
+    pipeline: Omittable[str]
+    step_id: Omittable[str]
+    orphaned: NotRequired[Annotated[bool, "True if no service runs the job"]]
+
+
+class DecisionView(TypedDict):
+    """A decision about an event. Its other members are the data of the kind."""
+
+    at: Timestamp
+    kind: Annotated[str, "Kind of the journal row"]
+    job_id: str | None
+    words: Omittable[Annotated[str, "The decision as a sentence"]]
+
+
+class EventWhyView(TypedDict):
+    """What an event led to, and why to nothing more. Texts require the scope events:payload:ro."""
+
+    event_id: str
+    type: NotRequired[str | None]
+    source: NotRequired[Annotated[str, "The plugin that emitted it"] | None]
+    at: Timestamp | None
+    emitted_by: Annotated[str, "The job that emitted it"] | None
+    led_to: list[EventJobView]
+    decisions: list[Annotated[DecisionView, OPEN]]
+    verdict: Verdict
+    code: Annotated[str, "Code of the reason for the verdict"]
+    decision: Annotated[str, "Kind of the decision that kept it from leading to a job"] | None
+    words: Omittable[Annotated[str, "The reason as a sentence"]]
+
+
+class EventTypeWhyView(TypedDict):
+    """The newest events of a type, and what handles it in the configuration that was loaded last."""
+
+    type: str
+    waiting: Annotated[dict[str, list[dict[str, Any]]], "Pipelines and routes that handle the type"]
+    events: list[EventWhyView]
+    withheld: Annotated[list[Annotated[DecisionView, OPEN]], "Events of retried attempts"]
 
 
 @frozen(kw_only=True)
@@ -34,9 +87,10 @@ class Decision:
     job_id: str | None
     reason: Reason
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> DecisionView:
         reason = self.reason
-        return {"at": self.at, "kind": reason.code, "job_id": self.job_id, **reason.data, "words": reason.words}
+        view = {"at": self.at, "kind": reason.code, "job_id": self.job_id, **reason.data, "words": reason.words}
+        return cast(DecisionView, view)
 
 
 @frozen(kw_only=True)
@@ -50,11 +104,11 @@ class EventExplanation:
     emitted_by: str | None
     jobs: tuple[Job, ...]
     decisions: tuple[Decision, ...]
-    verdict: str
+    verdict: Verdict
     reason: Reason
 
-    def as_data(self) -> dict[str, Any]:
-        """Return the JSON view of `ductile event why`."""
+    def as_data(self) -> EventWhyView:
+        """Return the JSON view of `ductile event why` and `GET /event/{id}/why`."""
         return {
             "event_id": self.event_id,
             "type": self.type,
@@ -94,11 +148,13 @@ def explain_event(db: Db, event_id: str) -> EventExplanation:
     )
 
 
-def explain_event_type(db: Db, event_type: str, *, limit: int) -> dict[str, Any]:
-    """Explain the newest events of a type, and what handles it in the configuration that was loaded last.
+def event_why(db: Db, ledger: Path, event_id: str) -> EventWhyView:
+    """Explain one event as JSON data. Raises NotFound if the ledger has nothing about it."""
+    return _with_orphans(explain_event(db, event_id), ledger)
 
-    The members are `type`, `waiting`, `events` and `withheld`. Raises NotFound for a type that nothing knows.
-    """
+
+def event_type_why(db: Db, ledger: Path, event_type: str, *, limit: int) -> EventTypeWhyView:
+    """Explain the newest events of a type as JSON data. Raises NotFound for a type that nothing knows."""
     handlers = _handlers(db, event_type)
     others = [*_emitted_ids(db, event_type), *islice(_joined_ids(db, event_type), limit)]
     events = [explain_event(db, one) for one in event_lineage.ids_of_type(db, event_type, limit=limit, others=others)]
@@ -111,9 +167,14 @@ def explain_event_type(db: Db, event_type: str, *, limit: int) -> dict[str, Any]
     return {
         "type": event_type,
         "waiting": {"pipelines": handlers["pipelines"], "routes": handlers["routes"]},
-        "events": [event.as_data() for event in events],
+        "events": [_with_orphans(event, ledger) for event in events],
         "withheld": withheld,
     }
+
+
+def _with_orphans(found: EventExplanation, ledger: Path) -> EventWhyView:
+    view = found.as_data()
+    return {**view, "led_to": mark_orphans(view["led_to"], ledger)}
 
 
 def _event_reason(jobs: list[Job], decisions: tuple[Decision, ...], *, is_joined: bool) -> Reason:
@@ -134,17 +195,17 @@ def _via(job: Job) -> str:
     return f"pipeline {job.pipeline}" if job.pipeline else "route" if job.submitted_by == "route" else "plugin"
 
 
-def _job_view(job: Job) -> dict[str, Any]:
-    content = {
+def _job_view(job: Job) -> EventJobView:
+    view: EventJobView = {
         "job_id": job.id,
         "plugin": job.plugin,
         "command": job.command,
-        "status": str(job.status),
+        "status": job.status,
         "via": _via(job),
         "pipeline": job.pipeline,
         "step_id": job.step_id,
     }
-    return {name: value for name, value in content.items() if value is not None}
+    return without_none(view)
 
 
 # ── finding ─────────────────────────────────────────────────────────────────────────────────────────────────────────

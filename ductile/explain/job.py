@@ -4,24 +4,53 @@ Takes a report of the ledger and returns a value. Does not format for a terminal
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 
 from attrs import frozen
 
 from ductile.core.clock import to_text
-from ductile.core.model import Job, JobStatus, OutcomeCode, is_control_plugin
+from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
+from ductile.core.model import AttemptStatus, Job, JobStatus, OutcomeCode, is_control_plugin
 from ductile.explain.finished import orphaned, outcome_reason, running
 from ductile.explain.orphaned import has_service
-from ductile.explain.reason import Reason
-from ductile.explain.run import run_next_commands, run_reason, run_view
+from ductile.explain.reason import AnyReasonView, Reason
+from ductile.explain.run import RunOutcomeView, run_failures, run_next_commands, run_reason, run_state
 from ductile.explain.waiting import read_queue_conditions, waiting_reasons
 from ductile.ledger.admin.job_actions import was_entered
-from ductile.ledger.reports import trees, wait_reasons
+from ductile.ledger.reports import job_details, trees, wait_reasons
 from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
 from ductile.ledger.reports.trees import RunSummary
 from ductile.ledger.storage.db import Db
 
 ENDED_WELL = (JobStatus.SUCCEEDED, JobStatus.SKIPPED)
+
+
+class BriefAttemptView(TypedDict):
+    """An attempt of an explained job."""
+
+    attempt: Ordinal
+    status: AttemptStatus
+    completed_at: Timestamp
+    exit_code: Omittable[int]
+    signal: Omittable[int]
+    error: Omittable[str]
+    outcome_code: Omittable[Annotated[str, "Why the job ended with this attempt"]]
+
+
+class JobWhyView(TypedDict):
+    """Why a job waits, runs or ended. Texts require the scope jobs:result:ro."""
+
+    job_id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    attempt: Ordinal
+    max_attempts: Ordinal
+    words: Omittable[Annotated[str, "The most important reason as a sentence"]]
+    reasons: Annotated[list[AnyReasonView], "The most important reason first"]
+    attempts: list[BriefAttemptView]
+    run: Annotated[RunOutcomeView, "Only for the first job of a run with several jobs"] | None
+    next: Annotated[list[str], "Commands that help"]
 
 
 @frozen(kw_only=True)
@@ -37,22 +66,27 @@ class JobExplanation:
     def words(self) -> str:
         return self.reasons[0].words
 
-    def as_data(self) -> dict[str, Any]:
-        """Return the JSON view of `ductile job why`."""
+    def as_data(self) -> JobWhyView:
+        """Return the JSON view of `ductile job why` and `GET /job/{id}/why`."""
         job = self.report.job
         return {
             "job_id": job.id,
             "plugin": job.plugin,
             "command": job.command,
-            "status": str(job.status),
+            "status": job.status,
             "attempt": job.attempt,
             "max_attempts": job.max_attempts,
             "words": self.words,
             "reasons": [reason.as_data() for reason in self.reasons],
             "attempts": [_attempt_view(attempt) for attempt in self.report.attempts],
-            "run": run_view(self.run) if self.run else None,
+            "run": {**run_state(self.run), "failures": run_failures(self.run)} if self.run else None,
             "next": list(self.next_commands),
         }
+
+
+def job_why(db: Db, ledger: Path, job_id: str) -> JobWhyView:
+    """Explain one job as JSON data. Raises NotFound for an unknown id."""
+    return explain_job(db, ledger, job_details.job(db, job_id)).as_data()
 
 
 def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why") -> JobExplanation:
@@ -76,17 +110,17 @@ def _job_reasons(db: Db, ledger: Path, report: JobReport, *, is_up: bool) -> lis
     return [outcome_reason(report)]
 
 
-def _attempt_view(attempt: LoggedAttempt) -> dict[str, Any]:
-    content = {
+def _attempt_view(attempt: LoggedAttempt) -> BriefAttemptView:
+    view: BriefAttemptView = {
         "attempt": attempt.attempt,
-        "status": str(attempt.status),
+        "status": attempt.status,
         "completed_at": to_text(attempt.completed_at),
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "error": attempt.last_error,
         "outcome_code": attempt.outcome_code,
     }
-    return {name: value for name, value in content.items() if value is not None}
+    return without_none(view)
 
 
 def _next_commands(job: Job, code: str, *, in_queue: bool) -> list[str]:

@@ -5,11 +5,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ductile.core.instance.lock import LOCK_NAME, is_locked
 from ductile.core.statuses import ENDED_BY_OPERATOR
 
+J = TypeVar("J", bound=Mapping[str, Any])
 DIED_WHILE_RUNNING = "The service died while the job was running."
 
 
@@ -18,12 +19,13 @@ def has_service(ledger: Path) -> bool:
     return is_locked(ledger.parent / LOCK_NAME)
 
 
-def mark_orphans(jobs: Sequence[dict[str, Any]], ledger: Path) -> list[dict[str, Any]]:
+def mark_orphans(jobs: Sequence[J], ledger: Path) -> list[J]:
     """Return the same jobs, with `orphaned` set on those that no service runs."""
     orphans = [job["status"] == "running" for job in jobs]
     if not any(orphans) or has_service(ledger):
         return list(jobs)
-    return [{**job, "orphaned": True} if is_orphan else job for job, is_orphan in zip(jobs, orphans, strict=True)]
+    marked = ({**job, "orphaned": True} if is_orphan else job for job, is_orphan in zip(jobs, orphans, strict=True))
+    return cast(list[J], list(marked))
 
 
 def display_status(job: Mapping[str, Any]) -> str:

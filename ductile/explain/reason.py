@@ -2,11 +2,22 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, TypedDict, cast
 
 from attrs import field, frozen
 
+from ductile.core.formats.json_schema import OPEN, Omittable
 from ductile.explain.sentences import sentence
+
+
+class ReasonView(TypedDict):
+    """A reason. Its other members are the data of the code."""
+
+    code: Annotated[str, "Stable code of the reason"]
+    words: Omittable[Annotated[str, "The reason as a sentence"]]
+
+
+AnyReasonView = Annotated[ReasonView, OPEN]
 
 
 @frozen
@@ -22,6 +33,6 @@ class Reason:
     def words(self) -> str:
         return sentence(self.code, self.data, now=self.at)
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> ReasonView:
         """Return the reason as JSON members: `code`, `words` and the data."""
-        return {"code": self.code, "words": self.words, **self.data}
+        return cast(ReasonView, {"code": self.code, "words": self.words, **self.data})

@@ -3,13 +3,41 @@
 A root may have succeeded long before its run failed. `job why` and `job diagnose` report both.
 """
 
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from ductile.core.model import Job
+from ductile.core.formats.json_schema import Count, Omittable, without_none
+from ductile.core.model import Job, JobStatus
 from ductile.explain.reason import Reason
 from ductile.ledger.reports.trees import RunSummary, TreeStatus
 
 MAX_FAILURES = 10
+
+
+class FailedJobView(TypedDict):
+    """A job that failed its run."""
+
+    job_id: str
+    plugin: str
+    command: str
+    status: JobStatus
+    pipeline: Omittable[str]
+    step_id: Omittable[str]
+    error: Omittable[str]
+
+
+class RunStateView(TypedDict):
+    """How many jobs of a run exist, are open and have failed."""
+
+    status: TreeStatus
+    jobs: Count
+    open: Count
+    failed: Count
+
+
+class RunOutcomeView(RunStateView):
+    """The state of a run with the jobs that failed it."""
+
+    failures: Annotated[list[FailedJobView], "The first of them, causes first"]
 
 
 def run_reason(run: RunSummary, *, has_service: bool) -> Reason:
@@ -23,28 +51,27 @@ def run_reason(run: RunSummary, *, has_service: bool) -> Reason:
     return Reason("run_succeeded", data)
 
 
-def run_view(run: RunSummary) -> dict[str, Any]:
-    """Return the run as JSON members, with the first of the jobs that failed, causes first."""
-    return {
-        "status": str(run.status),
-        "jobs": run.jobs,
-        "open": run.open_jobs,
-        "failed": len(run.failures),
-        "failures": [_failure(job) for job in run.failures[:MAX_FAILURES]],
-    }
+def run_state(run: RunSummary) -> RunStateView:
+    """Return the counts of the run."""
+    return {"status": run.status, "jobs": run.jobs, "open": run.open_jobs, "failed": len(run.failures)}
 
 
-def _failure(job: Job) -> dict[str, Any]:
-    content = {
+def run_failures(run: RunSummary) -> list[FailedJobView]:
+    """Return the first of the jobs that failed the run, causes first."""
+    return [_failure(job) for job in run.failures[:MAX_FAILURES]]
+
+
+def _failure(job: Job) -> FailedJobView:
+    view: FailedJobView = {
         "job_id": job.id,
         "plugin": job.plugin,
         "command": job.command,
-        "status": str(job.status),
+        "status": job.status,
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "error": job.last_error,
     }
-    return {name: value for name, value in content.items() if value is not None}
+    return without_none(view)
 
 
 def run_next_commands(run: RunSummary, root: Job, *, has_service: bool, ask_with: str = "why") -> list[str]:

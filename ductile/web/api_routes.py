@@ -20,6 +20,8 @@ from ductile.web.api import (
     tokens,
     topology,
 )
+from ductile.web.api.explanations import events as event_explanations
+from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
@@ -47,6 +49,8 @@ def build_api_table(
             *catalog.routes(ctx),
             *lists.routes(ctx),
             *stats.routes(ctx),
+            *job_explanations.routes(ctx),
+            *event_explanations.routes(ctx),
             *topology.routes(ctx),
             *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),

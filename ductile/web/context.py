@@ -205,3 +205,11 @@ def read_flag(request: Request, name: str) -> bool:
     if text not in (None, "true", "false"):
         raise BadRequest(f"{name}: expected true or false, got {text[:80]!r}")
     return text == "true"
+
+
+def read_number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
+    """Return the number of a query argument. Raises BadRequest unless it is between `least` and `most`."""
+    text = request.argument(name) or str(default)
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise BadRequest(f"{name}: expected {least} to {most}, got {text[:80]!r}")
+    return int(text)

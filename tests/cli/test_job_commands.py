@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ductile.cli.job.tail import GAP, new_output
-from ductile.cli.job.truncate import truncate_to_fit
 from ductile.config.files.ledger_path import find_ledger
 from ductile.config.load.load import load
 from ductile.config.load.secret_scan import build_mask
@@ -37,6 +36,7 @@ from ductile.core.model import (
     cancelled,
 )
 from ductile.explain.diagnosis import error_pattern
+from ductile.explain.truncate import truncate_to_fit
 from ductile.ledger.admin import job_actions, pauses
 from ductile.ledger.queue import claim
 from ductile.ledger.storage.connections import transaction

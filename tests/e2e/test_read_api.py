@@ -20,6 +20,7 @@ TOKENS = {
     "tree": "tree-token-0123456789",
     "ok-only": "ok-only-token-0123456789",
     "catalog": "catalog-token-0123456789",
+    "meta": "meta-token-0123456789",
 }
 SCOPES = {
     "status": "jobs:status:ro",
@@ -27,6 +28,7 @@ SCOPES = {
     "tree": "jobs:tree:ro",
     "ok-only": "plugin:ok:rw",
     "catalog": "plugin:catalog:ro",
+    "meta": "events:meta:ro",
 }
 TIMESTAMPS = FormatChecker(formats=())
 
@@ -104,6 +106,7 @@ SAMPLES = {
     "/config/view": ["/config/view"],
     "/scheduler/jobs": ["/scheduler/jobs"],
     "/breaker/{plugin}": ["/breaker/ok"],
+    "/events/why": ["/events/why?type=chain.requested"],
 }
 
 
@@ -130,13 +133,21 @@ def test_jobs_trees_and_runs_match_their_schemas(service: Service, document: dic
     """Of succeeded and of failed jobs."""
     for plugin in ("ok", "broken", "recorder"):
         check_schema(document, "/job/{id}", get(service, f"/job/{latest_job(service, plugin)}"))
-        check_schema(document, "/job/{id}/tree", get(service, f"/job/{latest_job(service, plugin)}/tree"))
+        for view in ("tree", "why", "diagnosis"):
+            check_schema(document, f"/job/{{id}}/{view}", get(service, f"/job/{latest_job(service, plugin)}/{view}"))
     for pipeline, status in (("chain", 200), ("fails", 200), ("later", 202)):
         found, body = service.ask("POST", f"/pipeline/{pipeline}")
         assert found == status
         check_schema(document, "/pipeline/{pipeline}", body, str(status), "post")
     found, body = service.ask("POST", "/plugin/ok/poll")
     check_schema(document, "/plugin/ok/poll", body, "202", "post")
+
+
+def test_explained_events_match_their_schema(service: Service, document: dict[str, Any]) -> None:
+    """With and without the texts."""
+    rows = service.home.rows("SELECT source_event_id AS id FROM job_queue WHERE source_event_id IS NOT NULL LIMIT 1")
+    for token in (None, "meta"):
+        check_schema(document, "/event/{id}/why", get(service, f"/event/{rows[0]['id']}/why", token=token))
 
 
 def test_an_error_matches_its_schema(service: Service, document: dict[str, Any]) -> None:

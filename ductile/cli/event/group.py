@@ -38,8 +38,7 @@ def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool,
     Example: ductile event why --type backup.done
     """
     from ductile.cli.base.connect import ledger_for
-    from ductile.explain.event import explain_event, explain_event_type
-    from ductile.explain.orphaned import mark_orphans
+    from ductile.explain.event import event_type_why, event_why
     from ductile.ledger.storage.open_file import open_reader
 
     if (event_id is None) is (event_type is None):
@@ -47,13 +46,9 @@ def why(event_id: str | None, event_type: str | None, limit: int, as_json: bool,
     ledger = ledger_for(where)
     with open_reader(ledger) as db:
         if event_id is not None:
-            view = explain_event(db, event_id).as_data()
-            view["led_to"] = mark_orphans(view["led_to"], ledger)
-            output.show(view, as_json=as_json, human=_event_lines)
+            output.show(event_why(db, ledger, event_id), as_json=as_json, human=_event_lines)
         else:
-            view = explain_event_type(db, str(event_type), limit=limit)
-            for event in view["events"]:
-                event["led_to"] = mark_orphans(event["led_to"], ledger)
+            view = event_type_why(db, ledger, str(event_type), limit=limit)
             output.show(view, as_json=as_json, human=_type_lines)
 
 

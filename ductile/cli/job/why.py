@@ -7,21 +7,8 @@ import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.terminal import state
+from ductile.explain.truncate import DEFAULT_BYTES, MIN_BYTES
 
-MIN_BYTES, DEFAULT_BYTES = 4_000, 64 << 10
-PARTS = (
-    "request",
-    "response",
-    "stderr",
-    "attempts",
-    "failures",
-    "journal",
-    "since_last_success",
-    "similar_failures",
-    "why",
-    "next",
-)
-"""The members of a diagnosis that can be truncated."""
 ENDED_WELL = ("succeeded", "skipped")
 
 
@@ -37,17 +24,16 @@ def why(job_id: str, as_json: bool, **where: Any) -> None:
     Example: ductile job why 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
     """
     from ductile.cli.base.connect import ledger_for
-    from ductile.explain.job import explain_job
-    from ductile.ledger.reports import job_details
+    from ductile.explain.job import job_why
     from ductile.ledger.storage.open_file import open_reader
 
     ledger = ledger_for(where)
     with open_reader(ledger) as db:
-        view = explain_job(db, ledger, job_details.job(db, job_id)).as_data()
+        view = job_why(db, ledger, job_id)
     output.show(view, as_json=as_json, human=_why_lines)
 
 
-def _why_lines(view: dict[str, Any]) -> list[str]:
+def _why_lines(view: Mapping[str, Any]) -> list[str]:
     lines = [head_line(view)]
     lines += [f"  {reason['words']}" for reason in view["reasons"]]
     lines += attempt_lines(view["attempts"]) if len(view["attempts"]) > 1 else []
@@ -85,20 +71,18 @@ def diagnose(job_id: str, max_bytes: int, as_json: bool, **where: Any) -> None:
 
     Example: ductile job diagnose 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --max-bytes 16000 --json
     """
-    import json
-
     from ductile.cli.base.connect import ledger_for, mask_for
-    from ductile.cli.job import truncate
     from ductile.cli.job.diagnosis import diagnosis_lines
     from ductile.explain.diagnosis import diagnose_job
+    from ductile.explain.truncate import PARTS, json_size, truncate_to_fit
     from ductile.ledger.storage.open_file import open_reader
 
     ledger, mask = ledger_for(where), mask_for(where)
     with open_reader(ledger) as db:
         bundle = diagnose_job(db, ledger, job_id, mask)
 
-    def size(shown: dict[str, Any]) -> int:
-        text = json.dumps(shown, indent=2, ensure_ascii=False) if as_json else "\n".join(diagnosis_lines(shown))
-        return len(text.encode("utf-8", "backslashreplace")) + 1
+    def text_size(shown: dict[str, Any]) -> int:
+        return len("\n".join(diagnosis_lines(shown)).encode("utf-8", "backslashreplace")) + 1
 
-    output.show(truncate.truncate_to_fit(bundle, PARTS, size, max_bytes), as_json=as_json, human=diagnosis_lines)
+    shown = truncate_to_fit(bundle, PARTS, json_size if as_json else text_size, max_bytes)
+    output.show(shown, as_json=as_json, human=diagnosis_lines)

@@ -25,7 +25,7 @@ from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 from ductile.pipeline.compile.plan import RELAY
 from ductile.web.api.job_actions import read_reason
 from ductile.web.auth.auth import require_scope
-from ductile.web.context import DRY_RUN, AppContext, BadRequest, get_submitter, read_flag, require_healthy
+from ductile.web.context import DRY_RUN, AppContext, get_submitter, read_flag, read_number, require_healthy
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.routing import AnyRoute, Argument, Route
@@ -294,16 +294,10 @@ async def list_breakers(ctx: AppContext, request: Request) -> Response:
 
 
 async def show_breakers(ctx: AppContext, request: Request) -> Response:
-    plugin, command, limit = request.params["plugin"], request.argument("command"), _read_limit(request)
+    plugin, command = request.params["plugin"], request.argument("command")
+    limit = read_number(request, "limit", DEFAULT_TRANSITIONS, least=1, most=MAX_TRANSITIONS)
     view = partial(breakers_view, snapshot=ctx.snapshot(), plugin=plugin, command=command, transitions=limit)
     return json_response(await ctx.ledger.read(view))
-
-
-def _read_limit(request: Request) -> int:
-    text = request.argument("limit") or str(DEFAULT_TRANSITIONS)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_TRANSITIONS):
-        raise BadRequest(f"limit: expected 1 to {MAX_TRANSITIONS}, got {text[:80]!r}")
-    return int(text)
 
 
 async def reset_breakers(ctx: AppContext, request: Request, *, reset: Reset) -> Response:

@@ -1,16 +1,33 @@
-"""Truncate the largest parts of a bundle until it fits a size limit, and report each cut.
+"""Truncate the largest parts of a diagnosis until it fits a size limit, and report each cut. Pure."""
 
-Pure. Knows of the parts only whether their beginning or their end is kept.
-"""
-
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ductile.core.formats import strict_json
 
+MIN_BYTES, DEFAULT_BYTES = 4_000, 64 << 10
+PARTS = (
+    "request",
+    "response",
+    "stderr",
+    "attempts",
+    "failures",
+    "journal",
+    "since_last_success",
+    "similar_failures",
+    "why",
+    "next",
+)
+"""The members of a diagnosis that can be truncated."""
 FROM_THE_END = ("stderr", "journal", "attempts")
 """Parts that keep their end; the others keep their beginning."""
 MARK = "[cut]"
+
+
+def json_size(bundle: Mapping[str, Any]) -> int:
+    """Return the bytes of the bundle as the command line prints it."""
+    return len(json.dumps(bundle, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace")) + 1
 
 
 def truncate_to_fit(

@@ -1,0 +1,96 @@
+"""Explanations: `--json` of a command and the HTTP route have the same content."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Answer, Run, failures
+from tests.cli.installation import Installation, make_installation
+from tests.e2e.service import TOKEN
+
+SAME = {
+    "job why {dead}": "/job/{dead}/why",
+    "job why {queued}": "/job/{queued}/why",
+    "job why {run}": "/job/{run}/why",
+    "job diagnose {dead}": "/job/{dead}/diagnosis",
+    "job diagnose {run} --max-bytes 4000": "/job/{run}/diagnosis?max_bytes=4000",
+    "event why {event}": "/event/{event}/why",
+    "event why --type start --limit 2": "/events/why?type=start&limit=2",
+}
+"""Command → the route with the same content."""
+TOKENS = {"status": "jobs:status:ro", "jobs": "jobs:ro", "meta": "events:meta:ro", "tree": "jobs:tree:ro"}
+"""Name of a token → its scope."""
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    tokens = "\n      - ".join(
+        f'{{name: {name}, token: {name}-{TOKEN}, scopes: ["{scope}"]}}' for name, scope in TOKENS.items()
+    )
+    there = make_installation(tmp_path_factory.mktemp("explanations"), more_tokens=tokens)
+    _, run = there.service.ask("POST", "/pipeline/two-steps", {"payload": {"text": "hidden words"}})
+    there.names["run"] = run["job_id"]
+    assert there.service.ask("GET", f"/job/{run['job_id']}/tree?wait=20s")[0] == 200
+    try:
+        yield there
+    finally:
+        there.service.stop()
+
+
+def ask(installation: Installation, path: str, *, token: str | None = None) -> Any:
+    status, body = installation.service.ask("GET", path, token=f"{token}-{TOKEN}" if token else TOKEN)
+    assert status == 200, (path, body)
+    return body
+
+
+def command(installation: Installation, run: Run, text: str) -> Answer:
+    words = text.format_map(installation.names).split()
+    return run(*words, "--json", "--config", installation.home.path)
+
+
+def test_a_command_and_its_route_have_the_same_content(installation: Installation, run: Run) -> None:
+    """Words can have the age of something, so the second of three answers is compared with the others."""
+
+    def check(text: str) -> None:
+        path = SAME[text].format_map(installation.names)
+        before, answer, after = (ask(installation, path), command(installation, run, text), ask(installation, path))
+        assert answer.exit_code == 0, answer
+        assert answer.json in (before, after)
+
+    assert failures(SAME, check) == []
+
+
+TEXTS = ("no luck", "the disk is on fire", "hidden words")
+
+
+def test_a_caller_without_the_scope_for_results_sees_codes_and_no_texts(installation: Installation) -> None:
+    view = ask(installation, f"/job/{installation.names['dead']}/why", token="status")
+
+    assert (view["reasons"][0]["code"], view["reasons"][0].get("words")) == ("retry_false", None)
+    assert not [text for text in TEXTS if text in str(view)]
+    assert "no luck" in str(ask(installation, f"/job/{installation.names['dead']}/why", token="jobs"))
+
+
+def test_a_caller_without_the_scope_for_payloads_sees_no_texts_of_an_event(installation: Installation) -> None:
+    view = ask(installation, f"/event/{installation.names['event']}/why", token="meta")
+
+    assert view["verdict"] in ("matched", "unmatched")
+    assert not {"words", "type", "source"} & view.keys()
+
+
+def test_a_diagnosis_needs_the_scopes_for_all_it_shows(installation: Installation) -> None:
+    """Requests, responses and stderr need `jobs:ro`; changes of the configuration need `system:ro`."""
+    path = f"/job/{installation.names['job']}/diagnosis"
+    assert installation.service.ask("GET", path, token=f"status-{TOKEN}")[0] == 403
+
+    newest = installation.service.run("echo")["job_id"]
+    assert "changes" in ask(installation, f"/job/{newest}/diagnosis")["since_last_success"]
+    assert "changes" not in ask(installation, f"/job/{newest}/diagnosis", token="jobs")["since_last_success"]
+
+
+def test_an_unknown_subject_is_not_found(installation: Installation) -> None:
+    no_job = "00000000-0000-7000-8000-000000000000"
+    paths = (f"/job/{no_job}/why", f"/job/{no_job}/diagnosis", "/event/none/why", "/events/why?type=none")
+    found = {path: installation.service.ask("GET", path)[0] for path in paths}
+    assert found == dict.fromkeys(paths, 404)
