@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from attrs import evolve
+from attrs import asdict, evolve
 
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.core.hub import SCHEDULES
@@ -240,6 +240,9 @@ def announce(ctx: JobContext, results: Iterable[Recorded | Stale]) -> None:
             about = {"job_id": result.job_id, "attempt": result.attempt}
             ctx.log.warn("dispatcher", f"late result dropped: the job is {result.found}", **about)
             continue
+        for duplicate in result.duplicates:
+            text = f"duplicate: job {duplicate.winner} has the same dedupe key"
+            ctx.log.info("dispatcher", text, job_id=result.job_id, **asdict(duplicate))
         if result.status.is_final:
             ctx.metrics.jobs[result.plugin, result.command, result.status, str(result.outcome_code)] += 1
         else:

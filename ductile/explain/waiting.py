@@ -19,6 +19,7 @@ from ductile.explain.orphaned import has_service
 from ductile.explain.reason import Reason
 from ductile.ledger.admin import pauses
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
+from ductile.ledger.jobs import dedupe
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.reports import wait_reasons
 from ductile.ledger.reports.queue_status import running_by_plugin
@@ -148,7 +149,7 @@ def _job_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, now: datet
         members = [one.id for one in wait_reasons.open_members(db, job.id)]
         return [Reason("join", {"waits_for": waiting.waits_for, "members": members})]
     if waiting.waits_for_key:
-        holder = wait_reasons.find_key_holder(db, job)
+        holder = dedupe.find_key_holder(db, job)
         return [Reason("held_key", {"dedupe_key": job.dedupe_key, "holder": holder})]
     if waiting.blocked_reason == BREAKER_OPEN:
         return [_breaker_reason(waiting, queue)]

@@ -85,6 +85,8 @@ pipelines:
       - {id: c, uses: beta, if: {path: payload.n, op: exists}}
       - {id: d, uses: alpha}
   - {name: keyed, on: keyed.run, steps: [{id: a, uses: alpha}, {id: b, uses: alpha}]}
+  - {name: keyed-1, on: keyed.both, steps: [{split: [{id: a, uses: alpha}, {id: b, uses: alpha}, {uses: beta}]}]}
+  - {name: keyed-2, on: keyed.both, steps: [{id: a, uses: alpha}]}
 
   - {name: no-events, on: no-events.requested, steps: [{id: a, uses: alpha}, {id: b, uses: beta}]}
   - {name: two-events, on: two.requested, steps: [{id: a, uses: twice}, {id: b, uses: beta}]}
@@ -285,6 +287,42 @@ def test_two_events_with_one_dedupe_key_are_handled_once(service: Service, kind:
     alpha = run.rows_of("alpha")
     assert len([row for row in alpha if row["id"] in run.requests]) == expected
     assert [row["status"] for row in alpha if row["id"] not in run.requests] == ["skipped"]
+
+
+def test_two_pipelines_share_the_scope_of_a_dedupe_key(service: Service) -> None:
+    """The steps of one run do not exclude each other. A dropped duplicate is logged with its key and the winner."""
+    run = emit(service, "keyed.both", {}, dedupe_key="both-1")
+
+    found = {(row["pipeline"], row["step_id"]): row for row in run.rows[1:]}
+    assert {row["dedupe_key"] for row in run.rows[1:]} == {"both-1"}
+    statuses = {name: row["status"] for name, row in found.items() if row["plugin"] == "alpha"}
+    assert statuses == {("keyed-1", "a"): "succeeded", ("keyed-1", "b"): "succeeded", ("keyed-2", "a"): "skipped"}
+    logged = service.wait_for_log("same dedupe key", dedupe_key="both-1")
+    assert (logged["level"], logged["job_id"]) == ("info", found["keyed-2", "a"]["id"])
+    assert logged["winner"] in (found["keyed-1", "a"]["id"], found["keyed-1", "b"]["id"])
+
+
+# ── contexts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_job_of_a_run_has_a_context_one_deeper_than_the_hop_before_it(service: Service) -> None:
+    """Switches included; the root context of the run has no step and depth 0."""
+    run = emit(service, "config.requested", {"n": 1})
+
+    depths = "json_extract(accumulated_json, '$.ductile.route_depth')"
+    lineage = service.home.rows(
+        "WITH RECURSIVE line (id) AS (SELECT event_context_id FROM job_queue WHERE id = ? UNION ALL"
+        " SELECT parent_id FROM line JOIN event_context USING (id) WHERE parent_id IS NOT NULL)"
+        f" SELECT step_id, {depths} FROM line JOIN event_context USING (id)",
+        run.rows[-1]["id"],
+    )
+    assert [tuple(hop.values()) for hop in lineage] == [
+        ("higher__switch", 3),
+        ("high", 2),
+        ("high__switch", 1),
+        (None, 0),
+    ]
+    assert None not in {row["event_context_id"] for row in run.rows[1:]}
 
 
 # ── payloads of following steps ───────────────────────────────────────────────────────────────────────────────────────

@@ -111,7 +111,7 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (claim.WAKE_DUE, "job_queue_delayed (next_retry_at<?)"),
         (claim.WAKE_AFTER_CLOCK_JUMP, "job_queue_delayed_since (failed_at>?)"),
         (dedupe.IN_FLIGHT, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
-        (dedupe.IS_KEY_RUNNING, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
+        (dedupe.KEY_HOLDER, "job_queue_in_flight (plugin=? AND command=? AND dedupe_key=? AND status=?)"),
         (dedupe.RELEASE_NEXT, "job_queue_waiting (plugin=? AND command=? AND dedupe_key=?)"),
         (joins.READY, "job_queue_lanes (lane=?)"),
         (joins.COUNT_OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),

@@ -301,7 +301,8 @@ class PluginEntry:
     )
     circuit_breaker: CircuitBreaker = option("suspension of jobs after repeated failures", factory=CircuitBreaker)
     max_outstanding_polls: Count = option(
-        "maximum number of jobs that `if_running: queue` adds to the queue", default=1
+        "maximum number of running and queued jobs of a schedule with `if_running: queue`, which allows at least 2",
+        default=1,
     )
     parallelism: Count | None = option(
         "maximum number of concurrent processes; default: max_workers, or 1 if the plugin is not concurrency-safe",

@@ -212,6 +212,10 @@ def _apply_due(db: Db, decision: SlotDecision, now: TickContext) -> Applied:
     return Applied(entry=_read_entry(db, planned), next_at=evaluation.next_at, fired=fired, ended=overlap.ended)
 
 
+MIN_OUTSTANDING = 2
+"""`if_running: queue` always allows one job behind the running one."""
+
+
 @frozen(kw_only=True)
 class Overlap:
     """The slots that may fire despite open jobs of the schedule, why others are skipped, and the cancelled jobs."""
@@ -234,7 +238,7 @@ def _resolve_overlap(db: Db, decision: SlotDecision, due: tuple[Slot, ...], now:
     match planned.schedule.if_running:
         case "skip":
             return Overlap(slots=missed, dropped=on_time, reason=SkipReason.ALREADY_RUNNING)
-        case "queue" if len(outstanding) > planned.configured.entry.max_outstanding_polls:
+        case "queue" if len(outstanding) >= max(planned.configured.entry.max_outstanding_polls, MIN_OUTSTANDING):
             return Overlap(slots=missed, dropped=on_time, reason=SkipReason.OUTSTANDING_LIMIT)
         case "cancel":
             return _cancel_outstanding(db, outstanding, due, now)

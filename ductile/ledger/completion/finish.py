@@ -38,7 +38,10 @@ class FinishedRow:
 
     @property
     def scope(self) -> tuple[str, str, str] | None:
-        return None if self.dedupe_key is None else (self.plugin, self.command, self.dedupe_key)
+        """The scope of its dedupe key; None without one, and for a join, which holds no key."""
+        if self.dedupe_key is None or self.plugin == joins.JOIN_PLUGIN:
+            return None
+        return (self.plugin, self.command, self.dedupe_key)
 
 
 # Read first: an UPDATE with RETURNING builds a temporary table, which costs more than this SELECT.

@@ -40,7 +40,7 @@ from ductile.ledger.completion.follow_ups import (
 )
 from ductile.ledger.completion.outcomes import attempt_status, code_of, error_of, job_status
 from ductile.ledger.jobs import dedupe, joins
-from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL, Duplicate
 from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
@@ -64,9 +64,17 @@ class Recorded:
     """Why the job ended; None if it will run again."""
     tree_is_done: bool = False
     children: tuple[Enqueued, ...] = ()
+    skipped_as: Duplicate | None = None
+    """Set on a job that was skipped as a duplicate when it was claimed."""
     next_retry_at: datetime | None = None
     was_probe: bool = False
     """True if the job was the probe of a half-open breaker."""
+
+    @property
+    def duplicates(self) -> list[Duplicate]:
+        """The jobs that were not run because of their dedupe key: follow-up jobs, or the job itself."""
+        found = (*(child.duplicate for child in self.children), self.skipped_as)
+        return [duplicate for duplicate in found if duplicate is not None]
 
 
 @frozen

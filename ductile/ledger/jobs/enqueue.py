@@ -31,8 +31,12 @@ class Enqueued:
     job_id: str
     root_job_id: str
     status: JobStatus
-    deduplicated: bool = False
+    duplicate: dedupe.Duplicate | None = None
     existed: bool = False
+
+    @property
+    def deduplicated(self) -> bool:
+        return self.duplicate is not None
 
     @property
     def is_new(self) -> bool:
@@ -65,7 +69,7 @@ def enqueue(
     if root and root.is_replay:
         # A replay runs its whole tree again, so dedupe does not apply.
         new = evolve(new, dedupe_key=None)
-    if winner := dedupe.find_winner(db, new, now=now, default_ttl=default_ttl):
+    if winner := dedupe.find_winner(db, new, root.id if root else None, now=now, default_ttl=default_ttl):
         return _deduplicate(db, new, winner, now=now)
     prefinished = new.prefinished
     if prefinished is None and (prefinished := _check_budget(new, root, budget)):
@@ -307,7 +311,9 @@ def _deduplicate(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -
             "source_event_id": new.source_event_id,
         },
     )
-    return Enqueued(job_id=winner.job_id, root_job_id=root_id, status=status, deduplicated=True)
+    assert new.dedupe_key is not None, "only a job with a key can be a duplicate"
+    duplicate = dedupe.Duplicate(new.plugin, new.command, new.dedupe_key, winner.job_id)
+    return Enqueued(job_id=winner.job_id, root_job_id=root_id, status=status, duplicate=duplicate)
 
 
 def _journal_new_job(

@@ -20,7 +20,7 @@ from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, end_queued
 from ductile.ledger.completion.resolve_joins import MAX_JOINS_AT_ONCE, resolve_ready_joins
 from ductile.ledger.jobs import dedupe, joins
-from ductile.ledger.jobs.dedupe import DEFAULT_TTL
+from ductile.ledger.jobs.dedupe import DEFAULT_TTL, Duplicate
 from ductile.ledger.jobs.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row
 from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
@@ -299,16 +299,15 @@ def _find_fault(head: Head) -> str | None:
 def _check_key(db: Db, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
     """Return None if a job with a dedupe key may start. Otherwise make it wait for the key, or skip and return it."""
     job = head.job
-    assert job.dedupe_key is not None
-    scope = (job.plugin, job.command, job.dedupe_key)
-    if dedupe.is_key_running(db, scope):
+    if dedupe.find_key_holder(db, job) is not None:
         dedupe.wait_for_key(db, job.id)
         return ()
     if winner := dedupe.find_winner_since(db, job, asked_at=head.asked_at, now=now, ttl=ttl):
         data = {"winner": winner, "dedupe_key": job.dedupe_key}
         outcome = Skipped(f"deduplicated: {winner} succeeded meanwhile", OutcomeCode.DEDUPLICATED, data)
         ended = end_queued(db, job.id, job.attempt, outcome, now=now)
-        return (ended,) if ended else ()
+        duplicate = Duplicate(job.plugin, job.command, job.dedupe_key or "", winner)
+        return (evolve(ended, skipped_as=duplicate),) if ended else ()
     return None
 
 

@@ -77,19 +77,6 @@ def count_ahead(db: Db, job: Job) -> int:
     return count
 
 
-KEY_HOLDER = """
-    SELECT id FROM job_queue
-     WHERE status IN ('queued', 'running') AND plugin = ? AND command = ? AND dedupe_key = ? AND status = 'running'
-     LIMIT 1
-"""
-
-
-def find_key_holder(db: Db, job: Job) -> str | None:
-    """Return the running job with the same dedupe key."""
-    row = db.execute(KEY_HOLDER, (job.plugin, job.command, job.dedupe_key)).fetchone()
-    return row[0] if row else None
-
-
 OPEN_MEMBERS = f"""
     SELECT {LIST_COLUMNS} FROM job_queue {using("job_queue_by_join")}
      WHERE join_id = ? AND status IN ('queued', 'running') ORDER BY seq LIMIT ?

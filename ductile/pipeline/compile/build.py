@@ -68,7 +68,11 @@ class _Location:
         )
 
     def inside(self, pipeline: ParsedPipeline, path: str) -> "_Location":
-        return evolve(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1)
+        return evolve(self, pipeline=pipeline, prefix=f"{path}/", calls=self.calls + 1).behind_switch(pipeline)
+
+    def behind_switch(self, source: ParsedStep | ParsedPipeline) -> "_Location":
+        """Return the location after the switch of the `if` of a step or a called pipeline, if it has one."""
+        return self.after(ONE_JOB) if source.condition else self
 
 
 def build_plan(
@@ -116,16 +120,17 @@ class _Builder:
     def step(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
         if step.foreach is not None:
             return self.each(step, at, then)
+        entered = at.behind_switch(step)
         if not step.join:
-            return self.gate_step(step, at, self.action(step, at, lambda _: then), otherwise=then)
-        join = self.join(step, at, then)
-        inside = evolve(at, joins=(*at.joins, join.path))
+            return self.gate_step(step, at, self.action(step, entered, lambda _: then), otherwise=then)
+        join = self.join(step, evolve(at, shortest_path=entered.shortest_path), then)
+        inside = evolve(entered, joins=(*at.joins, join.path))
         body = self.action(step, inside, lambda branch: Arrive(join, branch))
         return self.gate_step(step, at, Open(join, body), otherwise=then)
 
     def each(self, step: ParsedStep, at: _Location, then: Instruction) -> Instruction:
         """Build a `foreach` step, whose `if` is evaluated for every item."""
-        inside = evolve(at, items=at.items + 1)
+        inside = evolve(at.behind_switch(step), items=at.items + 1)
         if not step.join:
             left = Leave(then)
             body = self.gate_step(step, at, self.action(step, inside, lambda _: left), otherwise=left)

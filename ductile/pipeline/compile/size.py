@@ -15,7 +15,7 @@ class Size:
     """The size that a step or pipeline adds to a plan."""
 
     jobs: int = 0
-    """Nodes that run a job."""
+    """Nodes, without the switches of its conditions."""
     longest_path: int = 0
     """Jobs on the longest path through it."""
     shortest_path: int = 0
@@ -65,16 +65,20 @@ def _step_size(step: ParsedStep, pipelines: Mapping[str, ParsedPipeline], sizes:
             levels=max(size.levels, handling.levels),
             calls=max(size.calls, handling.calls),
         )
-    if step.condition or step.foreach:
+    if step.condition:
+        size = _behind_switch(size)
+    if step.foreach:
         size = evolve(size, shortest_path=0)
     if step.join:
         # A join continues with the context in which it was opened, so its branches do not count for the shortest path.
-        is_skippable = step.condition and not step.foreach
-        size = evolve(
-            size, jobs=size.jobs + 1, longest_path=size.longest_path + 1, shortest_path=0 if is_skippable else 1
-        )
+        size = evolve(size, jobs=size.jobs + 1, longest_path=size.longest_path + 1, shortest_path=1)
     sizes[step] = size
     return size
+
+
+def _behind_switch(size: Size) -> Size:
+    """Add the switch of an `if`. The shortest path is the one on which the `if` is false."""
+    return evolve(size, longest_path=size.longest_path + 1, shortest_path=1)
 
 
 def _action_size(step: ParsedStep, pipelines: Mapping[str, ParsedPipeline], sizes: Sizes) -> Size:
@@ -85,7 +89,7 @@ def _action_size(step: ParsedStep, pipelines: Mapping[str, ParsedPipeline], size
             return _parallel_size([_step_size(branch, pipelines, sizes) for branch in branches])
         case CallAction(name):
             called = sizes[pipelines[name]]
-            shortest = 0 if pipelines[name].condition else called.shortest_path
-            return evolve(called, shortest_path=shortest, levels=called.levels + 1, calls=called.calls + 1)
+            called = _behind_switch(called) if pipelines[name].condition else called
+            return evolve(called, levels=called.levels + 1, calls=called.calls + 1)
         case _:
             return ONE_JOB

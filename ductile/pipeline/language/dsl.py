@@ -123,7 +123,7 @@ class Pipeline:
         "start only if this condition is true for the payload and the context", default=None, name="if"
     )
     max_depth: Number | None = option(
-        "maximum number of jobs along one path; 0: unlimited; default: the longest path of the pipeline",
+        "maximum number of jobs along one path with switches; 0: unlimited; default: the longest path of the pipeline",
         default=None,
     )
     execution_mode: Mode = option("`synchronous`: API requests wait for the result", default="async")

@@ -42,7 +42,7 @@ from ductile.pipeline.language import baggage
 from ductile.pipeline.language.baggage import BaggageRefused, Claims, apply_claims, nesting_depth
 from ductile.pipeline.language.conditions import explain, holds
 from ductile.pipeline.language.paths import ABSENT
-from ductile.pipeline.run.cursor import RunCursor, cursor_after, dotted, item_cursors
+from ductile.pipeline.run.cursor import RunCursor, cursor_after, item_cursors
 from ductile.pipeline.run.events import Event, JobResult, derived_id, outcome_payload
 
 FOREACH, START = "core.foreach", "core.start"
@@ -201,7 +201,7 @@ class Execution:
         key = at.key(event, node.path)
         try:
             payload = self.payload_for(node.command, event)
-            context = self._context(node, event, at, key, depth)
+            context = self._context(node.path, node.baggage or NO_CLAIMS, event, at, depth)
         except (PayloadUnreadable, BaggageRefused) as refused:
             return self._fail(node, event, at, _refusal(str(refused)))
         self.add_context(context)
@@ -217,7 +217,7 @@ class Execution:
                 child_key=key,
                 payload=payload,
                 max_attempts=target.max_attempts,
-                dedupe_key=self._dedupe_key(node, event, at),
+                dedupe_key=event.dedupe_key,
                 event_context_id=context.id,
                 tolerated=node.tolerated,
                 hops=at.hops + node.call_depth,
@@ -226,27 +226,21 @@ class Execution:
         )
         return None
 
-    def _context(self, node: PlanNode, event: Event, at: RunCursor, key: str, depth: int) -> NewContext:
+    def _context(self, path: str, claims: Claims, event: Event, at: RunCursor, depth: int) -> NewContext:
         accumulated = apply_claims(
-            node.baggage or NO_CLAIMS,
+            claims,
             at.scope(event),
             at.baggage,
             control=at.control(depth),
             max_bytes=self.max_context_bytes,
         )
         return NewContext(
-            id=derived_id(at.parent_id, key, "context"),
+            id=derived_id(at.parent_id, at.key(event, path), "context"),
             parent_id=at.inherits_from,
             pipeline_name=at.plan.name,
-            step_id=node.path,
+            step_id=path,
             accumulated_json=accumulated.text,
         )
-
-    def _dedupe_key(self, node: PlanNode, event: Event, at: RunCursor) -> str | None:
-        """Limit the event's key to this step, because one event can pass the same plugin twice in a run."""
-        if event.dedupe_key is None:
-            return None
-        return f"{at.plan.name}/{node.path}/{dotted(at.indexes)}/{dotted(at.trail)}:{event.dedupe_key}"
 
     def _readable_payload(self, command: str, event: Event) -> str | None:
         try:
@@ -288,12 +282,21 @@ class Execution:
         matched = holds(gate.condition, scope)
         decided = SWITCH_TRUE if matched else SWITCH_FALSE
         why = {} if matched else {"predicates": self.mask(explain(gate.condition, scope))}
+        depth = at.depth + 1
+        if at.depth_limit and depth > at.depth_limit:
+            return self._refuse(SWITCH, gate.path, event, at, _too_deep(at.depth_limit))
+        try:
+            context = self._context(gate.path, NO_CLAIMS, event, at, depth)
+        except BaggageRefused as refused:
+            return self._refuse(SWITCH, gate.path, event, at, _refusal(str(refused)))
+        self.add_context(context)
         switch = self._job(
             SWITCH,
             gate.path,
             event,
             at,
             hops=at.hops,
+            event_context_id=context.id,
             prefinished=Prefinished(
                 status=JobStatus.SUCCEEDED,
                 result=strict_json.dumps({"matched": matched, "event": decided}),
@@ -306,7 +309,9 @@ class Execution:
         if not matched:
             self._bypass(gate.path, event, at, switch_id=switch.id, **why)
         chosen = gate.then if matched else gate.otherwise
-        self._stack.append((chosen, event, evolve(at, parent_id=switch.id, own_tree=False)))
+        after = evolve(at, parent_id=switch.id, own_tree=False, inherits_from=context.id, depth=depth)
+        self._stack.append((chosen, event, after))
+        return None
 
     def _bypass(self, step_id: str, event: Event, at: RunCursor, **why: Any) -> None:
         """Note in the journal that the step does not run for this event."""
@@ -323,13 +328,17 @@ class Execution:
         elif len(found) > each.max_items:
             reason = f"foreach: {each.source} has {len(found):,} items, max_items is {each.max_items:,}"
         if reason is not None:
-            self.refusals.append(reason)
-            self.add(self._job(FOREACH, each.path, event, at, hops=at.hops, prefinished=_refusal(reason)))
-            return
+            return self._refuse(FOREACH, each.path, event, at, _refusal(reason))
         if not found:
             self._note_empty(each, event, at)
             self._stack.append((each.empty, event, at))
         self._stack += reversed([(each.body, event, inside) for inside in item_cursors(at, found)])
+        return None
+
+    def _refuse(self, plugin: str, path: str, event: Event, at: RunCursor, refusal: Prefinished) -> None:
+        """Add the failed job of a decision that cannot be made. The path ends with it."""
+        self.refusals.append(refusal.error or "")
+        self.add(self._job(plugin, path, event, at, hops=at.hops, prefinished=refusal))
 
     def _note_empty(self, each: Each, event: Event, at: RunCursor) -> None:
         """Note an empty list once per event, because the number of empty lists is not limited."""
@@ -342,7 +351,7 @@ class Execution:
         """Add a join after its members: when it is written, the ledger counts the members to wait for."""
         try:
             payload = self.payload_for(HANDLE, event)
-            context = self._context(join, event, at, at.key(event, join.path), at.depth + 1)
+            context = self._context(join.path, join.baggage or NO_CLAIMS, event, at, at.depth + 1)
         except (PayloadUnreadable, BaggageRefused) as refused:
             return self._fail(join, event, at, _refusal(str(refused)))
         self.add_context(context)
@@ -362,9 +371,9 @@ class Execution:
         return None
 
     def _add_join(self, join: NewJob, event: Event) -> None:
-        """Add a join, with a dedupe key if all its members could be duplicates."""
+        """Add a join, with the dedupe key of its event if all its members could be duplicates."""
         if event.dedupe_key is not None and any(new.join_id == join.id for new in self.children):
-            join = evolve(join, dedupe_key=f"{join.child_key}:{event.dedupe_key}")
+            join = evolve(join, dedupe_key=event.dedupe_key)
         self.add(join)
 
     def _arrive(self, branch: int, by_item: bool, event: Event, at: RunCursor) -> None:

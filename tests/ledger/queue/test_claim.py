@@ -192,3 +192,18 @@ def test_recording_and_claiming_share_one_transaction(ledger: Any) -> None:
         )
     assert claimed.jobs[0].parent_job_id == job.id
     assert not recorded[0].tree_is_done  # type: ignore[union-attr]
+
+
+def test_steps_of_one_run_with_one_key_run_at_the_same_time(ledger: Any) -> None:
+    """And none of them is a duplicate of another. A job of another run waits for all of them, and is skipped."""
+    ledger.enqueue(plugin="root")
+    tree = {"parent_job_id": ledger.claim_one("root").id, "dedupe_key": "k", "pipeline": "p", "source_event_id": "e"}
+    a, b = (ledger.enqueue(**tree, step_id=name, child_key=name).job_id for name in "ab")
+    other = ledger.enqueue(dedupe_key="k").job_id
+    claimed = ledger.claim().jobs
+    assert [job.id for job in claimed] == [a, b]
+    ledger.end(claimed[0])
+    later = ledger.enqueue(**tree, step_id="c", child_key="c")
+    assert (later.is_new, ledger.claim().jobs[0].id) == (True, later.job_id)
+    ledger.end(claimed[1])
+    assert ledger.row(other)["status"] == "queued", "the step c runs"

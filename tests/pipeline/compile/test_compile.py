@@ -276,7 +276,18 @@ def test_a_node_has_its_depth_in_calls_loops_and_joins() -> None:
     ("steps", "longest", "depths"),
     [
         ("{id: a, uses: p}, {id: b, uses: p}", 2, {"a": (1, 1), "b": (2, 2)}),
-        (f"{{id: a, uses: p, if: {YES}}}, {{id: b, uses: p}}", 2, {"a": (1, 1), "b": (2, 1)}),
+        (f"{{id: a, uses: p, if: {YES}}}, {{id: b, uses: p}}", 3, {"a": (2, 2), "b": (3, 2)}),
+        (f"{{id: a, uses: p, if: {YES}, foreach: payload.l}}, {{id: b, uses: p}}", 3, {"a": (2, 2), "b": (3, 1)}),
+        (
+            f"{{id: s, join: true, if: {YES}, split: [{{id: a, uses: p}}]}}, {{id: c, uses: p}}",
+            4,
+            {"a": (2, 2), "s__join": (3, 2), "c": (4, 2)},
+        ),
+        (
+            f"{{id: s, join: true, foreach: payload.l, if: {YES}, uses: p}}, {{id: c, uses: p}}",
+            4,
+            {"s": (2, 2), "s__join": (3, 1), "c": (4, 2)},
+        ),
         ("{id: a, uses: p, foreach: payload.l}, {id: b, uses: p}", 2, {"a": (1, 1), "b": (2, 1)}),
         (
             "{split: [{id: a, uses: p}, {steps: [{id: b, uses: p}, {id: c, uses: p}]}]}, {id: d, uses: p}",
@@ -303,7 +314,7 @@ def test_a_node_has_its_depth_in_calls_loops_and_joins() -> None:
 def test_depth_counts_jobs_on_the_longest_and_shortest_path(
     steps: str, longest: int, depths: dict[str, tuple[int, int]]
 ) -> None:
-    """The default max_depth is the longest path, so it never truncates a run."""
+    """An `if` is a job too. The default max_depth is the longest path, so it never truncates a run."""
     plan = plan_of(steps)
     assert {path: (node.depth, node.min_depth) for path, node in plan.nodes.items()} == depths
     assert (plan.longest_path, plan.depth_limit) == (longest, longest)
@@ -625,7 +636,6 @@ def test_all_errors_are_reported_together() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        f"{{uses: a, if: {YES}}}, {{uses: b}}",
         "{uses: a, foreach: payload.l}, {uses: b}",
         "{split: [{uses: a}, {uses: b}]}",
     ],

@@ -83,7 +83,7 @@ def test_compiled_routes_list_triggers_and_edges() -> None:
             },
         ]
     )
-    step = {"pipeline": "p", "depth_lt": 4}
+    step = {"pipeline": "p", "depth_lt": 5}
     one = {"kind": "uses", "step_id": "a", "plugin": "one", "command": "handle"}
     switch = {"kind": "switch", "step_id": "c__switch", "plugin": "core.switch", "command": "handle"}
     relay = {"kind": "relay", "step_id": "c/r", "plugin": "core.relay", "command": "handle", "call_pipeline": "q"}
@@ -92,7 +92,7 @@ def test_compiled_routes_list_triggers_and_edges() -> None:
     end = {"kind": "terminal"}
     true, false, failed = "ductile.switch.true", "ductile.switch.false", "ductile.step.failed"
     decided = step | {"step_id": "c__switch", "if": condition}
-    returned = {"pipeline": "q", "depth_lt": 4, "step_id": "c/r"}
+    returned = {"pipeline": "q", "depth_lt": 5, "step_id": "c/r"}
     expected = [
         ("entry:a", {"trigger": "x.ready", "source_plugin": "src", "if": condition}, one),
         ("edge:a->c__switch", step | {"step_id": "a"}, switch),

@@ -88,7 +88,7 @@ def test_two_paths_to_one_step_create_two_jobs_with_different_keys() -> None:
     split = f"{{split: [{{id: a, uses: x, {off}}}, {{id: b, uses: y, {off}}}]}}"
     routing = make_routing(f"[{{name: p, on: e, steps: [{split}, {{id: c, uses: z}}]}}]")
     follow_ups = compute_follow_ups(make_job(), SUCCEEDED, (make_event("e", dedupe_key="k"),), routing, now=NOW)
-    keys = [new.dedupe_key for new in follow_ups.children if new.step_id == "c"]
+    keys = [new.child_key for new in follow_ups.children if new.step_id == "c"]
     assert len(keys) == len(set(keys)) == 2
 
 

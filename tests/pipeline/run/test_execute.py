@@ -135,13 +135,31 @@ def test_the_event_keeps_its_type_after_a_switch() -> None:
     assert job.payload == event.envelope()
 
 
-def test_a_switch_has_no_dedupe_key_and_no_context() -> None:
+def test_a_switch_has_no_dedupe_key() -> None:
     """Consecutive switches do not deduplicate each other."""
     steps = ", ".join(f"{{id: {name}, uses: q, if: {FALSE}}}" for name in "abc")
     follow_ups = execute(f"{steps}, {{id: d, uses: q}}", event=make_event(dedupe_key="k"))
     assert steps_of(follow_ups) == ["a__switch=", "b__switch=", "c__switch=", "d"]
-    assert [new.dedupe_key for new in follow_ups.children[:3]] == [None] * 3
-    assert [context.step_id for context in follow_ups.contexts] == ["d"]
+    assert [new.dedupe_key for new in follow_ups.children] == [None, None, None, "k"]
+
+
+def test_each_switch_is_a_hop_with_its_own_context() -> None:
+    """One deeper than the hop before it, with the baggage so far."""
+    follow_ups = execute(f"{{id: a, uses: q, if: {FALSE}}}, {{id: b, uses: q, if: {TRUE}}}", baggage={"old": 1})
+    parents = {context.step_id: context.parent_id for context in follow_ups.contexts}
+    ids = [new.event_context_id for new in follow_ups.children]
+    assert parents == {"a__switch": "context-0", "b__switch": ids[0], "b": ids[1]}
+    found = [context_of(new, follow_ups) for new in follow_ups.children]
+    assert [(one["old"], one["ductile"]["route_depth"]) for one in found] == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_switch_beyond_the_depth_limit_is_dead() -> None:
+    """The run ends there, with the reason."""
+    (switch,) = execute(f"{{id: a, uses: q, if: {TRUE}}}", depth=3, depth_limit=3).children
+    assert (switch.plugin, failure(switch)) == (
+        "core.switch",
+        (JobStatus.DEAD, "max_depth 3 of the pipeline is reached"),
+    )
 
 
 def test_a_bypassed_step_is_noted_with_its_predicates() -> None:
@@ -483,17 +501,16 @@ def test_the_same_event_creates_the_same_rows() -> None:
     assert not {new.child_key for new in other.children} & {new.child_key for new in twice[0].children}
 
 
-def test_a_dedupe_key_applies_to_one_step() -> None:
-    """Another step, item or pipeline has a different key."""
+def test_every_step_has_the_dedupe_key_of_its_event() -> None:
+    """The child key separates steps and items."""
     steps = "{id: a, uses: x}, {id: b, uses: x, foreach: payload.all}"
     event = make_event(payload={"all": [1, 2]}, dedupe_key="k")
     at = make_cursor(steps)
     execution = make_execution()
     execution.enter(at.plan.entry, event, at)
     execution.enter(at.plan.nodes["a"].successors, event, at)
-    keys = [new.dedupe_key for new in execution.children]
-    assert len(set(keys)) == 3
-    assert all(key and key.endswith(":k") for key in keys)
+    assert [new.dedupe_key for new in execution.children] == ["k"] * 3
+    assert len({new.child_key for new in execution.children}) == 3
 
 
 def test_without_a_dedupe_key_jobs_have_none() -> None:
