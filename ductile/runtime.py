@@ -9,6 +9,7 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ductile.core.clock import Clock
 from ductile.core.errors import DuctileError, LedgerError, LedgerLost
 from ductile.core.files import FileRefused
 from ductile.core.hub import JOURNAL, Hub
+from ductile.core.instance.actors import SERVICE, process_actor, signal_actor
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.lock import instance_lock, require_unlocked
 from ductile.core.instance.signals import receive_signals
@@ -47,6 +49,7 @@ from ductile.engine.maintenance.unrunnable_jobs import count_jobs_to_end, update
 from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
+from ductile.ledger.admin import service_log
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
@@ -72,6 +75,8 @@ from ductile.web.webhooks.rejections import RejectionCounter
 
 SHUTDOWN_MARGIN_SECONDS = 15.0
 """Time for shutdown after the drain timeout and the kill grace. Tasks that still run then are cancelled."""
+STOP_WRITE_TIMEOUT = 5.0
+"""Seconds to journal the stop."""
 
 
 @define(eq=False)
@@ -87,6 +92,8 @@ class Runtime:
     stopping: trio.Event = field(factory=trio.Event)
     reloads: ReloadQueue = field(factory=ReloadQueue)
     health: PluginHealth = field(factory=PluginHealth)
+    stopped_by: str | None = None
+    """The actor of the stop; None while nothing has requested one."""
     metrics: Metrics = field(factory=Metrics)
     kill_all: Callable[[], None] = lambda: None
     """Kills every plugin process. Set once the dispatcher exists."""
@@ -97,8 +104,9 @@ class Runtime:
     def config(self) -> Config:
         return self.snapshot.config
 
-    def stop(self) -> None:
+    def stop(self, *, actor: str) -> None:
         """Start the drain and wake every task that waits."""
+        self.stopped_by = actor
         self.stopping.set()
         self.hub.announce_all()
 
@@ -173,7 +181,31 @@ async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -
     await save_snapshot(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
     await update_unrunnable_jobs(ledger, lambda: rt.snapshot, rt.log, now=rt.clock.now())
     with open_listeners(rt.config) as listeners, open_webhook_listener(rt.config) as webhook_listeners:
-        await _run_until_drained(rt, ledger, instance, retention_clock, listeners, webhook_listeners, announce)
+        async with _journalled_run(rt, ledger):
+            await _run_until_drained(rt, ledger, instance, retention_clock, listeners, webhook_listeners, announce)
+
+
+@asynccontextmanager
+async def _journalled_run(rt: Runtime, ledger: Ledger) -> AsyncIterator[None]:
+    """Journal the start, and the stop with its reason. A stop that cannot be written is found by the next start."""
+    await ledger.write(
+        service_log.journal_start,
+        run_id=rt.run_id,
+        version=__version__,
+        pid=os.getpid(),
+        config_hash=rt.config.digest,
+        actor=process_actor(),
+        now=rt.clock.now(),
+    )
+    reason, actor = "error", SERVICE
+    try:
+        yield
+        reason, actor = "signal", rt.stopped_by or SERVICE
+    finally:
+        with trio.move_on_after(STOP_WRITE_TIMEOUT, shield=True), suppress(LedgerError):
+            await ledger.write(
+                service_log.journal_stop, run_id=rt.run_id, reason=reason, actor=actor, now=rt.clock.now()
+            )
 
 
 async def _run_until_drained(
@@ -236,7 +268,7 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
             rt.reloads.submit(ReloadRequest())
         elif not rt.stopping.is_set():
             rt.log.info("runtime", f"{name}: draining; send it again to stop immediately")
-            rt.stop()
+            rt.stop(actor=signal_actor(number))
         else:
             rt.log.warn("runtime", f"{name} again: stopping immediately; running jobs are retried after the next start")
             rt.kill_all()

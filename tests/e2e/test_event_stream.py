@@ -141,7 +141,7 @@ def test_sse_and_websocket_clients_get_the_events_of_a_job_in_order(
     assert [(event["event"], event["data"]) for event in received] == [
         (event["event"], event["data"]) for event in seen
     ]
-    assert [event["seq"] for event in received] == [1, 2, 2, 2, 3]
+    assert [event["seq"] for event in received] == [2, 3, 3, 3, 4]
 
 
 def test_a_client_that_reconnects_with_its_last_event_id_misses_nothing(

@@ -155,7 +155,12 @@ def test_logs_can_be_followed_before_the_first_start(
     job = start().run("ok")
     logs.wait_for_line("job.completed", job["job_id"])
 
-    assert [event["event"] for event in logs.events] == ["job.enqueued", "job.started", "job.completed"]
+    assert [event["event"] for event in logs.events] == [
+        "system.started",
+        "job.enqueued",
+        "job.started",
+        "job.completed",
+    ]
     assert logs.stop(signal.SIGTERM) == 143
 
 

@@ -42,6 +42,7 @@ _LEVEL_OF = {
         "scheduler.circuit_state_changed",
         "scheduler.skipped",
         "state.discarded",
+        "system.recovered",
         "webhook.refused",
     ),
     "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy"),

@@ -11,9 +11,11 @@ from ductile.core.logs import Log
 from ductile.core.model import JobStatus
 from ductile.engine.follow_up_rules import breaker_rule_of, follow_up_rule_of
 from ductile.engine.process.procfs import ProcessId, kill_marked
+from ductile.ledger.admin import service_log
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.queue.recover import Quarantined, recover_orphans, running_processes
 from ductile.ledger.storage.async_ledger import Ledger
+from ductile.ledger.storage.db import Db
 
 LEFTOVERS_TIMEOUT = 10.0
 
@@ -30,7 +32,7 @@ async def recover(ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str
             "a plugin process of an earlier run cannot be killed; its job is retried while it still runs",
             pid=process.pid,
         )
-    recover_all = partial(
+    recover_jobs = partial(
         recover_orphans,
         run_id=run_id,
         now=now,
@@ -39,6 +41,14 @@ async def recover(ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
         budget=snapshot.budget,
     )
+
+    def recover_all(db: Db) -> list[Recorded | Quarantined]:
+        unclean = service_log.find_unclean_stop(db)  # before this run writes anything
+        recovered = recover_jobs(db)
+        if unclean is not None:
+            service_log.journal_recovery(db, unclean, jobs=len(recovered), now=now)
+        return recovered
+
     for job in await ledger.transact(recover_all, in_thread=True):
         _log_recovered(log, job)
 

@@ -14,6 +14,7 @@ STATEMENTS = (
      WHERE status NOT IN ('queued', 'running')
     """,
     "CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged')",
+    "CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL",
 )
 
 

@@ -25,7 +25,7 @@ MAX_RESULTS = 1_000
 KINDS = ("event.unmatched", "event.no_route", "event.baggage_dropped", "pipeline.skipped", "step.bypassed")
 _DECIDED = f"kind IN {(*KINDS, 'job.deduplicated')}"
 DECISIONS = f"""
-    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+    SELECT {journal.COLUMNS} FROM journal
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND {_DECIDED}
        AND ? IN (data ->> 'event_id', data ->> 'source_event_id')
      ORDER BY seq LIMIT {MAX_RESULTS}
@@ -146,7 +146,7 @@ def ids_of_type(db: Db, event_type: str, *, limit: int, others: Iterable[tuple[s
 
 
 WITHHELD = f"""
-    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+    SELECT {journal.COLUMNS} FROM journal
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND kind = 'event.withheld'
        AND EXISTS (SELECT 1 FROM {elements("data", "$.types")} WHERE value = ?)
      ORDER BY seq DESC LIMIT ?

@@ -29,9 +29,13 @@ class JournalEntry:
     job_id: str | None
     root_job_id: str | None
     data: dict[str, Any]
+    actor: str | None = None
 
 
-APPEND_ALL = batch_statements("INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data)", "(?, ?, ?, ?, ?, ?)")
+COLUMNS = "seq, at, kind, plugin, job_id, root_job_id, data, actor"
+APPEND_ALL = batch_statements(
+    "INSERT INTO journal (at, kind, plugin, job_id, root_job_id, data, actor)", "(?, ?, ?, ?, ?, ?, ?)"
+)
 APPEND = APPEND_ALL[1]
 
 
@@ -44,10 +48,11 @@ def append(
     plugin: str | None = None,
     job_id: str | None = None,
     root_job_id: str | None = None,
+    actor: str | None = None,
 ) -> None:
-    """Append an entry."""
+    """Append an entry. `actor` caused it; None for what Ductile decided itself."""
     now_text = now if isinstance(now, str) else to_text(now)
-    db.execute(APPEND, (now_text, kind, plugin, job_id, root_job_id, _dumps(data)))
+    db.execute(APPEND, (now_text, kind, plugin, job_id, root_job_id, _dumps(data), actor))
 
 
 def append_all(
@@ -60,12 +65,13 @@ def append_all(
     """Append entries of one kind, in this order: plugin, job id, root job id and data of each."""
     now_text = to_text(now)
     rows = [
-        (now_text, kind, plugin, job_id, root_job_id, _dumps(data)) for plugin, job_id, root_job_id, data in new_entries
+        (now_text, kind, plugin, job_id, root_job_id, _dumps(data), None)
+        for plugin, job_id, root_job_id, data in new_entries
     ]
     insert_rows(db, APPEND_ALL, rows)
 
 
-READ_SINCE = "SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
+READ_SINCE = f"SELECT {COLUMNS} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?"
 
 
 def read_since(db: Db, seq: int, *, limit: int = 500) -> list[JournalEntry]:
@@ -73,8 +79,8 @@ def read_since(db: Db, seq: int, *, limit: int = 500) -> list[JournalEntry]:
     return [_entry(row) for row in db.execute(READ_SINCE, (seq, limit))]
 
 
-OF_JOB = """
-    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal WHERE job_id = ? ORDER BY seq LIMIT ?
+OF_JOB = f"""
+    SELECT {COLUMNS} FROM journal WHERE job_id = ? ORDER BY seq LIMIT ?
 """
 
 
@@ -83,8 +89,8 @@ def of_job(db: Db, job_id: str, *, limit: int = 1000) -> list[JournalEntry]:
     return [_entry(row) for row in db.execute(OF_JOB, (job_id, limit))]
 
 
-OF_PLUGIN = """
-    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+OF_PLUGIN = f"""
+    SELECT {COLUMNS} FROM journal
      WHERE plugin = ? AND job_id IS NULL AND seq < ? ORDER BY seq DESC LIMIT ?
 """
 
@@ -95,7 +101,7 @@ def of_plugin(db: Db, plugin: str, *, before: int = 1 << 62, limit: int = 200) -
 
 
 LATEST = f"""
-    SELECT seq, at, kind, plugin, job_id, root_job_id, data FROM journal
+    SELECT {COLUMNS} FROM journal
      WHERE (:plugin IS NULL OR plugin = :plugin) AND kind NOT IN {members(":exclude")}
      ORDER BY seq DESC LIMIT :limit
 """
@@ -134,12 +140,12 @@ def newest_time(db: Db) -> datetime | None:
 
 
 def entries(rows: Iterable[tuple[Any, ...]]) -> list[JournalEntry]:
-    """Build entries from rows with all columns in table order."""
+    """Build entries from rows of COLUMNS."""
     return [_entry(row) for row in rows]
 
 
 def _entry(row: tuple[Any, ...]) -> JournalEntry:
-    seq, at, kind, plugin, job_id, root_job_id, data = row
+    seq, at, kind, plugin, job_id, root_job_id, data, actor = row
     return JournalEntry(
         seq=seq,
         at=from_text(at),
@@ -148,6 +154,7 @@ def _entry(row: tuple[Any, ...]) -> JournalEntry:
         job_id=job_id,
         root_job_id=root_job_id,
         data=json.loads(data),
+        actor=actor,
     )
 
 

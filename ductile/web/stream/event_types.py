@@ -61,6 +61,9 @@ UNCHANGED = frozenset(
         "scheduler.status_changed",
         "state.discarded",
         "step.bypassed",
+        "system.recovered",
+        "system.started",
+        "system.stopped",
         "webhook.ping",
         "webhook.refused",
         "webhook.repeated",
@@ -74,7 +77,7 @@ ID_FIELDS = frozenset(
     {"job_id", "root_job_id", "parent_job_id", "job_ids", "event_context_id", "event_id", "source_event_id", "winner"}
 )
 NAME_FIELDS = frozenset(
-    {"plugin", "command", "pipeline", "step_id", "schedule_id", "submitted_by", "retry_policy_owner"}
+    {"plugin", "command", "pipeline", "step_id", "schedule_id", "submitted_by", "actor", "retry_policy_owner"}
 )
 STATE_FIELDS = frozenset(
     {"from", "to", "status", "outcome", "outcome_code", "state", "previous_state", "decision", "direct", "recovery"}
@@ -148,6 +151,7 @@ def _row_fields(entry: JournalEntry) -> dict[str, Any]:
     """Return the fields that every event of the row has."""
     row = {"seq": entry.seq, "at": to_text(entry.at)}
     named = {"job_id": entry.job_id, "root_job_id": entry.root_job_id, "plugin": entry.plugin}
+    named["actor"] = entry.actor
     return row | {name: value for name, value in named.items() if value is not None}
 
 
