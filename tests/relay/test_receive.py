@@ -373,7 +373,7 @@ async def test_the_ids_of_two_peers_are_independent(receiver: Receiver) -> None:
 async def test_the_dedupe_key_is_that_of_the_sender_or_derived_from_the_origin(
     receiver: Receiver, envelope: Any, key: str | None
 ) -> None:
-    """It applies to each pipeline separately."""
+    """Every pipeline that handles the event gets it."""
     assert (await receiver.send(envelope))[1]["accepted"]
     keys = [found for (found,) in receiver.rows("SELECT dedupe_key FROM job_queue ORDER BY seq")]
     assert keys == ([None, None] if key is None else [key, key])

@@ -6,13 +6,28 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from ductile.core.errors import UsageInvalid
 
 HINT = "Write 2026-03-29T02:30 or 02:30 (time zone of the schedule), or 2026-03-29T02:30:00Z."
+PAST_HINT = "Write 1h (ago), 02:30 or 2026-03-29T02:30 (time zone of this host), or 2026-03-29T02:30:00Z."
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 _WALL = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?))?", re.ASCII)
 DAY = timedelta(days=1)
 Span = tuple[datetime, datetime]
 
 
-def parse_time(text: str, option: str, zone: tzinfo, *, now: datetime, is_past: bool = False) -> datetime:
+def parse_past(text: str, option: str) -> datetime:
+    """Parse a time in the past: a duration before now, such as 1h, or a time in the zone of this host."""
+    from ductile.core.units import parse_duration
+
+    now = datetime.now(UTC)
+    try:
+        return now - parse_duration(text)
+    except (ValueError, OverflowError):
+        zone = now.astimezone().tzinfo or UTC
+        return parse_time(text, option, zone, now=now, is_past=True, hint=PAST_HINT)
+
+
+def parse_time(
+    text: str, option: str, zone: tzinfo, *, now: datetime, is_past: bool = False, hint: str = HINT
+) -> datetime:
     """Parse a time. A time of day is today's; with `is_past` it is the last one before `now`."""
     from ductile.calendar.bounds import CALENDAR_END, CALENDAR_START
 
@@ -22,7 +37,7 @@ def parse_time(text: str, option: str, zone: tzinfo, *, now: datetime, is_past: 
         found = None
     if found is None or not CALENDAR_START <= found <= CALENDAR_END:
         reach = f"between {CALENDAR_START:%Y-%m-%d} and {CALENDAR_END:%Y-%m-%d}"
-        raise UsageInvalid(f"{option}: {text[:60]!r} is not a time {reach}", hint=HINT)
+        raise UsageInvalid(f"{option}: {text[:60]!r} is not a time {reach}", hint=hint)
     return found
 
 

@@ -4,16 +4,24 @@ Past events can be read while the service is stopped.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import frozen
 
 from ductile.cli.base import options, output
 from ductile.cli.logs.event_format import LEVELS, event_line, is_at_least, level_of, plain
-from ductile.core.errors import NotFound, ServiceUnreachable, did_you_mean
+from ductile.core.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean
+
+if TYPE_CHECKING:
+    import re
+    from datetime import datetime
 
 MAX_LINES = 10_000
+PAGE_ROWS = 1000
+ANY_OF = ".*"
+"""The end of a kind that stands for all events with this prefix."""
 FAILED_ATTEMPTS = frozenset({"job.failed", "job.timed_out", "job.retry_scheduled"})
 GAP = "gap"
 """Shown regardless of filters: events are missing."""
@@ -22,8 +30,12 @@ GAP = "gap"
 @click.command("logs")
 @click.argument("plugin", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Stream new events until Ctrl-C.")
-@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="Minimum level.")
+@click.option("--level", type=click.Choice(LEVELS), help="Minimum level. Default: info.")
 @click.option("--job-id", help="Only events of this job.")
+@click.option("--since", help="Only events from this time on: 1h (ago), 02:30, 2026-03-29T02:30:00Z.")
+@click.option("--until", help="Only events before this time.")
+@click.option("--kind", "kinds", multiple=True, help="Only events with this name, such as job.failed or 'job.*'.")
+@click.option("--grep", "pattern", help="Only events whose JSON matches this regular expression.")
 @click.option(
     "--limit", type=click.IntRange(0, MAX_LINES), default=50, show_default=True, help="Number of past events to show."
 )
@@ -37,7 +49,7 @@ GAP = "gap"
 @options.config
 @options.service
 @options.as_json
-def command(plugin: str | None, follow: bool, level: str, job_id: str | None, limit: int, **params: Any) -> int:
+def command(plugin: str | None, level: str | None, limit: int, **params: Any) -> int:
     """Show recent events, oldest first; with --follow, stream new ones. PLUGIN selects the events of one plugin.
 
     The level depends on the event: `error` for failed jobs, `warn` for retries, blocked jobs and refused deliveries,
@@ -46,13 +58,15 @@ def command(plugin: str | None, follow: bool, level: str, job_id: str | None, li
     --follow survives restarts of the service and shows each event once; Ctrl-C exits with code 130. --api-url searches
     the latest 100,000 journal rows of a remote service. `ductile job tail` shows the stderr of a running job.
 
-    Example: ductile logs backup --level warn --follow
+    --kind can be repeated and shows events of every level unless --level is given.
+
+    Example: ductile logs --since 2h --kind 'job.*' --grep 'timed out|refused'
     """
-    query = LogQuery(plugin=plugin, level=level, job_id=job_id)
-    events, position = past_events(params, query, limit, is_followed=follow)
+    query = _parse_query(plugin, level, params)
+    events, position = past_events(params, query, limit, is_followed=params["follow"])
     for event in events:
         _print(event, params)
-    return _follow(params, query, position) if follow else 0
+    return _follow(params, query, position) if params["follow"] else 0
 
 
 @frozen
@@ -62,11 +76,81 @@ class LogQuery:
     plugin: str | None = None
     level: str = "info"
     job_id: str | None = None
+    since: "datetime | None" = None
+    until: "datetime | None" = None
+    kinds: tuple[str, ...] = ()
+    pattern: "re.Pattern[str] | None" = None
 
     def matches(self, event: Mapping[str, Any]) -> bool:
         data = event["data"]
         filters = ((self.plugin, data.get("plugin")), (self.job_id, data.get("job_id")))
-        return is_at_least(event["event"], self.level) and all(wanted in (None, value) for wanted, value in filters)
+        if not all(wanted in (None, value) for wanted, value in filters):
+            return False
+        return self.has_name(event["event"]) and self._is_in_time(event) and self._has_text(event)
+
+    def has_name(self, name: str) -> bool:
+        """True if events with this name are of a wanted kind and level."""
+        return is_at_least(name, self.level) and (not self.kinds or any(_is_kind(name, kind) for kind in self.kinds))
+
+    def _is_in_time(self, event: Mapping[str, Any]) -> bool:
+        if self.since is None and self.until is None:
+            return True
+        from ductile.core.clock import from_text
+
+        at = from_text(event["at"])
+        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
+
+    def _has_text(self, event: Mapping[str, Any]) -> bool:
+        if self.pattern is None:
+            return True
+        import json
+
+        text = json.dumps({"event": event["event"], **event["data"]}, ensure_ascii=False)
+        return self.pattern.search(text) is not None
+
+
+def _is_kind(name: str, kind: str) -> bool:
+    return name == kind or (kind.endswith(ANY_OF) and name.startswith(kind.removesuffix("*")))
+
+
+def _parse_query(plugin: str | None, level: str | None, params: Mapping[str, Any]) -> LogQuery:
+    from ductile.cli.base.local_time import parse_past
+
+    if params["follow"] and params["until"]:
+        raise UsageInvalid(
+            "--until cannot be used with --follow", hint="--follow streams new events. Use --since alone."
+        )
+    for kind in params["kinds"]:
+        _require_kind(kind)
+    return LogQuery(
+        plugin=plugin,
+        level=level or ("debug" if params["kinds"] else "info"),
+        job_id=params["job_id"],
+        since=parse_past(params["since"], "--since") if params["since"] else None,
+        until=parse_past(params["until"], "--until") if params["until"] else None,
+        kinds=params["kinds"],
+        pattern=_compile_pattern(params["pattern"]) if params["pattern"] else None,
+    )
+
+
+def _require_kind(kind: str) -> None:
+    """Raise UsageInvalid for a name that no event has."""
+    from ductile.web.stream.event_types import NAMES
+
+    if not any(_is_kind(name, kind) for name in NAMES):
+        hint = "`ductile logs --help` has examples; docs/events.md lists all names."
+        raise UsageInvalid(f"--kind: no event is named {kind[:80]!r}{did_you_mean(kind, NAMES)}", hint=hint)
+
+
+def _compile_pattern(text: str) -> "re.Pattern[str]":
+    import re
+
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageInvalid(
+            f"--grep: not a regular expression: {error}", hint="Escape special characters: 'a\\.b' finds a.b."
+        ) from error
 
 
 def _print(event: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -139,19 +223,42 @@ def past_events(
     if is_followed and not ledger.exists():
         return [], 0  # the service has never run
     with open_reader(ledger) as db:
-        filters = {"plugin": query.plugin, "job_id": query.job_id}
-        entries = journal.latest(db, **filters, exclude=_kinds_below(query.level), limit=limit)
-        if query.plugin is not None and not entries and limit:
+        found = _search_journal(db, query, limit)
+        if query.plugin is not None and not found and limit:
             _require_known(db, query.plugin)
-        return list(filter(query.matches, _events(entries)))[-limit:], journal.position(db)
+        return found, journal.position(db)
 
 
-def _kinds_below(level: str) -> list[str]:
-    """Return the journal kinds that have no event of at least this level."""
+def _search_journal(db: Any, query: LogQuery, limit: int) -> list[dict[str, Any]]:
+    """Return the newest matching events, oldest first. Reads the journal backwards, in pages."""
+    from ductile.ledger.tables import journal
+
+    found: list[dict[str, Any]] = []
+    read_page = partial(
+        journal.latest,
+        db,
+        plugin=query.plugin,
+        job_id=query.job_id,
+        exclude=_other_kinds(query),
+        since=query.since,
+        until=query.until,
+    )
+    before, size = journal.NEWEST, limit
+    while len(found) < limit:
+        entries = read_page(before=before, limit=size)
+        found = [*filter(query.matches, _events(entries)), *found]
+        if len(entries) < size:
+            break
+        before, size = entries[0].seq, PAGE_ROWS
+    return found[-limit:] if limit else []
+
+
+def _other_kinds(query: LogQuery) -> list[str]:
+    """Return the journal kinds that have no event of a wanted name and level."""
     from ductile.web.stream.event_types import MAPPED, UNCHANGED
 
     rows = {**{kind: (kind,) for kind in UNCHANGED}, **MAPPED}
-    return [kind for kind, names in rows.items() if not any(is_at_least(name, level) for name in names)]
+    return [kind for kind, names in rows.items() if not any(map(query.has_name, names))]
 
 
 def _events(entries: Iterable[Any]) -> list[dict[str, Any]]:
@@ -175,7 +282,7 @@ def _require_known(db: Any, plugin: str) -> None:
 
     last = snapshots.newest(db)
     known = load_stored_object(last.sanitized_config if last else None).get("plugins", {})
-    if plugin not in known and not journal.latest(db, plugin=plugin, job_id=None, exclude=(), limit=1):
+    if plugin not in known and not journal.latest(db, plugin=plugin, limit=1):
         close = did_you_mean(plugin, known)
         raise NotFound(f"plugin {plugin[:80]!r} does not exist{close}", hint="Run `ductile plugin list`.")
 

@@ -17,6 +17,9 @@ from ductile.ledger.storage.bulk_insert import batch_statements, insert_rows
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import members
 
+NEWEST = 1 << 62
+"""After the newest position."""
+
 
 @frozen(kw_only=True)
 class JournalEntry:
@@ -95,7 +98,7 @@ OF_PLUGIN = f"""
 """
 
 
-def of_plugin(db: Db, plugin: str, *, before: int = 1 << 62, limit: int = 200) -> list[JournalEntry]:
+def of_plugin(db: Db, plugin: str, *, before: int = NEWEST, limit: int = 200) -> list[JournalEntry]:
     """Return the entries of a plugin that belong to no job, such as held slots and breakers; newest first."""
     return [_entry(row) for row in db.execute(OF_PLUGIN, (plugin, before, limit))]
 
@@ -103,14 +106,36 @@ def of_plugin(db: Db, plugin: str, *, before: int = 1 << 62, limit: int = 200) -
 LATEST = f"""
     SELECT {COLUMNS} FROM journal
      WHERE (:plugin IS NULL OR plugin = :plugin) AND kind NOT IN {members(":exclude")}
+       AND (:since IS NULL OR at >= :since) AND (:until IS NULL OR at < :until) AND seq < :before
      ORDER BY seq DESC LIMIT :limit
 """
 LATEST_OF_JOB = LATEST.replace("WHERE", "WHERE job_id = :job_id AND")
 
 
-def latest(db: Db, *, plugin: str | None, job_id: str | None, exclude: Iterable[str], limit: int) -> list[JournalEntry]:
-    """Return the newest entries of a plugin and job (None: any), without the kinds in `exclude`; oldest first."""
-    values = {"plugin": plugin, "job_id": job_id, "exclude": json.dumps(list(exclude)), "limit": limit}
+def latest(
+    db: Db,
+    *,
+    limit: int,
+    plugin: str | None = None,
+    job_id: str | None = None,
+    exclude: Iterable[str] = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before: int = NEWEST,
+) -> list[JournalEntry]:
+    """Return the newest entries of a plugin and job (None: any) before position `before`, oldest first.
+
+    Leaves out the kinds in `exclude` and what was written before `since` or from `until` on.
+    """
+    values = {
+        "plugin": plugin,
+        "job_id": job_id,
+        "exclude": json.dumps(list(exclude)),
+        "since": to_text(since) if since else None,
+        "until": to_text(until) if until else None,
+        "before": before,
+        "limit": limit,
+    }
     statement = LATEST if job_id is None else LATEST_OF_JOB
     return [_entry(row) for row in db.execute(statement, values).fetchall()][::-1]
 
