@@ -8,10 +8,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable
 from copy import copy
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from croniter import croniter
 
 MAX_LENGTH = 256
@@ -19,6 +19,8 @@ MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
 FIRST_YEAR, LAST_YEAR = 2, 9997
 """The supported years. A time zone offset could move dates outside of them beyond the range of datetime."""
+MAX_PAUSE = 41 * 366 * DAY
+"""Longer than any pause between matches of a date and weekday: 29 February on one weekday recurs within 40 years."""
 ANY_TIME = datetime(2000, 1, 1)
 """The initial position of an iterator; every step sets its own start."""
 
@@ -63,6 +65,7 @@ class CronLine:
     `either`: a date matches by day of month or by weekday. As in crontab(5), this applies if both fields are
     restricted. A field that starts with `*`, including `*/2`, is not restricted, and then both must match.
     `is_fixed`: the hour field does not begin with `*`, so the line names times of day instead of an interval.
+    `excluded`: weekdays that never match.
     """
 
     minutes: tuple[int, ...]
@@ -72,18 +75,23 @@ class CronLine:
     weekdays: tuple[int, ...]
     either: bool
     is_fixed: bool
+    excluded: frozenset[int] = frozenset()
     iterator: croniter = field(eq=False, repr=False)
+
+    def without(self, weekdays: frozenset[int]) -> "CronLine":
+        """Return this line without its matches on `weekdays`."""
+        return evolve(self, excluded=weekdays)
 
     def matches(self, wall: datetime) -> bool:
         return self.first(wall) == wall
 
     def first(self, wall: datetime) -> datetime | None:
         """Return the first match at or after `wall`; None if there is none in the supported years."""
-        return self._step(croniter.get_next, _whole_minute_from(wall) - MINUTE)
+        return self._search(croniter.get_next, _whole_minute_from(wall) - MINUTE, day_end=DAY - MINUTE)
 
     def last(self, wall: datetime) -> datetime | None:
         """Return the last match before `wall`; None if there is none in the supported years."""
-        return self._step(croniter.get_prev, _whole_minute_from(wall))
+        return self._search(croniter.get_prev, _whole_minute_from(wall), day_end=timedelta())
 
     def count(self, start: datetime, end: datetime) -> int:
         """Count the matches in [start, end)."""
@@ -92,6 +100,16 @@ class CronLine:
         ordinals = range(start.toordinal(), end.toordinal())
         dates = sum(self._matches_date(date.fromordinal(ordinal)) for ordinal in ordinals)
         return dates * len(self.hours) * len(self.minutes) + self._earlier_times(end) - self._earlier_times(start)
+
+    def _search(self, step: Callable[..., datetime], start: datetime, *, day_end: timedelta) -> datetime | None:
+        """Step to the next match that is not on an excluded weekday. Such a day is left at `day_end`."""
+        if self.excluded.issuperset(range(7) if self.either else self.weekdays):
+            return None
+        found = self._step(step, start)
+        while found and _weekday(found) in self.excluded:
+            midnight = datetime.combine(found, time())
+            found = self._step(step, midnight + day_end) if abs(found - start) < MAX_PAUSE else None
+        return found
 
     def _step(self, step: Callable[..., datetime], start: datetime) -> datetime | None:
         try:
@@ -103,8 +121,10 @@ class CronLine:
         return found if FIRST_YEAR <= found.year <= LAST_YEAR else None
 
     def _matches_date(self, day: date) -> bool:
-        by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
-        return day.month in self.months and (by_day or by_weekday if self.either else by_day and by_weekday)
+        if day.month not in self.months or _weekday(day) in self.excluded:
+            return False
+        by_day, by_weekday = day.day in self.days, _weekday(day) in self.weekdays
+        return by_day or by_weekday if self.either else by_day and by_weekday
 
     def _earlier_times(self, wall: datetime) -> int:
         """Count the matches on the date of `wall` that are earlier than `wall`."""
@@ -188,6 +208,11 @@ def _plain_item(kind: Field, item: re.Match[str]) -> str:
         return item[0]
     end = last if first == last else last + kind.size
     return ",".join(str((number - kind.low) % kind.size + kind.low) for number in range(first, end + 1, int(step or 1)))
+
+
+def _weekday(day: date) -> int:
+    """Return the weekday; 0 is Sunday."""
+    return day.isoweekday() % 7
 
 
 def _whole_minute_from(wall: datetime) -> datetime:

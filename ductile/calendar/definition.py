@@ -43,7 +43,7 @@ class Definition:
     """A schedule: its slots, jitter, open hours and catch-up policy.
 
     A slot may fire when all `windows` are open in `zone` and the weekday (0 is Sunday) is not in `not_on`. Slots that
-    become due outside these hours wait; the latest of them fires at the opening.
+    become due outside these hours wait; the latest of them fires at the opening. A cron line has no slots on `not_on`.
     """
 
     plugin: str

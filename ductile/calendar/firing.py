@@ -104,5 +104,5 @@ def build_timetable(definition: Definition, history: History) -> Timetable:
         case After(delay):
             slots = SingleSlot((history.started_at or history.anchored_at) + delay)
         case line:
-            slots = CronSlots(line, definition.zone)
+            slots = CronSlots(line.without(definition.not_on), definition.zone)
     return Timetable(definition, slots, history.anchored_at)

@@ -286,6 +286,10 @@ SLOTS: Mapping[str, Sentence] = {
     "schedule_plugin_unavailable": "The scheduler does not evaluate this slot: plugin {plugin} {reason}.",
     "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
     "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_excluded": lambda data: (
+        f"A cron schedule has no slots on the weekdays of `not_on`: {data['text']}."
+        + (f" The next slot fires at {data['next']}." if data["next"] else "")
+    ),
     "slot_faulty": lambda data: f"{skip_message(data['reason'])}: internal error: {data['error']}",
     "slot_skipped": lambda data: (
         skip_message(data["reason"]) + (f" (one of {data['count']})" if data.get("count", 1) > 1 else "")

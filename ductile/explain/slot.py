@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from ductile.calendar.cron import CronLine
+from ductile.calendar.daylight_saving import CronSlots
 from ductile.calendar.definition import After, Definition, History
 from ductile.calendar.due import MAX_CATCH_UPS
 from ductile.calendar.firing import Timetable, build_timetable
@@ -66,6 +68,9 @@ def explain_slot(
     table = build_timetable(definition, History(anchored_at=entry.anchored_at))
     rows = list(_rows(db, plugin, schedule.id))
     slot_at = _slot(table, definition, entry, rows, at)
+    excluded_at = _excluded(definition, at)
+    if excluded_at and excluded_at >= entry.anchored_at and (slot_at is None or slot_at < excluded_at):
+        return _on_excluded_day(table, excluded_at)
     if slot_at is None:
         return _not_due(table, entry, at)
     if job_id := schedule_jobs.find_slot_job(db, plugin, schedule.id, slot_at):
@@ -106,6 +111,23 @@ def _slot(
     # The slots count from each start; the ledger has only the last one, and the one that waits.
     moments = (entry.last_slot_at, _waiting(entry, rows))
     return max((moment for moment in moments if moment is not None and moment <= at), default=None)
+
+
+def _excluded(definition: Definition, at: datetime) -> datetime | None:
+    """Return the last match of the cron line until `at` if it is on an excluded weekday and therefore no slot."""
+    if not isinstance(definition.when, CronLine):
+        return None
+    found = CronSlots(definition.when, definition.zone).before(at + TICK)
+    is_excluded = found and definition.hours.closed_reason(found) is SkipReason.OUTSIDE_DAY_CONSTRAINT
+    return found if is_excluded else None
+
+
+def _on_excluded_day(table: Timetable, at: datetime) -> SlotExplanation:
+    coming, reason = table.next_firing(at), SkipReason.OUTSIDE_DAY_CONSTRAINT
+    data = {"text": table.definition.hours.describe_closed(at), "next": to_text(coming) if coming else None}
+    return SlotExplanation(
+        slot_at=at, verdict="skipped", why=Reason("slot_excluded", data), skip_reason=reason, until=coming
+    )
 
 
 def _waiting(entry: ScheduleEntry, rows: list[journal.JournalEntry]) -> datetime | None:

@@ -101,6 +101,31 @@ def test_a_line_is_fixed_unless_its_hour_begins_with_an_asterisk(text: str, is_f
     assert parse_line(text).is_fixed is is_fixed
 
 
+def test_a_line_without_weekdays_matches_the_other_days_of_the_line() -> None:
+    """In both directions and counted, also for lines that match by day or weekday."""
+    days = [datetime(2026, 1, 1) + number * timedelta(days=1) for number in range(400)]
+    failures = []
+    for text in ("30 4 * * *", "30 4 1 * mon", "30 4 * * 1-5", "30 4 */2 * *", "30 4 13 * *"):
+        for excluded in (frozenset({0, 6}), frozenset({1, 2, 3, 4}), frozenset({5})):
+            line, full = parse_line(text).without(excluded), parse_line(text)
+            expected = [
+                day + 270 * MINUTE
+                for day in days[:-1]
+                if full.matches(day + 270 * MINUTE) and day.isoweekday() % 7 not in excluded
+            ]
+            ahead = sorted({at for day in days if (at := line.first(day)) and at < days[-1]})
+            back = sorted({at for day in days if (at := line.last(day)) and at >= days[0]})
+            if not ahead == back == expected or line.count(days[0], days[-1]) != len(expected):
+                failures.append(f"{text} without {sorted(excluded)}")
+    assert failures == []
+
+
+def test_a_line_whose_weekdays_are_all_excluded_never_matches() -> None:
+    for text, excluded in (("0 0 * * mon", {1}), ("0 0 31 4 sun", {0}), ("0 0 * * 1-5", {1, 2, 3, 4, 5})):
+        line = parse_line(text).without(frozenset(excluded))
+        assert (line.first(datetime(2026, 1, 1)), line.last(datetime(2026, 1, 1))) == (None, None), text
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

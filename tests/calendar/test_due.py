@@ -224,14 +224,26 @@ def test_slots_that_wait_for_one_opening_are_one_run(catch_up: CatchUp) -> None:
     assert result.next_at == NOON.replace(hour=9)
 
 
-def test_a_slot_on_an_excluded_weekday_waits() -> None:
+def test_an_interval_slot_on_an_excluded_weekday_waits() -> None:
     """`not_on` applies in the schedule's zone: Sunday begins in Auckland while it is Saturday in London."""
-    hourly = cron("0 * * * *", not_on=frozenset({0}), zone=ZoneInfo("Pacific/Auckland"))
+    hourly = every(HOUR, not_on=frozenset({0}), zone=ZoneInfo("Pacific/Auckland"))
     saturday = NOON - 2 * DAY
     result = evaluate(hourly, fired(saturday - 2 * HOUR), saturday + SECOND)
     assert result.held is not None
     assert result.held.reason is SkipReason.OUTSIDE_DAY_CONSTRAINT
     assert result.held.until == datetime(2026, 3, 8, 11, tzinfo=UTC), "midnight there"
+
+
+def test_a_cron_line_has_no_slots_on_excluded_weekdays() -> None:
+    """04:00 on other days, not the first moment of the next allowed day; in the schedule's zone."""
+    berlin = ZoneInfo("Europe/Berlin")
+    weekend = cron("0 4 * * *", not_on=frozenset({1, 2, 3, 4, 5}), zone=berlin)
+    friday, saturday = datetime(2026, 3, 13, 3, tzinfo=UTC), datetime(2026, 3, 14, 3, tzinfo=UTC)
+    history = fired(friday - 5 * DAY)
+    assert evaluate(weekend, history, friday + SECOND) == Evaluation(next_at=saturday)
+    assert evaluate(weekend, history, saturday - SECOND) == Evaluation(next_at=saturday)
+    (slot,) = evaluate(weekend, history, saturday).due
+    assert (slot.at, slot.fire_at) == (saturday, saturday)
 
 
 def test_a_slot_evaluated_just_after_closing_waits() -> None:

@@ -33,6 +33,7 @@ SCHEDULES = """\
       - {id: office, every: 1h, only_between: "08:00-18:00", timezone: UTC}
       - {id: once, at: "2026-03-09T12:30:00Z"}
       - {id: soon, after: 10m}
+      - {id: weekend, cron: "0 13 * * *", not_on: [mon, tue, wed, thu, fri], timezone: UTC}
   other: {enabled: false, schedules: [{every: 1h}]}
   third: {schedules: [{every: 1h}]}
 """
@@ -95,11 +96,12 @@ def test_schedule_list_needs_no_ledger(run: Run, home: Home) -> None:
         ("echo", "office", "every", "scheduled"),
         ("echo", "once", "at", "scheduled"),
         ("echo", "soon", "after", "scheduled"),
+        ("echo", "weekend", "cron", "scheduled"),
         ("other", "default", "every", "invalid"),
         ("third", "default", "every", "scheduled"),
     ]
     assert listed[0]["reason"] == "not loaded by a service yet"
-    assert listed[5]["reason"] == "plugin other is disabled (enabled: false)"
+    assert listed[6]["reason"] == "plugin other is disabled (enabled: false)"
 
 
 def test_schedule_list_shows_last_and_next_run(run: Run, run_scheduler: RunScheduler) -> None:
@@ -225,7 +227,7 @@ def test_the_schedule_id_is_optional_for_a_single_schedule(run: Run, home: Home)
     assert run("schedule", "next", "third", "--config", home.path).exit_code == 0
     answer = run("schedule", "next", "echo", "--config", home.path)
     assert answer.exit_code == 2
-    assert "Select one of: often, nightly, office, once, soon." in answer.stderr
+    assert "Select one of: often, nightly, office, once, soon, weekend." in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -322,6 +324,20 @@ def test_why_names_what_a_slot_waits_for(run: Run, run_scheduler: RunScheduler) 
     explanation = why(run, home, "often", "2026-03-09T18:30:00Z")
     assert (explanation["verdict"], explanation["reason"]) == ("held", "plugin_unhealthy")
     assert [row["reason"] for row in explanation["story"]] == ["plugin_unhealthy"]
+
+
+def test_why_names_the_excluded_weekday_of_a_cron_line(run: Run, run_scheduler: RunScheduler) -> None:
+    """Monday at 13:00 is no slot; the next one is at 13:00 on Saturday."""
+    home = run_scheduler(lambda service: service.advance_by(2 * MINUTE * 60))
+
+    explanation = why(run, home, "weekend", "2026-03-09T14:00:00Z")
+    assert (explanation["verdict"], explanation["reason"]) == ("skipped", "outside_day_constraint")
+    assert explanation["code"] == "slot_excluded"
+    assert (explanation["slot_at"], explanation["until"]) == (
+        "2026-03-09T13:00:00.000000Z",
+        "2026-03-14T13:00:00.000000Z",
+    )
+    assert "not on Monday" in explanation["words"]
 
 
 def test_why_reports_slots_during_a_pause_as_paused(run: Run, run_scheduler: RunScheduler) -> None:

@@ -133,9 +133,18 @@ def _schedule(schedule: Schedule, path: str) -> Iterator[RuleViolation]:
         yield RuleViolation(f"{path}.jitter", "is longer than the interval", "schedule")
     if len(set(schedule.not_on)) == DAYS_IN_A_WEEK:
         yield RuleViolation(f"{path}.not_on", "contains every day of the week, so the schedule never fires", "schedule")
+    elif schedule.cron and schedule.not_on and not _has_slots(schedule.cron, schedule.not_on):
+        message = f"contains every weekday of `cron: {schedule.cron}`, so the schedule never fires"
+        yield RuleViolation(f"{path}.not_on", message, "schedule")
     window = schedule.preferred_window
     if window and window.start.zfill(5) == window.end.zfill(5):
         yield RuleViolation(f"{path}.preferred_window", "starts and ends at the same time", "schedule")
+
+
+def _has_slots(cron: str, not_on: Iterable[int]) -> bool:
+    from ductile.calendar.cron import ANY_TIME, parse_line  # not needed without such schedules
+
+    return parse_line(cron).without(frozenset(not_on)).first(ANY_TIME) is not None
 
 
 def _webhooks(settings: Settings) -> Iterator[RuleViolation]:

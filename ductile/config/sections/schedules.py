@@ -39,6 +39,8 @@ class HostZone(tzinfo):
 
 
 HOST_ZONE = HostZone()
+EXCLUDED = fields(CronLine).excluded.name
+"""`not_on` belongs to the hours of a schedule, not to its definition."""
 
 
 def build_definition(plugin: str, schedule: Schedule) -> Definition:
@@ -70,7 +72,7 @@ def definition_hash(schedule: Schedule) -> str:
         case CronLine() as line:
             slots = [
                 "cron",
-                {each.name: getattr(line, each.name) for each in fields(CronLine) if each.eq},
+                {each.name: getattr(line, each.name) for each in fields(CronLine) if each.eq and each.name != EXCLUDED},
                 schedule.timezone or HOST_ZONE.tzname(None),
             ]
     return blake3(strict_json.dumps([schedule.command, *slots]).encode()).hexdigest()

@@ -74,6 +74,11 @@ VIOLATIONS: list[tuple[str, str, str]] = [
         "starts and ends at the same time",
     ),
     (
+        "plugins: {p: {schedules: [{cron: 0 4 * * mon, not_on: [mon, tue]}]}}",
+        "plugins.p.schedules[0].not_on",
+        "contains every weekday of `cron: 0 4 * * mon`, so the schedule never fires",
+    ),
+    (
         "plugins: {p: {schedules: [{every: 5m, not_on: [0, 1, 2, 3, 4, 5, sat, 7]}]}}",
         "plugins.p.schedules[0].not_on",
         "never fires",

@@ -67,6 +67,7 @@ SAME = [
     ("every: 1h", "every: 1h, jitter: 5m, catch_up: run_once, if_running: queue, payload: {a: 1}"),
     ("every: 1h", "every: 1h, only_between: '08:00-22:00', not_on: [sun], timezone: Asia/Kathmandu"),
     ("cron: '0 8 * * mon-fri', timezone: UTC", "cron: '00 8  * * 1,2,3-5', timezone: UTC"),
+    ("cron: '30 0-4/2 * * *', timezone: UTC", "cron: '30 0,2,4 * * *', timezone: UTC"),
     ("at: '2026-03-01T08:00:00+01:00'", "at: '2026-03-01T07:00:00Z'"),
 ]
 DIFFERENT = [
@@ -75,7 +76,7 @@ DIFFERENT = [
     ("every: 1h", "after: 1h"),
     ("cron: '0 8 * * *', timezone: UTC", "cron: '0 9 * * *', timezone: UTC"),
     ("cron: '0 8 * * *', timezone: UTC", "cron: '0 8 * * *', timezone: Europe/Berlin"),
-    ("cron: '0 2 * * *', timezone: UTC", "cron: '0 2/24 * * *', timezone: UTC"),
+    ("cron: '0 0,12 * * *', timezone: UTC", "cron: '0 */12 * * *', timezone: UTC"),
     ("cron: '0 8 1-31 * mon', timezone: UTC", "cron: '0 8 * * mon', timezone: UTC"),
     ("at: '2026-03-01T08:00:00Z'", "at: '2026-03-01T08:00:01Z'"),
     ("after: 1m", "after: 2m"),
@@ -99,8 +100,12 @@ def test_the_hash_changes_only_with_the_slots_or_the_command(
     [
         ("every: 5m", "4c6c5e071b91aa7a6138ad1febd5676bd011f3d0a677137a2c006d63b1e6d5ff"),
         (
-            "cron: '*/5 8-17 * * mon-fri', timezone: Europe/Berlin",
-            "4d53042437ff43ac3d25c454b83e79215d67ddd776570ff37cc861561a14837b",
+            "cron: '*/5 * * * mon-fri', timezone: Europe/Berlin",
+            "afc0d2325bbb2434738a68f7c0eef8031be08a3407e6b7d116016ae611d62d2f",
+        ),
+        (
+            "cron: '30 2 * * mon-fri', timezone: Europe/Berlin",
+            "5ce1842a8bcfc2ec475b1396c318524c121e35fa4cbfa443542404470fead219",
         ),
     ],
 )
