@@ -9,6 +9,8 @@ import time
 from datetime import UTC, datetime
 from functools import lru_cache
 
+EARLIEST_TIME = datetime(2026, 1, 1, tzinfo=UTC)
+"""A wall clock before this has not been set yet."""
 _WRITTEN = r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?([Zz]|[+-]\d\d:?\d\d)?)?"
 _SECOND, _STORED = "%04d-%02d-%02dT%02d:%02d:%02d", "%s.%06dZ"
 _STORED_LENGTH = len("2026-02-08T09:30:00.000000Z")

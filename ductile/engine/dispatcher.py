@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.core.instance.failpoints import failpoint
-from ductile.engine.follow_up_rules import gates_of, join_rule_of, signal_runs
+from ductile.engine.follow_up_rules import gates_of, join_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.run_job import LEDGER_RETRY_INTERVAL, announce, run_job
@@ -76,7 +76,7 @@ async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
     )
     ctx.running.add(attempts)
     announce(ctx, ended)
-    if claimed.more or ended:  # the end of a run can start hooks
+    if claimed.more:
         ctx.hub.announce_work()
     return ClaimedAttempts(attempts, _recheck_seconds(ctx, claimed.next_due))
 
@@ -92,10 +92,9 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
         commit = ctx.ledger.commits
         ctx.durable_jobs.add(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
         allowed = capacity.exclude(ctx.blocked_plugins())  # read again: a plugin can be paused while the write waits
-        now = ctx.clock.now()
         settled, claimed = claim_next(
             db,
-            now=now,
+            now=ctx.clock.now(),
             run_id=ctx.run_id,
             free=allowed.free,
             limit=allowed.limit,
@@ -107,7 +106,6 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
             gates=gates_of(snapshot),
         )
         ended = (*settled, *claimed.skipped)
-        signal_runs(db, ended, snapshot, now=now)
         # This commit queues the follow-up jobs of a resolved join and the next job of a released dedupe key.
         return commit + bool(ended), ended, claimed
 

@@ -345,6 +345,7 @@ CREATE TABLE dedupe_receipts (
 CREATE INDEX dedupe_receipts_by_expiry ON dedupe_receipts (expires_at);
 
 -- Responses already given: webhook deliveries, idempotency keys, relayed events. The scope names their source.
+-- journal_seq is the newest row of the journal at that time: the order of arrival, which a wrong clock does not change.
 CREATE TABLE receipts (
     scope TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -353,6 +354,7 @@ CREATE TABLE receipts (
     response TEXT,
     created_at TEXT NOT NULL,
     expires_at TEXT NOT NULL,
+    journal_seq INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (scope, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX receipts_by_expiry ON receipts (expires_at);

@@ -44,7 +44,7 @@ def read_idempotency_key(request: Request) -> IdempotencyKey | None:
 
 async def find_stored_response(ctx: AppContext, key: IdempotencyKey | None) -> StoredResponse | None:
     """Return the stored response of an earlier request with this key; None for a new request."""
-    stored = await ctx.ledger.read(first_response, key, now=ctx.clock.now()) if key is not None else None
+    stored = await ctx.ledger.read(first_response, key) if key is not None else None
     if stored is not None:  # the first request may still be waiting for the disk
         await ctx.ledger.until_durable()
     return stored

@@ -45,7 +45,7 @@ _LEVEL_OF = {
         "system.recovered",
         "webhook.refused",
     ),
-    "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy", "run.failed"),
+    "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy"),
 }
 """Level → events. Other events are `info`; `debug` events repeat what another event reports."""
 LEVEL_OF: Mapping[str, str] = {name: level for level, names in _LEVEL_OF.items() for name in names}

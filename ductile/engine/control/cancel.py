@@ -8,11 +8,10 @@ from attrs import frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
-from ductile.engine.follow_up_rules import follow_up_rule_of, signal_runs
+from ductile.engine.follow_up_rules import follow_up_rule_of
 from ductile.ledger.admin.job_actions import CancelRequested, cancel, purge
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.storage.async_ledger import Ledger
-from ductile.ledger.storage.db import Db
 
 
 @frozen(eq=False)
@@ -30,23 +29,17 @@ class JobCanceller:
 
         Raises DuctileError if the job does not exist or has already ended.
         """
-        snapshot, now = self.snapshot(), self.clock.now()
+        snapshot = self.snapshot()
         work = partial(
             cancel,
             job_id=job_id,
             reason=reason,
-            now=now,
+            now=self.clock.now(),
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
-
-        def cancel_and_signal(db: Db) -> Recorded | CancelRequested:
-            cancelled = work(db)
-            signal_runs(db, (cancelled,), snapshot, now=now)
-            return cancelled
-
-        result = await self.ledger.transact(cancel_and_signal, wait=False)
+        result = await self.ledger.transact(work, wait=False)
         if isinstance(result, CancelRequested):
             self.stop_job(job_id, reason)  # before the commit is durable: a slow disk must not delay the stop
         await self.ledger.until_durable()
@@ -58,24 +51,18 @@ class JobCanceller:
 
     async def purge(self, plugin: str | None, up_to: int, reason: str) -> int:
         """Cancel a batch of queued jobs of one plugin, or of all plugins. Returns the number of cancelled jobs."""
-        snapshot, now = self.snapshot(), self.clock.now()
+        snapshot = self.snapshot()
         purge_batch = partial(
             purge,
             plugin=plugin,
             up_to=up_to,
             reason=reason,
-            now=now,
+            now=self.clock.now(),
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
-
-        def purge_and_signal(db: Db) -> list[Recorded]:
-            purged = purge_batch(db)
-            signal_runs(db, purged, snapshot, now=now)
-            return purged
-
-        ended = await self.ledger.transact(purge_and_signal, in_thread=True)
+        ended = await self.ledger.transact(purge_batch, in_thread=True)
         for job in ended:
             self._announce(job)
         self.hub.announce_work()

@@ -81,5 +81,6 @@ PRUNED_TABLES = {
     "attempts": ("job_log", "job_log"),
     "journal": ("journal", "journal"),
     "facts": ("plugin_facts", "facts"),
+    "receipts": ("journal", "receipts"),
 }
 """Kind of row → the table whose positions count, and the field of the retention policy."""

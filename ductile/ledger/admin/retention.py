@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from attrs import asdict, frozen
 
-from ductile.core.clock import to_text
+from ductile.core.clock import EARLIEST_TIME, to_text
 from ductile.core.instance.failpoints import failpoint
 from ductile.ledger.storage.db import Db
 
@@ -22,6 +22,10 @@ class RetentionPolicy:
     journal: timedelta | None = timedelta(days=30)
     breaker_transitions: timedelta | None = timedelta(days=90)
     facts: timedelta | None = None
+    dedupe: timedelta | None = timedelta(days=30)
+    """How long a success is kept after its own dedupe window, for jobs that ask with a longer one."""
+    receipts: timedelta = timedelta(days=7)
+    """How long a receipt is kept if it was stored by a wrong clock. Otherwise it has its own lifetime."""
 
 
 @frozen(kw_only=True)
@@ -50,13 +54,14 @@ NO_LIMIT = 1 << 62
 class Watermarks:
     """The last row of each kind that may be expired. Later rows are recent, whatever time a wrong clock gave them.
 
-    `trees` is a position in the log of attempts, like `attempts`.
+    `trees` is a position in the log of attempts, like `attempts`. `receipts` is a position in the journal.
     """
 
     trees: int = NO_LIMIT
     attempts: int = NO_LIMIT
     journal: int = NO_LIMIT
     facts: int = NO_LIMIT
+    receipts: int = NO_LIMIT
 
 
 NO_WATERMARKS = Watermarks()
@@ -93,7 +98,7 @@ HAS_EXPIRED_ROWS = f"""
                     WHERE created_at < :facts)
         OR COALESCE({_OLDEST_SNAPSHOT_IS_OLD}, FALSE)
         OR EXISTS (SELECT 1 FROM receipts WHERE expires_at < :now)
-        OR EXISTS (SELECT 1 FROM dedupe_receipts WHERE expires_at < :now)
+        OR EXISTS (SELECT 1 FROM dedupe_receipts WHERE expires_at < :dedupe)
         OR EXISTS (SELECT 1 FROM circuit_breaker_transitions WHERE created_at < :breaker_transitions)
 """
 
@@ -107,6 +112,7 @@ def has_expired_rows(db: Db, policy: RetentionPolicy, *, now: datetime, limit: i
         "contexts": _cutoff(now, _longer(policy.job_queue, policy.job_log)),
         "facts": _cutoff(now, policy.facts),
         "breaker_transitions": _cutoff(now, policy.breaker_transitions),
+        "dedupe": _cutoff(now, policy.dedupe),
         "now": to_text(now),
     }
     return bool(db.execute(HAS_EXPIRED_ROWS, {**cutoffs, "limit": limit}).fetchone()[0])
@@ -125,7 +131,8 @@ def prune(
         contexts=_run(db, PRUNE_CONTEXTS, _cutoff(now, _longer(policy.job_queue, policy.job_log)), limit),
         facts=_run(db, PRUNE_FACTS, _cutoff(now, policy.facts), limit, watermarks.facts),
         snapshots=db.execute(PRUNE_SNAPSHOTS, {"now": to_text(now), "limit": limit}).rowcount,
-        receipts=_run(db, PRUNE_RECEIPTS, to_text(now), limit) + _run(db, PRUNE_WINDOWS, to_text(now), limit),
+        receipts=_prune_receipts(db, policy, now, limit, watermarks.receipts)
+        + _run(db, PRUNE_WINDOWS, _cutoff(now, policy.dedupe), limit),
         breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _cutoff(now, policy.breaker_transitions), limit),
     )
     if pruned.total:
@@ -218,10 +225,22 @@ PRUNE_SNAPSHOTS = f"""
                < {_OLDEST_JOB}
          ORDER BY loaded_at LIMIT :limit)
 """
+RENEW_RECEIPTS = "UPDATE receipts SET expires_at = :until WHERE expires_at < :earliest"
+# A receipt at the watermark itself may be newer: not every receipt comes with a row of the journal.
 PRUNE_RECEIPTS = """
     DELETE FROM receipts WHERE (scope, key) IN (
-        SELECT scope, key FROM receipts WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)
+        SELECT scope, key FROM receipts
+         WHERE expires_at < :before AND journal_seq < :last ORDER BY expires_at LIMIT :limit)
 """
+
+
+def _prune_receipts(db: Db, policy: RetentionPolicy, now: datetime, limit: int, last: int) -> int:
+    """Delete expired receipts. Those from before the clock was set expire one lifetime after it was."""
+    if now >= EARLIEST_TIME:
+        db.execute(RENEW_RECEIPTS, {"until": to_text(now + policy.receipts), "earliest": to_text(EARLIEST_TIME)})
+    return _run(db, PRUNE_RECEIPTS, to_text(now), limit, last)
+
+
 PRUNE_WINDOWS = """
     DELETE FROM dedupe_receipts WHERE (plugin, command, dedupe_key) IN (
         SELECT plugin, command, dedupe_key FROM dedupe_receipts

@@ -15,6 +15,7 @@ STATEMENTS = (
     """,
     "CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged')",
     "CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL",
+    "ALTER TABLE receipts ADD COLUMN journal_seq INTEGER NOT NULL DEFAULT 0",
 )
 
 

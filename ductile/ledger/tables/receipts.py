@@ -1,7 +1,8 @@
 """Receipts of accepted requests with their responses, so that a repeated request gets the first response.
 
 The scope is the source (`webhook:/path`, `api:<token>`, `relay:<peer>`); the key comes from the sender (delivery id,
-Idempotency-Key, event id). Written in the transaction that accepts the request. Also: when each token was last used.
+Idempotency-Key, event id). Written in the transaction that accepts the request, and valid until retention deletes it:
+the wall clock can be wrong when a request is repeated. Also: when each token was last used.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,17 +65,17 @@ def run_once(db: Db, ticket: IdempotencyKey, act: Callable[[Db], StoredResponse]
     KeyReused if the key belongs to another request.
     """
     if not put(db, ticket.scope, ticket.key, now=now, ttl=ticket.ttl, body_hash=ticket.body_hash):
-        known = first_response(db, ticket, now=now)
-        assert known is not None, "a valid receipt prevented the insert"
+        known = first_response(db, ticket)
+        assert known is not None, "a receipt prevented the insert"
         return known
     answer = act(db)
     set_response(db, ticket.scope, ticket.key, job_id=answer.job_id, response=answer.text)
     return answer
 
 
-def first_response(db: Db, ticket: IdempotencyKey, *, now: datetime) -> StoredResponse | None:
+def first_response(db: Db, ticket: IdempotencyKey) -> StoredResponse | None:
     """Return the stored response for this key; None for a first request. Raises KeyReused for another request."""
-    receipt = get(db, ticket.scope, ticket.key, now=now)
+    receipt = get(db, ticket.scope, ticket.key)
     if receipt is None:
         return None
     if receipt.body_hash != ticket.body_hash:
@@ -87,13 +88,12 @@ def first_response(db: Db, ticket: IdempotencyKey, *, now: datetime) -> StoredRe
 
 GET = """
     SELECT scope, key, body_hash, job_id, response, created_at, expires_at FROM receipts
-     WHERE scope = ? AND key = ? AND expires_at > ?
+     WHERE scope = ? AND key = ?
 """
 
 
-def get(db: Db, scope: str, key: str, *, now: datetime) -> Receipt | None:
-    """Return the receipt for this key, if it has not expired."""
-    row = db.execute(GET, (scope, key, to_text(now))).fetchone()
+def get(db: Db, scope: str, key: str) -> Receipt | None:
+    row = db.execute(GET, (scope, key)).fetchone()
     return _receipt(row) if row else None
 
 
@@ -123,12 +123,9 @@ def newest(db: Db, scope: str, *, limit: int = 50) -> list[Receipt]:
 
 
 PUT = """
-    INSERT INTO receipts (scope, key, body_hash, job_id, response, created_at, expires_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (scope, key) DO UPDATE
-       SET body_hash = excluded.body_hash, job_id = excluded.job_id, response = excluded.response,
-           created_at = excluded.created_at, expires_at = excluded.expires_at
-     WHERE receipts.expires_at <= excluded.created_at
+    INSERT INTO receipts (scope, key, body_hash, job_id, response, created_at, expires_at, journal_seq)
+    VALUES (?, ?, ?, ?, ?, ?, ?, (SELECT COALESCE(MAX(seq), 0) FROM journal))
+    ON CONFLICT (scope, key) DO NOTHING
 """
 
 
@@ -143,7 +140,7 @@ def put(
     body_hash: str | None = None,
     response: str | None = None,
 ) -> bool:
-    """Store the receipt; False, with nothing changed, if the key has a valid one."""
+    """Store the receipt; False, with nothing changed, if the key has one."""
     values = (scope, key, body_hash, job_id, response, to_text(now), to_text(now + ttl))
     return db.execute(PUT, values).rowcount == 1
 

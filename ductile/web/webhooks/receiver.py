@@ -16,8 +16,8 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import HANDLE, Budget, FollowUps, RunRule, is_small_write
-from ductile.ledger.completion.start_run import start_run
+from ductile.core.model import HANDLE, Budget, FollowUps, is_small_write
+from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import Receipt
@@ -29,7 +29,6 @@ from ductile.pipeline.run.ingress import (
     unavailable_plugin_reason,
 )
 from ductile.pipeline.run.route import TooManyFollowUps
-from ductile.pipeline.run.run_signals import run_rule_of
 from ductile.web.api.jobs import health
 from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
@@ -53,7 +52,7 @@ from ductile.web.webhooks.deliveries import (
 from ductile.web.webhooks.rejections import PING, REFUSED, REPEATED, RejectionCounter
 
 RECEIPT_LIFETIME = timedelta(days=7)
-"""How long repeated deliveries are recognized."""
+"""How long repeated deliveries are recognized, at least."""
 UNREAD_REASONS = {408: "too slow", 413: "the body is too large"}
 """Reasons for responses that the server sends before the body is read, by status."""
 FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -166,11 +165,11 @@ class Receiver:
             self.rejections.count(REPEATED, endpoint.path, delivery.key or "")
         return _acknowledge(endpoint, accepted.response)
 
-    async def _find_repeat(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery | None":
+    async def _find_repeat(self, endpoint: Endpoint, delivery: Delivery) -> "AcceptedDelivery | None":
         """Return the first response to a repeated delivery, even if its target no longer exists."""
         if delivery.key is None:
             return None
-        receipt = await self.ctx.ledger.read(receipts.get, endpoint.source, delivery.key, now=now)
+        receipt = await self.ctx.ledger.read(receipts.get, endpoint.source, delivery.key)
         return _repeat_response(receipt, delivery) if receipt is not None else None
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery":
@@ -178,7 +177,7 @@ class Receiver:
         try:
             runs = plan_runs(endpoint, delivery.event, snapshot)
         except DuctileError:
-            if (accepted := await self._find_repeat(endpoint, delivery, now)) is None:
+            if (accepted := await self._find_repeat(endpoint, delivery)) is None:
                 raise
             await self.ctx.ledger.until_durable()  # the first request may still be waiting for the disk
             return accepted
@@ -192,7 +191,6 @@ class Receiver:
             now=now,
             default_ttl=service.dedupe_ttl,
             budget=snapshot.budget,
-            run_rule=run_rule_of(snapshot.routing),
         )
         accepted = await submit(self.ctx, work, is_large=not is_small_write(*runs))
         failpoint("enqueue.after_commit")
@@ -241,17 +239,16 @@ def store_delivery(
     now: datetime,
     default_ttl: timedelta,
     budget: Budget,
-    run_rule: RunRule,
 ) -> AcceptedDelivery:
     """Insert the receipt of the delivery and start its runs. A repeated delivery returns the first response."""
     key, body_hash = delivery.key, delivery.body_hash
     if key is not None and not receipts.put(db, scope, key, now=now, ttl=RECEIPT_LIFETIME, body_hash=body_hash):
-        receipt = receipts.get(db, scope, key, now=now)
-        assert receipt is not None, "a valid receipt must exist"
+        receipt = receipts.get(db, scope, key)
+        assert receipt is not None, "a receipt prevented the insert"
         return _repeat_response(receipt, delivery)
     roots = []
     for run in runs:
-        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
+        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget)
         roots += [enqueued[0].job_id] if enqueued else []
     first = roots[0] if roots else None
     response = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})

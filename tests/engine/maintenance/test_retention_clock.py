@@ -15,7 +15,7 @@ from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import journal, receipts
 
 NOON = datetime(2026, 3, 9, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -105,6 +105,40 @@ async def test_rows_written_while_the_clock_was_far_behind_do_not_expire_when_it
     for _ in range(3):
         advance(clock, timedelta(minutes=1))
         assert (await prune_expired(ledger, clock, retention_clock)).total == 0
+
+
+async def put_receipt(ledger: Ledger, clock: VirtualClock) -> bool:
+    """Accept a delivery. Returns False for a repeated one."""
+    await enqueue_job(ledger, clock)
+    return await ledger.write(receipts.put, "webhook:/hook", "d-1", now=clock.now(), ttl=7 * DAY)
+
+
+@pytest.mark.parametrize("error", [BACK_TO_1970, -30 * DAY, 30 * DAY], ids=["1970", "behind", "ahead"])
+async def test_a_delivery_is_accepted_once_when_a_wrong_clock_is_corrected(ledger: Ledger, error: timedelta) -> None:
+    clock = VirtualClock(NOON)
+    retention_clock = await RetentionClock.load(ledger, clock)
+    clock.jump(error)
+    assert await put_receipt(ledger, clock)
+    clock.jump(-error)
+    for _ in range(3):
+        advance(clock, timedelta(minutes=1))
+        await prune_expired(ledger, clock, retention_clock)
+        assert not await put_receipt(ledger, clock)
+
+
+async def test_a_receipt_from_a_clock_behind_expires_after_its_lifetime_in_real_time(ledger: Ledger) -> None:
+    clock = VirtualClock(NOON)
+    retention_clock = await RetentionClock.load(ledger, clock)
+    clock.jump(-30 * DAY)
+    assert await put_receipt(ledger, clock)
+    clock.jump(30 * DAY)
+    pruned_days = []
+    for hour in range(24 * 10):
+        advance(clock, HOUR)
+        await enqueue_job(ledger, clock)
+        if (await prune_expired(ledger, clock, retention_clock)).receipts:
+            pruned_days.append(hour // 24)
+    assert pruned_days == [7]
 
 
 async def test_such_rows_expire_after_their_retention_in_real_time(ledger: Ledger) -> None:

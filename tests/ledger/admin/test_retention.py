@@ -1,6 +1,6 @@
 """Retention: which rows are deleted and which are kept."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from ductile.core.model import (
 )
 from ductile.ledger.admin.job_actions import cancel
 from ductile.ledger.admin.retention import Pruned, RetentionPolicy, has_expired_rows, prune
-from ductile.ledger.completion.start_run import start_run
+from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.reports import job_details, trees
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import contexts, receipts, snapshots
@@ -105,7 +105,6 @@ def test_pruning_a_job_does_not_reopen_its_dedupe_window(ledger: Any) -> None:
     assert pruned(ledger).jobs == 1
     assert ledger.enqueue(dedupe_key="k", dedupe_ttl=10 * DAY).deduplicated
     ledger.advance(days=8)
-    assert pruned(ledger).receipts == 1
     assert ledger.enqueue(dedupe_key="k", dedupe_ttl=10 * DAY).is_new
 
 
@@ -197,18 +196,41 @@ def test_a_policy_of_none_keeps_rows_forever(ledger: Any) -> None:
     assert pruned(ledger, keep).total == 0
 
 
-def test_a_receipt_keeps_the_first_response_until_it_expires(ledger: Any) -> None:
+def test_a_receipt_keeps_the_first_response_until_it_is_pruned(ledger: Any) -> None:
     """One job per delivery. Another body with the same key can be detected."""
     with transaction(ledger.db):
         assert receipts.put(ledger.db, "webhook:/gh", "d-1", now=ledger.now, ttl=DAY, job_id="j", body_hash="h")
         assert not receipts.put(ledger.db, "webhook:/gh", "d-1", now=ledger.now, ttl=DAY, job_id="other")
         assert receipts.put(ledger.db, "webhook:/other", "d-1", now=ledger.now, ttl=DAY)
-    found = receipts.get(ledger.db, "webhook:/gh", "d-1", now=ledger.now)
+    found = receipts.get(ledger.db, "webhook:/gh", "d-1")
     assert found is not None
     assert (found.job_id, found.body_hash) == ("j", "h")
     ledger.advance(days=1)
-    assert receipts.get(ledger.db, "webhook:/gh", "d-1", now=ledger.now) is None
+    assert pruned(ledger).receipts == 0
+    ledger.advance(seconds=1)
+    assert pruned(ledger).receipts == 2
     with transaction(ledger.db):
         assert receipts.put(ledger.db, "webhook:/gh", "d-1", now=ledger.now, ttl=DAY, job_id="second")
-    ledger.advance(days=2)
-    assert pruned(ledger).receipts == 2
+
+
+def test_a_success_is_remembered_for_the_window_of_the_job_that_asks(ledger: Any) -> None:
+    """Which can be longer than the window under which the success was recorded, after a change of `dedupe_ttl`."""
+    first = ledger.enqueue(dedupe_key="k")
+    ledger.end(ledger.claim_one())
+    ledger.advance(days=6)
+    assert pruned(ledger).receipts == 0
+    again = ledger.enqueue(dedupe_key="k", dedupe_ttl=7 * DAY)
+    assert (again.deduplicated, again.job_id) == (True, first.job_id)
+    ledger.advance(days=30)
+    assert pruned(ledger).receipts == 1
+
+
+def test_a_receipt_from_before_the_clock_was_set_lives_for_its_full_lifetime_from_then(ledger: Any) -> None:
+    """A host without a battery-backed clock starts in 1970, also if the service restarts when the clock is set."""
+    with transaction(ledger.db):
+        receipts.put(ledger.db, "webhook:/gh", "d-1", now=datetime(1970, 1, 1, tzinfo=UTC), ttl=DAY)
+    assert pruned(ledger).receipts == 0
+    ledger.advance(days=7)
+    assert pruned(ledger).receipts == 0
+    ledger.advance(seconds=1)
+    assert pruned(ledger).receipts == 1
