@@ -23,6 +23,7 @@ NOUNS = {
     "plugin": "List, create, check, test, run and pause plugins.",
     "queue": "List, pause, resume and purge queued jobs.",
     "relay": "Send events to other instances; list instances and peers.",
+    "run": "List runs and show one; `run PLUGIN` is `plugin run PLUGIN`.",
     "schedule": "List, explain, simulate, run and pause schedules.",
     "system": "Run, monitor, back up and repair the service.",
     "webhook": "List webhook endpoints and deliveries; send and verify deliveries.",
@@ -40,7 +41,6 @@ SHORT_FORMS = {
     "plugins": ("plugin", "list"),
     "reload": ("system", "reload"),
     "reset": ("system", "reset"),
-    "run": ("plugin", "run"),
     "skills": ("system", "skills"),
     "status": ("system", "status"),
 }

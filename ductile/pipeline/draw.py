@@ -54,10 +54,11 @@ def step_statuses(jobs: Iterable[Job], pipeline: str) -> dict[str, StepStatus]:
     for job in jobs:
         if job.pipeline == pipeline and job.step_id is not None:
             by_step.setdefault(job.step_id, []).append(job)
-    return {path: _step_status(found) for path, found in by_step.items()}
+    return {path: combined_status(found) for path, found in by_step.items()}
 
 
-def _step_status(jobs: list[Job]) -> StepStatus:
+def combined_status(jobs: list[Job]) -> StepStatus:
+    """Return the status of a step from its jobs: the first in the order of STYLES that any of them has."""
     status = next(JobStatus(status) for status in STYLES if any(job.status == status for job in jobs))
     durations = [job.completed_at - job.started_at for job in jobs if job.completed_at and job.started_at]
     return StepStatus(

@@ -106,6 +106,8 @@ EXAMPLES = {
     "queue status": "",
     "relay list": "",
     "relay send": "lab --event a.b --dry-run",
+    "run list": "--limit 2",
+    "run show": "{job}",
     "schedule list": "",
     "schedule next": "echo nightly",
     "schedule pause": "echo nightly --dry-run",

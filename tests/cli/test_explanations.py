@@ -15,6 +15,10 @@ SAME = {
     "job why {run}": "/job/{run}/why",
     "job diagnose {dead}": "/job/{dead}/diagnosis",
     "job diagnose {run} --max-bytes 4000": "/job/{run}/diagnosis?max_bytes=4000",
+    "run list": "/runs",
+    "run list --pipeline two-steps --status succeeded --limit 1": "/runs?pipeline=two-steps&status=succeeded&limit=1",
+    "run show {run}": "/run/{run}",
+    "run show {dead}": "/run/{dead}",
     "event why {event}": "/event/{event}/why",
     "event why --type start --limit 2": "/events/why?type=start&limit=2",
 }
@@ -76,7 +80,7 @@ def test_a_caller_without_the_scope_for_payloads_sees_no_texts_of_an_event(insta
     view = ask(installation, f"/event/{installation.names['event']}/why", token="meta")
 
     assert view["verdict"] in ("matched", "unmatched")
-    assert not {"words", "type", "source"} & view.keys()
+    assert not {"words", "type"} & view.keys()
 
 
 def test_a_diagnosis_needs_the_scopes_for_all_it_shows(installation: Installation) -> None:
@@ -89,8 +93,27 @@ def test_a_diagnosis_needs_the_scopes_for_all_it_shows(installation: Installatio
     assert "changes" not in ask(installation, f"/job/{newest}/diagnosis", token="jobs")["since_last_success"]
 
 
+def test_a_caller_without_the_scope_for_results_sees_no_errors_of_a_run(installation: Installation) -> None:
+    path = f"/run/{installation.names['dead']}"
+    assert "no luck" in str(ask(installation, path))
+    assert not [text for text in TEXTS if text in str(ask(installation, path, token="tree"))]
+    assert ask(installation, "/runs", token="status") == ask(installation, "/runs")
+
+
+def test_the_word_of_a_plugin_after_run_starts_a_job(installation: Installation, run: Run) -> None:
+    """`ductile run PLUGIN` is a command of the original; `list` and `show` are actions."""
+    answer = command(installation, run, "run echo --wait")
+    assert (answer.exit_code, answer.json["plugin"], answer.json["status"]) == (0, "echo", "succeeded")
+
+
 def test_an_unknown_subject_is_not_found(installation: Installation) -> None:
     no_job = "00000000-0000-7000-8000-000000000000"
-    paths = (f"/job/{no_job}/why", f"/job/{no_job}/diagnosis", "/event/none/why", "/events/why?type=none")
+    paths = (
+        f"/job/{no_job}/why",
+        f"/job/{no_job}/diagnosis",
+        f"/run/{no_job}",
+        "/event/none/why",
+        "/events/why?type=none",
+    )
     found = {path: installation.service.ask("GET", path)[0] for path in paths}
     assert found == dict.fromkeys(paths, 404)

@@ -106,6 +106,7 @@ SAMPLES = {
     "/config/view": ["/config/view"],
     "/scheduler/jobs": ["/scheduler/jobs"],
     "/breaker/{plugin}": ["/breaker/ok"],
+    "/runs": ["/runs", "/runs?status=failed", "/runs?pipeline=chain&limit=1"],
     "/events/why": ["/events/why?type=chain.requested"],
 }
 
@@ -135,6 +136,8 @@ def test_jobs_trees_and_runs_match_their_schemas(service: Service, document: dic
         check_schema(document, "/job/{id}", get(service, f"/job/{latest_job(service, plugin)}"))
         for view in ("tree", "why", "diagnosis"):
             check_schema(document, f"/job/{{id}}/{view}", get(service, f"/job/{latest_job(service, plugin)}/{view}"))
+    for plugin in ("ok", "broken", "recorder"):
+        check_schema(document, "/run/{id}", get(service, f"/run/{latest_job(service, plugin)}"))
     for pipeline, status in (("chain", 200), ("fails", 200), ("later", 202)):
         found, body = service.ask("POST", f"/pipeline/{pipeline}")
         assert found == status

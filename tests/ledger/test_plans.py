@@ -20,6 +20,7 @@ from ductile.ledger.reports import (
     job_stats,
     queue_status,
     run_status,
+    runs,
     trees,
     wait_reasons,
 )
@@ -51,6 +52,7 @@ MODULES = (
     retention,
     rows,
     run_status,
+    runs,
     schedule_jobs,
     schedules,
     service_log,
@@ -119,6 +121,8 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
         (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
         (run_status.FINISHED_TREE, "job_queue_by_root (root_job_id=?)"),
+        (runs.JOBS_OF_RUN, "job_queue_by_root (root_job_id=?)"),
+        (runs.ATTEMPTS_OF_RUN, "job_log_by_root (root_job_id=?)"),
         (trees.TREE, "job_queue_by_root (root_job_id=?)"),
         (trees.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
         (job_details.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
@@ -160,6 +164,14 @@ def test_lists_of_jobs_are_read_in_order_from_an_index(
     for steps in plans_of(db, lambda: job_list.jobs(db, wanted)):
         assert any(expected in step for step in steps), steps
         assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+@pytest.mark.parametrize("wanted", [ListFilter(), ListFilter(status="failed"), ListFilter(pipeline="p", plugin="echo")])
+def test_lists_of_runs_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: ListFilter) -> None:
+    """The jobs of a run are found by its root."""
+    for steps in plans_of(db, lambda: runs.list_runs(db, wanted)):
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+        assert all("job_queue_by_root (root_job_id=?" in step for step in steps if " member " in step), steps
 
 
 def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:

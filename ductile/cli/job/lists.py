@@ -168,7 +168,7 @@ def _job_lines(page: dict[str, Any]) -> list[str]:
         )
         for job in page["jobs"]
     ]
-    return _page_lines(page, head, rows, "job")
+    return page_lines(page, head, rows, "job")
 
 
 def _is_step(job: Mapping[str, Any]) -> bool:
@@ -191,7 +191,7 @@ def _log_lines(page: dict[str, Any]) -> list[str]:
         )
         for row in page["logs"]
     ]
-    return _page_lines(page, head, rows, "attempt")
+    return page_lines(page, head, rows, "attempt")
 
 
 def _exit(row: Mapping[str, Any]) -> str:
@@ -209,9 +209,7 @@ def _shortened(text: str | None) -> str:
     return line if len(line) <= MAX_TEXT_LENGTH else f"{line[:MAX_TEXT_LENGTH]}…"
 
 
-def _page_lines(
-    page: Mapping[str, Any], head: tuple[str, ...], rows: Sequence[tuple[str, ...]], noun: str
-) -> list[str]:
+def page_lines(page: Mapping[str, Any], head: tuple[str, ...], rows: Sequence[tuple[str, ...]], noun: str) -> list[str]:
     count = page["total"]
     total = f"{count}{'' if page['total_is_exact'] else ' or more'} {noun}{'' if count == 1 else 's'} in total"
     lines = output.table([head, *rows]) if rows else []

@@ -37,6 +37,14 @@ from ductile.web.views.jobs import RESULT_SCOPE, AttemptView, ListedJobView, att
 INDEX_UPDATE_TIMEOUT = 0.3
 """The most seconds that a search spends on updating the index before it runs."""
 
+TIME_RANGE = (
+    Argument("from", str, "Start of the time range, inclusive (RFC 3339)"),
+    Argument("to", str, "End of the time range, exclusive (RFC 3339)"),
+)
+PAGE = (
+    Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
+    Argument("cursor", str, "`next_cursor` of the previous page"),
+)
 JOB_FILTERS = (
     Argument("plugin", str),
     Argument("command", str),
@@ -46,11 +54,9 @@ JOB_FILTERS = (
     Argument("pipeline", str),
     Argument("root", str, "Only the tree of this root job"),
     Argument("job_id", str),
-    Argument("from", str, "Start of the time range, inclusive (RFC 3339)"),
-    Argument("to", str, "End of the time range, exclusive (RFC 3339)"),
+    *TIME_RANGE,
     Argument("query", str, "Words that must all occur"),
-    Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
-    Argument("cursor", str, "`next_cursor` of the previous page"),
+    *PAGE,
 )
 LOG_FILTERS = (*JOB_FILTERS, Argument("include_result", bool, "Include results; requires jobs:result:ro"))
 
@@ -88,7 +94,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
 
 
 async def list_jobs(ctx: AppContext, request: Request) -> Response:
-    filters, before, limit = _read_filter(request, JobStatus), _read_cursor(request), _read_limit(request)
+    filters, before, limit = read_filter(request, JobStatus), read_cursor(request), read_limit(request)
     page = await ctx.ledger.read(job_list.jobs, filters, before=before, limit=limit)
     if not request.principal.has_scope(RESULT_SCOPE):
         for job in page.items:
@@ -98,7 +104,7 @@ async def list_jobs(ctx: AppContext, request: Request) -> Response:
 
 
 async def list_logs(ctx: AppContext, request: Request) -> Response:
-    filters, before, limit = _read_filter(request, AttemptStatus), _read_cursor(request), _read_limit(request)
+    filters, before, limit = read_filter(request, AttemptStatus), read_cursor(request), read_limit(request)
     wants_result = read_flag(request, "include_result")
     shows_result = request.principal.has_scope(RESULT_SCOPE)
     if filters.words:
@@ -132,18 +138,21 @@ async def _update_search_index(ctx: AppContext) -> None:
             await ctx.ledger.transact(search.update_index, in_thread=True)
 
 
-def _read_cursor(request: Request) -> int:
-    with _usage_as_bad_request():
+def read_cursor(request: Request) -> int:
+    """Return the position of `?cursor=`. Raises BadRequest."""
+    with usage_as_bad_request():
         return parse_cursor(request.argument("cursor"))
 
 
-def _read_limit(request: Request) -> int:
-    with _usage_as_bad_request():
+def read_limit(request: Request) -> int:
+    """Return the page size of `?limit=`. Raises BadRequest."""
+    with usage_as_bad_request():
         return parse_limit(request.argument("limit"))
 
 
-def _read_filter(request: Request, statuses: Iterable[str]) -> ListFilter:
-    with _usage_as_bad_request():
+def read_filter(request: Request, statuses: Iterable[str]) -> ListFilter:
+    """Return the filters of the query arguments. Raises BadRequest."""
+    with usage_as_bad_request():
         filters = parse_filter({name: request.argument(name) for name in ARGUMENTS}, statuses)
     if request.argument("query"):
         require_scope(request, RESULT_SCOPE)  # a search can reveal results
@@ -151,7 +160,7 @@ def _read_filter(request: Request, statuses: Iterable[str]) -> ListFilter:
 
 
 @contextmanager
-def _usage_as_bad_request() -> Iterator[None]:
+def usage_as_bad_request() -> Iterator[None]:
     """Convert UsageInvalid, which the ledger raises for an invalid filter, to BadRequest."""
     try:
         yield

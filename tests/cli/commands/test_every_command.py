@@ -66,6 +66,7 @@ UNKNOWN = {
     "plugin show": "missing",
     "plugin test": "missing",
     "relay send": "nowhere --event a.b",
+    "run show": NO_JOB,
     "schedule next": "missing nightly",
     "schedule pause": "missing nightly",
     "schedule resume": "echo never",
