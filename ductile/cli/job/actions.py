@@ -1,35 +1,39 @@
 """`ductile job cancel`, `retry`, `replay` and `wait`: requests to the running service."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.terminal import state
+from ductile.cli.job.batch import Verb, act_on_all, can_be_retried, is_batch, selection_options
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
 
 MAX_STEPS_SHOWN = 10
-
-
-def _action_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument and the options of commands that change a job."""
-    for option in (options.as_json, options.dry_run, options.service, options.config):
-        command = option(command)
-    return click.argument("job_id")(command)
+NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
 
 @click.command("cancel")
 @click.option("--reason", help="Reason to record.")
-@_action_options
-def cancel(job_id: str, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Cancel a queued or running job. A running process is terminated first.
+@selection_options("queued", "running")
+def cancel(job_id: str | None, reason: str | None, dry_run: bool, as_json: bool, **params: Any) -> int:
+    """Cancel a queued or running job, or with --status all jobs that match. Running processes are terminated first.
+
+    With --status, shows the number of jobs and exits with code 2 unless --yes confirms it.
 
     Example: ductile job cancel 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --reason "no longer needed"
     """
-    answer = _post(job_id, "cancel", where, dry_run=dry_run, body={"reason": reason} if reason else None)
+    body = {"reason": reason} if reason else None
+    if is_batch(job_id, params):
+        act = partial(_post, act="cancel", where=params, body=body)
+        return act_on_all(Verb("cancel", "cancelled"), act, params, dry_run=dry_run, as_json=as_json)
+    answer = _post(str(job_id), "cancel", params, dry_run=dry_run, body=body)
     output.show(answer, as_json=as_json, human=_cancel_lines)
+    return 0
 
 
 def _cancel_lines(answer: dict[str, Any]) -> list[str]:
@@ -43,13 +47,27 @@ def _cancel_lines(answer: dict[str, Any]) -> list[str]:
 
 
 @click.command("retry")
-@_action_options
-def retry(job_id: str, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Retry a failed or dead job. The run that it belongs to continues.
+@click.option("--now", "is_urgent", is_flag=True, help="Also start a queued job that waits for its retry time.")
+@selection_options("failed", "dead", "queued")
+def retry(job_id: str | None, is_urgent: bool, dry_run: bool, as_json: bool, **params: Any) -> int:
+    """Retry a failed or dead job, or with --status all jobs that match. The runs that they belong to continue.
 
-    Example: ductile job retry 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11
+    With --status, shows the number of jobs and exits with code 2 unless --yes confirms it. Cancelled and purged jobs
+    are not selected. --status queued requires --now.
+
+    Example: ductile job retry --status dead --plugin backup --since 1h --yes
     """
-    output.show(_post(job_id, "retry", where, dry_run=dry_run), as_json=as_json, human=_retry_lines)
+    query = {"now": "true"} if is_urgent else {}
+    if is_batch(job_id, params):
+        if params["status"] == "queued" and not is_urgent:
+            raise UsageInvalid(
+                "--status queued requires --now", hint="Queued jobs are started anyway; --now does not wait."
+            )
+        act = partial(_post, act="retry", where=params, query=query)
+        return act_on_all(Verb("retry", "retried", can_be_retried), act, params, dry_run=dry_run, as_json=as_json)
+    answer = _post(str(job_id), "retry", params, dry_run=dry_run, query=query)
+    output.show(answer, as_json=as_json, human=_retry_lines)
+    return 0
 
 
 def _retry_lines(answer: dict[str, Any]) -> list[str]:
@@ -61,20 +79,27 @@ def _retry_lines(answer: dict[str, Any]) -> list[str]:
 @click.command("replay")
 @click.option("--patch", help="JSON merge patch (RFC 7396) for the payload, or @FILE.")
 @click.option("--from-step", "step", help="Replay the job of this step in the tree of JOB_ID.")
-@_action_options
-def replay(job_id: str, patch: str | None, step: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Replay a job as a new job with the original context. Deduplication does not apply.
+@selection_options("succeeded", "failed", "dead", "skipped")
+def replay(job_id: str | None, patch: str | None, step: str | None, dry_run: bool, as_json: bool, **params: Any) -> int:
+    """Replay a job as a new job with the original context, or with --status all jobs that match.
 
-    Shows what has changed since the job ran: plugin files, configuration and plugin state. A replayed pipeline step
-    continues its pipeline as a separate run.
+    Deduplication does not apply. Shows what has changed since the job ran: plugin files, configuration and plugin
+    state. A replayed pipeline step continues its pipeline as a separate run. With --status, shows the number of jobs
+    and exits with code 2 unless --yes confirms it.
 
     Example: ductile job replay 3f0c9a52-6a57-4c0e-9d3a-0d6f3c1f2b11 --from-step upload --patch '{"retries": 0}'
     """
     body = {"patch": _patch(patch)} if patch is not None else None
-    chosen = _job_of_step(job_id, step, where) if step is not None else job_id
-    changes = None if where["api_url"] else _changes(chosen, where)
-    answer = _post(chosen, "replay", where, dry_run=dry_run, body=body)
+    if is_batch(job_id, params):
+        if step is not None:
+            raise UsageInvalid("--from-step cannot be combined with --status")
+        act = partial(_post, act="replay", where=params, body=body)
+        return act_on_all(Verb("replay", "replayed"), act, params, dry_run=dry_run, as_json=as_json)
+    chosen = _job_of_step(str(job_id), step, params) if step is not None else str(job_id)
+    changes = None if params["api_url"] else _changes(chosen, params)
+    answer = _post(chosen, "replay", params, dry_run=dry_run, body=body)
     output.show({**answer, "changes": changes}, as_json=as_json, human=_replay_lines)
+    return 0
 
 
 def _patch(text: str) -> dict[str, Any]:
@@ -197,8 +222,19 @@ def canonical_id(job_id: str) -> str:
     return canonical
 
 
-def _post(job_id: str, act: str, where: Mapping[str, Any], *, dry_run: bool, body: Any = None) -> dict[str, Any]:
+def _post(
+    job_id: str,
+    act: str,
+    where: Mapping[str, Any],
+    *,
+    dry_run: bool = False,
+    query: Mapping[str, str] = NO_QUERY,
+    body: Any = None,
+) -> dict[str, Any]:
+    from urllib.parse import urlencode
+
     from ductile.cli.base.connect import client_for
 
     path = f"/job/{canonical_id(job_id)}/{act}"
-    return client_for(where).request("POST", f"{path}?dry_run=true" if dry_run else path, body)
+    arguments = urlencode({**query, **({"dry_run": "true"} if dry_run else {})})
+    return client_for(where).request("POST", f"{path}?{arguments}" if arguments else path, body)

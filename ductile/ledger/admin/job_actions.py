@@ -31,6 +31,7 @@ from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import greatest, using
 from ductile.ledger.tables import journal
+from ductile.ledger.tables.blocked_jobs import BREAKER_OPEN
 
 RETRYABLE_HINT = "Only failed and dead jobs can be retried."
 
@@ -108,6 +109,44 @@ def retry(db: Db, job_id: str, *, now: datetime) -> Job:
         _requeue(db, join, "a member was retried", now=now)
         member = join
     return require_job(db, job_id)
+
+
+START_NOW = """
+    UPDATE job_queue SET next_retry_at = NULL, lane = plugin
+     WHERE id = ? AND status = 'queued' AND next_retry_at IS NOT NULL AND blocked_reason IS DISTINCT FROM ?
+"""
+
+
+def retry_now(db: Db, job_id: str, *, now: datetime) -> Job:
+    """Start the next attempt of a queued job now instead of at its retry time.
+
+    Raises WrongState for a job that waits for something else.
+    """
+    job = require_job(db, job_id)
+    if db.execute(START_NOW, (job_id, BREAKER_OPEN)).rowcount == 0:
+        raise _not_delayed(job)
+    data = {"attempt": job.attempt, "reason": "operator", "was_due": to_text(job.next_retry_at or now)}
+    journal.append(
+        db, "job.requeued", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
+    )
+    return require_job(db, job_id)
+
+
+IS_DELAYED = """
+    SELECT 1 FROM job_queue
+     WHERE id = ? AND status = 'queued' AND next_retry_at IS NOT NULL AND blocked_reason IS DISTINCT FROM ?
+"""
+
+
+def require_delayed(db: Db, job: Job) -> None:
+    """Raise WrongState for a queued job that does not wait for its retry time."""
+    if db.execute(IS_DELAYED, (job.id, BREAKER_OPEN)).fetchone() is None:
+        raise _not_delayed(job)
+
+
+def _not_delayed(job: Job) -> WrongState:
+    hint = f"`ductile job why {job.id}` shows what it waits for."
+    return WrongState(f"{job.id}: {job.status}, but not waiting for a retry time", hint=hint)
 
 
 def require_retryable(db: Db, job: Job) -> None:

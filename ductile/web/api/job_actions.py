@@ -13,8 +13,16 @@ from ductile.core.errors import NotFound, WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Keywords
 from ductile.core.formats.yaml_fields import ONE_LINE
-from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, NewJob, is_small_write
-from ductile.ledger.admin.job_actions import replay, require_job, require_replayable, require_retryable, retry
+from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, JobStatus, NewJob, is_small_write
+from ductile.ledger.admin.job_actions import (
+    replay,
+    require_delayed,
+    require_job,
+    require_replayable,
+    require_retryable,
+    retry,
+    retry_now,
+)
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
@@ -31,9 +39,10 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
-from ductile.web.routing import AnyRoute, Route
+from ductile.web.routing import AnyRoute, Argument, Route
 
 MAX_REASON_CHARS = 200
+NOW = Argument("now", bool, "Also start a queued job that waits for its retry time")
 
 
 class ReasonBody(TypedDict, total=False):
@@ -78,6 +87,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/job/{id}/retry",
         handler=partial(retry_job, ctx),
         summary="Retry a failed or dead job and continue its run; requires the scope to run its command",
+        query=(DRY_RUN, NOW),
         responses={200: ActedView, 202: ActedView},
     )
     yield action(
@@ -108,13 +118,14 @@ async def cancel_job(ctx: AppContext, request: Request) -> Response:
 
 async def retry_job(ctx: AppContext, request: Request) -> Response:
     """Return 202 when the job is queued again, or 200 for a dry run."""
-    job_id = read_job_id(request)
-    job = await ctx.ledger.read(_read_retryable, job_id)
+    job_id, is_urgent = read_job_id(request), read_flag(request, "now")
+    job = await ctx.ledger.read(_read_retryable, job_id, is_urgent=is_urgent)
     _require_startable(ctx, job)
     _require_start_scope(ctx, request, job)
     if read_flag(request, "dry_run"):
         return json_response(ActedView(job_id=job_id, status=job.status, dry_run=True))
-    job = await ctx.ledger.write(retry, job_id, now=ctx.clock.now())
+    act = retry_now if is_urgent and job.status is JobStatus.QUEUED else retry
+    job = await ctx.ledger.write(act, job_id, now=ctx.clock.now())
     ctx.hub.announce_work()
     return json_response(ActedView(job_id=job_id, status=job.status, dry_run=False), 202)
 
@@ -148,9 +159,10 @@ async def replay_job(ctx: AppContext, request: Request) -> Response:
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 
-def _read_retryable(db: Db, job_id: str) -> Job:
+def _read_retryable(db: Db, job_id: str, *, is_urgent: bool) -> Job:
     job = require_job(db, job_id)
-    require_retryable(db, job)
+    check = require_delayed if is_urgent and job.status is JobStatus.QUEUED else require_retryable
+    check(db, job)
     return job
 
 

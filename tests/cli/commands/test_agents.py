@@ -59,9 +59,9 @@ def test_describe_lists_flags_arguments_side_effect_and_scopes(run: Run) -> None
     replay = described["job replay"]
     assert set(described) == set(EFFECTS)
     assert replay["side_effect"] == "runs_plugins"
-    assert replay["scopes"] == ["jobs:rw", "jobs:tree:ro"]
+    assert replay["scopes"] == ["jobs:rw", "jobs:status:ro", "jobs:tree:ro"]
     assert replay["example"].startswith("ductile job replay ")
-    assert replay["arguments"] == [{"name": "job_id", "type": "string", "required": True, "repeatable": False}]
+    assert replay["arguments"] == [{"name": "job_id", "type": "string", "required": False, "repeatable": False}]
     options = {option["flags"][-1]: option for option in described["job list"]["options"]}
     assert (options["--limit"]["type"], options["--limit"]["default"]) == ("integer", 50)
     assert (options["--limit"]["minimum"], options["--limit"]["maximum"]) == (1, 200)
