@@ -49,7 +49,7 @@ from ductile.engine.maintenance.unrunnable_jobs import count_jobs_to_end, update
 from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
-from ductile.ledger.admin import service_log
+from ductile.ledger.admin import drifted_plugins, service_log
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
@@ -179,6 +179,7 @@ async def _start(rt: Runtime, ledger: Ledger, announce: Callable[[str], None]) -
     instance, retention_clock = instance_of(ledger.path), await RetentionClock.load(ledger, rt.clock)
     await recover(ledger, rt.snapshot, rt.log, instance=instance, run_id=rt.run_id, now=rt.clock.now())
     await save_snapshot(ledger, rt.snapshot, reason="startup", now=rt.clock.now())
+    await ledger.write(drifted_plugins.delete_all)
     await update_unrunnable_jobs(ledger, lambda: rt.snapshot, rt.log, now=rt.clock.now())
     with open_listeners(rt.config) as listeners, open_webhook_listener(rt.config) as webhook_listeners:
         async with _journalled_run(rt, ledger):

@@ -4,7 +4,7 @@ Contains BLAKE3 hashes of every loaded file and every configured plugin, by abso
 prevent a start. `files.sources` reads the files.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ from ductile.plugin.registry import PluginFingerprint
 SEAL_FILE = ".checksums"
 SEAL_VERSION = 2
 INTEGRITY = "integrity"
+UNCOVERED_HINT = "remove them, or move them out of the plugin's folder"
 LOCK_HINT = "if this is intended, run `ductile config lock`"
 
 
@@ -145,6 +146,19 @@ def find_plugin_drift(plugins: Mapping[str, SealedPlugin], seal: Seal) -> list[D
             drifts.append(_plugin_drift(name, moved, DriftSeverity.NOTED, now))
     for name in sorted(seal.plugins.keys() - plugins.keys()):
         drifts.append(_plugin_drift(name, "is sealed but no longer configured or found", DriftSeverity.NOTED, None))
+    return drifts
+
+
+def find_uncovered(plugins: Mapping[str, SealedPlugin], uncovered: Mapping[str, Sequence[str]]) -> list[Drift]:
+    """Return every configured plugin whose folder has entries that no hash covers, such as caches and hidden files."""
+    drifts = []
+    for name, now in plugins.items():
+        if entries := uncovered.get(name):
+            listed = f"{', '.join(entries[:5])}{' …' if len(entries) > 5 else ''}"
+            message = f"plugin {name} has entries that the seal does not cover: {listed}; {UNCOVERED_HINT}"
+            mark = Mark(str(now.fingerprint.manifest_path), 1)
+            severity = DriftSeverity.UNSEALED if now.enabled else DriftSeverity.NOTED
+            drifts.append(Drift(Complaint(message, f"plugins.{name}", mark, INTEGRITY), severity))
     return drifts
 
 

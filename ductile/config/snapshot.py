@@ -14,7 +14,7 @@ from attrs import field, frozen
 from ductile.config.checks.examine import Examination, Report
 from ductile.config.load.load import Config
 from ductile.config.sections import relay
-from ductile.config.sections.settings import PluginEntry
+from ductile.config.sections.settings import PluginEntry, Service
 from ductile.core.errors import DuctileError, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.model import Budget
@@ -39,6 +39,9 @@ INHERITED_VARIABLES = (
 INHERITED_PREFIXES = ("LC_", "XDG_")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+NO_BYTECODE = "/dev/null/bytecode"
+"""A path that cannot exist. With it Python reads no bytecode caches, also none of its own library, and compiles each
+module at every start."""
 
 
 class PluginUnavailable(DuctileError):
@@ -170,9 +173,7 @@ def build_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snap
         if entry is not None and not entry.enabled:
             unavailable[name] = "is disabled (enabled: false)"
         else:
-            plugins[name] = _configure(
-                plugin, entry, settings.service.max_workers, settings.service.plugin_env_passthrough, environ
-            )
+            plugins[name] = _configure(plugin, entry, settings.service, environ)
     for rejected in examination.discovery.rejected:
         unavailable.setdefault(rejected.name, f"is not usable: {rejected.reason}")
     routes = Routes.of((route.source, route.event_type, route.to) for route in settings.routes)
@@ -182,15 +183,15 @@ def build_snapshot(examination: Examination, environ: Mapping[str, str]) -> Snap
 
 
 def _configure(
-    plugin: Plugin, entry: PluginEntry | None, workers: int, passed: tuple[str, ...], environ: Mapping[str, str]
+    plugin: Plugin, entry: PluginEntry | None, service: Service, environ: Mapping[str, str]
 ) -> ConfiguredPlugin:
     used = entry or PluginEntry()
     return ConfiguredPlugin(
         plugin=plugin,
         entry=used,
-        slots=_slots(plugin, entry, workers),
+        slots=_slots(plugin, entry, service.max_workers),
         config_json=strict_json.dumps(used.config),
-        environment=plugin_environment(plugin, used, passed, environ),
+        environment=plugin_environment(plugin, used, service, environ),
     )
 
 
@@ -207,14 +208,20 @@ def _slots(plugin: Plugin, entry: PluginEntry | None, workers: int) -> int:
 
 
 def plugin_environment(
-    plugin: Plugin, entry: PluginEntry, passed: tuple[str, ...], environ: Mapping[str, str]
+    plugin: Plugin, entry: PluginEntry, service: Service, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Build the environment of a plugin process: default variables, passed variables, then variables of the entry."""
+    """Build the environment of a plugin process: default variables, passed variables, then variables of the entry.
+
+    No plugin writes bytecode beside its code, because the seal does not cover it. Under `strict_mode` none reads it.
+    """
+    passed = service.plugin_env_passthrough
 
     def is_default(name: str) -> bool:
         return name in INHERITED_VARIABLES or name.startswith(INHERITED_PREFIXES) or name.lower() in PROXY_VARIABLES
 
     everything = "*" in passed
     inherited = {name: value for name, value in environ.items() if everything or is_default(name) or name in passed}
-    own = {"DUCTILE_PLUGIN": plugin.name, "DUCTILE_PLUGIN_DIR": str(plugin.folder)}
+    own = {"DUCTILE_PLUGIN": plugin.name, "DUCTILE_PLUGIN_DIR": str(plugin.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    if service.strict_mode:
+        own["PYTHONPYCACHEPREFIX"] = NO_BYTECODE
     return {"PATH": DEFAULT_PATH, **inherited, **entry.env, **own}

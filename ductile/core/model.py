@@ -156,6 +156,10 @@ class Evidence:
     timed_out: bool = False
     result: str | None = field(default=None, repr=False)
     stderr: str | None = field(default=None, repr=False)
+    plugin_fingerprint: str | None = None
+    """One hash over the files of the plugin that ran."""
+    plugin_changes: Mapping[str, str | None] = NO_DATA
+    """The hash of each of its files that differed from the loaded ones; None if it was missing."""
 
 
 @frozen

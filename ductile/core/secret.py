@@ -5,6 +5,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -111,8 +112,15 @@ def _forms(text: str) -> Iterator[str]:
     yield from text.splitlines()
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield quote(raw, safe="")
+    for safe in _URL_SAFE_CHARACTERS:
+        quoted = quote(raw, safe=safe)
+        for escaped in (quoted, _ESCAPE.sub(lambda found: found[0].lower(), quoted)):
+            yield escaped
+            yield escaped.replace("%20", "+")
+    for entities in _HTML_ENTITIES:
+        yield text.translate(entities)
     yield raw.hex()
+    yield raw.hex().upper()
     for before in range(3):
         standard = _inside_base64(raw, before)
         yield standard
@@ -120,6 +128,18 @@ def _forms(text: str) -> Iterator[str]:
 
 
 _URL_SAFE = str.maketrans("+/", "-_")
+_URL_SAFE_CHARACTERS = ("", "/", "!'()*", ";,/?:@&=+$!'()*#")
+"""What encoders leave unquoted: nothing more, paths, `encodeURIComponent` and `encodeURI` of JavaScript."""
+_ESCAPE = re.compile("%..")
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_HTML_QUOTES = (
+    {},
+    {'"': "&quot;", "'": "&#x27;"},
+    {'"': "&#34;", "'": "&#39;"},
+    {'"': "&quot;", "'": "&#39;"},
+    {'"': "&quot;", "'": "&apos;"},
+)
+_HTML_ENTITIES = tuple(str.maketrans(_HTML | quotes) for quotes in _HTML_QUOTES)
 
 
 def _inside_base64(raw: bytes, before: int) -> str:

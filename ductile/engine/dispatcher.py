@@ -13,6 +13,7 @@ from ductile.core.instance.failpoints import failpoint
 from ductile.engine.follow_up_rules import gates_of, join_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
+from ductile.engine.maintenance.drifted_plugins import release_restored_plugins
 from ductile.engine.run_job import LEDGER_RETRY_INTERVAL, announce, run_job
 from ductile.engine.running_jobs import Attempt, Capacity
 from ductile.ledger.completion.record import Recorded, Stale
@@ -21,7 +22,8 @@ from ductile.ledger.queue.claim import Claimed, claim_next
 from ductile.ledger.storage.db import Db
 
 RECHECK_INTERVAL, IDLE_RECHECK_INTERVAL = 1.0, 30.0
-"""The longest delay that a lost wake-up can cause, while jobs run and while none does."""
+"""The longest delay that a lost wake-up can cause, while jobs run and while none does. Restored files are noticed after
+the first."""
 
 
 async def dispatch(
@@ -56,8 +58,9 @@ async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
     until its own job is durable.
     """
     snapshot = ctx.snapshot()
-    capacity = ctx.running.capacity(snapshot).exclude(ctx.blocked_plugins())
     try:
+        await release_restored_plugins(ctx)
+        capacity = ctx.running.capacity(snapshot).exclude(ctx.held_plugins())
         queued_by, ended, claimed = await _claim(ctx, capacity)
     except (LedgerFull, LedgerBusy) as error:
         ctx.log.error("dispatcher", f"{error}; trying again")
@@ -91,7 +94,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
     def work(db: Db) -> tuple[int, tuple[Recorded | Stale, ...], Claimed]:
         commit = ctx.ledger.commits
         ctx.durable_jobs.add(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
-        allowed = capacity.exclude(ctx.blocked_plugins())  # read again: a plugin can be paused while the write waits
+        allowed = capacity.exclude(ctx.held_plugins())  # read again: a plugin can be paused while the write waits
         settled, claimed = claim_next(
             db,
             now=ctx.clock.now(),
@@ -114,7 +117,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
 
 def _recheck_seconds(ctx: JobContext, next_due: datetime | None) -> float:
     """Return the time until the next delayed job is due, at most the recheck interval."""
-    recheck = RECHECK_INTERVAL if ctx.running else IDLE_RECHECK_INTERVAL
+    recheck = RECHECK_INTERVAL if ctx.running or ctx.drifted else IDLE_RECHECK_INTERVAL
     if next_due is None:
         return recheck
     return min(max((next_due - ctx.clock.now()).total_seconds(), 0.0), recheck)

@@ -15,6 +15,7 @@ from ductile.engine.preflight import PreflightCache
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.running_jobs import Attempt, RunningJobs
 from ductile.ledger.storage.async_ledger import Ledger
+from ductile.plugin.checked_files import CheckedFiles
 
 RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
 """Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""
@@ -39,3 +40,15 @@ class JobContext:
     processes: ProcessTable = field(factory=ProcessTable)
     durable_jobs: DurableJobs = field(factory=DurableJobs)
     preflight_cache: PreflightCache = field(factory=PreflightCache)
+    drifted: dict[str, CheckedFiles] = field(factory=dict)
+    """The plugins whose files differ from the loaded ones, as last reported."""
+
+    @property
+    def is_strict(self) -> bool:
+        """True if plugins may run only with their sealed files."""
+        return self.snapshot().config.settings.service.strict_mode
+
+    def held_plugins(self) -> frozenset[str]:
+        """Return `blocked_plugins` and, under `strict_mode`, the plugins whose files have changed."""
+        blocked = self.blocked_plugins()
+        return blocked.union(self.drifted) if self.drifted and self.is_strict else blocked

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 
 from ductile.core.formats import strict_json
 from ductile.core.model import (
+    NO_DATA,
     Evidence,
     Failed,
     Interrupted,
@@ -25,6 +26,7 @@ from ductile.core.secret import Mask
 from ductile.core.units import format_duration
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
+from ductile.plugin.checked_files import CheckedFiles
 from ductile.plugin.protocol import DEFAULT_LIMITS, InvalidResponse, PluginResponse, ProtocolLimits, decode_response
 
 EXIT_CONFIG_ERROR = 78
@@ -67,7 +69,13 @@ class _Failure:
 
 
 def judge(
-    job: Job, run: Finished | SpawnFailed, policy: RetryPolicy, *, started_at: datetime, jitter: float
+    job: Job,
+    run: Finished | SpawnFailed,
+    policy: RetryPolicy,
+    *,
+    started_at: datetime,
+    jitter: float,
+    files: CheckedFiles | None = None,
 ) -> Verdict:
     """Return the outcome of one attempt. `jitter` in [0, 1) spreads the retry delay."""
     if isinstance(run, SpawnFailed):
@@ -79,7 +87,7 @@ def judge(
         failure = _failure(run, decoded, policy)
     else:
         response, failure = None, _ended_early(run, policy)
-    evidence = evidence_of(run, response, started_at, policy.mask)
+    evidence = evidence_of(run, response, started_at, policy.mask, files)
     if run.cause is Cause.STOPPED:
         return Verdict(stop_outcome(run.stopped, evidence))
     if failure is None:
@@ -151,7 +159,13 @@ def stop_outcome(reason: str | None, evidence: Evidence | None = None) -> Outcom
     return cancelled(reason, evidence)
 
 
-def evidence_of(run: Finished, response: PluginResponse | None, started_at: datetime, mask: Mask) -> Evidence:
+def evidence_of(
+    run: Finished,
+    response: PluginResponse | None,
+    started_at: datetime,
+    mask: Mask,
+    files: CheckedFiles | None = None,
+) -> Evidence:
     """Return what the ledger stores about a run: a valid response unchanged, or a prefix of other output as text."""
     return Evidence(
         started_at=started_at,
@@ -161,6 +175,8 @@ def evidence_of(run: Finished, response: PluginResponse | None, started_at: date
         timed_out=run.timed_out,
         result=_response_text(run, response) if response else _output_text(run, mask),
         stderr=_stderr_text(run, mask),
+        plugin_fingerprint=files.fingerprint if files else None,
+        plugin_changes=files.stored_changes if files else NO_DATA,
     )
 
 

@@ -20,6 +20,7 @@ from ductile.engine.process.streams import Caps
 from ductile.pipeline.language.paths import PathAbsent
 from ductile.pipeline.run.step_input import StepInput, build_step_input, find_step
 from ductile.plugin import protocol
+from ductile.plugin.checked_files import CheckedFiles, FileChecker
 from ductile.plugin.protocol import encode_request
 
 
@@ -36,6 +37,8 @@ class Ready:
     limits: ResourceLimits | None
     grace: timedelta
     """Time between SIGTERM and SIGKILL."""
+    files: CheckedFiles
+    """The files of the plugin that is run."""
     warnings: tuple[str, ...] = ()
     """Findings about the plugin that do not forbid the run."""
 
@@ -73,6 +76,18 @@ class Postpone:
 
 
 @frozen
+class Block:
+    """The plugin must not run with these files. Its jobs wait until they are restored, or sealed and loaded."""
+
+    plugin: str
+    files: CheckedFiles
+
+    @property
+    def error(self) -> str:
+        return f"plugin {self.plugin} is not started under service.strict_mode: {self.files.message}"
+
+
+@frozen
 class CommandSettings:
     """The settings that all jobs of one command share under one configuration."""
 
@@ -86,8 +101,9 @@ class CommandSettings:
 
 @define(eq=False)
 class PreflightCache:
-    """The settings of each command, computed once per configuration."""
+    """The settings of each command, computed once per configuration, and the last check of each plugin's files."""
 
+    files: FileChecker = field(factory=FileChecker)
     settings: dict[tuple[str, str, str], CommandSettings] = field(factory=dict)
 
     def command_settings(self, snapshot: Snapshot, plugin: str, command: str) -> CommandSettings:
@@ -110,7 +126,7 @@ def preflight(
     instance: str,
     now: datetime,
     cache: PreflightCache | None = None,
-) -> Ready | Refuse | Postpone:
+) -> Ready | Refuse | Postpone | Block:
     """Return what to run for this attempt, or why it cannot run."""
     cache = cache or PreflightCache()
     try:
@@ -122,6 +138,9 @@ def preflight(
     except DuctileError as error:
         return Refuse(Dead(str(error), code=OutcomeCode.STEP_REMOVED))
     configured, policy = settings.configured, settings.policy
+    files = cache.files.check(configured.plugin)
+    if files.has_drifted and snapshot.config.settings.service.strict_mode:
+        return Block(configured.name, files)
     findings = configured.plugin.recheck()
     if refusals := [str(finding) for finding in findings if finding.is_refusal]:
         return Postpone(f"plugin {configured.name} is not trusted now: {'; '.join(refusals)}", policy)
@@ -138,6 +157,7 @@ def preflight(
         caps=settings.caps,
         limits=settings.limits,
         grace=settings.grace,
+        files=files,
         warnings=tuple(map(str, findings)),
     )
 

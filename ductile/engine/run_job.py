@@ -25,8 +25,9 @@ from ductile.engine.completion import complete, complete_without_run
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import Verdict, backoff, judge, stop_outcome
+from ductile.engine.maintenance.drifted_plugins import note_files, postpone_for_drift
 from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
-from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+from ductile.engine.preflight import Block, Postpone, Ready, Refuse, preflight
 from ductile.engine.process.procfs import identify
 from ductile.engine.process.run import Finished, run_process
 from ductile.engine.process.start import Process, SpawnFailed
@@ -57,7 +58,7 @@ async def run_job(ctx: JobContext, attempt: Attempt) -> None:
 
 
 async def _run_attempt(ctx: JobContext, attempt: Attempt) -> Completion | None:
-    """Run the attempt and return its completion, or None if a relay was requeued until its instance is up."""
+    """Run the attempt and return its completion, or None if the job was queued again without a run."""
     job = attempt.job
     if job.attempt == 1 and job.started_at is not None:
         ctx.metrics.observe_wait(job.plugin, (job.started_at - job.created_at).total_seconds())
@@ -70,8 +71,8 @@ async def _run_attempt(ctx: JobContext, attempt: Attempt) -> Completion | None:
     return completion
 
 
-async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
-    """Run the plugin once and return the completion with its follow-up jobs."""
+async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion | None:
+    """Run the plugin once and return the completion with its follow-up jobs; None if its plugin is blocked."""
     job, started_at = attempt.job, ctx.clock.now()
     if reason := attempt.control.stop.reason:
         verdict = Verdict(stop_outcome(reason))
@@ -80,6 +81,7 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
     ready = await run_in_thread_if_large(partial(_preflight, ctx, attempt, started_at), attempt.input_bytes)
     match ready:
         case Ready():
+            await note_files(ctx, job.plugin, ready.files)
             for warning in ready.warnings:
                 ctx.log.warn("preflight", warning, plugin=job.plugin, job_id=job.id)
             failpoint("spawn.before")
@@ -91,6 +93,10 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
             return _log_attempt(ctx, job, run, verdict, completion)
         case Refuse(outcome):
             verdict, refused = Verdict(outcome), None
+        case Block(_, files):
+            if await postpone_for_drift(ctx, job, files):
+                return None
+            verdict, refused = Verdict(stop_outcome(attempt.control.stop.reason)), None
         case Postpone(error, policy):
             refused = SpawnFailed(error, errno.EACCES)
             verdict = judge(job, refused, policy, started_at=started_at, jitter=random.random())
@@ -98,7 +104,7 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion:
     return _log_attempt(ctx, job, refused, verdict, evolve(completion, journal_data={"preflight": "fail"}))
 
 
-def _preflight(ctx: JobContext, attempt: Attempt, now: datetime) -> Ready | Refuse | Postpone:
+def _preflight(ctx: JobContext, attempt: Attempt, now: datetime) -> Ready | Refuse | Postpone | Block:
     return preflight(
         attempt.snapshot,
         attempt.job,
@@ -114,7 +120,7 @@ def _judge(
 ) -> tuple[Verdict, Completion]:
     """Judge the run and compute its completion."""
     job = attempt.job
-    verdict = judge(job, run, ready.policy, started_at=started_at, jitter=random.random())
+    verdict = judge(job, run, ready.policy, started_at=started_at, jitter=random.random(), files=ready.files)
     journal_data = _journal_fields(attempt, ready, verdict)
     completion = complete(job, ready, verdict, attempt.snapshot, now=ctx.clock.now(), journal_data=journal_data)
     # A success becomes a failure if it leads to too many follow-up jobs or to a state that is too large.

@@ -5,9 +5,10 @@ Compares the sanitised configurations that the ledger stores, so it works withou
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from pathlib import Path as FilePath
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
@@ -16,6 +17,8 @@ from ductile.ledger.reports import wait_reasons
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import snapshots
 from ductile.ledger.tables.snapshots import StoredSnapshot
+from ductile.plugin.checked_files import changes_on_disk
+from ductile.plugin.fingerprint import PluginFingerprint
 
 MAX_CHANGES = 50
 MAX_VALUE_CHARS = 120
@@ -62,28 +65,50 @@ class Difference:
         return data
 
 
+@frozen
+class RunConditions:
+    """What one attempt ran with: its configuration, and the plugin files that differed from those loaded with it."""
+
+    snapshot_id: str | None
+    file_changes: Mapping[str, str | None] = field(factory=dict)
+
+    @classmethod
+    def of(cls, snapshot_id: str | None, stored_changes: str | None) -> "RunConditions":
+        """Build the value from the columns of an attempt."""
+        return cls(snapshot_id, load_stored_object(stored_changes))
+
+
+def conditions_now(db: Db, plugin: str) -> RunConditions:
+    """Return the newest configuration and what differs in the plugin's folder now."""
+    newest = snapshots.newest(db)
+    loaded = _fingerprint(newest, plugin) if newest else None
+    return RunConditions(newest.id if newest else None, changes_on_disk(loaded) if loaded else {})
+
+
 def changes_since(
-    db: Db, snapshot_id: str | None, plugin: str, *, since: datetime | None, until_id: str | None = None
+    db: Db, before: RunConditions, plugin: str, *, since: datetime | None, until: RunConditions
 ) -> dict[str, Any]:
-    """Return what changed from the configuration `snapshot_id` to `until_id`, or to the newest one, if known."""
-    old = snapshots.get(db, snapshot_id) if snapshot_id else None
-    new = snapshots.get(db, until_id) if until_id else snapshots.newest(db)
+    """Return what differs between the two conditions, as far as the ledger knows their configurations."""
+    old = snapshots.get(db, before.snapshot_id) if before.snapshot_id else None
+    new = snapshots.get(db, until.snapshot_id) if until.snapshot_id else None
     state_at = wait_reasons.state_changed_at(db, plugin)
     is_later = bool(state_at and since and state_at > since)
     shown: dict[str, Any] = {"known": old is not None and new is not None}
     if old is not None and new is not None:
         shown |= _between(old, new, plugin)
+        then = _files(old, plugin, before.file_changes)
+        today = _files(new, plugin, until.file_changes)
+        shown["plugin"] = sorted(format_path(one.path) for one in differences(then, today))
     return shown | {"state_changed_at": to_text(state_at) if state_at and is_later else None}
 
 
 def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str, Any]:
     if old.id == new.id:
-        return {"config": [], "config_cut": 0, "other_plugins": [], "secrets": [], "plugin": []}
+        return {"config": [], "config_cut": 0, "other_plugins": [], "secrets": []}
     config = list(differences(load_stored_object(old.sanitized_config), load_stored_object(new.sanitized_config)))
     others = {one.plugin for one in config if one.plugin is not None} - {plugin}
     found = [one for one in config if one.plugin not in others]
     secrets = differences(load_stored_object(old.secret_fingerprints), load_stored_object(new.secret_fingerprints))
-    then, today = (load_stored_object(one.plugin_fingerprints).get(plugin) or {} for one in (old, new))
     return {
         "from": {"snapshot_id": old.id, "loaded_at": to_text(old.loaded_at), "ductile_version": old.ductile_version},
         "to": {"snapshot_id": new.id, "loaded_at": to_text(new.loaded_at), "ductile_version": new.ductile_version},
@@ -91,8 +116,34 @@ def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str,
         "config_cut": max(len(found) - MAX_CHANGES, 0),
         "other_plugins": sorted(filter(None, others)),
         "secrets": sorted(format_path(one.path) for one in secrets if one.is_set_in_both),
-        "plugin": sorted(format_path(one.path) for one in differences(then, today)),
     }
+
+
+def _stored_fingerprint(snapshot: StoredSnapshot, plugin: str) -> dict[str, Any]:
+    stored: dict[str, Any] = load_stored_object(snapshot.plugin_fingerprints).get(plugin) or {}
+    return stored
+
+
+def _fingerprint(snapshot: StoredSnapshot, plugin: str) -> PluginFingerprint | None:
+    stored = _stored_fingerprint(snapshot, plugin)
+    values: dict[str, Any] = {
+        name: FilePath(value) if name.endswith("_path") else value for name, value in stored.items()
+    }
+    try:
+        return PluginFingerprint(**values)
+    except TypeError:  # an older or unreadable row
+        return None
+
+
+def _files(snapshot: StoredSnapshot, plugin: str, changes: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the stored fingerprint of the plugin with these files replaced."""
+    stored, loaded = _stored_fingerprint(snapshot, plugin), _fingerprint(snapshot, plugin)
+    if loaded is None or not changes:
+        return stored
+    own = {loaded.manifest_name: "manifest_hash", loaded.entrypoint_name: "entrypoint_hash"}
+    hashes = {own[name]: digest for name, digest in changes.items() if name in own}
+    others = {**loaded.files, **{name: digest for name, digest in changes.items() if name not in own}}
+    return {**stored, **hashes, "files": {name: digest for name, digest in others.items() if digest is not None}}
 
 
 def differences(before: Any, after: Any, at: Path = ()) -> Iterator[Difference]:

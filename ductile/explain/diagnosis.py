@@ -14,7 +14,7 @@ from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp
 from ductile.core.formats.stored_json import load_stored
 from ductile.core.model import Job, JobStatus, is_control_plugin
 from ductile.core.secret import Mask
-from ductile.explain.changes import changes_since
+from ductile.explain.changes import RunConditions, changes_since
 from ductile.explain.finished import own_error
 from ductile.explain.job import explain_job
 from ductile.explain.run import RunStateView, run_failures, run_state
@@ -100,7 +100,7 @@ def diagnose_job(db: Db, ledger: Path, job_id: str, mask: Mask) -> dict[str, Any
         "stderr": mask(last.stderr) if last and last.stderr else None,
         "attempts": [_attempt(attempt, mask) for attempt in report.attempts],
         "journal": _journal(report, mask),
-        "since_last_success": _since_success(db, job),
+        "since_last_success": _since_success(db, job, last),
         "similar_failures": _similar(wait_reasons.failures_like(db, job), _error(job, last), mask),
     }
 
@@ -167,7 +167,7 @@ def _journal(report: JobReport, mask: Mask) -> list[dict[str, Any]]:
     ]
 
 
-def _since_success(db: Db, job: Job) -> dict[str, Any] | None:
+def _since_success(db: Db, job: Job, last: LoggedAttempt | None) -> dict[str, Any] | None:
     """Return the previous success of the same command, and what changed from then to this job."""
     if is_control_plugin(job.plugin):
         return None  # decisions of the core are no runs of a command that could be compared
@@ -175,8 +175,9 @@ def _since_success(db: Db, job: Job) -> dict[str, Any] | None:
     success = wait_reasons.last_success(db, job, until=until)
     if success is None:
         return None
-    own = job.started_snapshot_id or job.enqueued_snapshot_id
-    changes = changes_since(db, success.snapshot_id, job.plugin, since=success.completed_at, until_id=own)
+    before = RunConditions.of(success.snapshot_id, success.plugin_changes)
+    own = RunConditions.of(job.started_snapshot_id or job.enqueued_snapshot_id, last.plugin_changes if last else None)
+    changes = changes_since(db, before, job.plugin, since=success.completed_at, until=own)
     return {"job_id": success.job_id, "completed_at": to_text(success.completed_at), "changes": changes}
 
 

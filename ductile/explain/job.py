@@ -132,6 +132,8 @@ def _next_commands(job: Job, code: str, *, in_queue: bool) -> list[str]:
         "paused": [f"ductile plugin resume {job.plugin}"],
         "breaker": [f"ductile system breaker {job.plugin}", f"ductile system reset {job.plugin} {job.command}"],
         "blocked": [f"ductile plugin show {job.plugin}", "ductile system reload"],
+        "plugin_changed": ["ductile config check", "ductile config lock --dry-run"],
+        "plugin_not_sealed": ["ductile config check"],
         "unhealthy": [f"ductile plugin show {job.plugin}", "ductile system reload"],
         "join": [f"ductile job tree {job.id}"],
         OutcomeCode.EXIT_78: [f"ductile config show plugin:{job.plugin}"],

@@ -225,6 +225,14 @@ WAITING: Mapping[str, Sentence] = {
     ),
     "paused": _paused,
     "blocked": "Plugin {plugin} cannot run: {reason}. Fix it, then run `ductile system reload`.",
+    "plugin_changed": lambda data: (
+        f"Plugin {data['plugin']} is not started: since {_when(data, 'detected_at')}, its files differ from the sealed "
+        f"ones: {', '.join(data['files'])}. Restore them, or run `ductile config lock`, then `ductile system reload`."
+    ),
+    "plugin_not_sealed": lambda data: (
+        f"Plugin {data['plugin']} is not started: since {_when(data, 'detected_at')}, its folder has entries that the "
+        f"seal does not cover: {', '.join(data['files'])}. Remove them."
+    ),
     "unhealthy": "Plugin {plugin} is unhealthy, its init failed: {error}. Fix it, then run `ductile system reload`.",
     "initialising": "The init of plugin {plugin} has not finished.",
     "join": _join,

@@ -17,7 +17,8 @@ from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import RELAY, RELAY_SLOTS, Breaker, BreakerState
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import Reason
-from ductile.ledger.admin import pauses
+from ductile.ledger.admin import drifted_plugins, pauses
+from ductile.ledger.admin.drifted_plugins import DriftedPlugin
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
 from ductile.ledger.jobs import dedupe
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
@@ -39,6 +40,7 @@ class QueueConditions:
     """True while a service has the ledger open."""
     paused: Mapping[str, Pause]
     running: Mapping[str, int]
+    drifted: Mapping[str, DriftedPlugin]
     unhealthy: Mapping[str, str]
     breakers: Mapping[tuple[str, str], Breaker]
     initialising: frozenset[str]
@@ -61,6 +63,7 @@ def read_queue_conditions(db: Db, ledger: Path) -> QueueConditions:
         is_running=has_service(ledger),
         paused={pause.plugin: pause for pause in pauses.all_pauses(db)},
         running=running,
+        drifted=drifted_plugins.all_drifted(db),
         unhealthy={name: init.error for name, init in known.items() if init.error is not None},
         initialising=frozenset(name for name in busy - known.keys() if _declares_init(manifests[name])),
         breakers={(one.plugin, one.command): one for one in breakers.all_breakers(db)},
@@ -136,6 +139,8 @@ def _plugin_reasons(waiting: WaitingJob, queue: QueueConditions) -> list[Reason]
     plugin, found = waiting.job.plugin, []
     if waiting.blocked_reason and waiting.blocked_reason != BREAKER_OPEN:
         found.append(Reason("blocked", {"plugin": plugin, "reason": waiting.blocked_reason}))
+    if drifted := queue.drifted.get(plugin):
+        found.append(Reason(drifted.code, drifted.data))
     if error := queue.unhealthy.get(plugin):
         found.append(Reason("unhealthy", {"plugin": plugin, "error": error}))
     if plugin in queue.initialising:

@@ -133,7 +133,9 @@ CREATE TABLE job_log (
     tolerated INTEGER NOT NULL DEFAULT 0,
     outcome_code TEXT,
     outcome_data TEXT,
-    actor TEXT
+    actor TEXT,
+    plugin_fingerprint TEXT,
+    plugin_changes TEXT
 ) STRICT;
 CREATE INDEX job_log_by_job ON job_log (job_id, attempt);
 CREATE INDEX job_log_by_completion ON job_log (completed_at);
@@ -225,6 +227,14 @@ CREATE TABLE plugin_inits (
     fingerprint TEXT NOT NULL,
     error TEXT,
     ended_at TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE drifted_plugins (
+    plugin TEXT NOT NULL PRIMARY KEY,
+    code TEXT NOT NULL,
+    files TEXT NOT NULL,
+    fingerprint TEXT,
+    detected_at TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE circuit_breakers (

@@ -11,11 +11,11 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from ductile.core.errors import Complaint, PluginRejected, did_you_mean
-from ductile.core.files import FileFinding, FileRefused, Level, display_path, is_folder, list_entries, read_regular
+from ductile.core.files import FileFinding, FileRefused, display_path, is_folder, list_entries, read_regular
 from ductile.core.formats.strict_yaml import MAX_BYTES
 from ductile.plugin.fingerprint import (
     VIRTUALENV_FILE,
-    FileIdentity,
+    FingerprintResult,
     PluginFingerprint,
     compute_fingerprint,
     is_skipped,
@@ -39,9 +39,9 @@ class Plugin:
     folder: Path
     entrypoint: Path
     root: Path
-    fingerprint: PluginFingerprint = field(repr=False)
+    loaded: FingerprintResult = field(repr=False)
+    """The hashes of its files when it was loaded."""
     policy: TrustPolicy = field(repr=False)
-    identity: FileIdentity = field(repr=False)
     path_snapshot: PathSnapshot | None = field(repr=False)
     uses: str | None = None
 
@@ -50,22 +50,21 @@ class Plugin:
         """The name of the discovered plugin behind an alias."""
         return self.manifest.name
 
-    def recheck(self) -> tuple[FileFinding, ...]:
-        """Repeat the trust check before a start. A changed entrypoint is a warning."""
-        findings: list[FileFinding] = []
-        if self.path_snapshot is None or not self.path_snapshot.is_unchanged():
-            findings = check_trust(self.policy, root=self.root, folder=self.folder, entrypoint=self.entrypoint)
-        if not any(finding.is_refusal for finding in findings):
-            findings += self._change_findings()
-        return tuple(findings)
+    @property
+    def fingerprint(self) -> PluginFingerprint:
+        return self.loaded.fingerprint
 
-    def _change_findings(self) -> list[FileFinding]:
-        try:
-            unchanged = self.identity.matches(os.stat(self.entrypoint))
-        except OSError as error:
-            return [FileFinding(Level.REFUSED, self.entrypoint, f"entrypoint is missing: {error.strerror}")]
-        message = "entrypoint was changed after it was loaded; reload to accept it"
-        return [] if unchanged else [FileFinding(Level.WARNING, self.entrypoint, message)]
+    def recheck(self) -> tuple[FileFinding, ...]:
+        """Repeat the trust check before a start."""
+        if self.path_snapshot is not None and self.path_snapshot.is_unchanged():
+            return ()
+        return tuple(check_trust(self.policy, root=self.root, folder=self.folder, entrypoint=self.entrypoint))
+
+    def hash_files(self) -> FingerprintResult:
+        """Hash the files on disk again. Raises FileRefused if the manifest or the entrypoint cannot be read."""
+        follow = self.policy.allow_symlinks
+        manifest = read_regular(self.folder / FILE_NAME, max_bytes=MAX_BYTES, follow_symlinks=follow)
+        return compute_fingerprint(self.name, manifest, self.entrypoint, follow_symlinks=follow)
 
 
 @frozen
@@ -123,8 +122,8 @@ def resolve_aliases(
         if problem := _alias_problem(alias, chain, plugins, uses, rejected):
             complaints.append(Complaint(problem, f"plugins.{alias}.uses", category="plugin_refs"))
         elif origin is not None:
-            fingerprint = evolve(origin.fingerprint, name=alias)
-            named[alias] = evolve(origin, name=alias, uses=base, fingerprint=fingerprint)
+            loaded = evolve(origin.loaded, fingerprint=evolve(origin.fingerprint, name=alias))
+            named[alias] = evolve(origin, name=alias, uses=base, loaded=loaded)
     return NamedPlugins(named, tuple(complaints))
 
 
@@ -227,9 +226,8 @@ class _Search:
                 folder=folder,
                 entrypoint=entrypoint,
                 root=root,
-                fingerprint=result.fingerprint,
+                loaded=result,
                 policy=self.policy,
-                identity=result.entrypoint,
                 path_snapshot=path_snapshot,
             )
         )

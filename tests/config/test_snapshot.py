@@ -53,6 +53,7 @@ def test_the_environment_of_a_plugin_contains_only_default_and_own_variables(con
         "HTTPS_PROXY",
         "no_proxy",
         "SSL_CERT_FILE",
+        "PYTHONDONTWRITEBYTECODE",
     }
     assert (plugin.environment["MODE"], plugin.environment["HOME"]) == ("fast", "/elsewhere")
     assert plugin.environment["DUCTILE_PLUGIN_DIR"] == str(config_dir.path / "plugins/echo")

@@ -2,10 +2,12 @@
 
 import base64
 import copy
+import html
 import json
 import logging
 import pickle
-from urllib.parse import quote
+import re
+from urllib.parse import quote, quote_plus
 
 import pytest
 from attrs import frozen
@@ -103,6 +105,25 @@ def test_a_known_secret_is_masked_in_common_encodings(leak: str) -> None:
     assert masked.endswith(" after")
     assert leak not in masked
     assert "hunter2" not in masked
+
+
+def test_a_secret_is_masked_as_programs_quote_it_for_urls_and_html() -> None:
+    """In either case of hexadecimal digits, and with any usual choice of characters that need no quoting."""
+    secret = """a b/c~d!e'(f)"g"<h>&i=ü"""
+    leaks = {
+        "upper-case hex": secret.encode().hex().upper(),
+        "path": quote(secret),
+        "form value": quote_plus(secret),
+        "lower-case form value": re.sub("%..", lambda found: found[0].lower(), quote_plus(secret)),
+        "encodeURIComponent": quote(secret, safe="!'()*"),
+        "encodeURI": quote(secret, safe=";,/?:@&=+$!'()*#"),
+        "html.escape": html.escape(secret),
+        "text content": html.escape(secret, quote=False),
+        "numeric entities": html.escape(secret, quote=False).replace('"', "&#34;").replace("'", "&#39;"),
+        "XML": html.escape(secret, quote=False).replace('"', "&quot;").replace("'", "&apos;"),
+    }
+    shown = {name: Mask([secret])(f"-{leak}-") for name, leak in leaks.items()}
+    assert {name: text for name, text in shown.items() if text != f"-{HIDDEN}-"} == {}
 
 
 @given(st.text(min_size=8, max_size=40), st.binary(max_size=5), st.binary(max_size=5))

@@ -266,9 +266,9 @@ def test_a_plugin_that_removed_its_manifest_is_refused_with_the_reason(zoo: ZooS
 
 
 def test_a_plugin_that_rewrote_itself_is_flagged(zoo: ZooService) -> None:
-    """Z65: the log has a warning that the entrypoint changed after it was loaded."""
+    """Z65: the log has a warning that its files differ from the loaded ones."""
     _, second = _run_twice(zoo, "entrypoint")
-    warning = zoo.service.wait_for_log("changed after it was loaded", job_id=second.job["job_id"], level="warn")
+    warning = zoo.service.wait_for_log("files differ from the loaded ones: ", plugin=second.job["plugin"], level="warn")
     assert warning["component"] == "preflight"
     assert "found 'overwritten" in second.error
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ductile.core.model import Dead, Job, OutcomeCode
-from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+from ductile.engine.preflight import Block, Postpone, Ready, Refuse, preflight
 from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.streams import Caps
 from tests.e2e.service import Home
@@ -128,12 +128,19 @@ def test_a_plugin_that_is_no_longer_trusted_is_postponed(home: Home) -> None:
     assert found.policy.backoff_base == timedelta(seconds=3)
 
 
-def test_a_plugin_that_was_changed_after_it_was_loaded_runs_with_a_warning(home: Home) -> None:
-    """Editing a plugin of a running service is allowed."""
+def test_a_plugin_that_was_changed_after_it_was_loaded_is_blocked_under_strict_mode_only(home: Home) -> None:
+    """Without it, editing a plugin of a running service is allowed. The attempt stores what has changed."""
     snapshot = snapshot_of(home)
+    home.replace("service:\n", "service:\n  strict_mode: true\n")
+    home.seal()
+    strict = snapshot_of(home)
     entrypoint = home.path / "plugins" / "echo" / "run"
     entrypoint.write_text("#!/bin/sh\necho other\n")
     found = preflight(snapshot, a_job(), state_json="{}", instance="i", now=NOW)
     assert isinstance(found, Ready)
-    assert [warning for warning in found.warnings if "changed after it was loaded" in warning]
-    assert ready(home).warnings == ()
+    assert (list(found.files.changed), found.warnings) == (["run"], ())
+    blocked = preflight(strict, a_job(), state_json="{}", instance="i", now=NOW)
+    assert isinstance(blocked, Block)
+    assert (
+        blocked.error == "plugin echo is not started under service.strict_mode: files differ from the loaded ones: run"
+    )

@@ -132,14 +132,18 @@ def _job_of_step(job_id: str, step: str, where: Mapping[str, Any]) -> str:
 def _changes(job_id: str, where: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what has changed since the job ran; None if the ledger has no snapshot to compare with."""
     from ductile.cli.base.connect import ledger_for
-    from ductile.explain.changes import changes_since
-    from ductile.ledger.reports.job_details import brief
+    from ductile.explain.changes import RunConditions, changes_since, conditions_now
+    from ductile.ledger.reports.job_details import attempts, require_job
     from ductile.ledger.storage.open_file import open_reader
 
     with open_reader(ledger_for(where)) as db:
-        job = brief(db, canonical_id(job_id)).job
-        snapshot_id = job.started_snapshot_id or job.enqueued_snapshot_id
-        return changes_since(db, snapshot_id, job.plugin, since=job.completed_at or job.created_at)
+        job = require_job(db, canonical_id(job_id))
+        last = next(reversed(attempts(db, job.id)), None)
+        ran = RunConditions.of(
+            job.started_snapshot_id or job.enqueued_snapshot_id, last.plugin_changes if last else None
+        )
+        now = conditions_now(db, job.plugin)
+        return changes_since(db, ran, job.plugin, since=job.completed_at or job.created_at, until=now)
 
 
 def _replay_lines(answer: dict[str, Any]) -> list[str]:

@@ -36,6 +36,7 @@ _LEVEL_OF = {
         "job.recovered",
         "job.retry_scheduled",
         "job.stale",
+        "plugin.drifted",
         "queue.held",
         "relay.refused",
         "schedule.late",

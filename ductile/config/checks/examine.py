@@ -141,7 +141,11 @@ def _plugin_drift(config: Config, plugins: Mapping[str, Plugin]) -> tuple[list[C
     if config.seal is None:
         return [], []
     service = config.settings.service
-    drifts = checksums.find_plugin_drift(sealed_plugins(config, plugins), config.seal)
+    sealable, uncovered = sealed_plugins(config, plugins), {name: one.loaded.uncovered for name, one in plugins.items()}
+    drifts = [
+        *checksums.find_plugin_drift(sealable, config.seal),
+        *checksums.find_uncovered(sealable, uncovered),
+    ]
     unsealed = service.strict_mode or service.admission.fail_on_drift
     refused = checksums.blocking_complaints(
         drifts,

@@ -14,11 +14,11 @@ from attrs import evolve, field, frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
-from ductile.core.model import Completion, Job
+from ductile.core.model import Completion, Failed, Job, OutcomeCode
 from ductile.devkit.local import fault_injector
 from ductile.engine.completion import complete
 from ductile.engine.judge import Verdict, judge
-from ductile.engine.preflight import Postpone, Ready, Refuse, preflight
+from ductile.engine.preflight import Block, Postpone, Ready, Refuse, preflight
 from ductile.engine.process.run import Finished
 from ductile.engine.process.start import SpawnFailed
 
@@ -66,6 +66,9 @@ def prepare(
     ready = preflight(snapshot, job, state_json=state_json, instance=instance, now=now)
     match ready:
         case Refuse(outcome):
+            return LocalRun(job=job, request=b"", run=None, verdict=Verdict(outcome))
+        case Block():
+            outcome = Failed(ready.error, code=OutcomeCode.REFUSED)
             return LocalRun(job=job, request=b"", run=None, verdict=Verdict(outcome))
         case Postpone(error, policy):
             refused = SpawnFailed(error, errno.EACCES)

@@ -16,6 +16,15 @@ STATEMENTS = (
     "CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged')",
     "CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL",
     "ALTER TABLE receipts ADD COLUMN journal_seq INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE job_log ADD COLUMN plugin_fingerprint TEXT",
+    "ALTER TABLE job_log ADD COLUMN plugin_changes TEXT",
+    """CREATE TABLE drifted_plugins (
+        plugin TEXT NOT NULL PRIMARY KEY,
+        code TEXT NOT NULL,
+        files TEXT NOT NULL,
+        fingerprint TEXT,
+        detected_at TEXT NOT NULL
+    ) STRICT""",
 )
 
 

@@ -1,7 +1,7 @@
-"""The outbox: relay jobs that wait because their instance does not answer.
+"""Queue a claimed job again without using up an attempt, and the outbox: relay jobs whose instance does not answer.
 
-A relay job is an ordinary row of the queue. Here it is queued again without using up an attempt. The relay package
-decides when.
+A relay job is an ordinary row of the queue. The relay package decides when it is postponed, the engine decides for jobs
+of plugins.
 """
 
 from datetime import datetime
@@ -16,7 +16,8 @@ from ductile.ledger.tables import journal
 
 POSTPONE = f"""
     UPDATE job_queue
-       SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until, blocked_reason = :reason,
+       SET status = 'queued', started_at = NULL, failed_at = :now, next_retry_at = :until,
+           lane = CASE WHEN :until IS NULL THEN plugin END, blocked_reason = :blocked_reason,
            claimed_by = NULL, lease_until = NULL, pid = NULL, pid_started = NULL, boot_id = NULL
      WHERE id = :id AND status = 'running' AND attempt = :attempt AND claimed_by = :run_id
        AND cancel_requested_at IS NULL
@@ -24,15 +25,22 @@ POSTPONE = f"""
 """
 
 
-def postpone(db: Db, job_id: str, attempt: int, reason: str, *, run_id: str, until: datetime, now: datetime) -> bool:
-    """Requeue a job that `run_id` has claimed, with the same attempt; False if it was cancelled or is not running."""
-    values = {"id": job_id, "attempt": attempt, "run_id": run_id, "reason": reason}
-    values |= {"until": to_text(until), "now": to_text(now)}
+def postpone(
+    db: Db, job_id: str, attempt: int, reason: str, *, run_id: str, until: datetime | None, now: datetime
+) -> bool:
+    """Requeue a job that `run_id` has claimed, with the same attempt; False if it was cancelled or is not running.
+
+    Without `until` it is ready, and its plugin must be left out of the next claim.
+    """
+    until_text = to_text(until) if until else None
+    values = {"id": job_id, "attempt": attempt, "run_id": run_id, "until": until_text, "now": to_text(now)}
+    values["blocked_reason"] = reason if until else None
     rows = db.execute(POSTPONE, values).fetchall()
     if not rows:
         return False
     row = FinishedRow(*rows[0])
-    data = {"from": "running", "to": "queued", "attempt": attempt, "reason": reason, "next_retry_at": to_text(until)}
+    data = {"from": "running", "to": "queued", "attempt": attempt, "reason": reason}
+    data |= {"next_retry_at": until_text} if until_text else {}
     journal.append(db, "job.held", now=now, plugin=row.plugin, job_id=row.id, root_job_id=row.root_job_id, data=data)
     if row.scope:
         dedupe.release_next(db, row.scope)

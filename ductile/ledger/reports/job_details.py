@@ -42,6 +42,9 @@ class LoggedAttempt:
     """Why the job ended with this attempt; None if it was queued again."""
     outcome_data: str | None = None
     """The JSON object that belongs to the code."""
+    plugin_fingerprint: str | None = None
+    plugin_changes: str | None = None
+    """The files that differed from the loaded ones, as a JSON object of name → hash or null."""
 
 
 @frozen(kw_only=True)
@@ -112,7 +115,8 @@ def require_job(db: Db, job_id: str) -> Job:
 
 
 ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at,
-    started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result, outcome_code, outcome_data"""
+    started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result, outcome_code, outcome_data,
+    plugin_fingerprint, plugin_changes"""
 ATTEMPTS = f"SELECT {ATTEMPT_COLUMNS} FROM job_log WHERE job_id = ? ORDER BY attempt"
 
 
@@ -176,4 +180,6 @@ def attempt_from_row(row: tuple[Any, ...]) -> LoggedAttempt:
         result=row[17],
         outcome_code=row[18],
         outcome_data=row[19],
+        plugin_fingerprint=row[20],
+        plugin_changes=row[21],
     )

@@ -127,10 +127,11 @@ class Success:
     job_id: str
     completed_at: datetime
     snapshot_id: str | None
+    plugin_changes: str | None
 
 
 LAST_SUCCESS = f"""
-    SELECT job_id, completed_at, started_config_snapshot_id
+    SELECT job_id, completed_at, started_config_snapshot_id, plugin_changes
       FROM (SELECT * FROM job_log {using("job_log_by_plugin")} WHERE plugin = ? ORDER BY seq DESC LIMIT ?)
      WHERE command = ? AND job_id <> ? AND status = 'succeeded' AND completed_at <= ? LIMIT 1
 """
@@ -139,7 +140,9 @@ LAST_SUCCESS = f"""
 def last_success(db: Db, job: Job, *, until: datetime) -> Success | None:
     """Return the last success of another job of the same command, among the newest MAX_SCANNED attempts."""
     row = db.execute(LAST_SUCCESS, (job.plugin, MAX_SCANNED, job.command, job.id, to_text(until))).fetchone()
-    return Success(job_id=row[0], completed_at=from_text(row[1]), snapshot_id=row[2]) if row else None
+    if row is None:
+        return None
+    return Success(job_id=row[0], completed_at=from_text(row[1]), snapshot_id=row[2], plugin_changes=row[3])
 
 
 FAILURES = f"""

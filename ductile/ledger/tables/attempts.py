@@ -20,10 +20,11 @@ LOG_ATTEMPT = """
         id, job_id, plugin, command, status, result, attempt, submitted_by, created_at, completed_at,
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
-        outcome_code, outcome_data, max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated)
+        plugin_fingerprint, plugin_changes, outcome_code, outcome_data,
+        max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated)
     SELECT id || '-' || ?, id, plugin, command, ?, ?, ?, submitted_by, created_at, ?,
            ?, ?, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
-           started_config_snapshot_id, root_job_id, status, ?, ?, ?, ?, ?, ?,
+           started_config_snapshot_id, root_job_id, status, ?, ?, ?, ?, ?, ?, ?, ?,
            max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated
       FROM job_queue
      WHERE id = ?
@@ -66,6 +67,7 @@ def log_attempt(
             duration_ms=evidence.duration // MILLISECOND,
             exit_code=evidence.exit_code,
             signal=evidence.signal,
+            files=(evidence.plugin_fingerprint, _data_text(evidence.plugin_changes)),
         )
     db.execute(LOG_ATTEMPT, values)
 
@@ -88,10 +90,11 @@ def _values(
     duration_ms: int | None = None,
     exit_code: int | None = None,
     signal: int | None = None,
+    files: tuple[str | None, str | None] = (None, None),
 ) -> tuple[Any, ...]:
     """Return the parameters of LOG_ATTEMPT. Positional: named parameters cost a seventh of the insert."""
     ended = (attempt, status, result, attempt, ended_at, error, stderr)
-    return (*ended, started_at, duration_ms, exit_code, signal, *outcome, job_id)
+    return (*ended, started_at, duration_ms, exit_code, signal, *files, *outcome, job_id)
 
 
 # An attempt that has its row already keeps its evidence.

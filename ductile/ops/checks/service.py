@@ -9,6 +9,7 @@ from ductile.config.load.load import load
 from ductile.core.errors import DuctileError
 from ductile.ledger.storage.open_file import open_reader_beside_writer
 from ductile.ops.checks.check import Finding, Installation, Severity
+from ductile.plugin.checked_files import FileChecker
 
 
 def check_config_in_use(installation: Installation) -> Iterator[Finding]:
@@ -47,12 +48,16 @@ def check_plugins_in_use(installation: Installation) -> Iterator[Finding]:
     """Check the files of each plugin and its `init`, then report the plugins that cannot be started."""
     service = installation.service
     for name, configured in sorted(service.snapshot.plugins.items()):
-        found = configured.plugin.recheck()
+        found, files = configured.plugin.recheck(), FileChecker().check(configured.plugin)
         refused = [str(finding) for finding in found if finding.is_refusal]
+        if files.has_drifted and service.snapshot.config.settings.service.strict_mode:
+            refused.append(f"its jobs wait: {files.message}")
         if name in service.unhealthy or refused:
             yield _plugin(name, Severity.PROBLEM, service.unhealthy.get(name) or "; ".join(refused))
-        elif found:
-            yield _plugin(name, Severity.WARNING, "; ".join(map(str, found)))
+        elif found or files.has_drifted:
+            yield _plugin(
+                name, Severity.WARNING, "; ".join([*map(str, found), *([files.message] if files.has_drifted else [])])
+            )
         else:
             yield Finding(f"plugin {name}", Severity.OK)
     entries = service.snapshot.config.settings.plugins
