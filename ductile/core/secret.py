@@ -132,7 +132,7 @@ _URL_SAFE_CHARACTERS = ("", "/", "!'()*", ";,/?:@&=+$!'()*#")
 """What encoders leave unquoted: nothing more, paths, `encodeURIComponent` and `encodeURI` of JavaScript."""
 _ESCAPE = re.compile("%..")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_HTML_QUOTES = (
+_HTML_QUOTES: tuple[dict[str, str], ...] = (
     {},
     {'"': "&quot;", "'": "&#x27;"},
     {'"': "&#34;", "'": "&#39;"},

@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def prepare(home: Home, job: Job | None = None, *, state: str = "{}") -> Ready | Refuse | Postpone:
+def prepare(home: Home, job: Job | None = None, *, state: str = "{}") -> Ready | Refuse | Postpone | Block:
     return preflight(snapshot_of(home), job or a_job(), state_json=state, instance="instance-1", now=NOW)
 
 
@@ -132,6 +132,7 @@ def test_a_plugin_that_was_changed_after_it_was_loaded_is_blocked_under_strict_m
     """Without it, editing a plugin of a running service is allowed. The attempt stores what has changed."""
     snapshot = snapshot_of(home)
     home.replace("service:\n", "service:\n  strict_mode: true\n")
+    home.add("plugins: {echo: {}}\n")
     home.seal()
     strict = snapshot_of(home)
     entrypoint = home.path / "plugins" / "echo" / "run"

@@ -169,7 +169,8 @@ async def attempt_each(home: Home, log: Log, snapshot: Snapshot, *jobs: Job) -> 
     """Return the completions of these jobs, run one after the other."""
     async with open_ledger(home.path / "ledger" / "state.db", synchronous="off") as ledger:
         ctx = job_context(ledger, log, snapshot)
-        return [await attempt_job(ctx, Attempt(job, snapshot)) for job in jobs]
+        found = [await attempt_job(ctx, Attempt(job, snapshot)) for job in jobs]
+    return [completion for completion in found if completion is not None]
 
 
 async def run_once(
