@@ -13,7 +13,7 @@ from blake3 import blake3
 from ductile.config.files.sources import NO_REPLACEMENTS, SourceFile, Tier
 from ductile.config.sections.settings import TokenEntry
 from ductile.core import files
-from ductile.core.errors import Complaint, Mark, Unreadable
+from ductile.core.errors import Complaint, Mark, Unreadable, did_you_mean
 from ductile.core.formats import strict_json
 
 MAX_SCOPE_BYTES = 64 << 10
@@ -33,11 +33,25 @@ SCOPES = BROAD_SCOPES | FINE_SCOPES | {"*"}
 """All scopes except those of a single plugin, `plugin:<name>:ro|rw`."""
 
 
+_NOUNS = frozenset(scope.partition(":")[0] for scope in BROAD_SCOPES)
+_RIGHTS = {"r": "ro", "read": "ro", "readonly": "ro", "w": "rw", "write": "rw", "admin": "rw"}
+"""Rights in other programs → rights here."""
+
+
 def is_known_scope(scope: str) -> bool:
     """True for the fixed scopes and for `plugin:<name>:ro|rw`."""
     noun, _, rest = scope.partition(":")
     name, _, right = rest.rpartition(":")
     return scope in SCOPES or (noun == "plugin" and bool(name) and right in ("ro", "rw"))
+
+
+def suggest_scope(scope: str) -> str:
+    """Return ` (did you mean 'jobs:ro'?)` for an unknown scope such as `job:read`, or an empty string."""
+    *names, right = scope.lower().split(":")
+    nouns = [
+        name if name in _NOUNS else f"{name}s" if f"{name}s" in _NOUNS else name.removesuffix("s") for name in names
+    ]
+    return did_you_mean(":".join((*nouns, _RIGHTS.get(right, right))), sorted(SCOPES))
 
 
 @frozen

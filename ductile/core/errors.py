@@ -63,12 +63,17 @@ class Complaint:
         return view
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)`, or an empty string if no known word is close."""
+MIN_ABBREVIATION = 3
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.65) -> str:
+    """Return ` (did you mean 'x'?)`, or an empty string if no known word is close. `sync` stands for `synchronous`."""
     # A slow import that is needed only for errors.
     from difflib import get_close_matches
 
-    close = get_close_matches(word, list(known), n=1, cutoff=0.65)
+    names = list(known)
+    longer = [name for name in names if len(word) >= MIN_ABBREVIATION and name.startswith(word)]
+    close = longer if len(longer) == 1 else get_close_matches(word, names, n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ductile.config import checksums
 from ductile.config.load.load import Config
-from ductile.config.scopes import SCOPES, is_known_scope
+from ductile.config.scopes import SCOPES, is_known_scope, suggest_scope
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, ComplaintView, did_you_mean
 from ductile.core.files import display_path
@@ -200,8 +200,8 @@ class _Checks:
         for index, schedule in enumerate(entry.schedules):
             if schedule.command not in known:
                 where = f"plugins.{name}.schedules[{index}].command"
-                message = f"plugin {name} has no command {schedule.command!r}; it has {', '.join(known)}"
-                yield self._complaint(message, where, "plugin_refs")
+                message = f"plugin {name} has no command {schedule.command!r}{did_you_mean(schedule.command, known)}"
+                yield self._complaint(f"{message}; it has {', '.join(known)}", where, "plugin_refs")
 
     def _targets(self) -> Iterator[Complaint]:
         settings = self.config.settings
@@ -252,9 +252,13 @@ class _Checks:
 
     def _pipelines(self) -> Iterator[Complaint]:
         # Imported only if needed, as in `load`: many configurations have no pipelines.
+        from ductile.config.checks.braces import find_wrong_braces
         from ductile.config.checks.contracts import find_broken_contracts
         from ductile.config.checks.pipelines import PipelineChecks
+        from ductile.config.checks.triggers import find_undeclared_triggers
 
+        yield from find_wrong_braces(self.config)
+        yield from find_undeclared_triggers(self.config, self.plugins)
         yield from PipelineChecks(self.config, self.plugins).warnings()
         yield from find_broken_contracts(self.config, self.plugins)
 
@@ -291,9 +295,7 @@ class _Checks:
     def _scopes(self, scopes: Iterable[str], path: str) -> Iterator[Complaint]:
         for scope in scopes:
             if not is_known_scope(scope):
-                message = (
-                    f"scope {scope!r} does not exist{did_you_mean(scope, SCOPES)}; known: {', '.join(sorted(SCOPES))}"
-                )
+                message = f"scope {scope!r} does not exist{suggest_scope(scope)}; known: {', '.join(sorted(SCOPES))}"
                 yield self._complaint(message, path, "token_scopes")
 
     def _schedules(self) -> Iterator[Complaint]:

@@ -107,7 +107,8 @@ def _mapping_of(node: YamlNode) -> dict[str, YamlNode]:
         return node.value
     if node.value is None:
         return {}
-    raise ValueError(f"expected a mapping of keys to values, got {_kind_of(node)}")
+    colon = "; check for a missing ':'" if isinstance(node.value, str) else ""
+    raise ValueError(f"expected a mapping of keys to values, got {_kind_of(node)}{colon}")
 
 
 def _is_mapping(kind: Any) -> bool:

@@ -115,7 +115,7 @@ def _plugin(settings: Settings, name: str, entry: PluginEntry) -> Iterator[RuleV
         yield from _schedule(schedule, where)
     for key, value in entry.config.items():
         if key.endswith("_ref") and not (isinstance(value, str) and value in token_names(settings)):
-            yield RuleViolation(f"{path}.config.{key}", _no_such_token(settings), "plugin_refs")
+            yield RuleViolation(f"{path}.config.{key}", _no_such_token(settings, value), "plugin_refs")
 
 
 def _schedule(schedule: Schedule, path: str) -> Iterator[RuleViolation]:
@@ -293,13 +293,14 @@ def _tokens(settings: Settings) -> Iterator[RuleViolation]:
 def _secret_refs(settings: Settings, names: Iterable[str], path: str, category: str) -> Iterator[RuleViolation]:
     for name in names:
         if name not in token_names(settings):
-            yield RuleViolation(path, _no_such_token(settings), category)
+            yield RuleViolation(path, _no_such_token(settings, name), category)
 
 
-def _no_such_token(settings: Settings) -> str:
+def _no_such_token(settings: Settings, value: object) -> str:
     """Return an error without the value, which may be a secret instead of a name."""
-    known = ", ".join(sorted(token_names(settings))) or "none"
-    return f"must be the name of a token in tokens.yaml (known: {known})"
+    names = sorted(token_names(settings))
+    hint = did_you_mean(value, names) if isinstance(value, str) else ""
+    return f"must be the name of a token in tokens.yaml{hint} (known: {', '.join(names) or 'none'})"
 
 
 def _repeated(values: Iterable[str | None]) -> frozenset[str | None]:

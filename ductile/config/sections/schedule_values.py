@@ -8,6 +8,7 @@ import re
 from datetime import datetime, timedelta
 
 from ductile.core.clock import from_text
+from ductile.core.errors import did_you_mean
 from ductile.core.units import parse_duration, quote_text
 
 _NAMED_INTERVALS = {
@@ -54,16 +55,16 @@ def parse_at(text: str) -> datetime:
 
 def parse_zone(text: str) -> str:
     """Parse the name of an existing time zone."""
-    from zoneinfo import ZoneInfo
+    from zoneinfo import ZoneInfo, available_timezones
 
     name = text.strip()
-    unknown = ValueError(f"{quote_text(text)} is not a time zone; use an IANA name such as Europe/Berlin or UTC")
+    problem = f"{quote_text(text)} is not a time zone; use an IANA name such as Europe/Berlin or UTC"
     if len(name) > 64 or not re.fullmatch(_ZONE, name):
-        raise unknown
+        raise ValueError(problem)
     try:
         ZoneInfo(name)
     except (OSError, ValueError, KeyError):
-        raise unknown from None
+        raise ValueError(problem + did_you_mean(name, sorted(available_timezones()))) from None
     return name
 
 
@@ -85,5 +86,7 @@ def parse_weekday(text: str) -> int:
         return int(word) % 7
     number = _DAY_ABBREVIATIONS.get(word, _DAYS.index(word) if word in _DAYS else None)
     if number is None:
-        raise ValueError(f"{quote_text(text)} is not a weekday: a name such as saturday or sat, or 0 (Sunday) to 6")
+        hint = did_you_mean(word, _DAYS)
+        allowed = "a name such as saturday or sat, or 0 (Sunday) to 6"
+        raise ValueError(f"{quote_text(text)} is not a weekday: {allowed}{hint}")
     return number

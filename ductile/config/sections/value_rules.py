@@ -42,7 +42,9 @@ ONE_OR_TWO = ValueRule(
 )
 CLOCK_TIME = pattern("(?:[01]?[0-9]|2[0-3]):[0-5][0-9]", "a time of day such as 08:30")
 LISTEN = ValueRule(
-    _is_listen_address, "host:port, such as 127.0.0.1:8080 or [::1]:8080", {"pattern": f"^{_HOST_AND_PORT}$"}
+    _is_listen_address,
+    "host:port, such as 127.0.0.1:8080 or [::1]:8080, with a port up to 65535",
+    {"pattern": f"^{_HOST_AND_PORT}$"},
 )
 NETWORK = ValueRule(_is_network, "an address or network, such as 10.0.0.0/8 or ::1", {"type": "string"})
 

@@ -186,7 +186,8 @@ class _OpenMapping:
 
     def _new_key(self, key: YamlNode) -> YamlNode:
         if isinstance(key.value, tuple | dict):
-            raise Unreadable("a key must be text, not a list or a mapping", key.mark)
+            reason = "a key must be text, not a list or a mapping; put quotes around text with braces"
+            raise Unreadable(reason, key.mark)
         if key.value is None or (key.plain and _KEYWORDS.get(key.text, key.text) is None):
             raise Unreadable("a key must be text; put quotes around a key that is empty, ~ or null", key.mark)
         if _is_merge(key):

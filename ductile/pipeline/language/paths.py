@@ -18,6 +18,7 @@ MAX_SEGMENTS = 32
 """Bounds the nesting of baggage, so that a context always stays within the JSON depth limit."""
 MAX_SUGGESTION_NAMES = 200
 """How many names of an object are searched for a suggestion."""
+CLOSE_TO_ROOT = 0.8
 
 # Characters of indexes, wildcards, filters and expressions. Such a path would never match, so it is rejected.
 _NOT_IN_A_NAME = re.compile(r"""[\s\x00-\x1f\x7f-\x9f\[\]{}()<>|=,"'`\\*?]""")
@@ -141,7 +142,10 @@ def _require_root(root: str, text: str, roots: Collection[str]) -> None:
     known = sorted(roots, key=_ORDER.index)
     if root in _AVAILABILITY:
         raise _refused(f"{quote_text(text)} is not available here: {_AVAILABILITY[root]}")
-    hint = did_you_mean(root, known) if root != text else f" (did you mean {quote_text(f'payload.{text}')}?)"
+    is_bare = root == text  # more often the name of a value than a misspelled root
+    hint = did_you_mean(root, known, cutoff=CLOSE_TO_ROOT) if is_bare else did_you_mean(root, known)
+    if is_bare and not hint:
+        hint = f" (did you mean {quote_text(f'payload.{text}')}?)"
     raise _refused(f"{quote_text(text)} is not a path: it must start with {_join_with_or(known)}{hint}")
 
 

@@ -373,7 +373,7 @@ INVALID_CONDITIONS: list[tuple[Any, ...]] = [
      "such as payload.status"),
     ({"op": "exists"}, "", "`path` is missing: name the value to test, such as payload.status"),
     ({"path": "payload.x"}, "", f"`op` is missing: one of {NAMES}"),
-    ({"path": "payload.x", "op": "equals"}, "op", f"expected one of {NAMES}, got 'equals'"),
+    ({"path": "payload.x", "op": "equals"}, "op", f"expected one of {NAMES}, got 'equals' (did you mean 'eq'?)"),
     ({"path": "payload.x", "op": "start_with"}, "op", f"expected one of {NAMES}, got 'start_with' (did you mean "
      "'startswith'?)"),
     ({"path": "payload.x", "op": "EQ"}, "op", f"expected one of {NAMES}, got 'EQ'"),

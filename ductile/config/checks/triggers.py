@@ -1,0 +1,83 @@
+"""Warnings about pipelines whose event type no plugin, webhook or relay declares.
+
+A plugin that declares no events may emit any. If such a plugin can start the pipeline, only a likely typo is reported.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from ductile.config.load.load import Config
+from ductile.config.sections.settings import Peer, WebhookEndpoint
+from ductile.core.errors import Complaint, did_you_mean
+from ductile.pipeline.compile.plan import Plan
+from ductile.plugin.registry import Plugin
+
+ALARMS = ("schedule.late", "job.overdue")
+"""Events that the scheduler emits for `expect`."""
+_HEADER = re.compile(r"\{[^{}]*\}")
+
+
+def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> Iterator[Complaint]:
+    """Yield a warning for each pipeline that no declared event starts."""
+    plans = config.plans.by_name.values()
+    started = {node.pipeline for plan in plans for node in plan.nodes.values() if node.call_depth}
+    started |= {endpoint.pipeline for endpoint in config.settings.webhooks.endpoints if endpoint.pipeline}
+    for plan in plans:
+        if plan.on is None or plan.name in started:
+            continue
+        sources = _sources(config, plugins, plan)
+        peers = _peers(config, plan)
+        declared = {*ALARMS, *chain(*sources.values()), *chain(*(peer.accept for peer in peers))}
+        if plan.on in declared or _is_configured(config, sources, plan.on) or _comes_from_webhook(config, plan):
+            continue
+        hint = did_you_mean(plan.on, sorted(declared))
+        is_unavailable = plan.from_plugin is not None and not sources
+        is_open = is_unavailable or not all(sources.values()) or not all(peer.accept for peer in peers)
+        if hint or not is_open:
+            message = f"no plugin, webhook or relay declares the event type {plan.on!r}{hint}"
+            yield config.complaint(message, f"{plan.where}.on", "pipelines")
+
+
+def _sources(config: Config, plugins: Mapping[str, Plugin], plan: Plan) -> dict[str, set[str]]:
+    """Return the events that each plugin declares, for the plugins that can start the pipeline."""
+    entries = config.settings.plugins
+    return {
+        name: {emission.event for command in plugin.manifest.commands.values() for emission in command.values.emit}
+        for name, plugin in plugins.items()
+        if (name not in entries or entries[name].enabled) and plan.accepts_source(name)
+    }
+
+
+def _is_configured(config: Config, sources: Iterable[str], event_type: str) -> bool:
+    """True if the configuration of a plugin contains the event type, as `event_type` of sys_exec does."""
+    entries = config.settings.plugins
+    return any(_contains(entries[name].config, event_type) for name in sources if name in entries)
+
+
+def _contains(value: Any, text: str) -> bool:
+    if isinstance(value, Mapping):
+        return any(_contains(member, text) for member in value.values())
+    return any(_contains(item, text) for item in value) if isinstance(value, list | tuple) else value == text
+
+
+def _peers(config: Config, plan: Plan) -> list[Peer]:
+    """Return the peers whose events can start the pipeline."""
+    ingress = config.settings.remote_ingress
+    if ingress is None or plan.from_plugin is not None:
+        return []
+    return [peer for peer in ingress.peers if peer.enabled]
+
+
+def _comes_from_webhook(config: Config, plan: Plan) -> bool:
+    endpoints = config.settings.webhooks.endpoints if plan.from_plugin is None else ()
+    return any(_can_emit(endpoint, plan.on or "") for endpoint in endpoints)
+
+
+def _can_emit(endpoint: WebhookEndpoint, event_type: str) -> bool:
+    """True if a delivery can have this event type. A part such as `{header.X-GitHub-Event}` stands for any text."""
+    if endpoint.event is None:
+        return False
+    literal = map(re.escape, _HEADER.split(endpoint.event))
+    return re.fullmatch(".+".join(literal), event_type) is not None
