@@ -6,7 +6,7 @@ Reads the ledger and the definition of the schedule. Decides nothing about slots
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from attrs import evolve, frozen
 
@@ -21,7 +21,8 @@ from ductile.calendar.zones import format_local
 from ductile.config.sections.schedules import build_definition, definition_hash
 from ductile.config.sections.settings import Schedule
 from ductile.core.clock import from_text, to_text
-from ductile.core.model import NO_DATA
+from ductile.core.formats.json_schema import OPEN, Timestamp
+from ductile.core.model import NO_DATA, JobStatus
 from ductile.explain.reason import Reason
 from ductile.ledger.jobs import schedule_jobs
 from ductile.ledger.reports import job_details
@@ -33,21 +34,53 @@ from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
 ON_TIME = timedelta(seconds=1)
 PAGE = 500
 MAX_ROWS = 50_000
+SlotVerdict = Literal["fired", "skipped", "held", "paused", "not_due", "undecided", "unknown", "planned"]
+
+
+class SlotJobView(TypedDict):
+    """The job of a slot."""
+
+    job_id: str
+    status: JobStatus
+    created_at: Timestamp
+
+
+class SlotRowView(TypedDict):
+    """A journal row about a slot. Its other members are the data of the kind."""
+
+    seq: int
+    at: Timestamp
+    local: str
+    kind: str
+
+
+class SlotOutcomeView(TypedDict):
+    """What happened to a slot, or will happen."""
+
+    slot_at: Timestamp | None
+    slot_local: Annotated[str, "In the time zone of the schedule"] | None
+    verdict: SlotVerdict
+    reason: Annotated[str, "Code of the decision of the scheduler"] | None
+    code: Annotated[str, "Code of the explanation"]
+    words: Annotated[str, "The explanation as a sentence"]
+    job: SlotJobView | None
+    until: Annotated[Timestamp, "The time until which it waits"] | None
+
+
+class SlotView(SlotOutcomeView):
+    story: Annotated[list[Annotated[SlotRowView, OPEN]], "The journal rows about the slot, oldest first"]
 
 
 @frozen(kw_only=True)
 class SlotExplanation:
-    """What happened to a slot.
-
-    `verdict` is one word: fired, skipped, held, paused, not_due, undecided, unknown. `why` has its code and sentence.
-    """
+    """What happened to a slot, in one word. `why` has its code and sentence."""
 
     slot_at: datetime | None
-    verdict: str
+    verdict: SlotVerdict
     why: Reason
     skip_reason: str | None = None
     """The code of the scheduler's decision, if it made one."""
-    job: dict[str, Any] | None = None
+    job: SlotJobView | None = None
     until: datetime | None = None
     story: tuple[journal.JournalEntry, ...] = ()
     """The journal rows about the slot, oldest first."""
@@ -66,24 +99,40 @@ def explain_slot(
         return faulty
     definition = build_definition(plugin, schedule)
     table = build_timetable(definition, History(anchored_at=entry.anchored_at))
-    rows = list(_rows(db, plugin, schedule.id))
+    rows = rows_about(db, plugin, schedule.id)
     slot_at = _slot(table, definition, entry, rows, at)
     excluded_at = _excluded(definition, at)
     if excluded_at and excluded_at >= entry.anchored_at and (slot_at is None or slot_at < excluded_at):
         return _on_excluded_day(table, excluded_at)
     if slot_at is None:
         return _not_due(table, entry, at)
-    if job_id := schedule_jobs.find_slot_job(db, plugin, schedule.id, slot_at):
+    job_id = schedule_jobs.find_slot_job(db, plugin, schedule.id, slot_at)
+    return explain_planned_slot(db, entry, table, rows, slot_at, job_id, now, unavailable=unavailable)
+
+
+def explain_planned_slot(
+    db: Db,
+    entry: ScheduleEntry,
+    table: Timetable,
+    rows: list[journal.JournalEntry],
+    slot_at: datetime,
+    job_id: str | None,
+    now: datetime,
+    *,
+    unavailable: str | None = None,
+) -> SlotExplanation:
+    """Explain a slot of the timetable. `rows` are those of `rows_about`, `job_id` is the job of the slot, if any."""
+    if job_id is not None:
         return _fired(db, rows, slot_at, job_id)
-    if slot_at < entry.anchored_at and not isinstance(definition.when, After):
-        return _unknown("before_schedule", slot_at, {"since": to_text(entry.anchored_at)})
+    if slot_at < table.begins_at and not isinstance(table.definition.when, After):
+        return _unknown("before_schedule", slot_at, {"since": to_text(table.begins_at)})
     if slot_at > now:
         why = Reason("slot_ahead", {"slot_at": to_text(slot_at)})
         reason = SkipReason.NOT_DUE
         return SlotExplanation(slot_at=slot_at, verdict="not_due", why=why, skip_reason=reason, until=slot_at)
     found = _decided(table, entry, slot_at, rows, now)
     if found.verdict == "undecided" and unavailable is not None:
-        data = {"plugin": plugin, "reason": unavailable}
+        data = {"plugin": entry.plugin, "reason": unavailable}
         return evolve(found, why=Reason("schedule_plugin_unavailable", data))
     return found
 
@@ -94,7 +143,8 @@ def _unknown(code: str, slot_at: datetime | None = None, data: Mapping[str, Any]
 
 def _faulty(db: Db, entry: ScheduleEntry, at: datetime) -> SlotExplanation | None:
     """Return the fault that keeps the scheduler from deciding about slots; None if there was none at that time."""
-    rows = [row for row in _rows(db, entry.plugin, entry.schedule_id) if row.data.get("reason") == entry.held_reason]
+    about = rows_about(db, entry.plugin, entry.schedule_id)
+    rows = [row for row in about if row.data.get("reason") == entry.held_reason]
     if not rows or at < rows[-1].at:
         return None
     reason = SkipReason.SCHEDULE_FAULT
@@ -146,16 +196,16 @@ def _not_due(table: Timetable, entry: ScheduleEntry, at: datetime) -> SlotExplan
 
 
 def _fired(db: Db, rows: list[journal.JournalEntry], slot_at: datetime, job_id: str) -> SlotExplanation:
-    job = job_details.job(db, job_id).job
+    job = job_details.require_job(db, job_id)
     late = max(job.created_at - slot_at, timedelta())
     # A slot that fired on time was not held; rows about earlier slots do not apply.
     held = tuple(row for row in rows if late > ON_TIME and _is_hold(row) and _held_slot(row, slot_at))
     why = Reason("fired", {"late_seconds": late.total_seconds(), "status": str(job.status)})
-    about = {"job_id": job.id, "status": str(job.status), "created_at": to_text(job.created_at)}
+    about: SlotJobView = {"job_id": job.id, "status": job.status, "created_at": to_text(job.created_at)}
     return SlotExplanation(slot_at=slot_at, verdict="fired", why=why, job=about, story=held)
 
 
-def _rows(db: Db, plugin: str, schedule_id: str) -> Iterator[journal.JournalEntry]:
+def rows_about(db: Db, plugin: str, schedule_id: str) -> list[journal.JournalEntry]:
     """Return the journal rows about the schedule, oldest first."""
     found: list[journal.JournalEntry] = []
     before = NEWEST
@@ -165,7 +215,7 @@ def _rows(db: Db, plugin: str, schedule_id: str) -> Iterator[journal.JournalEntr
         if len(page) < PAGE:
             break
         before = page[-1].seq
-    return reversed(found)
+    return found[::-1]
 
 
 def _decided(
@@ -252,13 +302,13 @@ def _passed_over(table: Timetable, row: journal.JournalEntry, slot_at: datetime)
     return bool(count) and slot_at <= last and table.slots.count(slot_at - TICK, last) <= count + fired
 
 
-def slot_view(found: SlotExplanation, zone: tzinfo) -> dict[str, Any]:
-    """Return the JSON view of `ductile schedule why`, with local times of `zone`."""
+def slot_view(found: SlotExplanation, zone: tzinfo) -> SlotView:
+    """Return the explanation as JSON data, with local times of `zone`."""
+    return {**outcome_view(found, zone), "story": [_row_view(row, zone) for row in found.story]}
 
-    def row_view(row: journal.JournalEntry) -> dict[str, Any]:
-        moments = {"at": to_text(row.at), "local": format_local(row.at, zone)}
-        return {"seq": row.seq, **moments, "kind": row.kind, **row.data}
 
+def outcome_view(found: SlotExplanation, zone: tzinfo) -> SlotOutcomeView:
+    """Return the explanation without the journal rows."""
     return {
         "slot_at": to_text(found.slot_at) if found.slot_at else None,
         "slot_local": format_local(found.slot_at, zone) if found.slot_at else None,
@@ -268,5 +318,9 @@ def slot_view(found: SlotExplanation, zone: tzinfo) -> dict[str, Any]:
         "words": found.why.words,
         "job": found.job,
         "until": to_text(found.until) if found.until else None,
-        "story": [row_view(row) for row in found.story],
     }
+
+
+def _row_view(row: journal.JournalEntry, zone: tzinfo) -> SlotRowView:
+    moments = {"at": to_text(row.at), "local": format_local(row.at, zone)}
+    return cast(SlotRowView, {"seq": row.seq, **moments, "kind": row.kind, **row.data})

@@ -23,6 +23,7 @@ from ductile.web.api import (
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import runs
+from ductile.web.api.explanations import schedules as schedule_explanations
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
@@ -53,6 +54,7 @@ def build_api_table(
             *job_explanations.routes(ctx),
             *event_explanations.routes(ctx),
             *runs.routes(ctx),
+            *schedule_explanations.routes(ctx),
             *topology.routes(ctx),
             *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),

@@ -108,6 +108,7 @@ EXAMPLES = {
     "relay send": "lab --event a.b --dry-run",
     "run list": "--limit 2",
     "run show": "{job}",
+    "schedule agenda": "--from 2026-01-02 --to 2027-01-01",
     "schedule list": "",
     "schedule next": "echo nightly",
     "schedule pause": "echo nightly --dry-run",

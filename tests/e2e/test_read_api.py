@@ -50,7 +50,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         f'\n      - {{name: {name}, token: {token}, scopes: ["{SCOPES[name]}"]}}' for name, token in TOKENS.items()
     )
     text = (home.path / "config.yaml").read_text().replace('scopes: ["*"]}', f'scopes: ["*"]}}{more}')
-    text = text.replace("  ok: {}\n", f"  ok: {{config: {{password: {SECRET}, url: 'https://x:{SECRET}@host'}}}}\n")
+    schedule = 'schedules: [{id: yearly, cron: "30 2 1 1 *"}]'
+    values = f"config: {{password: {SECRET}, url: 'https://x:{SECRET}@host'}}"
+    text = text.replace("  ok: {}\n", f"  ok: {{{schedule}, {values}}}\n")
     home.write("config.yaml", text)
     running = home.start()
     try:
@@ -106,6 +108,8 @@ SAMPLES = {
     "/config/view": ["/config/view"],
     "/scheduler/jobs": ["/scheduler/jobs"],
     "/breaker/{plugin}": ["/breaker/ok"],
+    "/schedules/agenda": ["/schedules/agenda", "/schedules/agenda?limit=2&plugin=ok"],
+    "/schedule/{plugin}/{id}/why": ["/schedule/ok/yearly/why", "/schedule/ok/yearly/why?at=2026-01-01T00:00:00Z"],
     "/runs": ["/runs", "/runs?status=failed", "/runs?pipeline=chain&limit=1"],
     "/events/why": ["/events/why?type=chain.requested"],
 }

@@ -148,6 +148,7 @@ EFFECTS = {
     "relay send": Effect("sends", ("POST /relay/{instance}", _JOB)),
     "run list": Effect("reads", ("GET /runs",)),
     "run show": Effect("reads", ("GET /run/{id}",)),
+    "schedule agenda": _READS,
     "schedule list": Effect("reads", ("GET /scheduler/jobs",)),
     "schedule next": _READS,
     "schedule pause": Effect("changes_service", ("POST /schedule/{plugin}/{id}/pause",)),

@@ -13,7 +13,7 @@ from ductile.cli.base import options, output
 if TYPE_CHECKING:
     from ductile.cli.base.client import Client
 
-MAX_SLOTS = 1000
+MAX_SLOTS, MAX_AGENDA_SLOTS = 1000, 200
 MAX_SIMULATION = timedelta(days=3660)
 DEFAULT_SIMULATION = timedelta(days=7)
 
@@ -137,19 +137,15 @@ def why(
     from ductile.cli.base.connect import read_ledger
     from ductile.cli.base.local_time import parse_time
     from ductile.cli.schedule.views import load_schedule
-    from ductile.explain.reason import Reason
-    from ductile.explain.slot import explain_slot, slot_view
-    from ductile.web.views.schedules import format_trigger, get_zone
+    from ductile.web.views.agenda import schedule_why
+    from ductile.web.views.schedules import get_zone
 
     snapshot, schedule = load_schedule(options.selected_config(config_path, config_dir), plugin, schedule_id)
-    now, zone = datetime.now(UTC), get_zone(schedule)
-    at = parse_time(moment, "--at", zone, now=now, is_past=True) if moment else now
-    unavailable = snapshot.why_unavailable(plugin)
-    explanation = read_ledger(snapshot, explain_slot, plugin, schedule, at, now, unavailable=unavailable)
-    head = {"plugin": plugin, "schedule_id": schedule.id, "when": format_trigger(schedule)}
-    missing = {"verdict": "unknown", **Reason("no_ledger").as_data(), "story": []}
-    view = slot_view(explanation, zone) if explanation else missing
-    output.show({**head, **view}, as_json=as_json, human=_why_lines)
+    now = datetime.now(UTC)
+    at = parse_time(moment, "--at", get_zone(schedule), now=now, is_past=True) if moment else now
+    view = read_ledger(snapshot, schedule_why, snapshot, plugin, schedule.id, at=at, now=now)
+    view = view or schedule_why(None, snapshot, plugin, schedule.id, at=at, now=now)
+    output.show(view, as_json=as_json, human=_why_lines)
 
 
 def _why_lines(view: dict[str, Any]) -> list[str]:
@@ -160,6 +156,72 @@ def _why_lines(view: dict[str, Any]) -> list[str]:
         lines.append(f"  {_short(row['local'])}  {what}")
     lines += [f"  waiting until {_short(view['until'])}"] if view.get("until") and view["verdict"] == "held" else []
     return lines + ([f"  next: ductile job inspect {view['job']['job_id']}"] if view.get("job") else [])
+
+
+@group.command("agenda")
+@click.option("--from", "start", help="Start time: 2026-03-29, 2026-03-29T01:30, 02:00. Default: a day ago.")
+@click.option("--to", "end", help="End time. Default: a day from now.")
+@click.option("--plugin", help="Only schedules of this plugin.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MAX_AGENDA_SLOTS),
+    default=50,
+    show_default=True,
+    help="Maximum number of past and of coming slots of one schedule.",
+)
+@options.config
+@options.as_json
+def agenda(
+    start: str | None,
+    end: str | None,
+    plugin: str | None,
+    limit: int,
+    config_path: Path | None,
+    config_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what all schedules did and will do: slots that fired, were skipped or missed with the reason, and the next.
+
+    Times without an offset are in the time zone of the host. Running jobs, breakers and future pauses are not taken
+    into account for coming slots. Works while the service is stopped.
+
+    Example: ductile schedule agenda --from 00:00
+    """
+    from ductile.cli.base.connect import load_snapshot, read_ledger
+    from ductile.cli.base.local_time import parse_time
+    from ductile.config.sections.schedules import HOST_ZONE
+    from ductile.web.views.agenda import AgendaRange, agenda_view
+
+    snapshot, now = load_snapshot(options.selected_config(config_path, config_dir)), datetime.now(UTC)
+    first = parse_time(start, "--from", HOST_ZONE, now=now) if start else None
+    last = parse_time(end, "--to", HOST_ZONE, now=now) if end else None
+    span = AgendaRange.of(first, last, now=now, limit=limit)
+    view = read_ledger(snapshot, agenda_view, snapshot, span, plugin=plugin)
+    output.show(view or agenda_view(None, snapshot, span, plugin=plugin), as_json=as_json, human=_agenda_lines)
+
+
+def _agenda_lines(view: dict[str, Any]) -> list[str]:
+    if not view["schedules"]:
+        return ["no schedules; add them under plugins.NAME.schedules"]
+    rows = [
+        (_short(slot["slot_local"]), f"{slot['plugin']} {slot['schedule_id']}", slot["verdict"], _slot_note(slot))
+        for slot in view["slots"]
+    ]
+    lines = output.table([("SLOT", "SCHEDULE", "", ""), *rows]) if rows else ["no slots"]
+    for one in view["schedules"]:
+        name = f"{one['plugin']} {one['schedule_id']}"
+        lines += [f"{name}: {one['status']}, {one['reason']}"] if "reason" in one else []
+        lines += [f"{name}: {one['left_out']} older slots; raise --limit"] if one["left_out"] else []
+    return lines
+
+
+def _slot_note(slot: dict[str, Any]) -> str:
+    """Return the job of the slot and its status, or why it has none."""
+    if slot["job"]:
+        return f"job {slot['job']['job_id']} {slot['job']['status']}"
+    if slot["verdict"] == "planned":
+        return "" if slot["fires_at"] == slot["slot_at"] else f"fires {_short(slot['fires_at'])}"
+    return f"{slot['reason']}: {slot['words']}" if slot["reason"] else str(slot["words"])
 
 
 @group.command("simulate")

@@ -3,25 +3,24 @@
 Reads the configuration and the ledger. Decides nothing about when a schedule fires.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ductile.calendar.definition import History
-from ductile.calendar.due import slots_between
-from ductile.calendar.firing import GRACE, Slot
+from ductile.calendar.firing import GRACE
 from ductile.calendar.zones import format_local
 from ductile.cli.base import output
 from ductile.cli.base.connect import load_snapshot, read_ledger
-from ductile.config.sections.schedules import build_definition, definition_hash
+from ductile.config.sections.schedules import definition_hash
 from ductile.config.sections.settings import Schedule
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.units import format_duration
 from ductile.explain.sentences import skip_message
 from ductile.ledger.tables import schedules
-from ductile.ledger.tables.schedules import EntryStatus, ScheduleEntry
+from ductile.ledger.tables.schedules import ScheduleEntry
+from ductile.web.views.agenda import upcoming_slots
 from ductile.web.views.schedules import find_schedule, format_trigger, get_zone, schedule_view
 
 if TYPE_CHECKING:
@@ -58,24 +57,9 @@ def upcoming_view(snapshot: Snapshot, plugin: str, schedule: Schedule, count: in
                 "fires_at": to_text(slot.fire_at),
                 "fires_local": format_local(slot.fire_at, zone),
             }
-            for slot in _upcoming(plugin, schedule, entry, count, now)
+            for slot in upcoming_slots(plugin, schedule, entry, now, END_OF_TIME, count)
         ],
     }
-
-
-def _upcoming(
-    plugin: str, schedule: Schedule, entry: ScheduleEntry | None, count: int, now: datetime
-) -> Iterable[Slot]:
-    if schedule.after is not None:  # the start time is known only to the running service
-        at = entry.next_run_at if entry else None
-        return [Slot(at=at, fire_at=at)] if at and at > now else []
-    history = History(
-        anchored_at=entry.anchored_at if entry and entry.anchored_at else now,
-        last_slot_at=entry.last_slot_at if entry else None,
-        last_fired_at=entry.last_fired_at if entry else None,
-        exhausted=entry is not None and entry.status is EntryStatus.EXHAUSTED,
-    )
-    return slots_between(build_definition(plugin, schedule), history, now, END_OF_TIME, count)
 
 
 # ── simulation ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,13 +3,15 @@
 Firing writes the job, the slot and the next run in one transaction, so a crash neither repeats nor loses a slot.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from ductile.core.clock import to_text
+from ductile.core.clock import from_text, to_text
 from ductile.core.model import NewJob
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs.enqueue import Enqueued, enqueue
 from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.dialect import using
 
 FIRED = """
     UPDATE schedule_entries
@@ -77,4 +79,35 @@ def find_slot_job(db: Db, plugin: str, schedule_id: str, slot_at: datetime) -> s
     return row[0] if row else None
 
 
+SLOT_JOBS = f"""
+    SELECT slot_at, id FROM job_queue {using("job_queue_slot")}
+     WHERE plugin = :plugin AND schedule_id = :schedule_id AND slot_at >= :start AND slot_at < :end
+       AND slot_at IS NOT NULL
+    UNION
+    SELECT slot_at, job_id FROM (
+        SELECT slot_at, job_id, schedule_id FROM job_log {using("job_log_by_plugin")}
+         WHERE plugin = :plugin ORDER BY seq DESC LIMIT :scanned)
+     WHERE schedule_id = :schedule_id AND slot_at >= :start AND slot_at < :end
+     ORDER BY 1
+"""
+
+
+def slot_jobs(db: Db, plugin: str, schedule_id: str, start: datetime, end: datetime) -> list[tuple[datetime, str]]:
+    """Return slot and id of the jobs of all slots in [start, end), from the queue and the newest MAX_SCANNED attempts.
+
+    Use `job_of_slot` to find the job of one of them.
+    """
+    values = {"plugin": plugin, "schedule_id": schedule_id, "start": to_text(start), "end": to_text(end)}
+    rows = db.execute(SLOT_JOBS, {**values, "scanned": MAX_SCANNED})
+    return [(from_text(slot_at), job_id) for slot_at, job_id in rows]
+
+
+def job_of_slot(jobs: Iterable[tuple[datetime, str]], slot_at: datetime) -> str | None:
+    """Return the latest job of the slot among those of `slot_jobs`."""
+    found = [job_id for at, job_id in jobs if slot_at <= at < slot_at + _SAME_SLOT]
+    return found[-1] if found else None
+
+
+MAX_SCANNED = 5_000
+"""Attempts of a plugin that one query reads."""
 _SAME_SLOT = timedelta(milliseconds=1)

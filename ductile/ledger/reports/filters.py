@@ -35,8 +35,8 @@ def parse_filter(arguments: Mapping[str, str | None], statuses: Iterable[str]) -
     """Parse the filters in `arguments`, by the names in `ARGUMENTS`. Missing and empty ones match everything."""
     return ListFilter(
         status=_status(arguments.get("status"), statuses),
-        since=_time(arguments.get("from"), "from"),
-        until=_time(arguments.get("to"), "to"),
+        since=parse_moment(arguments.get("from"), "from"),
+        until=parse_moment(arguments.get("to"), "to"),
         words=_words(arguments.get("query")),
         **{name: _text(arguments.get(name), name) for name in TEXT_ARGUMENTS},
     )
@@ -104,7 +104,8 @@ def _status(text: str | None, statuses: Iterable[str]) -> str | None:
     return wanted
 
 
-def _time(text: str | None, name: str) -> datetime | None:
+def parse_moment(text: str | None, name: str) -> datetime | None:
+    """Parse a time in RFC 3339; None if there is none."""
     if not text:
         return None
     try:
