@@ -270,6 +270,40 @@ RUNS: Mapping[str, Sentence] = {
 }
 
 
+# ── health ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stopped_uncleanly(data: Data) -> str:
+    orphaned = data.get("orphaned", 0)
+    jobs = f" {_count(orphaned, 'job')} {'was' if orphaned == 1 else 'were'} running." if orphaned else ""
+    return f"The service was killed or crashed.{jobs} The next start recovers."
+
+
+def _failing(data: Data) -> str:
+    most = " or more" if data.get("is_capped") else ""
+    count = data["count"]
+    jobs = "The last job" if count == 1 else f"The last {count}{most} jobs"
+    return f"{jobs} of plugin {data['plugin']} failed, the latest {_when(data, 'last_at')}: {data['error']}"
+
+
+HEALTH: Mapping[str, Sentence] = {
+    "ledger_locked": "Process {pid} ({command}) has locked the ledger, so nothing can be written.",
+    "stuck": "The ledger takes no writes, or the schedules are not evaluated.",
+    "stopped_uncleanly": _stopped_uncleanly,
+    "schedule_late": lambda data: (
+        f"Schedule {data['plugin']}/{data['schedule_id']} is late: its run was due {_when(data, 'due_at')}."
+    ),
+    "job_late": lambda data: (
+        f"A run of schedule {data['plugin']}/{data['schedule_id']} missed its deadline {_when(data, 'due_at')}."
+    ),
+    "ready_too_long": lambda data: (
+        f"Job {data['job_id']} of plugin {data['plugin']} is ready to start since {_when(data, 'created_at')}."
+    ),
+    "failing": _failing,
+}
+"""Further reasons why the verdict of `ductile system status` is not healthy."""
+
+
 # ── slots of a schedule ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -372,4 +406,13 @@ def _predicates(data: Data) -> str:
     return f" ({format_predicates(data['predicates'])})" if data.get("predicates") else ""
 
 
-SENTENCES: Mapping[str, Sentence] = {**OUTCOMES, **RUNNING, **WAITING, **RUNS, **SLOTS, **DECISIONS, **EVENTS}
+SENTENCES: Mapping[str, Sentence] = {
+    **OUTCOMES,
+    **RUNNING,
+    **WAITING,
+    **RUNS,
+    **HEALTH,
+    **SLOTS,
+    **DECISIONS,
+    **EVENTS,
+}

@@ -300,7 +300,10 @@ def test_watch_shows_the_service_and_reconnects_after_a_restart(
     service = start()
     watch = terminal("system", "watch", "--config", home.path)
     watch.wait_for_text(
-        "ok  ductile", "queue  waiting 0  running 0", "ok/rarely  every 6h  in 5h59m", "no running jobs"
+        "attention (breaker, failing)  ductile",
+        "queue  waiting 0  running 0",
+        "ok/rarely  every 6h  in 5h59m",
+        "no running jobs",
     )
     watch.wait_for_text("bad.poll  open  failures 1  next probe in")
     service.post("blocking")
@@ -313,7 +316,7 @@ def test_watch_shows_the_service_and_reconnects_after_a_restart(
     blocking.release()
     assert service.wait() == 0
     service = start()
-    watch.wait_for_text("ok  ductile", "running 0", "job.completed")
+    watch.wait_for_text("attention (", "running 0", "job.completed")
     watch.wait_for(lambda text: "not running" not in text, "the new service")
     service.run("bad")
     watch.wait_for_text("job.failed  bad.poll")
@@ -332,9 +335,9 @@ def test_watch_adapts_to_the_terminal_size(home: Home, start: Start, terminal: C
     watch = terminal("system", "watch", "--config", home.path, width=100, height=30)
     watch.wait_for_text("queue  waiting 0", "RUNNING 0", "EVENTS", "job.completed")
     watch.resize(40, 10)
-    watch.wait_for_text("ok  ductile", "queue  waiting 0", "…", "EVENTS")
+    watch.wait_for_text("healthy  ductile", "queue  waiting 0", "…", "EVENTS")
     watch.resize(12, 2)
-    watch.wait_for_text("ok  ductile", "queue")
+    watch.wait_for_text("healthy  du", "queue")
     watch.resize(120, 40)
     watch.wait_for_text("queue  waiting 0  running 0  delayed 0  dead 0", "RUNNING 0", "job.completed  ok.poll")
 
@@ -346,7 +349,7 @@ def test_watch_restores_the_terminal_when_it_is_stopped(
     """Ctrl-C and SIGTERM restore the main screen, the cursor and the terminal settings."""
     start()
     watch = terminal("system", "watch", "--config", home.path, environ={"NO_COLOR": "1"})
-    watch.wait_for_text("ok  ductile")
+    watch.wait_for_text("healthy  ductile")
     if number == signal.SIGINT:
         watch.press("\x03")
     else:
@@ -368,7 +371,7 @@ def test_watch_restores_the_terminal_before_it_prints_an_error(
     home.add(f'      - {{name: other, token: {OTHER}, scopes: ["*"]}}\n')
     service = start()
     watch = terminal("system", "watch", "--api-url", service.url, "--api-key", OTHER)
-    watch.wait_for_text("ok  ductile")
+    watch.wait_for_text("healthy  ductile")
     home.write("config.yaml", text)
     service.signal(signal.SIGHUP)
 
@@ -385,7 +388,7 @@ def test_watch_once_prints_one_snapshot(home: Home, start: Start, follow: Callab
     data = follow("system", "watch", "--once", "--json", "--config", home.path)
 
     assert text.process.wait(WAIT_SECONDS) == 0
-    text.wait_for_line("ok  ductile")
+    text.wait_for_line("healthy  ductile")
     assert data.process.wait(WAIT_SECONDS) == 0
     data.wait_until(lambda output: output._ended == 2, "the end of both streams")
     assert json.loads("\n".join(data.lines))["health"]["status"] == "ok"

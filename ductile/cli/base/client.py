@@ -6,6 +6,7 @@ Uses the standard library only, so that commands start fast.
 import http.client
 import json
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,6 +60,10 @@ class Client:
         """Send a request and return the JSON object of the response. Raise an error for a status of 400 or more."""
         return dict(self._request(method, path, body))
 
+    def health(self) -> dict[str, Any]:
+        """Return the health of the service, also while it is degraded."""
+        return dict(self._request("GET", "/healthz", None, accepted=(503,)))
+
     def request_list(self, method: str, path: str) -> list[dict[str, Any]]:
         """Send a request and return the JSON list of the response."""
         return list(self._request(method, path, None))
@@ -74,7 +79,7 @@ class Client:
             )
         return {"authorization": f"Bearer {self.key}"}
 
-    def _request(self, method: str, path: str, body: Any) -> Any:
+    def _request(self, method: str, path: str, body: Any, *, accepted: Collection[int] = ()) -> Any:
         connection = self.connection()
         headers = {"content-type": "application/json"} | self.authorization
         try:
@@ -91,7 +96,8 @@ class Client:
         finally:
             connection.close()
         output.detail(f"request: {method} {path} → {response.status}")
-        if response.status >= 400:
+        is_error = response.status >= 400 and (response.status not in accepted or "error" in content)
+        if is_error:
             raise error_from_response(response.status, content)
         return content
 

@@ -1,6 +1,7 @@
 """`ductile system status` and `selfcheck`: check the configuration, the ledger, the service and the plugins."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,12 @@ from ductile.core.errors import Complaint, DuctileError, RestartNeeded
 
 if TYPE_CHECKING:
     from ductile.config.snapshot import Snapshot
+    from ductile.explain.health import HealthReason
     from ductile.ops.checks.check import Installation
 
 LAST_RUNS = 5
+INIT, CHECK, DOCTOR = "ductile config init", "ductile config check", "ductile system doctor"
+START = "ductile system start"
 
 
 @click.command("status")
@@ -22,11 +26,12 @@ LAST_RUNS = 5
 @options.config
 @options.as_json
 def status(no_health: bool, config_path: Path | None, config_dir: Path | None, as_json: bool) -> int:
-    """Show whether the service is running, and check the configuration, the ledger and the plugins.
+    """Show whether the service is running, and its verdict: HEALTHY, ATTENTION or FAILED, with reasons and commands.
 
-    Exit 0 if all checks pass, otherwise 1. A stopped service is not a failure: the first line has NOT RUNNING, and with
-    --json `running` is false. The `health` commands of all plugins run in parallel, for at most 10 s, and are not
-    recorded.
+    Exit 0 if HEALTHY, otherwise 1. ATTENTION: a pause, an open breaker, a late schedule, a service that was killed, a
+    ready job that does not start, or failures since the last success of a plugin. FAILED: a failed check. A stopped
+    service is not a failure: the first line has NOT RUNNING, and with --json `running` is false. The `health` commands
+    of all plugins run in parallel, for at most 10 s, and are not recorded.
 
     Example: ductile system status --json
     """
@@ -40,10 +45,24 @@ class Checks:
 
     def __init__(self) -> None:
         self.results: list[dict[str, Any]] = []
+        self.failed: list[tuple[str, str, str]] = []
+        """Name, detail and fix of each failed check that has a fix."""
 
-    def add(self, name: str, ok: bool, detail: str = "", **more: Any) -> bool:
+    def add(self, name: str, ok: bool, detail: str = "", *, fix: str = "", **more: Any) -> bool:
         self.results.append({"name": name, "ok": ok, "detail": detail, **more})
+        if fix and not ok:
+            self.failed.append((name, detail, fix))
         return ok
+
+    def failure_reasons(self) -> "list[HealthReason]":
+        """Return a reason for each failed check that has a fix."""
+        from ductile.explain.health import HealthReason, HealthVerdict
+        from ductile.explain.reason import Reason
+
+        return [
+            HealthReason(HealthVerdict.FAILED, Reason(name, {"error": detail}), fix)
+            for name, detail, fix in self.failed
+        ]
 
     @property
     def all_passed(self) -> bool:
@@ -51,6 +70,8 @@ class Checks:
 
 
 def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
+    from ductile.explain.health import Health, HealthVerdict
+
     checks = Checks()
     report: dict[str, Any] = {
         "running": False,
@@ -60,17 +81,26 @@ def _report(explicit: Path | None, *, with_health: bool) -> dict[str, Any]:
         "last_runs": [],
         "plugins": [],
     }
+    found: Sequence[HealthReason] = ()
     if (root := find_config(checks, explicit)) and (ledger := find_ledger(checks, root)):
         report["running"] = is_running = check_lock(checks, ledger)
         report["service"] = _request_health(checks, ledger) if is_running else None
         # A service that answers has validated the configuration itself; only it knows its environment.
         snapshot = None if report["service"] else load_config(checks, root).snapshot
-        report |= _ledger_facts(checks, ledger, is_running=is_running)
+        facts, found = _ledger_facts(checks, ledger, report["service"], is_running=is_running)
+        report |= facts
         if with_health and report["service"]:
             snapshot = _loaded_for_health(checks, root)
         if with_health and snapshot is not None:
             report["plugins"] = _plugin_health(checks, snapshot, ledger)
-    return {"healthy": checks.all_passed, "checks": checks.results, **report}
+    health = Health((*checks.failure_reasons(), *found))
+    return {
+        "verdict": health.verdict,
+        "healthy": health.verdict is HealthVerdict.HEALTHY,
+        "reasons": [reason.as_data() for reason in health.reasons],
+        "checks": checks.results,
+        **report,
+    }
 
 
 def find_config(checks: Checks, explicit: Path | None) -> Path | None:
@@ -80,9 +110,9 @@ def find_config(checks: Checks, explicit: Path | None) -> Path | None:
     try:
         found = find_config(explicit, os.environ)
     except DuctileError as error:
-        checks.add("config_discovery", False, _first_line(error))
+        checks.add("config_discovery", False, _first_line(error), fix=INIT)
         return None
-    checks.add("config_discovery", found.path.exists(), found.origin, path=str(found.path))
+    checks.add("config_discovery", found.path.exists(), found.origin, fix=INIT, path=str(found.path))
     return found.path if found.path.exists() else None
 
 
@@ -93,7 +123,7 @@ def find_ledger(checks: Checks, root: Path) -> Path | None:
     try:
         return find_ledger(root, os.environ)
     except DuctileError as error:
-        checks.add("config_load", False, _first_line(error))
+        checks.add("config_load", False, _first_line(error), fix=CHECK)
         return None
 
 
@@ -106,12 +136,12 @@ def load_config(checks: Checks, root: Path) -> "Installation":
     if examination := installation.loaded.examination:
         _note_config(checks, errors, f"plugins configured: {len(examination.config.settings.plugins)}")
     else:
-        checks.add("config_load", False, errors[0].splitlines()[0])
+        checks.add("config_load", False, errors[0].splitlines()[0], fix=CHECK)
     return installation
 
 
 def _note_config(checks: Checks, errors: Sequence[str], detail: str) -> None:
-    checks.add("config_load", not errors, errors[0] if errors else detail)
+    checks.add("config_load", not errors, errors[0] if errors else detail, fix=CHECK)
 
 
 def _loaded_for_health(checks: Checks, root: Path) -> "Snapshot | None":
@@ -119,7 +149,7 @@ def _loaded_for_health(checks: Checks, root: Path) -> "Snapshot | None":
     here = Checks()
     snapshot = load_config(here, root).snapshot
     if snapshot is None:
-        checks.add("plugin_health", False, f"health commands cannot run: {here.results[0]['detail']}")
+        checks.add("plugin_health", False, f"health commands cannot run: {here.results[0]['detail']}", fix=CHECK)
     return snapshot
 
 
@@ -141,16 +171,16 @@ def _request_health(checks: Checks, ledger: Path) -> dict[str, Any] | None:
 
     client = Client(local_socket_path(ledger.parent))
     try:
-        service = client.request("GET", "/healthz")
+        service = client.health()
     except DuctileError as error:
-        checks.add("service", False, str(error))
+        checks.add("service", False, str(error), fix=DOCTOR)
         return None
     checks.add("service", service["status"] == "ok", service["status"])
     try:
         planned = client.request("POST", "/system/reload?dry_run=true")
     except DuctileError as error:
         # RestartNeeded is not a failure: the service runs with its current configuration.
-        checks.add("config_load", error.code == RestartNeeded.code, _first_line(error))
+        checks.add("config_load", error.code == RestartNeeded.code, _first_line(error), fix=CHECK)
     else:
         errors = [
             str(Complaint.of(error)) for error in planned.get("errors", ())
@@ -159,36 +189,49 @@ def _request_health(checks: Checks, ledger: Path) -> dict[str, Any] | None:
     return service
 
 
-def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, Any]:
+def _ledger_facts(
+    checks: Checks, path: Path, service: Mapping[str, Any] | None, *, is_running: bool
+) -> "tuple[dict[str, Any], Sequence[HealthReason]]":
+    """Read the ledger. Return members of the report, and the reasons of the verdict."""
+    from datetime import UTC, datetime
+
     from ductile.core.clock import to_text
     from ductile.core.model import BreakerState
     from ductile.explain.waiting import orphaned_message
     from ductile.ledger.reports import job_stats, queue_status
     from ductile.ledger.storage.open_file import open_reader
     from ductile.ledger.storage.path_checks import ledger_exists
-    from ductile.ledger.tables import breakers, plugin_inits
+    from ductile.ledger.tables import breakers
+    from ductile.ops.check_health import check_health
+    from ductile.web.server.listeners import is_socket_left
 
     try:
         if not ledger_exists(path):
             checks.add("state_db", True, "not created yet; the first start creates it", path=str(path))
-            return {}
+            return {}, ()
         with open_reader(path) as db:
             queue, known, last = (
                 queue_status.queue(db),
                 breakers.all_breakers(db),
                 job_stats.last_finished(db, LAST_RUNS),
             )
-            failed = {
-                name: breaker.error for name, breaker in plugin_inits.all_inits(db).items() if breaker.error is not None
-            }
+            health = check_health(
+                db,
+                path,
+                is_running=is_running,
+                is_degraded=service is not None and service["status"] != "ok",
+                was_killed=not is_running and is_socket_left(path.parent),
+                now=datetime.now(UTC),
+            )
     except DuctileError as error:
-        checks.add("state_db", False, str(error), path=str(path))
-        return {}
+        checks.add("state_db", False, str(error), fix=DOCTOR, path=str(path))
+        return {}, ()
     running, orphaned = (queue.running, 0) if is_running else (0, queue.running)
     detail = f"{queue.queued} queued, {running} running, {output.format_dead(queue.dead, queue.cancelled)}"
     checks.add("state_db", True, f"{detail}; {orphaned_message(orphaned)}" if orphaned else detail, path=str(path))
-    for name, why in failed.items() if is_running else ():
-        checks.add("plugin_init", False, f"{name}: init failed: {why}", plugin=name)
+    for unhealthy in (found.reason.data for found in health.reasons if found.reason.code == "unhealthy"):
+        detail = f"{unhealthy['plugin']}: init failed: {unhealthy['error']}"
+        checks.add("plugin_init", False, detail, plugin=unhealthy["plugin"])
     names = ("queued", "running", "delayed", "waiting_for_key", "waiting_joins", "dead", "cancelled")
     return {
         "queue": {name: getattr(queue, name) for name in names} | {"running": running, "orphaned": orphaned},
@@ -204,7 +247,7 @@ def _ledger_facts(checks: Checks, path: Path, *, is_running: bool) -> dict[str, 
             if breaker.state is not BreakerState.CLOSED
         ],
         "last_runs": last,
-    }
+    }, health.reasons
 
 
 def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[dict[str, Any]]:
@@ -215,7 +258,8 @@ def _plugin_health(checks: Checks, snapshot: "Snapshot", ledger: Path) -> list[d
     unusable = [HealthResult(name, False, snapshot.unavailable[name], 0.0) for name in sorted(snapshot.failed_to_load)]
     for result in (*answers, *unusable):
         if not result.ok:
-            checks.add("plugin_health", False, f"{result.plugin}: {result.detail}", plugin=result.plugin)
+            detail, fix = f"{result.plugin}: {result.detail}", f"ductile plugin show {shlex.quote(result.plugin)}"
+            checks.add("plugin_health", False, detail, fix=fix, plugin=result.plugin)
     if answers and all(result.ok for result in answers):
         checks.add("plugin_health", True, f"{len(answers)} passed")
     return [result.as_data() for result in (*answers, *unusable)]
@@ -232,9 +276,9 @@ def check_lines(headline: str, checks: list[dict[str, Any]]) -> list[str]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    verdict = "HEALTHY" if report["healthy"] else "DEGRADED"
-    headline = f"System Status: {verdict}{'' if report['running'] else ', NOT RUNNING'}"
-    lines = check_lines(headline, report["checks"])
+    headline = f"System Status: {report['verdict'].upper()}{'' if report['running'] else ', NOT RUNNING'}"
+    headline, *checks = check_lines(headline, report["checks"])
+    lines = [headline, *_reason_lines(report["reasons"]), *checks]
     if service := report["service"]:
         facts = ("uptime_seconds", "queue_depth", "plugins_loaded", "oldest_claimable_seconds", "version")
         lines.append("  " + ", ".join(f"{name} {service[name]}" for name in facts))
@@ -252,7 +296,17 @@ def _lines(report: dict[str, Any]) -> list[str]:
             ("healthy" if entry["ok"] else "UNHEALTHY", entry["plugin"], entry["detail"]) for entry in report["plugins"]
         ]
         lines += ["Plugins", *(f"  {line}" for line in output.table(rows))]
-    return lines if report["running"] or not report["healthy"] else [*lines, "  next: ductile system start"]
+    is_startable = not report["running"] and report["verdict"] != "failed"
+    is_named = any(reason["fix"] == START for reason in report["reasons"])
+    return [*lines, f"  next: {START}"] if is_startable and not is_named else lines
+
+
+def _reason_lines(reasons: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        line
+        for reason in reasons
+        for line in (f"  {reason['verdict']}: {reason['words']}", f"    next: {reason['fix']}")
+    ]
 
 
 def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:

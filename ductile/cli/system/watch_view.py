@@ -10,11 +10,12 @@ from typing import Any
 from attrs import asdict, frozen
 from rich.text import Text
 
-from ductile.cli.base.client import Busy, Client
+from ductile.cli.base.client import Client
 from ductile.cli.logs.event_format import details, level_of, plain, subject
 from ductile.core.clock import from_text
 from ductile.core.format_time import format_span
 
+VERDICT_COLOURS = {"healthy": "green", "attention": "yellow", "failed": "red"}
 COLOURS = {"debug": "dim", "info": "", "warn": "yellow", "error": "red"}
 MIN_SECTION_LINES = 2
 """A heading and one row: a smaller section is not shown."""
@@ -45,12 +46,8 @@ class Section:
 
 def fetch_state(service: Client) -> ServiceState:
     """Request the current state of the service."""
-    try:
-        health = service.request("GET", "/healthz")
-    except Busy:
-        health = {"status": "degraded: the ledger takes no writes"}
     return ServiceState(
-        health=health,
+        health=service.health(),
         queue=service.request("GET", "/analytics/queue"),
         schedules=service.request("GET", "/scheduler/jobs")["jobs"],
         breakers=service.request("GET", "/breakers")["breakers"],
@@ -94,15 +91,15 @@ def _service_line(state: ServiceState | None, lost: str | None) -> Text:
         return Text.assemble(("not running, waiting…", "bold red"), f"  {plain(lost)}")
     if state is None:
         return Text("connecting…", style="bold")
-    health = state.health
-    status = plain(str(health.get("status")))
-    facts = [f"ductile {health.get('version', '?')}"]
-    if "uptime_seconds" in health:
-        facts += [
-            f"up {format_span(timedelta(seconds=health['uptime_seconds']))}",
-            f"plugins {health['plugins_loaded']}",
-        ]
-    return Text.assemble((status, "bold green" if status == "ok" else "bold red"), "  ", plain("  ".join(facts)))
+    health, verdict = state.health, state.health["verdict"]
+    reasons = f" ({', '.join(health['reasons'])})" if health["reasons"] else ""
+    facts = [
+        f"ductile {health['version']}",
+        f"up {format_span(timedelta(seconds=health['uptime_seconds']))}",
+        f"plugins {health['plugins_loaded']}",
+    ]
+    style = f"bold {VERDICT_COLOURS.get(verdict, 'red')}"
+    return Text.assemble((plain(verdict + reasons), style), "  ", plain("  ".join(facts)))
 
 
 def _queue_line(state: ServiceState) -> Text:

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ductile.core.clock import from_text, to_text
 from ductile.core.model import JobStatus
+from ductile.core.statuses import ENDED_BY_OPERATOR
 from ductile.ledger.reports import attempt_list, job_list, queue_status
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
@@ -19,6 +20,8 @@ from ductile.ledger.storage.dialect import using
 TREND_SLOTS = 60
 MAX_SAMPLES = 20_000
 MAX_ACTIVE = 200
+MAX_FAILURES = 200
+"""Attempts of a plugin that are read to find its last success."""
 
 COUNT_SINCE = f"SELECT COUNT(*) FROM job_queue {using('job_queue_by_status')} WHERE status = ? AND seq >= ?"
 
@@ -142,6 +145,49 @@ def last_finished(db: Db, limit: int) -> list[dict[str, Any]]:
     """Return the jobs that finished last, newest first. Times are stored text."""
     names = ("job_id", "plugin", "command", "status", "completed_at", "duration_ms", "last_error")
     return [dict(zip(names, row, strict=True)) for row in db.execute(LAST_FINISHED, (limit,))]
+
+
+@frozen(kw_only=True)
+class FailureRun:
+    """The jobs of a plugin that failed since its last success."""
+
+    plugin: str
+    count: int
+    is_capped: bool
+    """True if there may be more."""
+    last_job_id: str
+    last_error: str | None
+    last_at: datetime
+
+
+NEWEST_ENDS = f"""
+    SELECT job_id, job_status, outcome_code, last_error, completed_at FROM job_log {using("job_log_by_plugin")}
+     WHERE plugin = ? ORDER BY seq DESC LIMIT ?
+"""
+
+
+def failures_since_success(db: Db, plugin: str, *, limit: int = MAX_FAILURES) -> FailureRun | None:
+    """Return the failed and dead jobs since the last success, without those that an operator ended. None if there are
+    none among the newest `limit` attempts. Reads one row of a plugin that works."""
+    count, is_capped, last = 0, True, None
+    for read, row in enumerate(db.execute(NEWEST_ENDS, (plugin, limit)), start=1):
+        is_capped = read == limit
+        if row[1] == JobStatus.SUCCEEDED:
+            is_capped = False
+            break
+        if row[1] in (JobStatus.FAILED, JobStatus.DEAD) and row[2] not in ENDED_BY_OPERATOR:
+            count, last = count + 1, last or row
+    if last is None:
+        return None
+    job_id, _, _, error, ended_at = last
+    return FailureRun(
+        plugin=plugin,
+        count=count,
+        is_capped=is_capped,
+        last_job_id=job_id,
+        last_error=error,
+        last_at=from_text(ended_at),
+    )
 
 
 ACTIVE_POLLS = """

@@ -4,8 +4,10 @@ Errors are translated where `sqlite3` raises them, so that no other package sees
 """
 
 import sqlite3
+from pathlib import Path
 
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull
+from ductile.ledger.storage.lock_holder import find_lock_holder
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _BREAKING = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
@@ -52,7 +54,12 @@ def translate(error: sqlite3.Error, where: object) -> LedgerError:
     """Return the error as a LedgerError. Raise it `from` the original."""
     code = primary_code(error)
     if is_busy(error):
-        return LedgerBusy(f"{where}: another process is writing", hint="Only one service may use a ledger. Try again.")
+        holder = find_lock_holder(where) if isinstance(where, Path) else None
+        return LedgerBusy(
+            f"{where}: {holder or 'another process'} is writing",
+            hint="Only one service may use a ledger. End the other process, or try again.",
+            context={"pid": holder.pid, "command": holder.command} if holder else None,
+        )
     if code == sqlite3.SQLITE_FULL:
         return LedgerFull(f"{where}: no space left on the disk", hint="Free some disk space. No data was lost.")
     if code in _DAMAGED:

@@ -49,6 +49,23 @@ def put(db: Db, expectation: Expectation) -> None:
     )
 
 
+MISSED = """
+    SELECT missed.plugin, missed.schedule_id, missed.slot_at, missed.kind, missed.due_at
+      FROM expectations AS missed
+      JOIN job_queue AS job
+        ON job.plugin = missed.plugin AND job.schedule_id = missed.schedule_id AND job.slot_at = missed.slot_at
+     WHERE missed.due_at <= ?
+       AND (job.status = 'queued' OR job.status = 'running' AND missed.kind = 'job.overdue')
+       AND (job.attempt = 1 OR missed.kind = 'job.overdue')
+     ORDER BY missed.due_at LIMIT ?
+"""
+
+
+def missed(db: Db, *, now: datetime, limit: int = 100) -> list[Expectation]:
+    """Return the deadlines that have passed and whose job still has to start or to finish, oldest first."""
+    return [_expectation(row) for row in db.execute(MISSED, (to_text(now), limit))]
+
+
 NEXT_DUE = "SELECT MIN(due_at) FROM expectations WHERE taken_at IS NULL"
 
 
@@ -69,10 +86,14 @@ POP_DUE = """
 def pop_due(db: Db, *, now: datetime, limit: int = 100) -> list[Expectation]:
     """Return the due deadlines, oldest first, and mark them as handled."""
     rows = db.execute(POP_DUE, {"now": to_text(now), "limit": limit}).fetchall()
-    return [
-        Expectation(plugin=plugin, schedule_id=schedule_id, slot_at=from_text(slot), kind=kind, due_at=from_text(due))
-        for plugin, schedule_id, slot, kind, due in sorted(rows, key=lambda row: row[4])
-    ]
+    return [_expectation(row) for row in sorted(rows, key=lambda row: row[4])]
+
+
+def _expectation(row: tuple[str, str, str, str, str]) -> Expectation:
+    plugin, schedule_id, slot, kind, due = row
+    return Expectation(
+        plugin=plugin, schedule_id=schedule_id, slot_at=from_text(slot), kind=kind, due_at=from_text(due)
+    )
 
 
 DELETE = "DELETE FROM expectations WHERE plugin = ? AND schedule_id = ?"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ductile.config.load.load import load
 from ductile.core.errors import DuctileError
+from ductile.ledger.storage.lock_holder import find_lock_holder
 from ductile.ledger.storage.open_file import open_reader_beside_writer
 from ductile.ops.checks.check import Finding, Installation, Severity
 from ductile.plugin.checked_files import FileChecker
@@ -41,7 +42,9 @@ def check_writer(installation: Installation) -> Iterator[Finding]:
 
     seconds = installation.service.stuck_seconds
     severity = Severity.OK if seconds < MAX_STUCK_SECONDS else Severity.PROBLEM
-    yield Finding("writer", severity, f"blocked for {seconds:.1f} s" if seconds >= 1 else "")
+    holder = find_lock_holder(installation.service.ledger) if seconds >= 1 else None
+    detail = f"blocked for {seconds:.1f} s" + (f" by {holder}" if holder else "")
+    yield Finding("writer", severity, detail if seconds >= 1 else "")
 
 
 def check_plugins_in_use(installation: Installation) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from ductile.ledger.storage.connections import MAX_WAL_BYTES
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import plugin_inits
 from ductile.ops.backup.unpack import STAGE_PREFIX
+from ductile.ops.check_health import check_health
 from ductile.ops.checks.check import Finding, Installation, Repair, Severity
 from ductile.ops.storage import compact_locked
-from ductile.web.server.listeners import local_socket_path
+from ductile.web.server.listeners import is_socket_left, local_socket_path
 
 MIN_LEFTOVER_SECONDS = 3600.0
 """Age of leftovers. Newer temporary files may be in use."""
@@ -86,14 +88,15 @@ def _permissions_open(path: Path, found: files.FileFinding, *, is_repairable: bo
 
 
 def check_ledger_file(installation: Installation) -> Iterator[Finding]:
-    """Yield a ledger that cannot be read, a leftover log, free pages, failed inits and a missing search index."""
+    """Yield an unusable ledger, a leftover log, free pages, the reasons of the verdict and a missing search index."""
     path = installation.ledger
     try:
         if not path_checks.ledger_exists(path):
             return
         with open_reader(path) as db:
-            free, pages, page_bytes = disk_usage.free_pages(db)
             failed = {name: init.error for name, init in plugin_inits.all_inits(db).items() if init.error is not None}
+            free, pages, page_bytes = disk_usage.free_pages(db)
+            health = check_health(db, path, is_running=installation.is_running, now=datetime.now(UTC))
             has_search_index = search.is_available(db)
     except DuctileError as error:
         yield Finding("ledger_unusable", Severity.PROBLEM, str(error), error.hint or "Restore a backup.")
@@ -107,6 +110,9 @@ def check_ledger_file(installation: Installation) -> Iterator[Finding]:
     for plugin, error_text in failed.items():
         advice = f"Fix the cause, then run `ductile system reload`. See `ductile plugin show {plugin}`."
         yield Finding("init_failed", Severity.PROBLEM, f"{plugin}: init failed: {error_text}", advice)
+    for found in health.reasons:
+        if found.reason.code != "unhealthy":  # a failed init, which is reported without a service too
+            yield Finding(found.reason.code, Severity.PROBLEM, found.reason.words, f"Run `{found.fix}`.")
     if not has_search_index:
         detail = "SQLite has no FTS5 extension: log searches read every row"
         yield Finding("search_unindexed", Severity.NOTE, detail, "Install a Python whose SQLite has FTS5.")
@@ -143,11 +149,11 @@ def check_state_writable(installation: Installation) -> Iterator[Finding]:
 
 def check_socket(installation: Installation) -> Iterator[Finding]:
     path = local_socket_path(installation.ledger.parent)
-    if not installation.is_running and os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode):
+    if not installation.is_running and is_socket_left(installation.ledger.parent):
         detail = f"{path}: socket left by an unclean shutdown"
         advice = "Remove the socket. The next start also does this."
         repair = Repair("remove_socket", partial(path.unlink, missing_ok=True), needs_stopped_service=True)
-        yield Finding("socket_stale", Severity.NOTE, detail, advice, repair)
+        yield Finding("socket_stale", Severity.PROBLEM, detail, advice, repair)
 
 
 def check_temporary_files(installation: Installation) -> Iterator[Finding]:

@@ -12,16 +12,17 @@ from typing import Annotated, Literal, TypedDict
 import trio
 
 from ductile import __version__
-from ductile.config.snapshot import Snapshot
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Count
 from ductile.core.hub import job_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS
 from ductile.core.model import FollowUps, NewJob, is_small_write
+from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import job_details, queue_status, trees
 from ductile.ledger.storage.db import Db
+from ductile.ledger.storage.lock_holder import find_lock_holder
 from ductile.ledger.tables.breakers import count_plugins_with_open_breakers
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.pipeline.run.route import Event
@@ -62,6 +63,8 @@ class HealthView(TypedDict):
     plugins_circuit_open: Count
     version: str
     oldest_claimable_seconds: Annotated[float, "Age of the oldest job that is ready to start"]
+    verdict: Annotated[HealthVerdict, "The verdict of `ductile system status`"]
+    reasons: Annotated[list[str], "Why the verdict is not healthy: codes"]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -170,23 +173,27 @@ async def welcome(ctx: AppContext, request: Request) -> Response:
 async def health(ctx: AppContext, request: Request) -> Response:
     """Return 200 if the service works, 503 if the ledger is not writable or the scheduler is stuck."""
     snapshot = ctx.snapshot()
-    queue, oldest, open_breakers = await ctx.ledger.read(_read_queue_health, snapshot)
-    is_healthy = not ctx.ledger.broken.is_set() and ctx.stuck_seconds() < MAX_STUCK_SECONDS
+    is_stuck, now = ctx.ledger.broken.is_set() or ctx.stuck_seconds() >= MAX_STUCK_SECONDS, ctx.clock.now()
+    holder = find_lock_holder(ctx.ledger.path) if is_stuck else None
+
+    def read(db: Db) -> tuple[int, datetime | None, int, Health]:
+        facts = read_health_facts(db, snapshot.plugins, now=now, is_stuck=is_stuck, lock_holder=holder)
+        oldest = queue_status.oldest_claimable(db, snapshot.slots)
+        return queue_status.depth(db), oldest, count_plugins_with_open_breakers(db), judge_health(facts)
+
+    queue, oldest, open_breakers, verdict = await ctx.ledger.read(read)
     view: HealthView = {
-        "status": "ok" if is_healthy else "degraded",
+        "status": "degraded" if is_stuck else "ok",
         "uptime_seconds": _uptime(ctx),
         "queue_depth": queue,
         "plugins_loaded": len(snapshot.plugins),
         "plugins_circuit_open": open_breakers,
         "version": __version__,
-        "oldest_claimable_seconds": round((ctx.clock.now() - oldest).total_seconds(), 1) if oldest else 0,
+        "oldest_claimable_seconds": round((now - oldest).total_seconds(), 1) if oldest else 0,
+        "verdict": verdict.verdict,
+        "reasons": verdict.codes,
     }
-    return json_response(view, 200 if is_healthy else 503)
-
-
-def _read_queue_health(db: Db, snapshot: Snapshot) -> tuple[int, datetime | None, int]:
-    oldest = queue_status.oldest_claimable(db, snapshot.slots)
-    return queue_status.depth(db), oldest, count_plugins_with_open_breakers(db)
+    return json_response(view, 503 if is_stuck else 200)
 
 
 async def trigger(ctx: AppContext, request: Request) -> Response:

@@ -106,6 +106,12 @@ def open_unix(path: Path) -> Listener:
         raise
 
 
+def is_socket_left(state_dir: Path) -> bool:
+    """True if the local socket exists. While no service runs, the last one did not shut down."""
+    path = local_socket_path(state_dir)
+    return os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
+
+
 def local_socket_path(state_dir: Path) -> Path:
     """Return the path of the local socket of the service with this state directory.
 

@@ -29,13 +29,13 @@ def test_status_reports_queue_breakers_runs_and_plugin_health(run: Run, installe
         assert db.execute("SELECT COUNT(*) FROM job_queue").fetchone() == (0,)
 
 
-def test_an_unhealthy_plugin_degrades_the_status(run: Run, installed: Path) -> None:
+def test_an_unhealthy_plugin_fails_the_status(run: Run, installed: Path) -> None:
     add_plugin(installed, "pump", SICK)
 
     answer = run("system", "status", "--config", installed)
 
     assert answer.exit_code == 1
-    assert answer.stdout.startswith("System Status: DEGRADED")
+    assert answer.stdout.startswith("System Status: FAILED")
     assert "pump: the pump is dry" in answer.stdout
 
 

@@ -29,7 +29,14 @@ def service_state(*, jobs: int = 1, schedules: int = 1, breakers: int = 1, **mor
     running = {"plugin": "slow", "command": "poll", "started_at": at(-30), "timeout_seconds": 60.0}
     counts = {"queue_depth": 7, "running_count": jobs, "delayed_count": 2, "dead_count": 1, "cancelled_count": 0}
     usual = {
-        "health": {"status": "ok", "version": "1.2.3", "uptime_seconds": 3700, "plugins_loaded": 4},
+        "health": {
+            "status": "ok",
+            "verdict": "attention",
+            "reasons": ["queue_paused"],
+            "version": "1.2.3",
+            "uptime_seconds": 3700,
+            "plugins_loaded": 4,
+        },
         "queue": {**counts, "active_jobs": [{**running, "job_id": f"job-{number}"} for number in range(jobs)]},
         "schedules": [
             {"plugin": "p", "schedule_id": f"s{number}", "when": "every 5m", "next_run_at": at(90 + number)}
@@ -59,7 +66,7 @@ def test_the_dashboard_shows_every_section() -> None:
     text = rendered(service_state())
 
     for words_shown in (
-        "ok  ductile 1.2.3  up 1h1m  plugins 4",
+        "attention (queue_paused)  ductile 1.2.3  up 1h1m  plugins 4",
         "queue  waiting 6  running 1  delayed 2  dead 1  breakers 0 of 1 closed",
         "paused  everything (backup)",
         "slow.poll  " + "█" * 12 + "░" * 13 + "  30s of 1m00s  job-0",
@@ -121,7 +128,7 @@ def test_plugin_text_cannot_control_the_dashboard() -> None:
 
     for text in (
         event_line(event("job.failed", error=evil)),
-        rendered(service_state(health={"status": evil})),
+        rendered(service_state(health={**service_state().health, "version": evil, "reasons": [evil]})),
         details({evil: 1}),
     ):
         assert not {"\x1b", "\x9b", "\r", "\u202e"} & set(text)
