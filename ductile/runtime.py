@@ -266,7 +266,7 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         name = signal.Signals(number).name
         if number == signal.SIGHUP:
-            rt.reloads.submit(ReloadRequest())
+            rt.reloads.submit(ReloadRequest(signal_actor(number)))
         elif not rt.stopping.is_set():
             rt.log.info("runtime", f"{name}: draining; send it again to stop immediately")
             rt.stop(actor=signal_actor(number))
@@ -306,17 +306,25 @@ async def _serve_reload_requests(rt: Runtime, ctx: JobContext) -> None:
 
 async def _try_to_reload(rt: Runtime, ledger: Ledger, request: ReloadRequest) -> ReloadResult | DuctileError:
     try:
-        return await _reload(rt, ledger, dry_run=request.dry_run)
+        return await _reload(rt, ledger, request.actor, dry_run=request.dry_run)
     except DuctileError as error:
         if not request.dry_run:
             rt.log.error("runtime", f"not reloaded, the old configuration stays in use: {error}")
+            await _journal_refused_reload(rt, ledger, request.actor, error)
         return error
     except Exception as error:  # a bug in the reload must not stop the service
         rt.log.error("runtime", f"not reloaded: internal error: {error!r}")
         return DuctileError(f"internal error: {error!r}")
 
 
-async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> ReloadResult:
+async def _journal_refused_reload(rt: Runtime, ledger: Ledger, actor: str, error: DuctileError) -> None:
+    with suppress(LedgerError):  # the refusal is in the log
+        await ledger.write(
+            service_log.journal_refused_reload, code=error.code, error=str(error), actor=actor, now=rt.clock.now()
+        )
+
+
+async def _reload(rt: Runtime, ledger: Ledger, actor: str, *, dry_run: bool) -> ReloadResult:
     """Use the configuration on disk for new jobs. Raises DuctileError and changes nothing if it is invalid."""
     snapshot = await run_in_thread(partial(load_snapshot, rt.config.root))
     require_reloadable(rt.config, snapshot.config)
@@ -329,7 +337,7 @@ async def _reload(rt: Runtime, ledger: Ledger, *, dry_run: bool) -> ReloadResult
             at=now, changes=changes, ended_jobs=ended, next_runs=runs, report=snapshot.report, dry_run=True
         )
     failpoint("reload.before_commit")
-    await save_snapshot(ledger, snapshot, reason="reload", now=now)
+    await save_snapshot(ledger, snapshot, reason="reload", now=now, reloaded_by=actor)
     await mark_pending(ledger, snapshot, rt.health)
     rt.snapshot = snapshot
     failpoint("reload.after_swap")

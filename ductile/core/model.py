@@ -85,6 +85,8 @@ class NewJob:
     is_join: bool = False
     tolerated: bool = False
     prefinished: Prefinished | None = None
+    actor: str | None = None
+    """The caller that requested the job; None if its producer (`submitted_by`) did."""
 
 
 @frozen(kw_only=True)
@@ -133,6 +135,8 @@ class Job:
     tolerated: bool = False
     outcome_code: str | None = None
     """Why the job ended; None while it is open."""
+    actor: str | None = None
+    """Who caused the run of the job; None for rows of older ledgers."""
     context: str | None = field(default=None, repr=False)
 
     @property

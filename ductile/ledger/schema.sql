@@ -168,6 +168,7 @@ CREATE TABLE journal (
 ) STRICT;
 CREATE INDEX journal_by_job ON journal (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX journal_by_plugin ON journal (plugin, seq) WHERE job_id IS NULL AND plugin IS NOT NULL;
+CREATE INDEX journal_acts ON journal (seq, at, actor) WHERE actor IS NOT NULL;
 CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL;
 
 CREATE VIEW job_transitions AS

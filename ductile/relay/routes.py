@@ -149,6 +149,7 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         command=SEND,
         payload=strict_json.dumps({"to": instance.name, **envelope.as_json()}),
         submitted_by=get_submitter(request),
+        actor=request.principal.actor,
         max_attempts=MAX_ATTEMPTS,
         snapshot_id=snapshot.id,
     )

@@ -20,9 +20,9 @@ from ductile.web.api import (
     tokens,
     topology,
 )
+from ductile.web.api.explanations import audit, runs
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
-from ductile.web.api.explanations import runs
 from ductile.web.api.explanations import schedules as schedule_explanations
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
@@ -55,6 +55,7 @@ def build_api_table(
             *event_explanations.routes(ctx),
             *runs.routes(ctx),
             *schedule_explanations.routes(ctx),
+            *audit.routes(ctx),
             *topology.routes(ctx),
             *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),

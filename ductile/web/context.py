@@ -21,7 +21,6 @@ from ductile.core.units import parse_duration
 from ductile.ledger.admin.pauses import Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.web.auth.auth import OPERATOR
 from ductile.web.messages import Request
 from ductile.web.routing import Argument
 
@@ -88,13 +87,13 @@ class PauseControl(Protocol):
     @property
     def paused(self) -> Mapping[str, Pause]: ...
 
-    async def pause(self, plugin: str, reason: str) -> bool: ...
+    async def pause(self, plugin: str, reason: str, *, actor: str) -> bool: ...
 
-    async def resume(self, plugin: str) -> bool: ...
+    async def resume(self, plugin: str, *, actor: str) -> bool: ...
 
 
 class Reload(Protocol):
-    def __call__(self, *, dry_run: bool = False) -> Awaitable[ReloadResult]: ...
+    def __call__(self, *, actor: str, dry_run: bool = False) -> Awaitable[ReloadResult]: ...
 
 
 @frozen(kw_only=True, eq=False)
@@ -114,10 +113,13 @@ class AppContext:
     """Return the plugins that cannot start now, each with its reason."""
     reload: Reload
     """Load the configuration from disk, or report what a reload would change."""
-    cancel: Callable[[str, str], Awaitable[bool]]
-    """Cancel a job, given its id and a reason. Returns True if it is dead, False while its process is terminating."""
-    purge: Callable[[str | None, int, str], Awaitable[int]]
-    """Cancel a batch of queued jobs and return its size. Arguments: plugin (None: all), last queue position, reason."""
+    cancel: Callable[[str, str, str], Awaitable[bool]]
+    """Cancel a job, given its id, a reason and the actor. Returns True if it is dead, False while its process ends."""
+    purge: Callable[[str | None, int, str, str], Awaitable[int]]
+    """Cancel a batch of queued jobs and return its size.
+
+    Arguments: plugin (None: all), last queue position, reason, actor.
+    """
     pause_control: PauseControl
     metrics: Metrics = field(factory=Metrics)
     callers: WaitingCallers = field(factory=WaitingCallers)
@@ -147,7 +149,7 @@ def require_healthy(ctx: AppContext, plugin: str) -> None:
 
 def get_submitter(request: Request) -> str:
     """Return the `submitted_by` value of jobs that this request creates."""
-    return "cli" if request.principal is OPERATOR else "api"
+    return "cli" if request.principal.is_local else "api"
 
 
 def read_object(request: Request, *, hint: str, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:

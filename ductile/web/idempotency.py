@@ -14,7 +14,6 @@ from blake3 import blake3
 from ductile.core.formats.json_schema import Keywords
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first_response, run_once
-from ductile.web.auth.auth import OPERATOR
 from ductile.web.context import AppContext, BadRequest, submit
 from ductile.web.messages import Headers, Request
 from ductile.web.routing import Header
@@ -38,7 +37,7 @@ def read_idempotency_key(request: Request) -> IdempotencyKey | None:
         raise BadRequest("Idempotency-Key: expected 1 to 255 visible ASCII characters", hint="Use a UUID, for example.")
     digest = blake3(repr((request.method, request.path, sorted(request.query.items()))).encode())
     digest.update(request.body)
-    scope = "local" if request.principal is OPERATOR else f"api:{request.principal.name}"
+    scope = "local" if request.principal.is_local else f"api:{request.principal.name}"
     return IdempotencyKey(scope=scope, key=values[0], body_hash=digest.hexdigest(), ttl=KEY_LIFETIME)
 
 

@@ -35,6 +35,8 @@ class Request:
     headers: Mapping[str, tuple[str, ...]] = field(factory=dict, repr=False)
     body: bytes = field(default=b"", repr=False)
     peer: str = ""
+    uid: int | None = None
+    """The user id of a client of the unix socket."""
     params: Mapping[str, str] = field(factory=dict)
     principal: Any = None
 

@@ -123,7 +123,7 @@ class DispatcherService:
         """Cancel a job as the API does."""
         ctx = self.ctx
         return await JobCanceller(self.ledger, ctx.hub, ctx.clock, ctx.snapshot, ctx.running.stop_job).cancel(
-            job_id, reason
+            job_id, reason, "token:test"
         )
 
     async def finish(self, *job_ids: str) -> None:

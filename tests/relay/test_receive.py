@@ -26,7 +26,7 @@ from ductile.relay.protocol import signature
 from ductile.relay.receive import RECEIPT_RETENTION, REFUSED, REPEATED
 from ductile.relay.routes import relay_routes
 from ductile.web.api import schedules
-from ductile.web.auth.auth import OPERATOR
+from ductile.web.auth.auth import local_principal
 from ductile.web.context import AppContext
 from ductile.web.messages import HTTPError, Request
 from ductile.web.routing import Route, RouteTable
@@ -87,7 +87,7 @@ class Receiver:
     async def ask(self, method: str, path: str, body: bytes = b"", **more: Any) -> tuple[int, Any]:
         at, _, query = path.partition("?")
         arguments = {name: (value,) for name, _, value in (part.partition("=") for part in query.split("&") if part)}
-        request = Request(method=method, path=at, body=body, query=arguments, principal=OPERATOR, **more)
+        request = Request(method=method, path=at, body=body, query=arguments, principal=local_principal(0), **more)
         try:
             route, request = self.site.admit(request)
         except HTTPError as refusal:

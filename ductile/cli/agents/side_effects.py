@@ -21,6 +21,7 @@ KINDS = {
 ANY_TOKEN = "token"
 SCOPES: dict[str, str | None] = {
     "GET /analytics/queue": "jobs:ro",
+    "GET /audit": "system:ro",
     "GET /breaker/{plugin}": "jobs:ro",
     "GET /breakers": "jobs:ro",
     "GET /events/ws": "events:meta:ro",
@@ -156,6 +157,7 @@ EFFECTS = {
     "schedule run": Effect("runs_plugins", ("POST /schedule/{plugin}/{id}/run", _JOB)),
     "schedule simulate": _READS,
     "schedule why": _READS,
+    "system audit": Effect("reads", ("GET /audit",)),
     "system backup": Effect("writes_files"),
     "system breaker": Effect("reads", ("GET /breaker/{plugin}",)),
     "system describe": Effect("reads", ("GET /plugin/{plugin}", "GET /plugins", "GET /skills")),

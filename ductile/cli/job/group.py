@@ -154,6 +154,7 @@ def _report(report: Any) -> dict[str, Any]:
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,
+        "actor": job.actor,
         "context_id": job.event_context_id,
         "parent_job_id": job.parent_job_id,
         "root_job_id": job.root_job_id,
@@ -176,7 +177,7 @@ def _report(report: Any) -> dict[str, Any]:
             for child in report.children
         ],
         "journal": [
-            {"seq": entry.seq, "at": moment(entry.at), "kind": entry.kind, "data": entry.data}
+            {"seq": entry.seq, "at": moment(entry.at), "kind": entry.kind, "actor": entry.actor, "data": entry.data}
             for entry in report.journal
         ],
     }
@@ -282,6 +283,7 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     lines = [f"{shown['job_id']}  {shown['plugin']}.{shown['command']}  {state(display_status(shown).upper())}"]
     facts = (
         "submitted_by",
+        "actor",
         "parent_job_id",
         "pipeline",
         "step_id",
@@ -305,7 +307,7 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         lines.append(f"  child {child['job_id']}  {child['plugin']}.{child['command']}  {state(display_status(child))}")
     lines.append("  journal:")
     lines += [
-        f"    {format_timestamp(entry['at'])}  {entry['kind']}  {_brief(entry['data'])}".rstrip()
+        f"    {format_timestamp(entry['at'])}  {entry['kind']}  {_brief(entry['data'], entry['actor'])}".rstrip()
         for entry in shown["journal"]
     ]
     return lines
@@ -322,5 +324,6 @@ def _attempt_lines(attempt: dict[str, Any], max_attempts: int) -> list[str]:
     return lines
 
 
-def _brief(data: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in data.items() if name not in ("from", "command"))
+def _brief(data: dict[str, Any], actor: str | None) -> str:
+    shown = data | ({"actor": actor} if actor else {})
+    return " ".join(f"{name}={value}" for name, value in shown.items() if name not in ("from", "command"))

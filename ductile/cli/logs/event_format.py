@@ -26,6 +26,7 @@ _LEVEL_OF = {
         "scheduler.scheduled",
     ),
     "warn": (
+        "config.reload_refused",
         "event.baggage_dropped",
         "event.no_route",
         "event.withheld",

@@ -20,6 +20,7 @@ DEFAULT_GARBAGE_THRESHOLD = 700
 
 
 COMMAND_MODULES = {
+    "audit": "system.audit.audit",
     "backup": "system.backup.backup",
     "describe": "agents.describe.describe",
     "doctor": "system.doctor.doctor",

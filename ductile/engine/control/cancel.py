@@ -24,7 +24,7 @@ class JobCanceller:
     snapshot: Callable[[], Snapshot]
     stop_job: Callable[[str, str], None]
 
-    async def cancel(self, job_id: str, reason: str) -> bool:
+    async def cancel(self, job_id: str, reason: str, actor: str) -> bool:
         """Cancel a job. Returns True if it has ended, False if its process is being terminated.
 
         Raises DuctileError if the job does not exist or has already ended.
@@ -34,6 +34,7 @@ class JobCanceller:
             cancel,
             job_id=job_id,
             reason=reason,
+            actor=actor,
             now=self.clock.now(),
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
@@ -49,7 +50,7 @@ class JobCanceller:
         self.hub.announce_work()
         return True
 
-    async def purge(self, plugin: str | None, up_to: int, reason: str) -> int:
+    async def purge(self, plugin: str | None, up_to: int, reason: str, actor: str) -> int:
         """Cancel a batch of queued jobs of one plugin, or of all plugins. Returns the number of cancelled jobs."""
         snapshot = self.snapshot()
         purge_batch = partial(
@@ -57,6 +58,7 @@ class JobCanceller:
             plugin=plugin,
             up_to=up_to,
             reason=reason,
+            actor=actor,
             now=self.clock.now(),
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,

@@ -30,13 +30,14 @@ class PausedPlugins:
         """Read the paused plugins from the ledger."""
         return cls(ledger, hub, clock, await ledger.read(_by_plugin))
 
-    async def pause(self, plugin: str, reason: str) -> bool:
+    async def pause(self, plugin: str, reason: str, *, actor: str) -> bool:
         """Stop starting jobs of the plugin. Running jobs continue. False if it was already paused."""
-        return await self._change(partial(pauses.pause, plugin=plugin, reason=reason, now=self.clock.now()))
+        now = self.clock.now()
+        return await self._change(partial(pauses.pause, plugin=plugin, reason=reason, now=now, actor=actor))
 
-    async def resume(self, plugin: str) -> bool:
+    async def resume(self, plugin: str, *, actor: str) -> bool:
         """Start jobs of the plugin again. False if it was not paused."""
-        changed = await self._change(partial(pauses.resume, plugin=plugin, now=self.clock.now()))
+        changed = await self._change(partial(pauses.resume, plugin=plugin, now=self.clock.now(), actor=actor))
         self.hub.announce_work()
         return changed
 

@@ -13,6 +13,7 @@ from ductile.core.errors import DuctileError
 class ReloadRequest:
     """A request to reload the configuration. `result` is set before `done`."""
 
+    actor: str
     dry_run: bool = False
     done: trio.Event = field(factory=trio.Event)
     result: ReloadResult | DuctileError | None = None
@@ -28,12 +29,12 @@ class ReloadQueue:
         """Queue a request without waiting for its result."""
         self._submitted.send_nowait(request)
 
-    async def reload(self, *, dry_run: bool = False) -> ReloadResult:
+    async def reload(self, *, actor: str, dry_run: bool = False) -> ReloadResult:
         """Reload and return the result. Raises DuctileError if the new configuration cannot be used.
 
         A cancelled caller does not cancel the reload.
         """
-        request = ReloadRequest(dry_run)
+        request = ReloadRequest(actor, dry_run)
         self.submit(request)
         await request.done.wait()
         assert request.result is not None, "a request that is done has a result"

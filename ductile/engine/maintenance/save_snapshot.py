@@ -15,15 +15,25 @@ from ductile.config.load.redaction import redact_settings, to_plain_data
 from ductile.config.snapshot import Snapshot
 from ductile.core.formats import strict_json
 from ductile.core.secret import FINGERPRINT, Secret
+from ductile.ledger.admin import service_log
+from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import snapshots
 
 if TYPE_CHECKING:
     from ductile.ledger.storage.async_ledger import Ledger
 
 
-async def save_snapshot(ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime) -> None:
-    """Store the configuration under the snapshot id that its jobs refer to."""
-    await ledger.write(snapshots.put, snapshot_row(snapshot, reason=reason, now=now))
+async def save_snapshot(
+    ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime, reloaded_by: str | None = None
+) -> None:
+    """Store the configuration under the snapshot id that its jobs refer to, and journal a reload with its actor."""
+    await ledger.write(_put, snapshot_row(snapshot, reason=reason, now=now), reloaded_by)
+
+
+def _put(db: Db, row: snapshots.StoredSnapshot, reloaded_by: str | None) -> None:
+    if reloaded_by is not None:
+        service_log.journal_reload(db, row, actor=reloaded_by)
+    snapshots.put(db, row)
 
 
 def snapshot_row(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots.StoredSnapshot:

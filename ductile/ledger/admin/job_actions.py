@@ -5,6 +5,7 @@ Runs in the caller's transaction. Ending the process of a cancelled job is the e
 
 import shlex
 from datetime import datetime, timedelta
+from typing import Any
 
 from attrs import frozen
 
@@ -22,6 +23,7 @@ from ductile.core.model import (
     cancelled,
     is_control_plugin,
 )
+from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.completion.record import Recorded, end_queued
 from ductile.ledger.jobs import joins, tree_counters
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL
@@ -50,6 +52,7 @@ def cancel(
     reason: str,
     *,
     now: datetime,
+    actor: str | None = None,
     rule: FollowRule | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = DEFAULT_BUDGET,
@@ -60,12 +63,13 @@ def cancel(
     """
     job = require_job(db, job_id)
     if job.status is JobStatus.QUEUED:
+        _journal_cancel(db, job, reason, actor, now=now)
         outcome = cancelled(reason)
         ended = end_queued(db, job.id, job.attempt, outcome, now=now, rule=rule, default_ttl=default_ttl, budget=budget)
         assert ended is not None, "this transaction has just read the queued job"
         return ended
     if job.status is JobStatus.RUNNING:
-        return _request_cancel(db, job, reason, now=now)
+        return _request_cancel(db, job, reason, actor, now=now)
     raise WrongState(f"{job_id}: already {job.status}", hint="Only queued and running jobs can be cancelled.")
 
 
@@ -75,21 +79,26 @@ REQUEST_CANCEL = """
 """
 
 
-def _request_cancel(db: Db, job: Job, reason: str, *, now: datetime) -> CancelRequested:
+def _request_cancel(db: Db, job: Job, reason: str, actor: str | None, *, now: datetime) -> CancelRequested:
     if db.execute(REQUEST_CANCEL, (to_text(now), reason, job.id, job.attempt)).rowcount == 1:
-        journal.append(
-            db,
-            "job.cancel_requested",
-            now=now,
-            plugin=job.plugin,
-            job_id=job.id,
-            root_job_id=job.root_job_id,
-            data={"attempt": job.attempt, "reason": reason},
-        )
+        _journal_cancel(db, job, reason, actor, now=now)
     return CancelRequested(job.id, job.attempt)
 
 
-def retry(db: Db, job_id: str, *, now: datetime) -> Job:
+def _journal_cancel(db: Db, job: Job, reason: str, actor: str | None, *, now: datetime) -> None:
+    journal.append(
+        db,
+        "job.cancel_requested",
+        now=now,
+        plugin=job.plugin,
+        job_id=job.id,
+        root_job_id=job.root_job_id,
+        data={"attempt": job.attempt, "reason": reason},
+        actor=actor,
+    )
+
+
+def retry(db: Db, job_id: str, *, now: datetime, actor: str | None = None) -> Job:
     """Queue a failed or dead job again, with at least one more attempt.
 
     Every enclosing join that ended failed or dead is also queued again. It waits for its open members and keeps the
@@ -98,7 +107,7 @@ def retry(db: Db, job_id: str, *, now: datetime) -> Job:
     job = require_job(db, job_id)
     if not _is_retryable(job):
         raise WrongState(f"{job_id}: {job.status}", hint=RETRYABLE_HINT)
-    _requeue(db, job, "operator", now=now)
+    _requeue(db, job, "operator", now=now, actor=actor)
     member = job
     while member.join_id and (join := get_job(db, member.join_id)):
         if join.status is JobStatus.QUEUED or _is_retryable(join):
@@ -117,7 +126,7 @@ START_NOW = """
 """
 
 
-def retry_now(db: Db, job_id: str, *, now: datetime) -> Job:
+def retry_now(db: Db, job_id: str, *, now: datetime, actor: str | None = None) -> Job:
     """Start the next attempt of a queued job now instead of at its retry time.
 
     Raises WrongState for a job that waits for something else.
@@ -126,9 +135,7 @@ def retry_now(db: Db, job_id: str, *, now: datetime) -> Job:
     if db.execute(START_NOW, (job_id, BREAKER_OPEN)).rowcount == 0:
         raise _not_delayed(job)
     data = {"attempt": job.attempt, "reason": "operator", "was_due": to_text(job.next_retry_at or now)}
-    journal.append(
-        db, "job.requeued", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
-    )
+    _journal_requeued(db, job, data, actor, now=now)
     return require_job(db, job_id)
 
 
@@ -209,7 +216,9 @@ def _not_runnable(job: Job, hint: str) -> WrongState:
     return WrongState(f"{job.id}: {job.plugin} is a control step and runs no plugin", hint=hint)
 
 
-def replay(db: Db, job_id: str, *, submitted_by: str, payload: str | None, snapshot_id: str) -> NewJob:
+def replay(
+    db: Db, job_id: str, *, submitted_by: str, actor: str | None = None, payload: str | None, snapshot_id: str
+) -> NewJob:
     """Return a copy of the job to enqueue: the root of a new tree that continues as the job's run, without dedupe.
 
     `payload` replaces the job's own unless it is None. The job may have any status.
@@ -220,6 +229,7 @@ def replay(db: Db, job_id: str, *, submitted_by: str, payload: str | None, snaps
         plugin=job.plugin,
         command=job.command,
         submitted_by=submitted_by,
+        actor=actor,
         payload=job.payload if payload is None else payload,
         max_attempts=job.max_attempts,
         source_event_id=job.source_event_id,
@@ -248,15 +258,26 @@ RETRY = f"""
 """
 
 
-def _requeue(db: Db, job: Job, reason: str, *, now: datetime) -> None:
+def _requeue(db: Db, job: Job, reason: str, *, now: datetime, actor: str | None = None) -> None:
     waits_for = joins.count_open_members(db, job.id) if job.is_join else 0
     values = {"id": job.id, "attempt": job.attempt, "now": to_text(now), "waits_for": waits_for}
     changed = db.execute(RETRY, values).rowcount
     assert changed == 1, "this transaction has just read the finished job"
     tree_counters.reopen_job(db, job.root_job_id)
     data = {"from": job.status, "to": "queued", "attempt": job.attempt + 1, "reason": reason}
+    _journal_requeued(db, job, data, actor, now=now)
+
+
+def _journal_requeued(db: Db, job: Job, data: dict[str, Any], actor: str | None, *, now: datetime) -> None:
     journal.append(
-        db, "job.requeued", now=now, plugin=job.plugin, job_id=job.id, root_job_id=job.root_job_id, data=data
+        db,
+        "job.requeued",
+        now=now,
+        plugin=job.plugin,
+        job_id=job.id,
+        root_job_id=job.root_job_id,
+        data=data,
+        actor=actor,
     )
 
 
@@ -324,12 +345,13 @@ def purge(
     reason: str,
     *,
     now: datetime,
+    actor: str | None = None,
     limit: int = MAX_PURGED_AT_ONCE,
     rule: FollowRule | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = DEFAULT_BUDGET,
 ) -> list[Recorded]:
-    """End the oldest `limit` of them as cancelled. Call again while it returns any.
+    """End the oldest `limit` of them as purged, and journal their number. Call again while it returns any.
 
     `up_to` is fixed when the purge begins, so that follow-up jobs of purged jobs stay.
     """
@@ -347,7 +369,11 @@ def purge(
         )
         for job_id, attempt in rows
     ]
-    return [job for job in ended if job is not None]
+    purged = [job for job in ended if job is not None]
+    if purged:
+        data = {"count": len(purged), "reason": reason}
+        journal.append(db, "queue.purged", now=now, plugin=plugin or ALL_PLUGINS, data=data, actor=actor)
+    return purged
 
 
 QUEUED_BY_PLUGIN = f"""

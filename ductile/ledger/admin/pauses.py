@@ -37,20 +37,20 @@ def all_pauses(db: Db) -> list[Pause]:
 PUT = "INSERT INTO pauses (plugin, reason, paused_at) VALUES (?, ?, ?) ON CONFLICT (plugin) DO NOTHING"
 
 
-def pause(db: Db, plugin: str, reason: str, *, now: datetime) -> bool:
+def pause(db: Db, plugin: str, reason: str, *, now: datetime, actor: str | None = None) -> bool:
     """Stop starting jobs of the plugin; False if it is already paused."""
     changed = db.execute(PUT, (plugin, reason, to_text(now))).rowcount == 1
     if changed:
-        journal.append(db, "queue.paused", now=now, plugin=plugin, data={"reason": reason})
+        journal.append(db, "queue.paused", now=now, plugin=plugin, data={"reason": reason}, actor=actor)
     return changed
 
 
 DELETE = "DELETE FROM pauses WHERE plugin = ?"
 
 
-def resume(db: Db, plugin: str, *, now: datetime) -> bool:
+def resume(db: Db, plugin: str, *, now: datetime, actor: str | None = None) -> bool:
     """Start jobs of the plugin again; False if it is not paused."""
     changed = db.execute(DELETE, (plugin,)).rowcount == 1
     if changed:
-        journal.append(db, "queue.resumed", now=now, plugin=plugin)
+        journal.append(db, "queue.resumed", now=now, plugin=plugin, actor=actor)
     return changed

@@ -1,4 +1,4 @@
-"""The journal of the service itself: starts, stops, and stops that left no record because the process was killed."""
+"""The journal of the service itself: starts, stops, stops without a record because the process was killed, reloads."""
 
 import json
 from collections.abc import Iterable
@@ -10,7 +10,8 @@ from attrs import frozen
 from ductile.core.clock import from_text, to_text
 from ductile.core.instance.actors import SERVICE
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import journal
+from ductile.ledger.tables import journal, snapshots
+from ductile.ledger.tables.snapshots import StoredSnapshot
 
 STARTED, STOPPED, RECOVERED = "system.started", "system.stopped", "system.recovered"
 
@@ -64,6 +65,18 @@ def find_unclean_stop(db: Db) -> dict[str, Any] | None:
 def journal_recovery(db: Db, unclean: dict[str, Any], *, jobs: int, now: datetime) -> None:
     """Record that the run before this one was killed, and how many of its jobs were recovered."""
     journal.append(db, RECOVERED, now=now, data={**unclean, "jobs": jobs}, actor=SERVICE)
+
+
+def journal_reload(db: Db, loaded: StoredSnapshot, *, actor: str) -> None:
+    """Record that a reload has put this configuration into use."""
+    previous = snapshots.newest(db)
+    data = {"config_hash": loaded.config_hash, "previous_hash": previous.config_hash if previous else None}
+    journal.append(db, "config.reloaded", now=loaded.loaded_at, data=data, actor=actor)
+
+
+def journal_refused_reload(db: Db, *, code: str, error: str, actor: str, now: datetime) -> None:
+    """Record that a reload was refused, so that the old configuration stays in use."""
+    journal.append(db, "config.reload_refused", now=now, data={"code": code, "error": error}, actor=actor)
 
 
 def list_downtimes(db: Db) -> list[Downtime]:

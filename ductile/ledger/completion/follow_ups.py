@@ -26,11 +26,13 @@ def start_run(
     follow_ups: FollowUps,
     *,
     now: datetime,
+    actor: str | None = None,
     default_ttl: timedelta = DEFAULT_TTL,
     budget: Budget = DEFAULT_BUDGET,
 ) -> list[Enqueued]:
     """Write a run. Its first job is the root, and the parent of the jobs that name no other.
 
+    `actor` is the caller that requested the run; None if its producer did.
     A run whose first job is a duplicate, or exists already, is not started: the result is that job alone. For a run
     without jobs only the notes are written.
     """
@@ -38,6 +40,8 @@ def start_run(
         append_notes(db, follow_ups.notes, None, None, None, now=now)
         return []
     first, *others = follow_ups.children
+    if actor is not None:
+        first = evolve(first, actor=actor)
     root = enqueue(db, first, now=now, default_ttl=default_ttl, budget=budget)
     if not root.is_new:
         return [root]

@@ -78,7 +78,8 @@ def enqueue(
     job_id = new.id or new_id(now)
     root_id = root.id if root else job_id
     now_text = to_text(now)
-    if not _insert(db, new, job_id, root_id, prefinished, now_text):
+    actor = root.actor if root else new.actor or new.submitted_by
+    if not _insert(db, new, job_id, root_id, actor, prefinished, now_text):
         return _find_existing(db, new, job_id)
     failpoint("enqueue.after_insert")
     if root:
@@ -125,7 +126,7 @@ def _fit_budget(siblings: list[NewJob], root: tree_counters.Root, budget: Budget
 def _enqueue_siblings(db: Db, siblings: list[NewJob], root: tree_counters.Root, *, now: datetime) -> list[Enqueued]:
     """Do the same as `enqueue` for each job, with shared statements."""
     ids = new_ids(now, len(siblings))
-    are_new = _insert_siblings(db, siblings, ids, root.id, now=now)
+    are_new = _insert_siblings(db, siblings, ids, root, now=now)
     new_ones = [(new, job_id) for new, job_id, is_new in zip(siblings, ids, are_new, strict=True) if is_new]
     for _ in new_ones:  # once per job, so that a test hits the same job with and without batching
         failpoint("enqueue.after_insert")
@@ -190,7 +191,7 @@ def _beyond(limit: str, most: int, error: str) -> Prefinished:
 
 COMMON_COLUMNS = """
         id, plugin, command, payload, status, max_attempts, submitted_by, created_at, enqueued_config_snapshot_id,
-        root_job_id, open_jobs, tree_jobs, asked_at, lane"""
+        root_job_id, open_jobs, tree_jobs, asked_at, lane, actor"""
 RARE_COLUMNS = """
         dedupe_key, completed_at, last_error, parent_job_id, source_event_id, event_context_id, tree_completed_at,
         child_key, pipeline, step_id, schedule_id, slot_at, dedupe_ttl_seconds, replay_of, join_id,
@@ -210,18 +211,32 @@ INSERT_PLAIN_JOB = _insert_statements(COMMON_COLUMNS)[1]
 """Without the rare columns: binding their defaults would take a quarter of the insert."""
 
 
-def _insert(db: Db, new: NewJob, job_id: str, root_id: str, prefinished: Prefinished | None, now_text: str) -> bool:
+def _insert(
+    db: Db,
+    new: NewJob,
+    job_id: str,
+    root_id: str,
+    actor: str | None,
+    prefinished: Prefinished | None,
+    now_text: str,
+) -> bool:
     """Insert the row; False if a job with the same id, child key or slot exists."""
     # The members of a join are inserted before it.
     waits_for = joins.count_open_members(db, job_id) if new.is_join and not prefinished else 0
-    common, rare = _values(new, job_id, root_id, now_text, prefinished, waits_for)
+    common, rare = _values(new, job_id, root_id, actor, now_text, prefinished, waits_for)
     if rare == RARE_DEFAULTS:
         return db.execute(INSERT_PLAIN_JOB, common).rowcount == 1
     return db.execute(INSERT_JOB, common + rare).rowcount == 1
 
 
 def _values(
-    new: NewJob, job_id: str, root_id: str, now_text: str, prefinished: Prefinished | None = None, waits_for: int = 0
+    new: NewJob,
+    job_id: str,
+    root_id: str,
+    actor: str | None,
+    now_text: str,
+    prefinished: Prefinished | None = None,
+    waits_for: int = 0,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the values of the common and the rare columns. By position: named parameters cost a quarter more."""
     is_root = root_id == job_id
@@ -241,6 +256,7 @@ def _values(
         1 if is_root else None,  # tree_jobs
         now_text,  # asked_at
         None if prefinished or waits_for else new.plugin,  # lane
+        actor,
     )
     rare = (
         new.dedupe_key,
@@ -268,10 +284,12 @@ def _values(
     return common, rare
 
 
-def _insert_siblings(db: Db, siblings: list[NewJob], ids: list[str], root_id: str, *, now: datetime) -> list[bool]:
+def _insert_siblings(
+    db: Db, siblings: list[NewJob], ids: list[str], root: tree_counters.Root, *, now: datetime
+) -> list[bool]:
     """Insert the rows; False for each job whose child key exists. The ids are new."""
     now_text = to_text(now)
-    values = [_values(new, job_id, root_id, now_text) for new, job_id in zip(siblings, ids, strict=True)]
+    values = [_values(new, job_id, root.id, root.actor, now_text) for new, job_id in zip(siblings, ids, strict=True)]
     rows = [common + rare for common, rare in values]
     if insert_rows(db, INSERT_JOBS, rows) == len(rows):
         return [True] * len(rows)
@@ -310,6 +328,7 @@ def _deduplicate(db: Db, new: NewJob, winner: dedupe.Winner, *, now: datetime) -
             "submitted_by": new.submitted_by,
             "source_event_id": new.source_event_id,
         },
+        actor=new.actor,
     )
     assert new.dedupe_key is not None, "only a job with a key can be a duplicate"
     duplicate = dedupe.Duplicate(new.plugin, new.command, new.dedupe_key, winner.job_id)
@@ -329,7 +348,9 @@ def _journal_new_job(
         attempts.journal_kind(status) if prefinished else "job.enqueued",
         _journal_data(new, status, prefinished),
     )
-    journal.append(db, kind, now=now_text, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data)
+    journal.append(
+        db, kind, now=now_text, plugin=new.plugin, job_id=job_id, root_job_id=root_id, data=data, actor=new.actor
+    )
 
 
 def _journal_data(new: NewJob, status: JobStatus, prefinished: Prefinished | None) -> dict[str, Any]:
@@ -341,6 +362,7 @@ def _journal_data(new: NewJob, status: JobStatus, prefinished: Prefinished | Non
         ("step_id", new.step_id),
         ("schedule_id", new.schedule_id),
         ("event_context_id", new.event_context_id),
+        ("replay_of", new.replay_of),
         ("reason", prefinished.error if prefinished else None),
         ("outcome_code", prefinished.code if prefinished and prefinished.error else None),
     ):

@@ -14,7 +14,7 @@ _COLUMNS = """id, plugin, command, status, attempt, max_attempts, submitted_by, 
     parent_job_id, root_job_id, seq, interruptions, recoveries, started_at, completed_at, next_retry_at, last_error,
     dedupe_ttl_seconds, child_key, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, hops,
     enqueued_config_snapshot_id, started_config_snapshot_id, notify, replay_of, cancel_requested_at, cancel_reason,
-    join_id, is_join, tolerated, outcome_code"""
+    join_id, is_join, tolerated, outcome_code, actor"""
 JOB_COLUMNS = f"""{_COLUMNS},
     (SELECT accumulated_json FROM event_context WHERE event_context.id = job_queue.event_context_id)"""
 ID, ATTEMPT, DEDUPE_KEY, SEQ = 0, 4, 9, 12
@@ -72,7 +72,8 @@ def job_from_row(row: tuple[Any, ...], start: Start | None = None) -> Job:
         is_join=bool(row[35]),
         tolerated=bool(row[36]),
         outcome_code=row[37],
-        context=row[38],
+        actor=row[38],
+        context=row[39],
     )
 
 

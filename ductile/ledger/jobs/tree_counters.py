@@ -18,10 +18,11 @@ class Root:
     id: str
     tree_jobs: int
     is_replay: bool
+    actor: str | None
 
 
 FIND_ROOT = """
-    SELECT root.id, root.tree_jobs, root.replay_of IS NOT NULL
+    SELECT root.id, root.tree_jobs, root.replay_of IS NOT NULL, root.actor
       FROM job_queue AS member JOIN job_queue AS root ON root.id = member.root_job_id
      WHERE member.id = ?
 """

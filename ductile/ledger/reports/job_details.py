@@ -131,7 +131,7 @@ FROM_LOG = """
            parent_job_id, root_job_id, 0, 0, 0, started_at, completed_at, NULL, last_error,
            NULL, NULL, source_event_id, event_context_id, pipeline, step_id, schedule_id, slot_at, 0,
            enqueued_config_snapshot_id, started_config_snapshot_id, 0, NULL, NULL, NULL, NULL, 0, tolerated,
-           outcome_code, NULL
+           outcome_code, actor, NULL
       FROM job_log WHERE job_id = ? ORDER BY attempt DESC LIMIT 1
 """
 

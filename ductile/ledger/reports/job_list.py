@@ -27,8 +27,8 @@ from ductile.ledger.storage.dialect import using
 UNUSUAL = ("failed", "dead", "skipped")
 IS_UNUSUAL = f"status IN {UNUSUAL} AND status NOT IN ('queued', 'running') AND status <> 'succeeded'"
 """The conditions of the index of new and of older ledgers. SQLite does not derive one from the other."""
-_NAMES = ("plugin", "command", "status", "attempt", "max_attempts", "submitted_by", "parent_job_id", "root_job_id")
-_PLACES = ("pipeline", "step_id", "schedule_id")
+_NAMES = ("plugin", "command", "status", "attempt", "max_attempts", "submitted_by", "actor")
+_PLACES = ("parent_job_id", "root_job_id", "pipeline", "step_id", "schedule_id")
 _MOMENTS = ("slot_at", "created_at", "started_at", "completed_at", "next_retry_at")
 COLUMNS = ("id", *_NAMES, *_PLACES, *_MOMENTS, "outcome_code", "last_error")
 """Without payload and baggage, each of which may take 1 MiB per job."""

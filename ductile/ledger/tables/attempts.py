@@ -21,11 +21,11 @@ LOG_ATTEMPT = """
         last_error, stderr, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
         started_config_snapshot_id, root_job_id, job_status, started_at, duration_ms, exit_code, signal,
         plugin_fingerprint, plugin_changes, outcome_code, outcome_data,
-        max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated)
+        max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated, actor)
     SELECT id || '-' || ?, id, plugin, command, ?, ?, ?, submitted_by, created_at, ?,
            ?, ?, parent_job_id, source_event_id, event_context_id, enqueued_config_snapshot_id,
            started_config_snapshot_id, root_job_id, status, ?, ?, ?, ?, ?, ?, ?, ?,
-           max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated
+           max_attempts, pipeline, step_id, schedule_id, slot_at, tolerated, actor
       FROM job_queue
      WHERE id = ?
 """

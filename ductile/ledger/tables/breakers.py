@@ -104,7 +104,7 @@ PUT = """
 """
 
 
-def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = None) -> None:
+def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = None, actor: str | None = None) -> None:
     """Store the breaker. A change of state is added to its history and to the journal."""
     new = change.breaker
     old = get(db, new.plugin, new.command)
@@ -126,7 +126,7 @@ def put(db: Db, change: BreakerChange, *, now: datetime, job_id: str | None = No
     if new.state is BreakerState.CLOSED or (new.state is BreakerState.HALF_OPEN and new.probe_job_id is None):
         unblock_command(db, new.plugin, new.command)
     if new.state is not old.state:
-        _add_transition(db, old, new, change.reason, job_id, now=now)
+        _add_transition(db, old, new, change.reason, job_id, actor, now=now)
 
 
 ADD_TRANSITION = """
@@ -136,7 +136,9 @@ ADD_TRANSITION = """
 """
 
 
-def _add_transition(db: Db, old: Breaker, new: Breaker, reason: str, job_id: str | None, *, now: datetime) -> None:
+def _add_transition(
+    db: Db, old: Breaker, new: Breaker, reason: str, job_id: str | None, actor: str | None, *, now: datetime
+) -> None:
     values = (new.plugin, new.command, old.state, new.state, new.failure_count, reason, job_id, to_text(now))
     db.execute(ADD_TRANSITION, (str(uuid.uuid4()), *values))
     journal.append(
@@ -152,6 +154,7 @@ def _add_transition(db: Db, old: Breaker, new: Breaker, reason: str, job_id: str
             "reason": reason,
             "job_id": job_id,
         },
+        actor=actor,
     )
 
 

@@ -197,12 +197,13 @@ def set_status(
     *,
     now: datetime,
     reason: str | None = None,
+    actor: str | None = None,
 ) -> bool:
     """Set and journal the status; False if the entry does not exist."""
     changed = db.execute(SET_STATUS, (status, reason, to_text(now), plugin, schedule_id)).rowcount == 1
     if changed:
         data = {"schedule_id": schedule_id, "status": status, "reason": reason}
-        journal.append(db, "scheduler.status_changed", now=now, plugin=plugin, data=data)
+        journal.append(db, "scheduler.status_changed", now=now, plugin=plugin, data=data, actor=actor)
     return changed
 
 

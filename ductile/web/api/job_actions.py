@@ -111,7 +111,7 @@ async def cancel_job(ctx: AppContext, request: Request) -> Response:
         if job.status.is_final:
             raise WrongState(f"{job_id}: already {job.status}", hint="Only queued and running jobs can be cancelled.")
         return json_response(ActedView(job_id=job_id, status=job.status, dry_run=True))
-    is_dead = await ctx.cancel(job_id, reason)
+    is_dead = await ctx.cancel(job_id, reason, request.principal.actor)
     view = ActedView(job_id=job_id, status="dead" if is_dead else "running", dry_run=False)
     return json_response(view, 200 if is_dead else 202)
 
@@ -125,7 +125,7 @@ async def retry_job(ctx: AppContext, request: Request) -> Response:
     if read_flag(request, "dry_run"):
         return json_response(ActedView(job_id=job_id, status=job.status, dry_run=True))
     act = retry_now if is_urgent and job.status is JobStatus.QUEUED else retry
-    job = await ctx.ledger.write(act, job_id, now=ctx.clock.now())
+    job = await ctx.ledger.write(act, job_id, actor=request.principal.actor, now=ctx.clock.now())
     ctx.hub.announce_work()
     return json_response(ActedView(job_id=job_id, status=job.status, dry_run=False), 202)
 
@@ -144,6 +144,7 @@ async def replay_job(ctx: AppContext, request: Request) -> Response:
             replay,
             job_id,
             submitted_by=get_submitter(request),
+            actor=request.principal.actor,
             payload=payload,
             snapshot_id=ctx.snapshot().id,
         )

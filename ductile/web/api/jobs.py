@@ -222,6 +222,7 @@ async def trigger(ctx: AppContext, request: Request) -> Response:
         command=command,
         payload=text,
         submitted_by=get_submitter(request),
+        actor=request.principal.actor,
         max_attempts=configured.entry.retry.max_attempts,
         notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,

@@ -70,13 +70,13 @@ async def change_pause(ctx: AppContext, request: Request, *, is_pause: bool) -> 
     reason, is_paused = read_reason(request) if is_pause else None, name in ctx.pause_control.paused
     if name != ALL_PLUGINS and (is_pause or not is_paused):
         require_known_plugin(ctx, name)
-    dry_run = read_flag(request, "dry_run")
+    dry_run, actor = read_flag(request, "dry_run"), request.principal.actor
     changes = is_paused is not is_pause
     if not dry_run:
         if is_pause:
-            changes = await ctx.pause_control.pause(name, reason or f"by {request.principal.name}")
+            changes = await ctx.pause_control.pause(name, reason or f"by {request.principal.name}", actor=actor)
         else:
-            changes = await ctx.pause_control.resume(name)
+            changes = await ctx.pause_control.resume(name, actor=actor)
     return json_response(PausedView(plugin=name, paused=is_pause, changed=changes, dry_run=dry_run))
 
 

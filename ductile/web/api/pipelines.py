@@ -96,7 +96,7 @@ async def _find_or_start(ctx: AppContext, request: Request, snapshot: Snapshot, 
     key = read_idempotency_key(request)
     payload = read_payload(request) or {}
     known = await find_stored_response(ctx, key)
-    return known or await _start(ctx, snapshot, plan, payload, get_submitter(request), key)
+    return known or await _start(ctx, snapshot, plan, payload, request, key)
 
 
 def _still_running_view(root_id: str, *, is_stopping: bool) -> StillRunningView:
@@ -124,18 +124,19 @@ async def _start(
     snapshot: Snapshot,
     plan: Plan,
     payload: Mapping[str, Any],
-    submitted_by: str,
+    request: Request,
     key: IdempotencyKey | None,
 ) -> StoredResponse:
     """Store the run, even if the client disconnects, and return the response for its caller."""
     now = ctx.clock.now()
-    run = _plan_run(ctx, snapshot, plan, payload, submitted_by, now)
+    run = _plan_run(ctx, snapshot, plan, payload, get_submitter(request), now)
     service = snapshot.config.settings.service
     failpoint("enqueue.before_begin")
     insert = partial(
         _insert_run,
         follow_ups=run.follow_ups,
         pipeline=plan.name,
+        actor=request.principal.actor,
         now=now,
         default_ttl=service.dedupe_ttl,
         budget=snapshot.budget,

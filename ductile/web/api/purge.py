@@ -69,7 +69,7 @@ async def purge_queue(ctx: AppContext, request: Request) -> Response:
     if plugin is not None and not found.count and "up_to" not in body:
         require_known_plugin(ctx, plugin)
     dry_run = read_flag(request, "dry_run")
-    ended, is_done = (0, False) if dry_run else await _purge(ctx, plugin, found, reason)
+    ended, is_done = (0, False) if dry_run else await _purge(ctx, plugin, found, reason, request.principal.actor)
     view: PurgedView = {
         "plugin": name,
         "cancelled": ended,
@@ -80,14 +80,14 @@ async def purge_queue(ctx: AppContext, request: Request) -> Response:
     return json_response(view)
 
 
-async def _purge(ctx: AppContext, plugin: str | None, found: Purgeable, reason: str) -> tuple[int, bool]:
+async def _purge(ctx: AppContext, plugin: str | None, found: Purgeable, reason: str, actor: str) -> tuple[int, bool]:
     """Cancel jobs for about a second. Returns their number, and whether none is left.
 
     An empty batch means that the remaining jobs have started in the meantime.
     """
     ended, deadline = 0, trio.current_time() + PURGE_TIME_SLICE
     while ended < found.count:
-        batch = await ctx.purge(plugin, found.up_to, reason)
+        batch = await ctx.purge(plugin, found.up_to, reason, actor)
         ended += batch
         if not batch:
             return ended, True

@@ -214,7 +214,8 @@ async def change_status(ctx: AppContext, request: Request, *, status: EntryStatu
     changes = (before.status if before else ACTIVE) is not status
     if not dry_run:
         now = ctx.clock.now()
-        changes = await ctx.ledger.write(_set_status, plugin, schedule, status, reason, now=now)
+        actor = request.principal.actor
+        changes = await ctx.ledger.write(_set_status, plugin, schedule, status, reason, actor, now=now)
         ctx.hub.announce(SCHEDULES)
     view: ScheduleChangedView = {
         "plugin": plugin,
@@ -227,7 +228,7 @@ async def change_status(ctx: AppContext, request: Request, *, status: EntryStatu
 
 
 def _set_status(
-    db: Db, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, *, now: datetime
+    db: Db, plugin: str, schedule: Schedule, status: EntryStatus, reason: str | None, actor: str, *, now: datetime
 ) -> bool:
     """Set the status of the schedule. Returns False if it had that status already."""
     entry = schedules.get(db, plugin, schedule.id)
@@ -236,7 +237,8 @@ def _set_status(
     _require_changeable(plugin, schedule, entry)
     if entry.status is status:
         return False
-    return schedules.set_status(db, plugin, schedule.id, status, now=now, reason=reason if status is PAUSED else None)
+    reason = reason if status is PAUSED else None
+    return schedules.set_status(db, plugin, schedule.id, status, now=now, reason=reason, actor=actor)
 
 
 def _require_changeable(plugin: str, schedule: Schedule, entry: ScheduleEntry | None) -> None:
@@ -266,6 +268,7 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
         command=schedule.command,
         payload=strict_json.dumps(dict(schedule.payload)) if schedule.payload else None,
         submitted_by=get_submitter(request),
+        actor=request.principal.actor,
         max_attempts=configured.entry.retry.max_attempts,
         notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,
@@ -307,7 +310,7 @@ async def reset_breakers(ctx: AppContext, request: Request, *, reset: Reset) -> 
     if dry_run:
         found = await ctx.ledger.read(find)
     else:
-        found = await ctx.ledger.write(_reset_all, find, reset, now=ctx.clock.now())
+        found = await ctx.ledger.write(_reset_all, find, reset, request.principal.actor, now=ctx.clock.now())
         ctx.hub.announce(SCHEDULES)
         ctx.hub.announce_work()
     changes = [
@@ -317,11 +320,13 @@ async def reset_breakers(ctx: AppContext, request: Request, *, reset: Reset) -> 
     return json_response(BreakersResetView(plugin=plugin, reset=changes, dry_run=dry_run))
 
 
-def _reset_all(db: Db, find: Callable[[Db], list[Breaker]], reset: Reset, *, now: datetime) -> list[Breaker]:
+def _reset_all(
+    db: Db, find: Callable[[Db], list[Breaker]], reset: Reset, actor: str, *, now: datetime
+) -> list[Breaker]:
     """Reset the breakers and return them as they were before."""
     found = find(db)
     for breaker in found:
-        breakers.put(db, reset(breaker), now=now)
+        breakers.put(db, reset(breaker), now=now, actor=actor)
     for breaker in found:
         if breaker.plugin == RELAY:
             outbox.wake_all(db, RELAY, breaker.command)

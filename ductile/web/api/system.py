@@ -42,7 +42,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
 
 async def reload(ctx: AppContext, request: Request) -> Response:
     """Return 200 with the changes when the configuration is in use. On an error, the configuration is unchanged."""
-    reloaded = await ctx.reload(dry_run=read_flag(request, "dry_run"))
+    reloaded = await ctx.reload(actor=request.principal.actor, dry_run=read_flag(request, "dry_run"))
     return json_response(reloaded.as_data())
 
 

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 
 from attrs import evolve, frozen
 
@@ -16,6 +16,7 @@ from ductile.config.load.load import Config
 from ductile.config.load.token_label import token_label
 from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
 from ductile.core.clock import Clock
+from ductile.core.instance.actors import process_actor, token_actor, user_actor
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
 
@@ -28,10 +29,12 @@ EVENTS, EVENTS_WITH_PAYLOAD = "events:meta:ro", "events:payload:ro"
 
 @frozen
 class Principal:
-    """An authenticated caller: its name in logs, and its scopes including all implied ones."""
+    """An authenticated caller: its name in logs, its scopes including all implied ones, and its name on records."""
 
     name: str
     scopes: frozenset[str]
+    actor: str
+    is_local: bool = False
 
     @property
     def granted(self) -> frozenset[str]:
@@ -61,8 +64,15 @@ class Principal:
         return ALL in self.scopes or not is_narrow or self.has_scope("plugin:ro", plugin=plugin)
 
 
-OPERATOR = Principal("operator", frozenset({ALL}))
-"""The caller on the local socket."""
+@lru_cache(maxsize=64)
+def local_principal(uid: int | None) -> Principal:
+    """Return the caller on the local socket, who may do everything. `uid` is None if the system does not know it."""
+    actor = process_actor() if uid is None else user_actor(uid)
+    return Principal("operator", frozenset({ALL}), actor, is_local=True)
+
+
+def _token_principal(name: str, scopes: Iterable[str]) -> Principal:
+    return Principal(name, expand_scopes(scopes), token_actor(name))
 
 
 @frozen
@@ -84,12 +94,12 @@ class Keyring:
     def from_config(cls, config: Config) -> "Keyring":
         keys = []
         for token in config.settings.api.auth.tokens:
-            principal = Principal(token_label(token), expand_scopes(token.scopes))
+            principal = _token_principal(token_label(token), token.scopes)
             keys.append(Key(_digest(token.token.reveal()), principal, token.expires_at))
         for named in config.settings.tokens:
             grant = config.grants.get(named.name)
             if grant is not None and not grant.refused:
-                principal = Principal(named.name, expand_scopes(grant.scopes))
+                principal = _token_principal(named.name, grant.scopes)
                 keys.append(Key(_digest(named.key.reveal()), principal, named.expires_at))
         return cls(tuple(keys))
 
@@ -128,7 +138,7 @@ def _authorize(
     request: Request,
 ) -> Request | Response:
     if request.peer == "unix":
-        return evolve(request, principal=OPERATOR)
+        return evolve(request, principal=local_principal(request.uid))
     if route.scope is None:
         return request
     authorization = request.headers.get("authorization", ())

@@ -221,7 +221,8 @@ class HttpProtocol(H11Protocol):
         return Response(stream_id=response.stream_id, headers=headers, status_code=response.status_code)
 
     def _new_exchange(self) -> Exchange:
-        return Exchange(site=self._site, peer=self._guarded.peer, abort=self._guarded.abort)
+        guarded = self._guarded
+        return Exchange(site=self._site, peer=guarded.peer, uid=guarded.uid, abort=guarded.abort)
 
 
 class _NextRequest:

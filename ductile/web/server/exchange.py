@@ -28,6 +28,7 @@ class Exchange:
     peer: str
     abort: Callable[[], None]
     """Close the connection immediately."""
+    uid: int | None = None
     started_at: float = field(factory=trio.current_time)
     request: Request | None = None
     route: AnyRoute | None = None
@@ -96,6 +97,7 @@ class Exchange:
             query=decode_query(query),
             headers=headers,
             peer=self.peer,
+            uid=self.uid,
         )
 
     def _wants_websocket(self, head: h11.Request, headers: Mapping[str, tuple[str, ...]]) -> bool:

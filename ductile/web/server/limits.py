@@ -66,9 +66,11 @@ class GuardedStream:
     Implements the part of `trio.SocketStream` that Hypercorn's connection uses.
     """
 
-    def __init__(self, stream: trio.SocketStream, peer: str, limits: ConnectionLimits) -> None:
+    def __init__(self, stream: trio.SocketStream, peer: str, limits: ConnectionLimits, uid: int | None = None) -> None:
         self.socket = stream.socket
         self.peer = peer
+        self.uid = uid
+        """The user id of the client's process, for a client of the unix socket."""
         self.limits = limits
         self.stage = ConnectionStage.IDLE
         self.since = trio.current_time()

@@ -5,6 +5,8 @@ does) or HTTP (the connection does). The runtime starts one server per site.
 """
 
 import errno
+import socket
+import struct
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -22,6 +24,8 @@ GRACE_SECONDS = 10.0
 # accept() raises these while the process or the host lacks a resource; the condition is temporary.
 RESOURCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 ACCEPT_RETRY_INTERVAL = 0.1
+PEER_CREDENTIALS = struct.Struct("3i")
+"""`struct ucred` of Linux: process, user and group id."""
 
 
 async def serve(
@@ -87,7 +91,7 @@ async def _accept(
             hosting.site.on_fault(error, f"accepting at {listener.address}")
             await trio.sleep(ACCEPT_RETRY_INTERVAL)
         else:
-            guarded = GuardedStream(stream, _peer_of(stream, listener), limits)
+            guarded = GuardedStream(stream, _peer_of(stream, listener), limits, _uid_of(stream, listener))
             connections.start_soon(_serve_connection, guarded, limiter, hosting, name=f"connection {guarded.peer}")
 
 
@@ -111,3 +115,12 @@ def _peer_of(stream: trio.SocketStream, listener: Listener) -> str:
         return str(stream.socket.getpeername()[0]).removeprefix("::ffff:")
     except OSError:  # already disconnected; the first read reports it
         return "unknown"
+
+
+def _uid_of(stream: trio.SocketStream, listener: Listener) -> int | None:
+    """Return the user id of the process at the other end of a unix socket; None for TCP."""
+    if listener.path is None:
+        return None
+    credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+    _, uid, _ = PEER_CREDENTIALS.unpack(credentials)
+    return int(uid)

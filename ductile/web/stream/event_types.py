@@ -34,6 +34,8 @@ MAPPED: Mapping[str, tuple[str, ...]] = {
 """The events that rows of a journal kind can produce, in order."""
 UNCHANGED = frozenset(
     {
+        "config.reload_refused",
+        "config.reloaded",
         "event.baggage_dropped",
         "event.no_route",
         "event.unmatched",
@@ -54,6 +56,7 @@ UNCHANGED = frozenset(
         "plugin.unhealthy",
         "queue.held",
         "queue.paused",
+        "queue.purged",
         "queue.resumed",
         "relay.refused",
         "relay.repeated",

@@ -45,6 +45,7 @@ class _AnyJob(TypedDict):
 
 class _SubmittedJob(_AnyJob):
     submitted_by: Annotated[str, "Origin of the job, such as api or scheduler"]
+    actor: Omittable[Annotated[str, "Who caused its run, such as token:ci or uid:1000(alice)"]]
     max_attempts: Ordinal
     root_job_id: Annotated[str, "The root job of its tree"]
     next_retry_at: Omittable[Timestamp]
@@ -148,6 +149,7 @@ def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = 
         "plugin": job.plugin,
         "command": job.command,
         "submitted_by": job.submitted_by,
+        "actor": job.actor,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "parent_job_id": job.parent_job_id,
@@ -175,6 +177,7 @@ def job_list_view(job: Job, *, shows_result: bool) -> ListedJobView:
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,
+        "actor": job.actor,
         "parent_job_id": job.parent_job_id,
         "root_job_id": job.root_job_id,
         "pipeline": job.pipeline,

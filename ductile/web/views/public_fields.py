@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 PUBLIC_TEXTS = frozenset(
     {
+        "actor",
         "code",
         "command",
         "decision",

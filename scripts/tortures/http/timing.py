@@ -60,7 +60,9 @@ def _signatures(rng: random.Random) -> Calls:
 def _tokens(rng: random.Random) -> Calls:
     """Return lookups of the first token of the table, and of the last."""
     tokens, now = [rng.randbytes(16).hex() for _ in range(TOKENS)], datetime.now(UTC)
-    keys = tuple(Key(hashlib.sha256(token.encode()).digest(), Principal(token, frozenset())) for token in tokens)
+    principals = (Principal(token, frozenset(), f"token:{token}") for token in tokens)
+    digests = (hashlib.sha256(token.encode()).digest() for token in tokens)
+    keys = tuple(map(Key, digests, principals))
     ring = Keyring(keys)
 
     def find(token: str) -> Callable[[], object]:

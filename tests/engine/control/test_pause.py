@@ -1,5 +1,6 @@
 """Paused plugins, in memory and in the ledger."""
 
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -17,10 +18,10 @@ async def test_concurrent_pauses_and_resumes_all_take_effect(tmp_path: Path) -> 
         for _ in range(20):
             async with trio.open_nursery() as nursery:
                 for plugin in ("echo", "other"):
-                    nursery.start_soon(paused_plugins.pause, plugin, "maintenance")
+                    nursery.start_soon(partial(paused_plugins.pause, plugin, "maintenance", actor="uid:0"))
             assert set(paused_plugins.paused) == {"echo", "other"}
             async with trio.open_nursery() as nursery:
                 for plugin in ("echo", "other"):
-                    nursery.start_soon(paused_plugins.resume, plugin)
+                    nursery.start_soon(partial(paused_plugins.resume, plugin, actor="uid:0"))
             assert paused_plugins.paused == {}
         assert (await PausedPlugins.load(ledger, Hub(), Clock())).paused == {}

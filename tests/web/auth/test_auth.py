@@ -1,11 +1,11 @@
 """Scopes: what each implies, and what a caller with scopes for one plugin may do and see."""
 
 from ductile.config.scopes import SCOPES
-from ductile.web.auth.auth import OPERATOR, Principal, expand_scopes
+from ductile.web.auth.auth import Principal, expand_scopes, local_principal
 
 
 def principal(*scopes: str) -> Principal:
-    return Principal("test", expand_scopes(scopes))
+    return Principal("test", expand_scopes(scopes), "token:test")
 
 
 IMPLIED: list[tuple[str, set[str]]] = [
@@ -42,7 +42,9 @@ def test_a_broad_scope_implies_its_finer_scopes() -> None:
 
 def test_the_operator_has_every_scope() -> None:
     """So has a token with `*`."""
-    missing = [scope for scope in SCOPES if not OPERATOR.has_scope(scope) or not principal("*").has_scope(scope)]
+    missing = [
+        scope for scope in SCOPES if not local_principal(0).has_scope(scope) or not principal("*").has_scope(scope)
+    ]
     assert missing == []
 
 

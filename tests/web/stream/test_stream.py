@@ -18,7 +18,7 @@ from ductile.core.hub import JOURNAL, Hub
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal
-from ductile.web.auth.auth import OPERATOR, Principal, expand_scopes
+from ductile.web.auth.auth import Principal, expand_scopes, local_principal
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
@@ -70,11 +70,11 @@ class StreamHarness:
 
     def authorize(self, route: AnyRoute, request: Request) -> Request | Response:
         if request.peer == "unix" or route.scope is None:
-            return evolve(request, principal=OPERATOR)
+            return evolve(request, principal=local_principal(0))
         _, _, token = (request.header("authorization") or "").partition(" ")
         if token not in self.tokens:
             return refusal_response(401, "unauthorized", "invalid token", hint="-")
-        principal = Principal(token, expand_scopes(self.tokens[token]))
+        principal = Principal(token, expand_scopes(self.tokens[token]), f"token:{token}")
         if not principal.has_scope(route.scope):
             return refusal_response(403, "insufficient_scope", "insufficient scope", hint="-")
         return evolve(request, principal=principal)

@@ -1,0 +1,41 @@
+"""The route of the audit trail: who did what."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from ductile.core.formats.json_schema import Ordinal
+from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_cursor, parse_limit, parse_moment
+from ductile.web.context import AppContext
+from ductile.web.messages import Request, Response, json_response
+from ductile.web.routing import AnyRoute, Argument, Route
+from ductile.web.views.audit import AuditView, audit_view
+
+
+def routes(ctx: AppContext) -> Iterable[AnyRoute]:
+    """Return the route of the audit trail."""
+    yield Route(
+        method="GET",
+        path="/audit",
+        handler=partial(show_audit, ctx),
+        scope="system:ro",
+        summary="List acts of callers and events of the service, with their actors; newest first",
+        group="explanations",
+        query=(
+            Argument("since", str, "Only from this time on (RFC 3339)"),
+            Argument("actor", str, "Only this actor, such as token:ci or uid:1000"),
+            Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
+            Argument("cursor", str, "`next_cursor` of the previous page"),
+        ),
+        responses={200: AuditView},
+    )
+
+
+async def show_audit(ctx: AppContext, request: Request) -> Response:
+    view = partial(
+        audit_view,
+        since=parse_moment(request.argument("since"), "since"),
+        actor=request.argument("actor"),
+        before=parse_cursor(request.argument("cursor")),
+        limit=parse_limit(request.argument("limit")),
+    )
+    return json_response(await ctx.ledger.read(view))
