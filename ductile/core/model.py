@@ -319,6 +319,43 @@ JoinRule = Callable[[JoinInput, datetime], tuple[Outcome, FollowUps]]
 
 
 @frozen(kw_only=True)
+class FailedJob:
+    """A job that made its run fail. `code` is the outcome code of its last attempt; None if it is not in the log."""
+
+    id: str
+    plugin: str
+    command: str
+    step_id: str | None
+    status: JobStatus
+    error: str | None
+    code: str | None
+
+
+@frozen(kw_only=True)
+class EndedRun:
+    """A run whose last job has just ended. `failures` lists the first failed jobs, causes first.
+
+    `failed` counts the jobs that ended failed or dead and that no step tolerates; `cancelled` is how many of them an
+    operator or a schedule cancelled.
+    """
+
+    root: Job
+    jobs: int
+    ended_at: datetime
+    failures: tuple[FailedJob, ...] = ()
+    failed: int = 0
+    cancelled: int = 0
+
+
+@frozen(kw_only=True)
+class RunRule:
+    """Derives what follows from the end of a run. Runs without failed jobs are passed only with `on_success`."""
+
+    decide: Callable[[EndedRun], FollowUps]
+    on_success: bool = False
+
+
+@frozen(kw_only=True)
 class Breaker:
     """The circuit breaker of one command of one plugin."""
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.core.instance.failpoints import failpoint
-from ductile.engine.follow_up_rules import gates_of, join_rule_of
+from ductile.engine.follow_up_rules import gates_of, join_rule_of, signal_runs
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.maintenance.drifted_plugins import release_restored_plugins
@@ -79,7 +79,7 @@ async def claim_jobs(ctx: JobContext) -> ClaimedAttempts:
     )
     ctx.running.add(attempts)
     announce(ctx, ended)
-    if claimed.more:
+    if claimed.more or ended:  # the end of a run can start hooks
         ctx.hub.announce_work()
     return ClaimedAttempts(attempts, _recheck_seconds(ctx, claimed.next_due))
 
@@ -95,9 +95,10 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
         commit = ctx.ledger.commits
         ctx.durable_jobs.add(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
         allowed = capacity.exclude(ctx.held_plugins())  # read again: a plugin can be paused while the write waits
+        now = ctx.clock.now()
         settled, claimed = claim_next(
             db,
-            now=ctx.clock.now(),
+            now=now,
             run_id=ctx.run_id,
             free=allowed.free,
             limit=allowed.limit,
@@ -109,6 +110,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
             gates=gates_of(snapshot),
         )
         ended = (*settled, *claimed.skipped)
+        signal_runs(db, ended, snapshot, now=now)
         # This commit queues the follow-up jobs of a resolved join and the next job of a released dedupe key.
         return commit + bool(ended), ended, claimed
 

@@ -3,6 +3,7 @@
 Each rule is a function of one configuration. `pipeline.run` makes the decisions.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
 
@@ -28,8 +29,12 @@ from ductile.core.model import (
     Succeeded,
 )
 from ductile.engine import breaker
+from ductile.ledger.completion.ended_runs import signal_ended_runs
+from ductile.ledger.completion.record import Recorded
+from ductile.ledger.storage.db import Db
 from ductile.pipeline.run.events import JobResult
 from ductile.pipeline.run.route import TooManyFollowUps, compute_follow_ups, resolve_join
+from ductile.pipeline.run.run_signals import run_rule_of
 
 
 def follow_up_rule_of(snapshot: Snapshot) -> FollowRule:
@@ -51,6 +56,14 @@ def join_rule_of(snapshot: Snapshot) -> JoinRule:
         return resolve_join(joined, snapshot.routing, now=now)
 
     return decide
+
+
+def signal_runs(db: Db, results: Iterable[object], snapshot: Snapshot, *, now: datetime) -> None:
+    """Signal the runs whose last job is among these results. Call it in the transaction that recorded them."""
+    ended = [result.root_job_id for result in results if isinstance(result, Recorded) and result.tree_is_done]
+    if ended:
+        ttl, budget = snapshot.config.settings.service.dedupe_ttl, snapshot.budget
+        signal_ended_runs(db, ended, run_rule_of(snapshot.routing), now=now, default_ttl=ttl, budget=budget)
 
 
 def breaker_rule_of(snapshot: Snapshot) -> BreakerRule:

@@ -22,7 +22,7 @@ from ductile.core.logs import Log
 from ductile.core.model import RELAY, Completion, Dead, Failed, Job, OutcomeCode, Retried, Succeeded
 from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import complete, complete_without_run
-from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of
+from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of, signal_runs
 from ductile.engine.job_context import JobContext
 from ductile.engine.judge import Verdict, backoff, judge, stop_outcome
 from ductile.engine.maintenance.drifted_plugins import note_files, postpone_for_drift
@@ -217,15 +217,18 @@ async def _try_to_record(ctx: JobContext, attempt: Attempt, completion: Completi
     snapshot = ctx.snapshot()
 
     def work(db: Db) -> list[Recorded | Stale]:
-        return record_completion(
+        now = ctx.clock.now()  # inside the transaction: the order of times is the order of commits
+        recorded = record_completion(
             db,
             completion,
-            now=ctx.clock.now(),  # inside the transaction: the order of times is the order of commits
+            now=now,
             run_id=ctx.run_id,
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
             join_rule=join_rule_of(snapshot),
         )
+        signal_runs(db, recorded, snapshot, now=now)
+        return recorded
 
     is_large = not completion.is_small or attempt.job.join_id is not None
     return await ctx.ledger.transact(work, wait=False, in_thread=is_large)

@@ -18,13 +18,14 @@ from ductile.config.sections.settings import Peer, RemoteIngress, Settings
 from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, FollowUps, Note, is_small_write
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.core.model import Budget, FollowUps, Note, RunRule, is_small_write
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, KeyReused, StoredResponse, run_once
 from ductile.pipeline.language.baggage import CONTROL
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.ingress import route_external_event
+from ductile.pipeline.run.run_signals import run_rule_of
 from ductile.relay.protocol import (
     KEY_ID,
     PEER,
@@ -224,8 +225,14 @@ async def _store(ctx: AppContext, inbound: InboundEvent) -> StoredResponse:
     snapshot = ctx.snapshot()
     service = snapshot.config.settings.service
     runs = route_external_event(inbound.event, snapshot.routing, submitted_by=inbound.source, baggage=inbound.baggage)
-    budget = snapshot.budget
-    act = partial(start_runs, inbound=inbound, runs=runs, default_ttl=service.dedupe_ttl, budget=budget)
+    act = partial(
+        start_runs,
+        inbound=inbound,
+        runs=runs,
+        default_ttl=service.dedupe_ttl,
+        budget=snapshot.budget,
+        run_rule=run_rule_of(snapshot.routing),
+    )
     failpoint("enqueue.before_begin")
     work = partial(run_once, ticket=inbound.ticket, act=act, now=inbound.event.at)
     stored = await submit(ctx, work, is_large=not is_small_write(*runs))
@@ -234,12 +241,18 @@ async def _store(ctx: AppContext, inbound: InboundEvent) -> StoredResponse:
 
 
 def start_runs(
-    db: Db, *, inbound: InboundEvent, runs: tuple[FollowUps, ...], default_ttl: timedelta, budget: Budget
+    db: Db,
+    *,
+    inbound: InboundEvent,
+    runs: tuple[FollowUps, ...],
+    default_ttl: timedelta,
+    budget: Budget,
+    run_rule: RunRule,
 ) -> StoredResponse:
     """Write the event's runs, and a journal entry for dropped baggage."""
     roots = []
     for run in (*runs, FollowUps(notes=_dropped_notes(inbound))):
-        jobs = start_run(db, run, now=inbound.event.at, default_ttl=default_ttl, budget=budget)
+        jobs = start_run(db, run, now=inbound.event.at, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
         roots += [jobs[0].job_id] if jobs else []
     view: RelayAcceptedView = {
         "status": "accepted",

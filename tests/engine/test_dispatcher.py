@@ -17,7 +17,7 @@ from ductile.engine.run_job import LEDGER_TIMEOUT, run_job
 from ductile.engine.running_jobs import Attempt, RunningJobs
 from ductile.ledger.admin.job_actions import retry
 from ductile.ledger.admin.pauses import ALL_PLUGINS
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.pipeline.compile.plan import RELAY
 from ductile.pipeline.run.route import trigger_run
 from tests.e2e.service import Home

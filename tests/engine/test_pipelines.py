@@ -26,7 +26,7 @@ from ductile.engine.completion import complete
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of
 from ductile.engine.judge import judge
 from ductile.engine.preflight import PreflightCache, Ready, Refuse, preflight
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.reports import trees
 from ductile.ledger.storage.connections import connect_writer, transaction
 from ductile.ledger.storage.open_file import create

@@ -25,9 +25,9 @@ from ductile.engine.judge import RetryPolicy, judge
 from ductile.explain.finished import outcome_reason
 from ductile.explain.reason import Reason
 from ductile.ledger.admin.job_actions import cancel, end_queued_jobs, purge
-from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import end_waiting
 from ductile.ledger.completion.record_completion import record_or_give_up
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET

@@ -46,9 +46,9 @@ from ductile.core.model import (
 )
 from ductile.ledger.admin.job_actions import cancel, retry
 from ductile.ledger.admin.retention import RetentionPolicy, prune
-from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, Stale, record
 from ductile.ledger.completion.resolve_joins import resolve_ready_joins
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue.claim import claim
 from ductile.ledger.queue.recover import recover_orphans

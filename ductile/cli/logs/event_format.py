@@ -47,7 +47,7 @@ _LEVEL_OF = {
         "system.recovered",
         "webhook.refused",
     ),
-    "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy"),
+    "error": ("job.failed", "job.quarantined", "job.timed_out", "plugin.unhealthy", "run.failed"),
 }
 """Level → events. Other events are `info`; `debug` events repeat what another event reports."""
 LEVEL_OF: Mapping[str, str] = {name: level for level, names in _LEVEL_OF.items() for name in names}

@@ -8,10 +8,11 @@ from attrs import frozen
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
-from ductile.engine.follow_up_rules import follow_up_rule_of
+from ductile.engine.follow_up_rules import follow_up_rule_of, signal_runs
 from ductile.ledger.admin.job_actions import CancelRequested, cancel, purge
 from ductile.ledger.completion.record import Recorded
 from ductile.ledger.storage.async_ledger import Ledger
+from ductile.ledger.storage.db import Db
 
 
 @frozen(eq=False)
@@ -29,18 +30,24 @@ class JobCanceller:
 
         Raises DuctileError if the job does not exist or has already ended.
         """
-        snapshot = self.snapshot()
+        snapshot, now = self.snapshot(), self.clock.now()
         work = partial(
             cancel,
             job_id=job_id,
             reason=reason,
             actor=actor,
-            now=self.clock.now(),
+            now=now,
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
-        result = await self.ledger.transact(work, wait=False)
+
+        def cancel_and_signal(db: Db) -> Recorded | CancelRequested:
+            cancelled = work(db)
+            signal_runs(db, (cancelled,), snapshot, now=now)
+            return cancelled
+
+        result = await self.ledger.transact(cancel_and_signal, wait=False)
         if isinstance(result, CancelRequested):
             self.stop_job(job_id, reason)  # before the commit is durable: a slow disk must not delay the stop
         await self.ledger.until_durable()
@@ -52,19 +59,25 @@ class JobCanceller:
 
     async def purge(self, plugin: str | None, up_to: int, reason: str, actor: str) -> int:
         """Cancel a batch of queued jobs of one plugin, or of all plugins. Returns the number of cancelled jobs."""
-        snapshot = self.snapshot()
+        snapshot, now = self.snapshot(), self.clock.now()
         purge_batch = partial(
             purge,
             plugin=plugin,
             up_to=up_to,
             reason=reason,
             actor=actor,
-            now=self.clock.now(),
+            now=now,
             rule=follow_up_rule_of(snapshot),
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
         )
-        ended = await self.ledger.transact(purge_batch, in_thread=True)
+
+        def purge_and_signal(db: Db) -> list[Recorded]:
+            purged = purge_batch(db)
+            signal_runs(db, purged, snapshot, now=now)
+            return purged
+
+        ended = await self.ledger.transact(purge_and_signal, in_thread=True)
         for job in ended:
             self._announce(job)
         self.hub.announce_work()

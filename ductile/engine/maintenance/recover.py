@@ -9,7 +9,7 @@ from functools import partial
 from ductile.config.snapshot import Snapshot
 from ductile.core.logs import Log
 from ductile.core.model import JobStatus
-from ductile.engine.follow_up_rules import breaker_rule_of, follow_up_rule_of
+from ductile.engine.follow_up_rules import breaker_rule_of, follow_up_rule_of, signal_runs
 from ductile.engine.process.procfs import ProcessId, kill_marked
 from ductile.ledger.admin import service_log
 from ductile.ledger.completion.record import Recorded
@@ -45,6 +45,8 @@ async def recover(ledger: Ledger, snapshot: Snapshot, log: Log, *, instance: str
     def recover_all(db: Db) -> list[Recorded | Quarantined]:
         unclean = service_log.find_unclean_stop(db)  # before this run writes anything
         recovered = recover_jobs(db)
+        ended = (job.ended if isinstance(job, Quarantined) else job for job in recovered)
+        signal_runs(db, ended, snapshot, now=now)
         if unclean is not None:
             service_log.journal_recovery(db, unclean, jobs=len(recovered), now=now)
         return recovered

@@ -10,7 +10,7 @@ from functools import partial
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.logs import Log
-from ductile.engine.follow_up_rules import follow_up_rule_of
+from ductile.engine.follow_up_rules import follow_up_rule_of, signal_runs
 from ductile.ledger.admin.job_actions import end_queued_jobs, queued_by_plugin, queued_plugins
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
@@ -87,4 +87,5 @@ def _end_some(db: Db, *, snapshot: SnapshotSource, plugin: str, now: datetime) -
         default_ttl=current.config.settings.service.dedupe_ttl,
         budget=current.budget,
     )
+    signal_runs(db, ended, current, now=now)
     return len(ended)

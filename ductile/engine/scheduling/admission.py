@@ -22,7 +22,7 @@ from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Held, NewJob
 from ductile.engine import breaker
-from ductile.engine.follow_up_rules import follow_up_rule_of
+from ductile.engine.follow_up_rules import follow_up_rule_of, signal_runs
 from ductile.engine.scheduling.sla import add_expectations
 from ductile.ledger.admin.job_actions import CancelRequested, cancel
 from ductile.ledger.completion.record import Recorded
@@ -254,6 +254,7 @@ def _cancel_outstanding(db: Db, outstanding: list[str], due: tuple[Slot, ...], n
         cancel(db, job_id, CANCEL_REASON, now=now.at, rule=rule, default_ttl=ttl, budget=budget)
         for job_id in outstanding
     ]
+    signal_runs(db, results, now.snapshot, now=now.at)
     return Overlap(
         slots=due,
         ended=tuple(result for result in results if isinstance(result, Recorded)),

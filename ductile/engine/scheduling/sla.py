@@ -18,7 +18,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.model import Job, JobStatus
 from ductile.core.units import format_duration
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs import schedule_jobs
 from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.storage.db import Db, RowFault, try_in_savepoint
@@ -27,6 +27,7 @@ from ductile.ledger.tables.schedules import EntryStatus
 from ductile.ledger.tables.sla import Expectation
 from ductile.pipeline.run.events import Event, derived_id
 from ductile.pipeline.run.ingress import route_alert
+from ductile.pipeline.run.run_signals import run_rule_of
 
 LATE, OVERDUE = "schedule.late", "job.overdue"
 
@@ -139,4 +140,4 @@ def _publish(db: Db, expectation: Expectation, alarm: Alarm, snapshot: Snapshot,
     event = Event(event_id, alarm.kind, alarm.data, expectation.plugin, now)
     ttl, budget = snapshot.config.settings.service.dedupe_ttl, snapshot.budget
     for run in route_alert(event, snapshot.routing, expectation.plugin, submitted_by="scheduler"):
-        start_run(db, run, now=now, default_ttl=ttl, budget=budget)
+        start_run(db, run, now=now, default_ttl=ttl, budget=budget, run_rule=run_rule_of(snapshot.routing))

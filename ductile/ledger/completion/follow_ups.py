@@ -11,48 +11,12 @@ from attrs import evolve
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import Budget, Completion, FollowRule, FollowUps, NewJob, Note, Outcome, Skipped
 from ductile.ledger.jobs import joins
-from ductile.ledger.jobs.dedupe import DEFAULT_TTL
-from ductile.ledger.jobs.enqueue import Enqueued, enqueue, enqueue_all
+from ductile.ledger.jobs.enqueue import Enqueued, enqueue_all
 from ductile.ledger.jobs.rows import get_job
-from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import contexts, journal
 
 NO_FOLLOW_UPS = FollowUps()
-
-
-def start_run(
-    db: Db,
-    follow_ups: FollowUps,
-    *,
-    now: datetime,
-    actor: str | None = None,
-    default_ttl: timedelta = DEFAULT_TTL,
-    budget: Budget = DEFAULT_BUDGET,
-) -> list[Enqueued]:
-    """Write a run. Its first job is the root, and the parent of the jobs that name no other.
-
-    `actor` is the caller that requested the run; None if its producer did.
-    A run whose first job is a duplicate, or exists already, is not started: the result is that job alone. For a run
-    without jobs only the notes are written.
-    """
-    if not follow_ups.children:
-        append_notes(db, follow_ups.notes, None, None, None, now=now)
-        return []
-    first, *others = follow_ups.children
-    if actor is not None:
-        first = evolve(first, actor=actor)
-    root = enqueue(db, first, now=now, default_ttl=default_ttl, budget=budget)
-    if not root.is_new:
-        return [root]
-    failpoint("start_run.after_root")
-    if not (others or follow_ups.contexts or follow_ups.arrivals or follow_ups.notes):
-        return [root]
-    rest = evolve(follow_ups, children=tuple(others))
-    children = write_follow_ups(
-        db, rest, root.job_id, first.plugin, root.root_job_id, now=now, default_ttl=default_ttl, budget=budget
-    )
-    return [root, *children]
 
 
 def write_follow_ups(

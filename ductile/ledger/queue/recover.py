@@ -32,6 +32,7 @@ class Quarantined:
 
     job_id: str
     reason: str
+    ended: Recorded | None = None
 
 
 def recover_orphans(
@@ -97,8 +98,7 @@ def _recover(
 
 def _quarantine(db: Db, job_id: str, attempt: int, owner: str, fault: RowFault, *, now: datetime) -> Quarantined:
     reason = f"cannot be recovered: {fault.reason}"
-    quarantine(db, job_id, attempt, reason, now=now, run_id=owner)
-    return Quarantined(job_id, reason)
+    return Quarantined(job_id, reason, quarantine(db, job_id, attempt, reason, now=now, run_id=owner))
 
 
 RUNNING_PROCESSES = "SELECT pid, pid_started, boot_id FROM job_queue WHERE status = 'running' AND pid IS NOT NULL"

@@ -49,7 +49,16 @@ _CONDITION = {
 }
 
 Label = Annotated[str, LABEL]
-Signal: TypeAlias = Literal["job.completed", "job.failed", "job.timed_out", "job.dead", "job.overdue", "schedule.late"]
+Signal: TypeAlias = Literal[
+    "job.completed",
+    "job.failed",
+    "job.timed_out",
+    "job.dead",
+    "run.completed",
+    "run.failed",
+    "job.overdue",
+    "schedule.late",
+]
 Mode: TypeAlias = Literal["async", "synchronous"]
 ConditionData = Annotated[Mapping[str, Any], ExternalSchema("Condition", _CONDITION)]
 
@@ -116,7 +125,7 @@ class Pipeline:
     name: Label = option("unique name")
     on: Text | None = option("event type that starts the pipeline, matched exactly", default=None)
     on_hook: Signal | None = option(
-        "job completion or schedule alarm that starts the pipeline", default=None, name="on-hook"
+        "end of a run or of a job, or schedule alarm, that starts the pipeline", default=None, name="on-hook"
     )
     from_plugin: Text | None = option("only events and job completions of this plugin", default=None)
     if_: ConditionData | None = option(

@@ -336,6 +336,8 @@ def _start_or_note(
 
 
 SIGNALS = ("job.completed", "job.failed", "job.timed_out", "job.dead")
+HOOK = "hook"
+"""The submitter of hook runs."""
 
 
 def _trigger_hooks(
@@ -346,21 +348,26 @@ def _trigger_hooks(
     payload, depth = outcome_payload(job, job_result), hook_depth_of(job) + 1
     for signal in (signal for signal, does in zip(SIGNALS, applies, strict=True) if does):
         event = Event(event_id(job.id, job.attempt, signal), signal, payload, job.plugin, now)
-        for plan in routing.plans.for_hook(signal):
-            if depth > routing.max_hook_depth:
-                details = {"pipeline": plan.name, "event_id": event.id, "type": signal}
-                reason = f"more than {routing.max_hook_depth} consecutive hooks (service.hook_max_depth)"
-                execution.notes.append(Note(kind="pipeline.skipped", data={**details, "reason": reason}))
-            elif may_start(plan, event, job.plugin, {}, execution):
-                at = RunCursor(
-                    **initial_cursor_fields(plan, event),
-                    hops=job.hops + 1,
-                    parent_id=job.id,
-                    own_tree=True,
-                    submitted_by="hook",
-                    hook_depth=depth,
-                )
-                _start_or_note(plan, event, execution, at)
+        start_hooks(event, job, depth, routing, execution)
+
+
+def start_hooks(event: Event, job: Job, depth: int, routing: RoutingConfig, execution: Execution) -> None:
+    """Start the hook pipelines of a signal about `job`, each as a separate tree. `depth` counts consecutive hooks."""
+    for plan in routing.plans.for_hook(event.type):
+        if depth > routing.max_hook_depth:
+            details = {"pipeline": plan.name, "event_id": event.id, "type": event.type}
+            reason = f"more than {routing.max_hook_depth} consecutive hooks (service.hook_max_depth)"
+            execution.notes.append(Note(kind="pipeline.skipped", data={**details, "reason": reason}))
+        elif may_start(plan, event, job.plugin, {}, execution):
+            at = RunCursor(
+                **initial_cursor_fields(plan, event),
+                hops=job.hops + 1,
+                parent_id=job.id,
+                own_tree=True,
+                submitted_by=HOOK,
+                hook_depth=depth,
+            )
+            _start_or_note(plan, event, execution, at)
 
 
 def may_start(plan: Plan, event: Event, source: str, baggage: Mapping[str, Any], execution: Execution) -> bool:

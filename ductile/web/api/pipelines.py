@@ -17,7 +17,7 @@ from ductile.core.formats import strict_json
 from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import FollowUps, JobStatus, NewJob, is_small_write
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs import tree_counters
 from ductile.ledger.reports import run_status, trees
 from ductile.ledger.reports.run_status import TreeProgress
@@ -27,6 +27,7 @@ from ductile.pipeline.compile.plan import Plan
 from ductile.pipeline.language.baggage import BaggageRefused, apply_claims
 from ductile.pipeline.language.paths import Scope
 from ductile.pipeline.run.route import TooManyFollowUps, TriggeredRun, trigger_run
+from ductile.pipeline.run.run_signals import run_rule_of
 from ductile.web.context import (
     RECHECK_INTERVAL,
     AppContext,
@@ -140,6 +141,7 @@ async def _start(
         now=now,
         default_ttl=service.dedupe_ttl,
         budget=snapshot.budget,
+        run_rule=run_rule_of(snapshot.routing),
     )
     stored = await submit_once(ctx, key, insert, is_large=not is_small_write(run.follow_ups))
     failpoint("enqueue.after_commit")

@@ -61,6 +61,7 @@ UNCHANGED = frozenset(
         "relay.refused",
         "relay.repeated",
         "run.ended",
+        "run.failed",
         "schedule.late",
         "scheduler.skipped",
         "scheduler.status_changed",

@@ -16,8 +16,8 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import HANDLE, Budget, FollowUps, is_small_write
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.core.model import HANDLE, Budget, FollowUps, RunRule, is_small_write
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import Receipt
@@ -29,6 +29,7 @@ from ductile.pipeline.run.ingress import (
     unavailable_plugin_reason,
 )
 from ductile.pipeline.run.route import TooManyFollowUps
+from ductile.pipeline.run.run_signals import run_rule_of
 from ductile.web.api.jobs import health
 from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
@@ -191,6 +192,7 @@ class Receiver:
             now=now,
             default_ttl=service.dedupe_ttl,
             budget=snapshot.budget,
+            run_rule=run_rule_of(snapshot.routing),
         )
         accepted = await submit(self.ctx, work, is_large=not is_small_write(*runs))
         failpoint("enqueue.after_commit")
@@ -239,6 +241,7 @@ def store_delivery(
     now: datetime,
     default_ttl: timedelta,
     budget: Budget,
+    run_rule: RunRule,
 ) -> AcceptedDelivery:
     """Insert the receipt of the delivery and start its runs. A repeated delivery returns the first response."""
     key, body_hash = delivery.key, delivery.body_hash
@@ -248,7 +251,7 @@ def store_delivery(
         return _repeat_response(receipt, delivery)
     roots = []
     for run in runs:
-        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget)
+        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
         roots += [enqueued[0].job_id] if enqueued else []
     first = roots[0] if roots else None
     response = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})

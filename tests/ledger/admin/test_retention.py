@@ -20,7 +20,7 @@ from ductile.core.model import (
 )
 from ductile.ledger.admin.job_actions import cancel
 from ductile.ledger.admin.retention import Pruned, RetentionPolicy, has_expired_rows, prune
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.reports import job_details, trees
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import contexts, receipts, snapshots

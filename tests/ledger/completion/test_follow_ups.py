@@ -24,8 +24,8 @@ from ductile.core.model import (
     Succeeded,
 )
 from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
-from ductile.ledger.completion.follow_ups import start_run
 from ductile.ledger.completion.record import Recorded, end_queued
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.queue.recover import Quarantined, recover_orphans
 from ductile.ledger.reports import job_details, trees

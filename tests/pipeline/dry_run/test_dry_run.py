@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 
 from ductile.core.model import Completion, Evidence, Failed, Job, JobStatus, JoinInput, Outcome, Succeeded
-from ductile.ledger.completion.follow_ups import start_run
+from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from ductile.pipeline.compile.plan import Plans

@@ -190,11 +190,11 @@ def test_the_state_of_a_plugin_is_payload_and_that_of_a_breaker_is_not() -> None
 NOUNS = r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue|system|config)"
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
 NOT_KINDS = {
-    *("job.dead", "event.dedupe_key", "event.payload", "event.type", "state.path"),
+    *("job.dead", "run.completed", "event.dedupe_key", "event.payload", "event.type", "state.path", "relay.with"),
     "config.yaml",
     *("run.py", "run.js", "run.ts", "run.sh", "run.rb"),
 }
-"""A hook signal, data paths and file names."""
+"""Hook signals, data paths and file names."""
 
 
 def written_kinds() -> Iterator[str]:
