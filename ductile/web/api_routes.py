@@ -20,7 +20,7 @@ from ductile.web.api import (
     tokens,
     topology,
 )
-from ductile.web.api.explanations import audit, runs
+from ductile.web.api.explanations import audit, pipelines, runs
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import schedules as schedule_explanations
@@ -54,6 +54,7 @@ def build_api_table(
             *job_explanations.routes(ctx),
             *event_explanations.routes(ctx),
             *runs.routes(ctx),
+            *pipelines.routes(ctx),
             *schedule_explanations.routes(ctx),
             *audit.routes(ctx),
             *topology.routes(ctx),

@@ -24,11 +24,19 @@ SAME = {
     "schedule agenda --from 2026-01-01T00:00:00Z --to 2026-12-31T00:00:00Z --limit 3": (
         "/schedules/agenda?from=2026-01-01T00:00:00Z&to=2026-12-31T00:00:00Z&limit=3"
     ),
+    "pipeline list": "/pipelines",
+    "pipeline show two-steps": "/pipeline/two-steps",
     "event why {event}": "/event/{event}/why",
     "event why --type start --limit 2": "/events/why?type=start&limit=2",
 }
 """Command → the route with the same content."""
-TOKENS = {"status": "jobs:status:ro", "jobs": "jobs:ro", "meta": "events:meta:ro", "tree": "jobs:tree:ro"}
+TOKENS = {
+    "status": "jobs:status:ro",
+    "jobs": "jobs:ro",
+    "meta": "events:meta:ro",
+    "tree": "jobs:tree:ro",
+    "catalog": "plugin:catalog:ro",
+}
 """Name of a token → its scope."""
 
 
@@ -113,6 +121,12 @@ def test_the_word_of_a_plugin_after_run_starts_a_job(installation: Installation,
     """`ductile run PLUGIN` is a command of the original; `list` and `show` are actions."""
     answer = command(installation, run, "run echo --wait")
     assert (answer.exit_code, answer.json["plugin"], answer.json["status"]) == (0, "echo", "succeeded")
+
+
+def test_a_caller_without_the_scope_for_the_system_sees_no_paths_of_files(installation: Installation) -> None:
+    for path in ("/pipelines", "/pipeline/two-steps"):
+        assert "config.yaml" in str(ask(installation, path))
+        assert "config.yaml" not in str(ask(installation, path, token="catalog"))
 
 
 def test_an_invalid_time_is_refused(installation: Installation) -> None:

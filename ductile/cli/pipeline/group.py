@@ -25,13 +25,10 @@ def list_pipelines(config_path: Path | None, config_dir: Path | None, as_json: b
 
     Example: ductile pipeline list --json
     """
-    config = _load(options.selected_config(config_path, config_dir))
-    rows = [_row(config, plan) for plan in config.plans.by_name.values()]
-    output.show(
-        config.mask.mask_data({"pipelines": rows}),
-        as_json=as_json,
-        human=lambda shown: _list_lines(shown, verbose=verbose),
-    )
+    from ductile.config.views.pipelines import pipelines_view
+
+    view = pipelines_view(_load(options.selected_config(config_path, config_dir)))
+    output.show(view, as_json=as_json, human=lambda shown: _list_lines(shown, verbose=verbose))
 
 
 @group.command("show")
@@ -46,15 +43,10 @@ def show_pipeline(name: str, config_path: Path | None, config_dir: Path | None, 
 
     Example: ductile pipeline show nightly-report
     """
-    from ductile.pipeline.compile.graph import compiled_routes
+    from ductile.config.views.pipelines import pipeline_graph_view
 
-    config = _load(options.selected_config(config_path, config_dir))
-    plan = config.plans.require(name)
-    shown = _row(config, plan) | {
-        "steps": [_step(node) for node in plan.nodes.values()],
-        "routes": compiled_routes(plan),
-    }
-    output.show(config.mask.mask_data(shown), as_json=as_json, human=lambda value: _show_lines(value, verbose=verbose))
+    view = pipeline_graph_view(_load(options.selected_config(config_path, config_dir)), name)
+    output.show(view, as_json=as_json, human=lambda shown: _show_lines(shown, verbose=verbose))
 
 
 @group.command("visualize")
@@ -255,26 +247,6 @@ def _load(explicit: Path | None) -> Any:
     return load(find_config(explicit, os.environ).path)
 
 
-def _row(config: Any, plan: Any) -> dict[str, Any]:
-    from ductile.core.units import format_duration
-    from ductile.pipeline.language.conditions import as_data
-
-    return {
-        "name": plan.name,
-        "on": plan.on,
-        "on_hook": plan.hook,
-        "from_plugin": plan.from_plugin,
-        "if": as_data(plan.condition) if plan.condition else None,
-        "execution_mode": plan.execution_mode,
-        "timeout": format_duration(plan.timeout),
-        "max_depth": plan.max_depth,
-        "longest": plan.longest_path,
-        "jobs": len(plan.nodes),
-        "fingerprint": plan.fingerprint,
-        "where": str(config.places.get(plan.where, config.root)),
-    }
-
-
 def _list_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
     if not shown["pipelines"]:
         return ["no pipelines; add them under `pipelines:`"]
@@ -297,21 +269,6 @@ def _condition(data: Any) -> str:
     from ductile.core.formats import strict_json
 
     return strict_json.dumps(data) if data else ""
-
-
-def _step(node: Any) -> dict[str, Any]:
-    return {
-        "path": node.path,
-        "kind": node.kind,
-        "plugin": node.plugin,
-        "command": node.command,
-        "pipeline": node.pipeline,
-        "depth": node.depth,
-        "terminal": node.is_terminal,
-        "tolerated": node.tolerated,
-        "joins": list(node.joins),
-        "claims": {str(claim): str(claim.source) for claim in (node.baggage.claims if node.baggage else ())},
-    }
 
 
 def _show_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
