@@ -165,16 +165,26 @@ of the file. If the hash does not match, the API rejects the token.
 
 ## Changing it by command
 
-`ductile config set`, `config plugin set`, `config route add`, `config webhook add`, `config token` and `config scope`
-change only the lines concerned: comments, order, blank lines and quotes are preserved. A value is changed in the file
-that defines it; if several do, in the one that takes effect. A new value is added to the file with its section, a new
-item to the file with the list. The complete configuration is validated with the change before anything is written.
+`ductile config set`, `config plugin set`, `config route add`, `config pipeline add`, `config webhook add`, `config
+token` and `config scope` change only the lines concerned: comments, order, blank lines and quotes are preserved. A
+value is changed in the file that defines it; if several do, in the one that takes effect. A new value is added to the
+file with its section, a new item to the file with the list. The complete configuration is validated with the change
+before anything is written.
 
 The files are then replaced and sealed atomically. The change is first recorded in `.pending` next to `config.yaml`; if
 the process crashes, the next command or service that loads the configuration completes it. (An interrupted
 `config restore` that was not yet sealed is rolled back instead.) Edits, `config lock`, `plugin lock` and
 `config restore` wait for each other for at most ten seconds (exit code 75). `--dry-run` prints the difference and
 writes nothing. `config plan` shows what a reload would change.
+
+`config pipeline show NAME` prints a pipeline as it is configured. Edit the output and pass it to
+`config pipeline add --replace`, as a file or on stdin.
+
+`config import crontab FILE` creates an alias of `sys_exec` with one schedule for each line of a crontab, and shows the
+result. `--apply` writes it. The plugin `sys_exec` must be installed. A command runs as in cron: with `/bin/sh`, the
+variables above its line, in the home directory, without retries. `CRON_TZ` becomes the time zone, `@reboot` a run after
+each start. There are two differences: a run is skipped while the previous one is not finished, and a command ends after
+`--timeout` (1h). Lines with `%` or another `SHELL` are listed and left out.
 
 An edit seals what it has changed. If another file or plugin has changed since it was sealed, the edit fails where a
 start would fail. Otherwise it seals that file or plugin too, and reports it.

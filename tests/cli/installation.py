@@ -45,8 +45,12 @@ EXAMPLES = {
     "config backup": "--output {scratch}/config.tar.gz",
     "config check": "",
     "config get": "service.max_workers",
+    "config import crontab": "/dev/null",
     "config init": "--config-dir {scratch}/new --demo",
     "config lock": "--dry-run",
+    "config pipeline add": "{pipeline} --dry-run",
+    "config pipeline remove": "two-steps --dry-run",
+    "config pipeline show": "two-steps",
     "config plan": "",
     "config plugin list": "",
     "config plugin set": "echo parallelism 2 --dry-run",
@@ -172,6 +176,7 @@ def make_installation(directory: Path, *, more_tokens: str = "", more_pipelines:
         (event,) = db.execute("SELECT json_extract(data, '$.event_id') FROM journal WHERE kind LIKE 'event.%' LIMIT 1")
     (directory / "body.json").write_text("{}")
     (directory / "cases.yaml").write_text("cases: [{pipeline: two-steps, payload: {}}]\n")
+    (directory / "pipeline.yaml").write_text("{name: third, on: third, steps: [{uses: echo}]}\n")
     names = {
         "job": job["job_id"],
         "dead": dead["job_id"],
@@ -179,5 +184,6 @@ def make_installation(directory: Path, *, more_tokens: str = "", more_pipelines:
         "event": event[0],
         "body": str(directory / "body.json"),
         "cases": str(directory / "cases.yaml"),
+        "pipeline": str(directory / "pipeline.yaml"),
     }
     return Installation(home, service, names)

@@ -4,6 +4,7 @@ The first part is shared with `token`, `scope`, `show` and `backup`.
 """
 
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SIGNATURE_HEADER = "X-Signature-256"
 NOTHING: Mapping[str, Any] = {}
+MAX_INPUT_BYTES = 1 << 20
+STDIN = "-"
 
 
 def edit_options(command: options.Command) -> options.Command:
@@ -53,6 +56,26 @@ def read_draft(params: Mapping[str, Any]) -> "Draft":
     if draft.sources.errors:
         raise ConfigInvalid(draft.sources.errors)
     return draft
+
+
+def read_input(file: Path) -> bytes:
+    """Return the content of a file argument, or of stdin for `-`. Raises UsageInvalid."""
+    try:
+        if str(file) == STDIN:
+            content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        else:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_INPUT_BYTES + 1)
+    except OSError as error:
+        raise UsageInvalid(f"{file}: {error.strerror}", hint="Give a readable file; - is stdin.") from error
+    if len(content) > MAX_INPUT_BYTES:
+        raise UsageInvalid(f"{input_name(file)} is larger than {MAX_INPUT_BYTES >> 20} MiB")
+    return content
+
+
+def input_name(file: Path) -> str:
+    """Return the name of a file argument for messages."""
+    return "stdin" if str(file) == STDIN else str(file)
 
 
 def apply_edit(
@@ -144,7 +167,7 @@ def list_plugins(as_json: bool, **params: Any) -> None:
             "enabled": entry.enabled,
             "uses": entry.uses,
             "schedules": [schedule.id for schedule in entry.schedules],
-            **_place(config, f"plugins.{name}"),
+            **place_of(config, f"plugins.{name}"),
         }
         for name, entry in config.settings.plugins.items()
     ]
@@ -226,7 +249,7 @@ def list_routes(as_json: bool, **params: Any) -> None:
             "from": route_entry.source,
             "event_type": route_entry.event_type,
             "to": route_entry.to,
-            **_place(config, f"routes[{index}]"),
+            **place_of(config, f"routes[{index}]"),
         }
         for index, route_entry in enumerate(config.settings.routes)
     ]
@@ -313,7 +336,7 @@ def list_webhooks(as_json: bool, **params: Any) -> None:
             "event": endpoint.event,
             "scheme": endpoint.scheme,
             "secret_ref": list(endpoint.secret_ref),
-            **_place(config, f"webhooks.endpoints[{index}]"),
+            **place_of(config, f"webhooks.endpoints[{index}]"),
         }
         for index, endpoint in enumerate(config.settings.webhooks.endpoints)
     ]
@@ -368,6 +391,7 @@ def _entries(draft: "Draft", section: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
-def _place(config: "Config", path: str) -> dict[str, Any]:
+def place_of(config: "Config", path: str) -> dict[str, Any]:
+    """Return the file and line of the value at `path`."""
     mark = config.places.get(path)
     return {"file": mark.source if mark else None, "line": mark.line if mark else None}

@@ -15,6 +15,8 @@ DEFAULT_DIRECTORY = "~/.config/ductile"
 COMMAND_MODULES = {
     "backup": "config.archive.backup",
     "get": "config.view.get",
+    "import": "config.crontab.import_group",
+    "pipeline": "config.pipeline.pipeline",
     "plan": "config.plan.plan",
     "plugin": "config.edit.plugin",
     "restore": "config.archive.restore",

@@ -33,6 +33,8 @@ NO_JOB = "00000000-0000-7000-8000-000000000000"
 
 UNKNOWN = {
     "config get": "no.such.key",
+    "config pipeline remove": "missing --dry-run",
+    "config pipeline show": "missing",
     "config plugin show": "missing",
     "config show": "plugin:missing",
     "config scope add": "missing jobs:ro --dry-run",
@@ -85,6 +87,8 @@ UNKNOWN = {
 NAMES_NOTHING = {
     "api": "an endpoint: the service reports unknown ones",
     "completion": "a shell",
+    "config import crontab": "a file",
+    "config pipeline add": "a file",
     "config plugin set": "a path, which need not exist",
     "config restore": "a file",
     "config scope validate": "a scope, which no token needs to have",

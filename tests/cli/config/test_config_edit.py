@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.cli.config.conftest import Config, contents
 from tests.cli.conftest import Run, imported_by
 from tests.e2e.service import poll_until
 
+PLUGINS = Path(__file__).parents[3] / "plugins"
 EDITS = [
     ("set", "service.log_level=debug"),
     ("plugin", "set", "echo", "config.message", "good day"),
@@ -48,6 +51,66 @@ def test_an_edit_changes_exactly_the_files_of_its_dry_run(
     assert config("check", "--strict").exit_code == 0
 
 
+PIPELINE = """\
+name: relayed
+on: echo.poll
+from_plugin: copy
+steps:
+  - uses: echo
+    with: {message: "{payload.message}"}
+"""
+CRONTAB = """\
+# m h dom mon dow command
+CRON_TZ=Europe/Berlin
+0 4 * * * /usr/local/bin/backup.sh --to ${HOME}
+@hourly /usr/local/bin/backup.sh
+5 4 * * * mail me%hello
+"""
+
+
+def test_a_pipeline_is_added_shown_replaced_and_removed(config: Config, configured: Path, tmp_path: Path) -> None:
+    """In the file that defines pipelines. --dry-run writes nothing, and every result is sealed and valid."""
+    before, file = contents(configured), tmp_path / "relayed.yaml"
+    file.write_text(PIPELINE)
+
+    tried = config("pipeline", "add", file, "--dry-run", "--json")
+    assert (tried.exit_code, tried.json["pipelines"], contents(configured)) == (0, ["relayed"], before)
+    assert config("pipeline", "add", file, "--json").json["files"] == [str(configured / "pipelines.yaml")]
+    shown = config("pipeline", "show", "relayed", "--json").json
+    assert (shown["pipeline"]["on"], shown["file"]) == ("echo.poll", str(configured / "pipelines.yaml"))
+
+    file.write_text("pipelines:\n  -\n" + indent(PIPELINE.replace("echo.poll", "echo.handle"), "    "))
+    refused = config("pipeline", "add", file)
+    assert (refused.exit_code, "--replace" in refused.stderr) == (2, True)
+    assert config("pipeline", "add", file, "--replace").exit_code == 0
+    assert config("pipeline", "show", "relayed", "--json").json["pipeline"]["on"] == "echo.handle"
+    assert config("check", "--strict").exit_code == 0
+
+    assert config("pipeline", "remove", "relayed").exit_code == 0
+    assert contents(configured)["pipelines.yaml"] == before["pipelines.yaml"]
+
+
+def test_a_crontab_is_previewed_and_then_imported_once(config: Config, configured: Path, tmp_path: Path) -> None:
+    """Without --apply nothing is written. `${NAME}` stays as it is, for the shell."""
+    shutil.copytree(PLUGINS / "sys_exec", configured / "plugins" / "sys_exec")
+    before, file = contents(configured), tmp_path / "crontab"
+    file.write_text(CRONTAB)
+
+    preview = config("import", "crontab", file, "--json")
+    assert (preview.exit_code, preview.json["dry_run"], contents(configured)) == (0, True, before)
+    names = [(one["line"], one["plugin"], one["when"]) for one in preview.json["imported"]]
+    assert names == [(3, "backup", "0 4 * * *"), (4, "backup-2", "0 * * * *")]
+    assert [(one["line"], "stdin" in one["reason"]) for one in preview.json["skipped"]] == [(5, True)]
+
+    assert config("import", "crontab", file, "--apply").exit_code == 0
+    entry = config("plugin", "show", "backup", "--json").json
+    assert (entry["uses"], entry["retry"]["max_attempts"]) == ("sys_exec", 1)
+    assert entry["config"]["command"] == "/usr/local/bin/backup.sh --to ${HOME}"
+    assert (entry["schedules"][0]["cron"], entry["schedules"][0]["timezone"]) == ("0 4 * * *", "Europe/Berlin")
+    again = config("import", "crontab", file, "--apply", "--json").json
+    assert (again["imported"], again["status"]) == ([], "unchanged")
+
+
 @pytest.mark.parametrize(
     ("args", "exit_code", "message"),
     [
@@ -74,6 +137,11 @@ def test_an_edit_changes_exactly_the_files_of_its_dry_run(
             78,
             "secret_ref: must be the name of a token",
         ),
+        (("pipeline", "add", "no-such-file"), 2, "No such file"),
+        (("pipeline", "remove", "announce-psh"), 1, "did you mean 'announce-push'?"),
+        (("pipeline", "show", "ghost"), 1, "pipeline 'ghost' is not configured"),
+        (("import", "crontab", "no-such-file"), 2, "No such file"),
+        (("import", "crontab", "no-such-file", "--timeout", "soon"), 2, "--timeout"),
         (("restore", "no-such-archive"), 2, "does not exist"),
     ],
 )
