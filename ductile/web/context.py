@@ -5,6 +5,7 @@ Does not know routes. The runtime builds one `AppContext`; every handler receive
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Protocol, TypedDict, TypeVar
 
 import trio
@@ -21,6 +22,7 @@ from ductile.core.units import parse_duration
 from ductile.ledger.admin.pauses import Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
+from ductile.web.held_connections import HeldConnections
 from ductile.web.messages import Request
 from ductile.web.routing import Argument
 
@@ -123,6 +125,7 @@ class AppContext:
     pause_control: PauseControl
     metrics: Metrics = field(factory=Metrics)
     callers: WaitingCallers = field(factory=WaitingCallers)
+    held: HeldConnections = field(factory=HeldConnections)
     started: float = field(factory=trio.current_time)
 
 
@@ -199,6 +202,13 @@ def read_wait_seconds(request: Request, snapshot: Snapshot) -> float:
     except ValueError as error:
         raise BadRequest(f"wait: {error}") from error
     return max(0.0, min(wait, snapshot.config.settings.api.max_sync_timeout).total_seconds())
+
+
+def wait_slot(ctx: AppContext, request: Request, wait_seconds: float) -> AbstractContextManager[None]:
+    """Return a context manager that counts a request that waits. Entering it raises TooManyWaits at the limit."""
+    if not wait_seconds:
+        return nullcontext()
+    return ctx.held.wait(request, ctx.snapshot().config.settings.api.max_concurrent_waits)
 
 
 def read_flag(request: Request, name: str) -> bool:

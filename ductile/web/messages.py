@@ -115,7 +115,7 @@ def encoded_json_response(text: bytes, status: int = 200, headers: Headers = ())
 
 
 def error_response(error: DuctileError, headers: Headers = ()) -> Response:
-    """Return the JSON error response of an exception. A 503 has a Retry-After header."""
+    """Return the JSON error response of an exception. A 429 or 503 has a Retry-After header."""
     message = _PATH.sub("", str(error)) if isinstance(error, LedgerError) else str(error)
     return refusal_response(error.status, error.code, message, hint=error.hint, context=error.context, headers=headers)
 
@@ -130,7 +130,7 @@ def refusal_response(
     headers: Headers = (),
 ) -> Response:
     """Return a JSON error response."""
-    if status == 503:
+    if status in (429, 503):
         headers = (*headers, ("retry-after", str(RETRY_AFTER_SECONDS)))
     data = ErrorView(error=message, code=code, status=status, hint=hint, context=dict(context or {}))
     return json_response(data, status, headers)

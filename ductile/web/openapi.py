@@ -38,6 +38,7 @@ STATUS_DESCRIPTIONS = {
     415: "The body is not JSON",
     422: "The request cannot be processed",
     426: "WebSocket upgrade required",
+    429: "Too many requests; try again after the seconds in Retry-After",
     503: "Temporarily unavailable",
     504: "Timeout",
 }

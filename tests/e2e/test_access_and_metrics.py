@@ -3,12 +3,15 @@
 import http.client
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.e2e.sample_plugins import BlockingPlugin
 from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service
 
 Start = Callable[..., Service]
@@ -177,3 +180,21 @@ def test_every_metric_is_documented(service: Service) -> None:
     names = re.findall(r"^# TYPE (\S+) ", body.decode(), re.MULTILINE)
     assert len(names) > 15
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_waiting_requests_of_one_token_do_not_block_the_api(home: Home, start: Start, blocking: BlockingPlugin) -> None:
+    """Above the limit they get 429 with the key of the limit. Requests that do not wait are served."""
+    home.replace("  listen: 127.0.0.1:0\n", "  listen: 127.0.0.1:0\n  max_concurrent_waits: 2\n")
+    service = start()
+    job_id = service.post("blocking")
+    blocking.wait_until_started()
+    with ThreadPoolExecutor(4) as callers:
+        asked = [callers.submit(service.ask, "GET", f"/job/{job_id}?wait=30s") for _ in range(4)]
+        refused = [answer.result() for answer in islice(as_completed(asked), 2)]
+        free = service.ask("GET", f"/job/{job_id}")
+        blocking.release()
+
+    assert [(status, error["code"]) for status, error in refused] == [(429, "too_many_waits")] * 2
+    assert "api.max_concurrent_waits" in refused[0][1]["error"]
+    assert (free[0], free[1]["status"]) == (200, "running")
+    assert sorted(answer.result()[0] for answer in asked) == [200, 200, 429, 429]

@@ -1,11 +1,15 @@
 """Reading of requests, and the limit of waiting callers."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import pytest
 
+from ductile.web.auth.auth import Principal, local_principal
 from ductile.web.context import BadRequest, TooManyCallers, WaitingCallers, read_flag, read_job_id, read_payload
+from ductile.web.held_connections import MAX_HELD_PER_PEER, HeldConnections, TooManyWaits
 from ductile.web.messages import Request
+from ductile.web.server.limits import ConnectionLimits
 
 
 def make_request(body: bytes = b"", query: Mapping[str, str] | None = None) -> Request:
@@ -65,3 +69,36 @@ def test_any_other_flag_value_is_refused(text: str) -> None:
 def test_a_job_id_must_be_a_lower_case_uuid(text: str) -> None:
     with pytest.raises(BadRequest):
         read_job_id(Request(method="GET", path="/", params={"id": text}))
+
+
+def waiting_request(token: str, peer: str = "192.0.2.1") -> Request:
+    return Request(method="GET", path="/", peer=peer, principal=Principal(token, frozenset(), f"token:{token}"))
+
+
+def test_waiting_requests_are_limited_per_caller() -> None:
+    """Another caller still may wait. The local caller has no limit of its own."""
+    held, first, second = HeldConnections(), waiting_request("first"), waiting_request("second")
+    local = Request(method="GET", path="/", peer="unix", principal=local_principal(0))
+
+    with held.wait(first, 2), held.wait(first, 2), held.wait(second, 2):
+        with pytest.raises(TooManyWaits), held.wait(first, 2):
+            pass
+        with held.wait(local, 1), held.wait(local, 1):
+            pass
+    with held.wait(first, 1):
+        pass
+
+
+def test_streams_and_waits_of_one_address_leave_connections_free() -> None:
+    """Also with many callers. Requests of other addresses may wait."""
+    held = HeldConnections()
+    with ExitStack() as slots:
+        for number in range(MAX_HELD_PER_PEER):
+            slots.enter_context(held.wait(waiting_request(f"token-{number}"), 1))
+        assert held.is_full("192.0.2.1")
+        with pytest.raises(TooManyWaits), held.wait(waiting_request("other"), 1):
+            pass
+        with held.wait(waiting_request("other", "192.0.2.2"), 1):
+            pass
+    assert not held.is_full("192.0.2.1")
+    assert ConnectionLimits().connections_per_peer > MAX_HELD_PER_PEER

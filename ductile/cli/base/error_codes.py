@@ -100,6 +100,7 @@ ERROR_CODES = {
     "too_many_connections": "Too many connections are open.",
     "too_many_headers": "The request has too many headers.",
     "too_many_streams": "Too many event stream clients are connected.",
+    "too_many_waits": "Too many requests are waiting for jobs.",
     "too_slow": "The client sent the request too slowly.",
     "unauthorized": "The request has no valid token.",
     "unreachable": "The service is not reachable.",

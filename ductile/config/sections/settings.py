@@ -184,6 +184,9 @@ class Api:
     auth: ApiAuth = option("authentication", factory=ApiAuth)
     max_concurrent_sync: Count = option("maximum number of requests that wait for synchronous pipelines", default=10)
     max_sync_timeout: Span = option("maximum time that such a request waits", default=timedelta(minutes=5))
+    max_concurrent_waits: Count = option(
+        "maximum number of requests of one token that wait for a job (`?wait=`)", default=32
+    )
     max_body_size: Size = option("maximum bytes of a request body", default=1 << 20)
     allowed_origins: tuple[Text, ...] = option("web origins from which browsers may call the API", default=())
 

@@ -40,6 +40,7 @@ from ductile.web.context import (
     read_payload,
     read_wait_seconds,
     require_healthy,
+    wait_slot,
 )
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
@@ -109,6 +110,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="jobs",
         query=(WAIT,),
         responses={200: JobView},
+        error_statuses=(429,),
         waits=True,
     )
     yield Route(
@@ -135,6 +137,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="jobs",
         query=(WAIT,),
         responses={200: list[TreeNodeView]},
+        error_statuses=(429,),
         waits=True,
     )
 
@@ -249,7 +252,8 @@ async def show_job(ctx: AppContext, request: Request) -> Response:
     """Return the job, after waiting for its end if `?wait=` is given."""
     job_id = read_job_id(request)
     wait_seconds = read_wait_seconds(request, ctx.snapshot())
-    with ctx.hub.watch(job_topic(job_id)) as hints, trio.move_on_after(wait_seconds):
+    slot = wait_slot(ctx, request, wait_seconds)
+    with slot, ctx.hub.watch(job_topic(job_id)) as hints, trio.move_on_after(wait_seconds):
         while not await ctx.ledger.read(job_details.is_finished, job_id) and not ctx.is_stopping():
             # A hint can be lost, so the ledger is read again after a while.
             with trio.move_on_after(RECHECK_INTERVAL):

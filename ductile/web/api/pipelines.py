@@ -39,6 +39,7 @@ from ductile.web.context import (
     read_payload,
     read_wait_seconds,
     require_healthy,
+    wait_slot,
 )
 from ductile.web.idempotency import find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Headers, Request, Response, encoded_json_response, json_response
@@ -116,7 +117,8 @@ async def show_tree(ctx: AppContext, request: Request) -> Response:
     shows_result = request.principal.has_scope(RESULT_SCOPE)
     view = partial(tree_json, is_terminal=terminal_predicate(snapshot.plans), shows_result=shows_result)
     root = await ctx.ledger.read(tree_counters.find_root, job_id) if wait_seconds else None
-    tree = await _wait_until_over(ctx, root.id, wait_seconds) if root else None
+    with wait_slot(ctx, request, wait_seconds):
+        tree = await _wait_until_over(ctx, root.id, wait_seconds) if root else None
     return await _tree_response(ctx, job_id, view, nodes=tree.nodes if tree else ())
 
 

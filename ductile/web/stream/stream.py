@@ -3,14 +3,11 @@
 A slow or disconnected client does not affect others and can resume at its position. The cursor selects the events.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Annotated
 
 import trio
-from attrs import define, field
 
 from ductile.core.clock import to_text
 from ductile.core.errors import DuctileError
@@ -27,8 +24,6 @@ from ductile.web.stream.event_types import OPENED
 
 RECONNECT_MILLISECONDS = 1000
 CHUNK_BYTES = 32 * 1024
-MAX_STREAMS, MAX_STREAMS_PER_PEER = 128, 48
-"""Lower than the connection limits, so that subscribers cannot block other requests."""
 STREAM_HEADERS = (("content-type", "text/event-stream"), ("x-accel-buffering", "no"), *SAFE_HEADERS)
 
 QUERY = (
@@ -53,19 +48,18 @@ class TooManyStreams(DuctileError):
 
 def routes(ctx: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
     """Return the SSE and WebSocket routes."""
-    slots = StreamSlots()
     feed = JournalFeed(ctx.ledger)
 
     async def stream_events(request: Request) -> Response:
         cursor = await open_cursor(ctx, feed, request, partial(authorize, sse, request))
-        slots.require_free(request.peer)
-        body = _sse_body(cursor, slots, request.peer)
+        _require_free(ctx, request.peer)
+        body = _sse_body(cursor, request.peer)
         return Response(headers=STREAM_HEADERS, body=body, until=cursor.wait_until_ended)
 
     async def serve_websocket(request: Request, websocket: WebSocket) -> None:
         cursor = await open_cursor(ctx, feed, request, partial(authorize, socket, request))
-        slots.require_free(request.peer)
-        with slots.slot(request.peer):
+        _require_free(ctx, request.peer)
+        with ctx.held.hold(request.peer):
             await _serve_websocket(cursor, websocket)
 
     sse = Route(
@@ -92,35 +86,17 @@ def routes(ctx: AppContext, authorize: Authorize) -> Iterable[AnyRoute]:
     yield from (sse, socket)
 
 
-@define(eq=False)
-class StreamSlots:
-    """The number of open streams by peer."""
-
-    _open: Counter[str] = field(factory=Counter)
-
-    def require_free(self, peer: str) -> None:
-        """Raise TooManyStreams if the limit of streams, in total or for this peer, is reached."""
-        total, of_peer = self._open.total(), self._open[peer]
-        if total >= MAX_STREAMS or (peer != "unix" and of_peer >= MAX_STREAMS_PER_PEER):
-            raise TooManyStreams(f"{total} streams are open, {of_peer} of them from this address")
-
-    @contextmanager
-    def slot(self, peer: str) -> Iterator[None]:
-        """Count one stream of the peer."""
-        self._open[peer] += 1
-        try:
-            yield
-        finally:
-            self._open[peer] -= 1
-            self._open += Counter()  # removes peers without streams
+def _require_free(ctx: AppContext, peer: str) -> None:
+    if ctx.held.is_full(peer):
+        raise TooManyStreams("too many streams and waiting requests of this address, or in total, are open")
 
 
 # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _sse_body(cursor: StreamCursor, slots: StreamSlots, peer: str) -> AsyncIterator[bytes]:
+async def _sse_body(cursor: StreamCursor, peer: str) -> AsyncIterator[bytes]:
     """Yield the chunks of an SSE response. Each is sent immediately."""
-    with slots.slot(peer), cursor.ctx.hub.watch(JOURNAL) as hints:
+    with cursor.ctx.held.hold(peer), cursor.ctx.hub.watch(JOURNAL) as hints:
         # Send the position first, so that a client that reconnects before the first event misses nothing.
         yield b"retry: %d\nid: %d\n\n" % (RECONNECT_MILLISECONDS, cursor.position)
         while True:

@@ -18,8 +18,10 @@ from ductile.core.hub import JOURNAL, Hub
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal
+from ductile.web import held_connections
 from ductile.web.auth.auth import Principal, expand_scopes, local_principal
 from ductile.web.context import AppContext
+from ductile.web.held_connections import HeldConnections
 from ductile.web.messages import Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
 from ductile.web.server.limits import ConnectionLimits
@@ -54,12 +56,14 @@ class StreamHarness:
     tokens: dict[str, tuple[str, ...]] = field(factory=lambda: dict(TOKENS))
     snapshot: object = field(factory=object)
     is_stopping: bool = False
+    held: HeldConnections = field(factory=HeldConnections)
     server: "Server" = field(init=False)
 
     @property
     def ctx(self) -> AppContext:
         """The part of the context that streams use."""
         ctx = SimpleNamespace(
+            held=self.held,
             ledger=self.ledger,
             hub=self.hub,
             clock=Clock(),
@@ -698,7 +702,7 @@ async def test_streams_end_when_the_service_stops(harness: StreamHarness) -> Non
 
 async def test_the_number_of_streams_is_limited(harness: StreamHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next request gets 503 until a stream has ended."""
-    monkeypatch.setattr(stream, "MAX_STREAMS_PER_PEER", 2)
+    monkeypatch.setattr(held_connections, "MAX_HELD_PER_PEER", 2)
     first = await harness.subscribe()
     await first.open()
     second = await harness.open_websocket()
