@@ -20,7 +20,7 @@ from ductile.web.api import (
     tokens,
     topology,
 )
-from ductile.web.api.explanations import audit, pipelines, runs
+from ductile.web.api.explanations import audit, journal, pipelines, runs
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import schedules as schedule_explanations
@@ -57,6 +57,7 @@ def build_api_table(
             *pipelines.routes(ctx),
             *schedule_explanations.routes(ctx),
             *audit.routes(ctx),
+            *journal.routes(ctx),
             *topology.routes(ctx),
             *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),

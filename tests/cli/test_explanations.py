@@ -129,6 +129,21 @@ def test_a_caller_without_the_scope_for_the_system_sees_no_paths_of_files(instal
         assert "config.yaml" not in str(ask(installation, path, token="catalog"))
 
 
+def test_the_journal_without_payloads_has_no_texts(installation: Installation) -> None:
+    path = f"/journal?job={installation.names['dead']}"
+    assert "no luck" in str(ask(installation, path))
+    rows = ask(installation, path, token="meta")["rows"]
+    assert rows[0]["data"]["status"] == "failed"
+    assert not [text for text in TEXTS if text in str(rows)]
+
+
+def test_the_journal_is_filtered_by_kinds(installation: Installation) -> None:
+    rows = ask(installation, "/journal?kind=queue.paused&kind=event.*")["rows"]
+    assert {row["kind"] for row in rows} == {"queue.paused", "event.unmatched"}
+    status, body = installation.service.ask("GET", "/journal?kind=queue.pausd")
+    assert (status, "queue.paused" in body["error"]) == (400, True)
+
+
 def test_an_invalid_time_is_refused(installation: Installation) -> None:
     """Times at the end of the calendar are no errors."""
     paths = {

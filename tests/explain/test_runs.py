@@ -11,8 +11,8 @@ from ductile.core.errors import NotFound
 from ductile.core.model import Failed, Job, Retried
 from ductile.explain.runs.listing import run_page
 from ductile.explain.runs.timeline import run_timeline
-from ductile.ledger.reports import runs
 from ductile.ledger.reports.pagination import ListFilter
+from ductile.ledger.reports.runs import stored_runs
 from tests.ledger.conftest import LedgerDriver, db, ledger, path
 
 __all__ = ["db", "ledger", "path"]
@@ -68,7 +68,7 @@ def test_pages_of_runs_have_every_run_once(ledger: LedgerDriver, path: Path) -> 
     roots = [ledger.fan_out(ledger.new(plugin="next")).id for _ in range(5)]
 
     first = run_page(ledger.db, path, ListFilter(), limit=3)
-    found = runs.list_runs(ledger.db, before=runs.list_runs(ledger.db, limit=3).next_before or 0, limit=3)
+    found = stored_runs.list_runs(ledger.db, before=stored_runs.list_runs(ledger.db, limit=3).next_before or 0, limit=3)
 
     assert [run["run_id"] for run in first["runs"]] == roots[:1:-1]
     assert [run.root.id for run in found.items] == roots[1::-1]

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,13 @@ from ductile.ledger.reports import (
     job_details,
     job_list,
     job_stats,
+    journal_list,
     queue_status,
-    run_status,
-    runs,
     trees,
     wait_reasons,
 )
 from ductile.ledger.reports.pagination import ListFilter
+from ductile.ledger.reports.runs import progress, stored_runs
 from ductile.ledger.tables import attempts, blocked_jobs, breakers, contexts, facts, journal, receipts, schedules
 
 MODULES = (
@@ -52,8 +53,8 @@ MODULES = (
     recover,
     retention,
     rows,
-    run_status,
-    runs,
+    progress,
+    stored_runs,
     schedule_jobs,
     schedules,
     service_log,
@@ -121,9 +122,9 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (joins.COUNT_OPEN_MEMBERS, "job_queue_by_join (join_id=?)"),
         (joins.ARRIVALS, "arrivals_by_join (join_id=?)"),
         (recover.ORPHANS, "job_queue_running (claimed_by>?)"),
-        (run_status.FINISHED_TREE, "job_queue_by_root (root_job_id=?)"),
-        (runs.JOBS_OF_RUN, "job_queue_by_root (root_job_id=?)"),
-        (runs.ATTEMPTS_OF_RUN, "job_log_by_root (root_job_id=?)"),
+        (progress.FINISHED_TREE, "job_queue_by_root (root_job_id=?)"),
+        (stored_runs.JOBS_OF_RUN, "job_queue_by_root (root_job_id=?)"),
+        (stored_runs.ATTEMPTS_OF_RUN, "job_log_by_root (root_job_id=?)"),
         (trees.TREE, "job_queue_by_root (root_job_id=?)"),
         (trees.HAS_FAILED, "job_queue_by_root (root_job_id=?)"),
         (job_details.CHILDREN, "job_queue_by_parent (parent_job_id=?)"),
@@ -168,10 +169,21 @@ def test_lists_of_jobs_are_read_in_order_from_an_index(
         assert not any("TEMP B-TREE" in step for step in steps), steps
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [({"job_id": "x"}, "journal_by_job (job_id=?"), ({"kinds": ("job.*",)}, "journal")]
+)
+def test_pages_of_the_journal_are_read_in_order_from_an_index(
+    db: sqlite3.Connection, wanted: dict[str, Any], expected: str
+) -> None:
+    for steps in plans_of(db, lambda: journal_list.list_journal(db, **wanted)):
+        assert any(expected in step for step in steps), steps
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
 @pytest.mark.parametrize("wanted", [ListFilter(), ListFilter(status="failed"), ListFilter(pipeline="p", plugin="echo")])
 def test_lists_of_runs_are_read_in_order_from_an_index(db: sqlite3.Connection, wanted: ListFilter) -> None:
     """The jobs of a run are found by its root."""
-    for steps in plans_of(db, lambda: runs.list_runs(db, wanted)):
+    for steps in plans_of(db, lambda: stored_runs.list_runs(db, wanted)):
         assert not any("TEMP B-TREE" in step for step in steps), steps
         assert all("job_queue_by_root (root_job_id=?" in step for step in steps if " member " in step), steps
 

@@ -9,10 +9,10 @@ from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Count, Keywords, Omittable, Timestamp, without_none
 from ductile.core.model import Job, JobStatus
 from ductile.explain.orphaned import mark_orphans
-from ductile.ledger.reports import runs
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE, PageFields, page_fields
 from ductile.ledger.reports.pagination import NEWEST, ListFilter
-from ductile.ledger.reports.runs import Run
+from ductile.ledger.reports.runs import stored_runs
+from ductile.ledger.reports.runs.stored_runs import Run
 from ductile.ledger.reports.trees import TreeStatus
 from ductile.ledger.storage.db import Db
 from ductile.pipeline.draw import combined_status
@@ -70,7 +70,7 @@ class RunPageView(PageFields):
 
 def run_page(db: Db, ledger: Path, wanted: ListFilter, *, before: int = NEWEST, limit: int = 50) -> RunPageView:
     """Return a page of the matching runs as JSON data, newest first."""
-    page = runs.list_runs(db, wanted, before=before, limit=limit)
+    page = stored_runs.list_runs(db, wanted, before=before, limit=limit)
     return {"runs": [_listed_run(db, ledger, run) for run in page.items], **page_fields(page, limit)}
 
 
@@ -100,7 +100,7 @@ def run_head(run: Run) -> RunHeadView:
 
 
 def _listed_run(db: Db, ledger: Path, run: Run) -> ListedRunView:
-    jobs = runs.jobs_of_run(db, run.root.id, limit=MAX_JOBS_COMBINED) if run.jobs > 1 else [run.root]
+    jobs = stored_runs.jobs_of_run(db, run.root.id, limit=MAX_JOBS_COMBINED) if run.jobs > 1 else [run.root]
     return {**run_head(run), "steps": mark_orphans(list(_steps(jobs)), ledger)}
 
 

@@ -16,8 +16,8 @@ from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, with
 from ductile.core.model import AttemptStatus, Job, JobStatus
 from ductile.explain.orphaned import mark_orphans
 from ductile.explain.runs.listing import RunHeadView, run_head
-from ductile.ledger.reports import runs
-from ductile.ledger.reports.runs import RunAttempt
+from ductile.ledger.reports.runs import stored_runs
+from ductile.ledger.reports.runs.stored_runs import RunAttempt
 from ductile.ledger.storage.db import Db
 
 
@@ -76,15 +76,15 @@ class RunTimelineView(RunHeadView):
 
     timeline: Annotated[list[RunJobView], "Its jobs, in order of creation"]
     edges: list[RunEdgeView]
-    is_complete: Annotated[bool, f"False if only its first {runs.MAX_JOBS} jobs are shown"]
+    is_complete: Annotated[bool, f"False if only its first {stored_runs.MAX_JOBS} jobs are shown"]
 
 
 def run_timeline(db: Db, ledger: Path, job_id: str) -> RunTimelineView:
     """Return the run that the job is in as JSON data. Raises NotFound for an unknown id."""
-    run = runs.find_run(db, job_id)
-    jobs = runs.jobs_of_run(db, run.root.root_job_id)
+    run = stored_runs.find_run(db, job_id)
+    jobs = stored_runs.jobs_of_run(db, run.root.root_job_id)
     attempts: dict[str, list[RunAttempt]] = defaultdict(list)
-    for attempt in runs.attempts_of_run(db, run.root.root_job_id):
+    for attempt in stored_runs.attempts_of_run(db, run.root.root_job_id):
         attempts[attempt.job_id].append(attempt)
     shown = [_job_view(job, attempts[job.id]) for job in jobs]
     return {

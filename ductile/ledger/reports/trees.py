@@ -1,4 +1,4 @@
-"""Whole trees of any size: their jobs and outcome. Read-only. Callers that wait for a tree use `run_status`."""
+"""Whole trees of any size: their jobs and outcome. Read-only. Callers that wait for a tree use `runs.progress`."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum

@@ -19,8 +19,9 @@ from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import FollowUps, JobStatus, NewJob, is_small_write
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs import tree_counters
-from ductile.ledger.reports import run_status, trees
-from ductile.ledger.reports.run_status import TreeProgress
+from ductile.ledger.reports import trees
+from ductile.ledger.reports.runs import progress
+from ductile.ledger.reports.runs.progress import TreeProgress
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse
 from ductile.pipeline.compile.plan import Plan
@@ -211,7 +212,7 @@ async def _wait_until_over(
         if runs_a_job:
             completion = await _wait_for_hint(completions, deadline)
         while (
-            tree := await ctx.ledger.read(run_status.finished_tree, root_id, max_jobs=MAX_INLINE_TREE_JOBS)
+            tree := await ctx.ledger.read(progress.finished_tree, root_id, max_jobs=MAX_INLINE_TREE_JOBS)
         ) is not None and not tree.is_over:
             if trio.current_time() >= deadline or ctx.is_stopping():
                 return tree

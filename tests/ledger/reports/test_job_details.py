@@ -10,8 +10,9 @@ import pytest
 from ductile.core.errors import NotFound
 from ductile.core.model import Dead, Failed, NewContext, Outcome, Retried, Skipped
 from ductile.ledger.jobs import tree_counters
-from ductile.ledger.reports import job_details, queue_status, run_status, trees
-from ductile.ledger.reports.run_status import TreeProgress
+from ductile.ledger.reports import job_details, queue_status, trees
+from ductile.ledger.reports.runs import progress
+from ductile.ledger.reports.runs.progress import TreeProgress
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.tables import journal
 from ductile.ledger.tables.blocked_jobs import set_block_reason
@@ -137,16 +138,16 @@ def test_a_tree_is_failed_if_a_job_failed_and_is_not_tolerated(
     child = ledger.new(plugin="next", child_key="1", tolerated=tolerated)
     ledger.end(ledger.claim_one(), outcome if is_root else None, children=(child,))
     seen = trees.tree_outcome(ledger.db, root.job_id)
-    assert (seen.status, seen.duration, run_status.tree_progress(ledger.db, root.job_id)) == (
+    assert (seen.status, seen.duration, progress.tree_progress(ledger.db, root.job_id)) == (
         "open",
         None,
         TreeProgress(1, 2),
     )
     ledger.advance(seconds=3)
     ended = ledger.end(ledger.claim_one("next"), None if is_root else outcome)
-    assert run_status.tree_progress(ledger.db, root.job_id) == TreeProgress(0, 2)
+    assert progress.tree_progress(ledger.db, root.job_id) == TreeProgress(0, 2)
     assert TreeProgress(0, 2).is_over
-    assert run_status.tree_progress(ledger.db, "unknown") is None
+    assert progress.tree_progress(ledger.db, "unknown") is None
     for _ in ("in the queue", "in the log"):
         for member in (root.job_id, ended.job_id):
             seen = trees.tree_outcome(ledger.db, member)
@@ -177,16 +178,16 @@ def test_a_finished_tree_is_returned_with_its_jobs(ledger: Any) -> None:
     """Not while it is open, and not if it has more than `max_jobs`."""
     root = ledger.enqueue().job_id
     ledger.end(ledger.claim_one(), children=(ledger.new(plugin="next", child_key="1"),))
-    assert run_status.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(1, 2)
+    assert progress.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(1, 2)
     ledger.end(ledger.claim_one("next"), Failed("no"))
     nodes = tuple(trees.tree(ledger.db, root))
     assert [(node.job.plugin, node.job.last_error, node.result) for node in nodes] == [
         ("echo", None, "{}"),
         ("next", "no", None),
     ]
-    assert run_status.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(0, 2, nodes)
-    assert run_status.finished_tree(ledger.db, root, max_jobs=1) == TreeProgress(0, 2)
-    assert run_status.finished_tree(ledger.db, "unknown", max_jobs=2) is None
+    assert progress.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(0, 2, nodes)
+    assert progress.finished_tree(ledger.db, root, max_jobs=1) == TreeProgress(0, 2)
+    assert progress.finished_tree(ledger.db, "unknown", max_jobs=2) is None
 
 
 def test_a_tree_is_finished_by_the_counter_of_its_root(ledger: Any) -> None:
@@ -194,9 +195,9 @@ def test_a_tree_is_finished_by_the_counter_of_its_root(ledger: Any) -> None:
     root = ledger.enqueue().job_id
     ledger.end(ledger.claim_one(), children=(ledger.new(plugin="next", child_key="1"),))
     ledger.db.execute("UPDATE job_queue SET seq = -1 WHERE plugin = 'next'")
-    assert run_status.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(1, 2)
+    assert progress.finished_tree(ledger.db, root, max_jobs=2) == TreeProgress(1, 2)
     ledger.end(ledger.claim_one("next"))
-    over = run_status.finished_tree(ledger.db, root, max_jobs=2)
+    over = progress.finished_tree(ledger.db, root, max_jobs=2)
     assert over
     assert (over.is_over, [node.job.plugin for node in over.nodes]) == (True, ["next", "echo"])
 
