@@ -40,6 +40,7 @@ from ductile.engine.control.pause import PausedPlugins
 from ductile.engine.control.reload_requests import ReloadQueue, ReloadRequest
 from ductile.engine.dispatcher import dispatch
 from ductile.engine.job_context import JobContext
+from ductile.engine.maintenance.notification_sender import NotificationSender
 from ductile.engine.maintenance.periodic import run_maintenance
 from ductile.engine.maintenance.plugin_init import PluginHealth, initialise_plugins, mark_pending
 from ductile.engine.maintenance.recover import recover
@@ -239,6 +240,8 @@ async def _run_until_drained(
         root.start_soon(
             run_maintenance, ledger, lambda: rt.snapshot, rt.log, rt.clock, retention_clock, name="maintenance"
         )
+        notifications = NotificationSender(ledger, rt.hub, rt.clock, rt.log, lambda: rt.snapshot)
+        root.start_soon(notifications.run, name="notifications")
         root.start_soon(rt.notifier.run_watchdog, ledger.stuck_seconds, name="watchdog")
         async with trio.open_nursery() as serving:
             await mark_pending(ledger, rt.snapshot, rt.health)

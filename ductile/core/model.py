@@ -320,7 +320,7 @@ JoinRule = Callable[[JoinInput, datetime], tuple[Outcome, FollowUps]]
 
 @frozen(kw_only=True)
 class FailedJob:
-    """A job that made its run fail. `code` is the outcome code of its last attempt; None if it is not in the log."""
+    """A job that made its run fail. `code` is its outcome code; None for a job of an older version."""
 
     id: str
     plugin: str

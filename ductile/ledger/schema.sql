@@ -325,6 +325,16 @@ CREATE TABLE expectations (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX expectations_open ON expectations (due_at) WHERE taken_at IS NULL;
 
+-- When the last message about a signal was sent, and how many signals are held since.
+CREATE TABLE notification_groups (
+    signal TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    sent_at TEXT NOT NULL,
+    held INTEGER NOT NULL DEFAULT 0,
+    last TEXT NOT NULL,
+    PRIMARY KEY (signal, subject)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE config_snapshots (
     id TEXT NOT NULL PRIMARY KEY,
     config_hash TEXT NOT NULL,

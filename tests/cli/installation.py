@@ -16,6 +16,7 @@ plugins:
   echo:
     schedules: [{id: nightly, cron: "30 2 * * *", timezone: UTC}]
   failing: {retry: {max_attempts: 1}}
+notify: {to: echo, on: [queue.stuck]}
 routes: [{from: echo, event_type: never, to: failing}]
 pipelines:
   - {name: two-steps, on: start, steps: [{id: first, uses: echo}, {id: second, uses: echo}]}
@@ -120,10 +121,12 @@ EXAMPLES = {
     "schedule run": "echo nightly --wait",
     "schedule simulate": "echo nightly --to 2030-01-03T00:00:00Z --from 2030-01-01T00:00:00Z",
     "schedule why": "echo nightly --at 2026-01-02T02:30:00Z",
+    "system audit": "",
     "system backup": "--to {scratch}/all.tar.gz",
     "system breaker": "echo",
     "system describe": "",
     "system doctor": "--no-health",
+    "system notify test": "--dry-run",
     "system plugin-facts": "echo",
     "system reload": "--dry-run",
     "system reset": "echo --dry-run",

@@ -54,6 +54,7 @@ SCOPES: dict[str, str | None] = {
     "POST /schedule/{plugin}/{id}/pause": "system:rw",
     "POST /schedule/{plugin}/{id}/resume": "system:rw",
     "POST /schedule/{plugin}/{id}/run": "plugin:invoke:ro",
+    "POST /system/notify/test": "system:rw",
     "POST /system/reload": "system:rw",
 }
 """Route → the scope it requires. None: public. `ANY_TOKEN`: any valid token."""
@@ -166,6 +167,7 @@ EFFECTS = {
     "system breaker": Effect("reads", ("GET /breaker/{plugin}",)),
     "system describe": Effect("reads", ("GET /plugin/{plugin}", "GET /plugins", "GET /skills")),
     "system doctor": Effect("changes_ledger"),
+    "system notify test": Effect("runs_plugins", ("POST /system/notify/test", _JOB)),
     "system plugin-facts": _READS,
     "system reload": Effect("changes_service", ("POST /system/reload",)),
     "system reset": Effect("changes_service", ("POST /breaker/{plugin}/reset",)),

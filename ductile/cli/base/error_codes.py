@@ -88,6 +88,7 @@ ERROR_CODES = {
     "not_found": "No object has this name or id.",
     "pipeline_invalid": "A pipeline does not compile.",
     "place_taken": "The restore target already exists.",
+    "notify_missing": "The configuration has no `notify` section.",
     "plugin_rejected": "A plugin is untrusted or invalid.",
     "plugin_unavailable": "The plugin cannot run now.",
     "refused": "The service refused the request; see the message.",

@@ -39,6 +39,7 @@ _LEVEL_OF = {
         "job.stale",
         "plugin.drifted",
         "queue.held",
+        "queue.stuck",
         "relay.refused",
         "schedule.late",
         "scheduler.circuit_state_changed",

@@ -24,6 +24,7 @@ COMMAND_MODULES = {
     "backup": "system.backup.backup",
     "describe": "agents.describe.describe",
     "doctor": "system.doctor.doctor",
+    "notify": "system.notify.notify",
     "plugin-facts": "system.facts.plugin_facts",
     "restore": "system.backup.restore",
     "scheduler": "system.facts.scheduler",

@@ -213,6 +213,9 @@ class _Checks:
                 where = f"webhooks.endpoints[{index}].plugin"
                 yield from self._plugin_named(endpoint.plugin, where, "webhooks", command="handle")
 
+        if settings.notify is not None:
+            yield from self._plugin_named(settings.notify.to, "notify.to", "plugin_refs", command="handle")
+
     def _steps(self) -> Iterator[Complaint]:
         """Disabled plugins are not errors here, because an operator may disable a step temporarily. See `pipelines`."""
         disabled = {name for name, entry in self.config.settings.plugins.items() if not entry.enabled}
@@ -328,6 +331,7 @@ class _Checks:
         reached = {route.to for route in settings.routes}
         reached |= {endpoint.plugin for endpoint in settings.webhooks.endpoints if endpoint.plugin}
         reached |= {node.plugin for plan in self.config.plans.by_name.values() for node in plan.own_nodes}
+        reached |= {settings.notify.to} if settings.notify is not None else set()
         for name, entry in settings.plugins.items():
             has_reason = entry.schedules or name in reached or name in bases or settings.api.enabled
             if entry.enabled and not has_reason:

@@ -58,23 +58,21 @@ def _has_failed(db: Db, root_id: str) -> bool:
 
 
 TREE_JOBS = "SELECT tree_jobs FROM job_queue WHERE id = ?"
-_COLUMNS = "seq, id, plugin, command, step_id, status, last_error, completed_at, attempt"
+_COLUMNS = "id, plugin, command, step_id, status, last_error, outcome_code, completed_at, seq"
 # A join fails because of its members, which are listed themselves.
 FAILURES = f"""
-    WITH ended AS (
+    WITH failed AS (
         SELECT {_COLUMNS} FROM job_queue WHERE id = :root AND {_IS_FAILED}
         UNION ALL
         SELECT {_COLUMNS} FROM job_queue {using("job_queue_by_root")} WHERE {_IS_BELOW} AND {_IS_FAILED}
-    ), failed AS (
-        SELECT ended.*, (SELECT outcome_code FROM job_log WHERE job_id = ended.id AND attempt = ended.attempt
-                          ORDER BY seq DESC LIMIT 1) AS code
-          FROM ended
     ), listed AS (
-        SELECT failed.*, COALESCE(code IN ('{OutcomeCode.CANCELLED}', '{OutcomeCode.PURGED}'), 0) AS is_cancelled
+        SELECT failed.*,
+               COALESCE(outcome_code IN ('{OutcomeCode.CANCELLED}', '{OutcomeCode.PURGED}'), 0) AS is_cancelled
           FROM failed
-         WHERE COALESCE(code, '') <> '{OutcomeCode.NOT_JOINED}'
+         WHERE COALESCE(outcome_code, '') <> '{OutcomeCode.NOT_JOINED}'
     )
-    SELECT id, plugin, command, step_id, status, last_error, code, COUNT(*) OVER (), SUM(is_cancelled) OVER ()
+    SELECT id, plugin, command, step_id, status, last_error, outcome_code,
+           COUNT(*) OVER (), SUM(is_cancelled) OVER ()
       FROM listed ORDER BY is_cancelled, completed_at, seq LIMIT :limit
 """
 

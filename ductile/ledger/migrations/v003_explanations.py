@@ -26,6 +26,16 @@ STATEMENTS = (
         fingerprint TEXT,
         detected_at TEXT NOT NULL
     ) STRICT""",
+    """
+    CREATE TABLE notification_groups (
+        signal TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        sent_at TEXT NOT NULL,
+        held INTEGER NOT NULL DEFAULT 0,
+        last TEXT NOT NULL,
+        PRIMARY KEY (signal, subject)
+    ) STRICT, WITHOUT ROWID
+    """,
 )
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from attrs import frozen
 
-from ductile.core.clock import from_text_or_none
+from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.model import JobStatus
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.storage.db import Db
@@ -118,3 +118,31 @@ def oldest_claimable(db: Db, claimable: Collection[str]) -> datetime | None:
     """Return when the oldest ready job of these plugins was created. Costs one index lookup per plugin."""
     heads = [_oldest_ready_at(db, plugin) for plugin in plugins_with_ready_jobs(db) if plugin in claimable]
     return min((head for head in heads if head is not None), default=None)
+
+
+@frozen(kw_only=True)
+class OldestJob:
+    """A job that may start, and since when it has waited."""
+
+    id: str
+    root_job_id: str
+    plugin: str
+    command: str
+    asked_at: datetime
+
+
+OLDEST_UNTRIED = """
+    SELECT id, root_job_id, plugin, command, asked_at FROM job_queue
+     WHERE lane = ? AND failed_at IS NULL ORDER BY seq LIMIT 1
+"""
+
+
+def oldest_ready_job(db: Db, plugins: Collection[str]) -> OldestJob | None:
+    """Return the oldest ready job of these plugins. Jobs that wait for another attempt do not count."""
+    rows = [db.execute(OLDEST_UNTRIED, (name,)).fetchone() for name in plugins_with_ready_jobs(db) if name in plugins]
+    jobs = (
+        OldestJob(id=row[0], root_job_id=row[1], plugin=row[2], command=row[3], asked_at=from_text(row[4]))
+        for row in rows
+        if row is not None
+    )
+    return min(jobs, key=lambda job: job.asked_at, default=None)

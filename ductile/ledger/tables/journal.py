@@ -82,6 +82,18 @@ def read_since(db: Db, seq: int, *, limit: int = 500) -> list[JournalEntry]:
     return [_entry(row) for row in db.execute(READ_SINCE, (seq, limit))]
 
 
+OF_KINDS = f"""
+    SELECT {COLUMNS} FROM journal
+     WHERE seq > :after AND seq <= :up_to AND kind IN {members(":kinds")} ORDER BY seq LIMIT :limit
+"""
+
+
+def of_kinds(db: Db, kinds: Iterable[str], *, after: int, up_to: int, limit: int) -> list[JournalEntry]:
+    """Return the entries of these kinds between two positions, oldest first."""
+    values = {"kinds": json.dumps(list(kinds)), "after": after, "up_to": up_to, "limit": limit}
+    return [_entry(row) for row in db.execute(OF_KINDS, values)]
+
+
 OF_JOB = f"""
     SELECT {COLUMNS} FROM journal WHERE job_id = ? ORDER BY seq LIMIT ?
 """

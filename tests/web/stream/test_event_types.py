@@ -187,7 +187,9 @@ def test_the_state_of_a_plugin_is_payload_and_that_of_a_breaker_is_not() -> None
     assert changed.bare()["state"] == "open"
 
 
-NOUNS = r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue|system|config)"
+NOUNS = (
+    r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue|notification|system|config)"
+)
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
 NOT_KINDS = {
     *("job.dead", "run.completed", "event.dedupe_key", "event.payload", "event.type", "state.path", "relay.with"),
