@@ -51,6 +51,8 @@ from ductile.engine.process.procfs import harden_self, instance_of
 from ductile.engine.scheduling.next_runs import next_runs
 from ductile.engine.scheduling.scheduler import Scheduler
 from ductile.ledger.admin import drifted_plugins, service_log
+from ductile.ledger.admin.pauses import ALL_PLUGINS
+from ductile.ledger.queue.waits import SERVICE_DOWN, Hold
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
@@ -230,7 +232,8 @@ async def _run_until_drained(
         instance=instance,
         run_id=rt.run_id,
         snapshot=lambda: rt.snapshot,
-        blocked_plugins=lambda: rt.health.blocked().union(pause_control.paused),
+        blocked_plugins=lambda: rt.health.blocked() | pause_control.codes(),
+        holds={ALL_PLUGINS: Hold(SERVICE_DOWN, rt.clock.now())},
         metrics=rt.metrics,
     )
     rt.kill_all = ctx.processes.kill_all

@@ -19,6 +19,7 @@ from ductile.engine.running_jobs import Attempt, Capacity
 from ductile.ledger.completion.record import Recorded, Stale
 from ductile.ledger.jobs.enqueue import newest_seq
 from ductile.ledger.queue.claim import Claimed, claim_next
+from ductile.ledger.queue.waits import Hold
 from ductile.ledger.storage.db import Db
 
 RECHECK_INTERVAL, IDLE_RECHECK_INTERVAL = 1.0, 30.0
@@ -94,8 +95,9 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
     def work(db: Db) -> tuple[int, tuple[Recorded | Stale, ...], Claimed]:
         commit = ctx.ledger.commits
         ctx.durable_jobs.add(commit, newest_seq(db), durable_commit=ctx.ledger.durable)
-        allowed = capacity.exclude(ctx.held_plugins())  # read again: a plugin can be paused while the write waits
-        now = ctx.clock.now()
+        held, now = ctx.held_plugins(), ctx.clock.now()  # read again: a plugin can be paused while the write waits
+        ctx.holds.update({plugin: Hold(code, now) for plugin, code in held.items()})
+        allowed = capacity.exclude(held)
         settled, claimed = claim_next(
             db,
             now=now,
@@ -108,6 +110,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
             snapshot_id=snapshot.id,
             join_rule=join_rule_of(snapshot),
             gates=gates_of(snapshot),
+            holds=ctx.holds,
         )
         ended = (*settled, *claimed.skipped)
         signal_runs(db, ended, snapshot, now=now)

@@ -1,6 +1,6 @@
 """The dependencies that all jobs of one service share."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from attrs import field, frozen
 
@@ -14,6 +14,7 @@ from ductile.engine.durable_jobs import DurableJobs
 from ductile.engine.preflight import PreflightCache
 from ductile.engine.process.descendants import ProcessTable
 from ductile.engine.running_jobs import Attempt, RunningJobs
+from ductile.ledger.queue.waits import Hold
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.plugin.checked_files import CheckedFiles
 
@@ -33,8 +34,10 @@ class JobContext:
     run_id: str
     snapshot: Callable[[], Snapshot]
     send_relay: RelaySender
-    blocked_plugins: Callable[[], frozenset[str]] = frozenset
-    """Returns the plugins whose jobs must not start now; `*` stands for all of them."""
+    blocked_plugins: Callable[[], Mapping[str, str]] = dict
+    """Returns the plugins whose jobs must not start now, each with a code of the reason; `*` stands for all of them."""
+    holds: dict[str, Hold] = field(factory=dict)
+    """What last kept the jobs of each plugin from starting. The dispatcher updates it, and the claim records it."""
     metrics: Metrics = field(factory=Metrics)
     running: RunningJobs = field(factory=RunningJobs)
     processes: ProcessTable = field(factory=ProcessTable)
@@ -48,7 +51,7 @@ class JobContext:
         """True if plugins may run only with their sealed files."""
         return self.snapshot().config.settings.service.strict_mode
 
-    def held_plugins(self) -> frozenset[str]:
+    def held_plugins(self) -> Mapping[str, str]:
         """Return `blocked_plugins` and, under `strict_mode`, the plugins whose files have changed."""
         blocked = self.blocked_plugins()
-        return blocked.union(self.drifted) if self.drifted and self.is_strict else blocked
+        return {**dict.fromkeys(self.drifted, "drifted"), **blocked} if self.drifted and self.is_strict else blocked

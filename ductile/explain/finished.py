@@ -40,6 +40,13 @@ def own_error(attempt: LoggedAttempt) -> str | None:
     return load_stored_object(attempt.outcome_data).get("error") or attempt.last_error
 
 
+def past_waits(report: JobReport) -> list[Reason]:
+    """Return how long each attempt was queued and what held it, as its claim recorded; nothing for short waits."""
+    names = ("attempt", "waited_ms", "waited_for")
+    started = [entry.data for entry in report.journal if entry.kind == "job.started"]
+    return [Reason("waited", {name: data[name] for name in names}) for data in started if data.get("waited_for")]
+
+
 def running(job: Job) -> Reason:
     """Return the reason of a job that runs, or whose process is being stopped."""
     data: dict[str, Any] = {"started_at": to_text(job.started_at) if job.started_at else None}

@@ -11,7 +11,7 @@ from attrs import frozen
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
 from ductile.core.model import AttemptStatus, Job, JobStatus, OutcomeCode, is_control_plugin
-from ductile.explain.finished import orphaned, outcome_reason, running
+from ductile.explain.finished import orphaned, outcome_reason, past_waits, running
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import AnyReasonView, Reason
 from ductile.explain.run import RunOutcomeView, run_failures, run_next_commands, run_reason, run_state
@@ -106,8 +106,10 @@ def _job_reasons(db: Db, ledger: Path, report: JobReport, *, is_up: bool) -> lis
     if (waiting := wait_reasons.waiting(db, report.job.id)) is not None:
         return waiting_reasons(db, waiting, read_queue_conditions(db, ledger))
     if report.job.status is JobStatus.RUNNING:
-        return [running(report.job) if is_up else orphaned(report.job)]
-    return [outcome_reason(report)]
+        state = running(report.job) if is_up else orphaned(report.job)
+    else:
+        state = outcome_reason(report)
+    return [state, *past_waits(report)]
 
 
 def _attempt_view(attempt: LoggedAttempt) -> BriefAttemptView:

@@ -165,8 +165,37 @@ def _service_died(data: Data) -> str:
     return f"{head} It runs again {f'{format_duration(delay)} ' if delay else ''}after the next start."
 
 
+WAITED_FOR = {
+    "service_down": "the service was not running",
+    "queue_paused": "the queue was paused",
+    "paused": "its plugin was paused",
+    "unhealthy": "its plugin was unhealthy",
+    "initialising": "the init of its plugin had not finished",
+    "breaker": "the circuit breaker of its command was open",
+    "blocked": "its plugin could not run",
+    "drifted": "the files of its plugin were not those of the seal",
+    "retry_time": "its retry time was not due",
+    "held_key": "a job with the same dedupe key was running",
+    "busy": "all workers (service.max_workers), or those of its plugin (parallelism), were busy",
+}
+"""What held a job that has started since, by the codes that the claim records."""
+
+
+MIN_ROUNDED_WAIT = timedelta(seconds=10)
+"""A longer wait is shown in whole seconds."""
+
+
+def _waited(data: Data) -> str:
+    waited = timedelta(milliseconds=data["waited_ms"])
+    if waited >= MIN_ROUNDED_WAIT:
+        waited = timedelta(seconds=round(waited.total_seconds()))
+    reasons = " and ".join(WAITED_FOR.get(code, code) for code in data["waited_for"])
+    return f"Attempt {data['attempt']} was queued for {format_duration(waited)}, because {reasons}."
+
+
 RUNNING: Mapping[str, Sentence] = {
     "running": _running,
+    "waited": _waited,
     "ending": lambda data: (
         f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
     ),

@@ -222,7 +222,7 @@ async def open_dispatcher(
             service: DispatcherService
             current: dict[str, Any] = {
                 "snapshot": lambda: service.snapshot,
-                "blocked_plugins": lambda: frozenset(blocked_plugins),
+                "blocked_plugins": lambda: dict.fromkeys(blocked_plugins, "paused"),
             }
             ctx = job_context(cast(Ledger, faults), log, snapshot, **current)
             service = DispatcherService(

@@ -161,7 +161,7 @@ async def test_the_process_of_an_init_has_an_owner(tmp_path: Path, inspector: In
         dispatcher.snapshot, health = snapshot_of(dispatcher.home), PluginHealth()
         await mark_pending(dispatcher.ledger, dispatcher.snapshot, health)
         await initialise_plugins(dispatcher.snapshot, health, dispatcher.ctx, trio.Event())
-        assert health.blocked() == frozenset()
+        assert health.blocked() == {}
     assert list(inspector.names.values()) == ["init pump"]
     assert inspector.unowned == set()
 

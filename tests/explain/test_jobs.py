@@ -121,3 +121,16 @@ def test_a_duplicate_event_names_the_job_it_duplicates(ledger: LedgerDriver) -> 
     found = explain_event(ledger.db, EVENT)
     assert found.verdict == "duplicate"
     assert f"job {winner} already succeeded with this dedupe key" in found.reason.words
+
+
+@pytest.mark.usefixtures("service")
+def test_a_started_job_tells_how_long_it_was_queued_and_why(ledger: LedgerDriver, path: Path) -> None:
+    ledger.enqueue()
+    ledger.advance(seconds=90)
+    job = ledger.claim_one()
+    waited = explain(ledger, path, job.id).reasons[1]
+    assert (waited.code, waited.data["waited_for"]) == ("waited", ["busy"])
+    assert waited.words.startswith("Attempt 1 was queued for 1m30s, because all workers (service.max_workers)")
+
+    ledger.end(job)
+    assert "waited" in codes(explain(ledger, path, job.id))

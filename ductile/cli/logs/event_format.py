@@ -17,6 +17,7 @@ _LEVEL_OF = {
         "job.preflight",
         "job.retry_exhausted",
         "job.transition",
+        "job.waiting",
         "pipeline.enqueued",
         "plugin.spawned",
         "poll.completed",

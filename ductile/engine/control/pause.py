@@ -11,7 +11,7 @@ from attrs import define
 from ductile.core.clock import Clock
 from ductile.core.hub import Hub
 from ductile.ledger.admin import pauses
-from ductile.ledger.admin.pauses import Pause
+from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
 
@@ -29,6 +29,10 @@ class PausedPlugins:
     async def load(cls, ledger: Ledger, hub: Hub, clock: Clock) -> "PausedPlugins":
         """Read the paused plugins from the ledger."""
         return cls(ledger, hub, clock, await ledger.read(_by_plugin))
+
+    def codes(self) -> dict[str, str]:
+        """Return the paused plugins, each with the code of the reason."""
+        return {plugin: "queue_paused" if plugin == ALL_PLUGINS else "paused" for plugin in self.paused}
 
     async def pause(self, plugin: str, reason: str, *, actor: str) -> bool:
         """Stop starting jobs of the plugin. Running jobs continue. False if it was already paused."""

@@ -46,9 +46,9 @@ class PluginHealth:
     running: set[tuple[str, str]] = field(factory=set)
     """The plugin and fingerprint of each `init` that runs now."""
 
-    def blocked(self) -> frozenset[str]:
-        """Return the plugins whose jobs must not start."""
-        return frozenset((*self.unhealthy, *self.initialising))
+    def blocked(self) -> dict[str, str]:
+        """Return the plugins whose jobs must not start, each with the code of the reason."""
+        return dict.fromkeys(self.unhealthy, "unhealthy") | dict.fromkeys(self.initialising, "initialising")
 
 
 async def mark_pending(ledger: Ledger, snapshot: Snapshot, health: PluginHealth) -> None:

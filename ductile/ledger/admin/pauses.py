@@ -8,11 +8,9 @@ from datetime import datetime
 from attrs import frozen
 
 from ductile.core.clock import from_text, to_text
+from ductile.ledger.queue.waits import ALL_PLUGINS as ALL_PLUGINS
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import journal
-
-ALL_PLUGINS = "*"
-"""The plugin name of a pause of the whole queue."""
 
 
 @frozen(kw_only=True)

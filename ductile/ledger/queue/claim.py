@@ -23,6 +23,7 @@ from ductile.ledger.jobs import dedupe, joins
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL, Duplicate
 from ductile.ledger.jobs.rows import ATTEMPT, DEDUPE_KEY, ID, JOB_COLUMNS, SEQ, Start, job_from_row
 from ductile.ledger.jobs.tree_counters import DEFAULT_BUDGET
+from ductile.ledger.queue.waits import HELD_KEY, NO_HOLDS, Holds, QueuedTime, wait_data
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.sqlite_errors import error_text, is_row_fault
 from ductile.ledger.tables import blocked_jobs, breakers, facts, journal
@@ -64,13 +65,14 @@ def claim(
     default_ttl: timedelta = DEFAULT_TTL,
     snapshot_id: str | None = None,
     gates: Mapping[str, GateRule] | None = None,
+    holds: Holds = NO_HOLDS,
     may_wake: bool = True,
 ) -> Claimed:
     """Start up to `limit` jobs under `run_id`, oldest first, at most `free[plugin]` of each plugin.
 
     Jobs of plugins that are not in `free` stay queued: paused, blocked and unknown plugins are left out. A job of a
-    plugin in `gates` starts only if the breaker of its command allows it. Pass `may_wake=False` if no job is delayed.
-    A row that cannot be read is quarantined.
+    plugin in `gates` starts only if the breaker of its command allows it. `holds` is what the dispatcher knows about
+    past waits. Pass `may_wake=False` if no job is delayed. A row that cannot be read is quarantined.
     """
     if may_wake:
         wake_due(db, now=now)
@@ -81,7 +83,7 @@ def claim(
     heapq.heapify(heads)
     start = Start(now, snapshot_id)
     jobs: list[Job] = []
-    to_start: list[Job] = []
+    to_start: list[Starting] = []
     skipped: list[Recorded] = []
     not_started, any_blocked = 0, False
     gates = gates or NO_GATES
@@ -94,7 +96,7 @@ def claim(
             continue
         if isinstance(decision, Job):
             jobs.append(decision)
-            to_start.append(decision)
+            to_start.append((decision, _wait_data(db, head, decision, holds, now=now)))
             slots[head.plugin] -= 1
             if head.is_keyed or head.plugin in gates:  # the next decision depends on the stored status
                 _start_all(db, to_start, start, run_id=run_id)
@@ -136,6 +138,7 @@ def claim_next(
     snapshot_id: str | None = None,
     join_rule: JoinRule | None = None,
     gates: Mapping[str, GateRule] | None = None,
+    holds: Holds = NO_HOLDS,
 ) -> tuple[list[Recorded], Claimed]:
     """Resolve the ready joins, then claim. Return the resolved joins and the claim.
 
@@ -145,7 +148,7 @@ def claim_next(
     settled: list[Recorded] = []
     if join_rule and join_is_ready:
         settled = resolve_ready_joins(db, join_rule, now=now, default_ttl=default_ttl, budget=budget)
-    start = partial(claim, db, now=now, run_id=run_id, default_ttl=default_ttl, snapshot_id=snapshot_id)
+    start = partial(claim, db, now=now, run_id=run_id, default_ttl=default_ttl, snapshot_id=snapshot_id, holds=holds)
     claimed = start(free=free, limit=limit, gates=gates, may_wake=bool(any_delayed or settled))
     if relays and (any_relay or any_delayed or settled):
         more = start(free=relays, limit=sum(relays.values()))
@@ -229,7 +232,7 @@ def plugins_with_ready_jobs(db: Db) -> list[str]:
 
 @frozen(order=True)
 class Head:
-    """The oldest ready job of a plugin. `row` has JOB_COLUMNS and `asked_at`.
+    """The oldest ready job of a plugin. `row` has JOB_COLUMNS, `failed_at`, `blocked_reason` and `asked_at`.
 
     If SQLite cannot decode the row, `fault` is the error and `row` has only id, attempt and seq.
     """
@@ -253,7 +256,10 @@ class Head:
         return self.row[DEDUPE_KEY] is not None
 
 
-OLDEST_READY = f"SELECT {JOB_COLUMNS}, asked_at FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
+OLDEST_READY = f"""
+    SELECT {JOB_COLUMNS}, failed_at, blocked_reason, asked_at FROM job_queue
+     WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1
+"""
 OLDEST_READY_KEYS = "SELECT id, attempt, seq FROM job_queue WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1"
 
 
@@ -299,8 +305,11 @@ def _find_fault(head: Head) -> str | None:
 def _check_key(db: Db, head: Head, *, now: datetime, ttl: timedelta) -> tuple[Recorded, ...] | None:
     """Return None if a job with a dedupe key may start. Otherwise make it wait for the key, or skip and return it."""
     job = head.job
-    if dedupe.find_key_holder(db, job) is not None:
+    if holder := dedupe.find_key_holder(db, job):
         dedupe.wait_for_key(db, job.id)
+        data = {"reason": HELD_KEY, "holder": holder, "dedupe_key": job.dedupe_key}
+        root_id = job.root_job_id or job.id
+        journal.append(db, "job.waiting", now=now, plugin=job.plugin, job_id=job.id, root_job_id=root_id, data=data)
         return ()
     if winner := dedupe.find_winner_since(db, job, asked_at=head.asked_at, now=now, ttl=ttl):
         data = {"winner": winner, "dedupe_key": job.dedupe_key}
@@ -322,6 +331,23 @@ def _passes_breaker(db: Db, job: Job, rule: GateRule, *, now: datetime) -> bool:
     return True
 
 
+WAITED_FOR_KEY = "SELECT 1 FROM journal WHERE job_id = ? AND kind = 'job.waiting' LIMIT 1"
+
+
+def _wait_data(db: Db, head: Head, job: Job, holds: Holds, *, now: datetime) -> dict[str, Any]:
+    failed_at, blocked_reason, asked_at = head.row[-3:]
+    queued = QueuedTime(
+        asked_at=asked_at,
+        failed_at=failed_at,
+        blocked_reason=blocked_reason,
+        is_retry=job.attempt > 1,
+        waited_for_key=head.is_keyed and db.execute(WAITED_FOR_KEY, (job.id,)).fetchone() is not None,
+    )
+    return wait_data(queued, job.plugin, holds, now=now)
+
+
+Starting = tuple[Job, Mapping[str, Any]]
+"""A job to start, and what its journal row says about its wait."""
 START = """
     UPDATE job_queue
        SET status = 'running', lane = NULL, started_at = ?, claimed_by = ?, started_config_snapshot_id = ?,
@@ -330,14 +356,16 @@ START = """
 """
 
 
-def _start_all(db: Db, jobs: Sequence[Job], start: Start, *, run_id: str) -> None:
+def _start_all(db: Db, starting: Sequence[Starting], start: Start, *, run_id: str) -> None:
     """Set the jobs to running and journal each start."""
-    if not jobs:
+    if not starting:
         return
     claimed = (to_text(start.at), run_id, start.snapshot_id)
-    changed = db.executemany(START, [(*claimed, job.seq, job.attempt) for job in jobs]).rowcount
-    assert changed == len(jobs), "jobs that were just read are queued: this transaction is the only writer"
-    entries = ((job.plugin, job.id, job.root_job_id or job.id, _started_data(job)) for job in jobs)
+    changed = db.executemany(START, [(*claimed, job.seq, job.attempt) for job, _ in starting]).rowcount
+    assert changed == len(starting), "jobs that were just read are queued: this transaction is the only writer"
+    entries = (
+        (job.plugin, job.id, job.root_job_id or job.id, {**_started_data(job), **waited}) for job, waited in starting
+    )
     journal.append_all(db, "job.started", entries, now=start.at)
 
 

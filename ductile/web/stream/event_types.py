@@ -49,6 +49,7 @@ UNCHANGED = frozenset(
         "job.requeued",
         "job.stale",
         "job.transition",
+        "job.waiting",
         "notification.held",
         "notification.sent",
         "notification.skipped",
@@ -84,7 +85,17 @@ NAMES = frozenset(name for names in MAPPED.values() for name in names) | UNCHANG
 
 TIME_FIELDS = frozenset({"seq", "at", "next_retry_at", "next_run_at", "slot_at", "since", "until"})
 ID_FIELDS = frozenset(
-    {"job_id", "root_job_id", "parent_job_id", "job_ids", "event_context_id", "event_id", "source_event_id", "winner"}
+    {
+        "job_id",
+        "root_job_id",
+        "parent_job_id",
+        "job_ids",
+        "event_context_id",
+        "event_id",
+        "source_event_id",
+        "winner",
+        "holder",
+    }
 )
 NAME_FIELDS = frozenset(
     {"plugin", "command", "pipeline", "step_id", "schedule_id", "submitted_by", "actor", "retry_policy_owner"}

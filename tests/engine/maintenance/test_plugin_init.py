@@ -98,7 +98,7 @@ async def test_a_reload_while_the_result_of_init_is_written_takes_effect(
         assert set(service.health.blocked()) == ({"echo"} if runs_again else set())
         assert service.health.running == set()
         await service.initialise(reloaded[0])
-        assert (service.runs(), service.health.blocked()) == (2 if runs_again else 1, frozenset())
+        assert (service.runs(), service.health.blocked()) == (2 if runs_again else 1, {})
         if runs_again:
             assert read_now(service.ledger, all_inits)["echo"].fingerprint == fingerprint_of(
                 reloaded[0].plugins["echo"]
@@ -141,7 +141,7 @@ async def test_a_failure_is_deleted_when_the_plugin_loses_its_init(tmp_path: Pat
         manifest = service.home.path / "plugins" / "echo" / "manifest.yaml"
         manifest.write_text(manifest.read_text().replace(", init: {}", ""))
         await service.initialise(await service.reload(FIRST_ENTRY))
-        assert (read_now(service.ledger, all_inits), service.health.blocked()) == ({}, frozenset())
+        assert (read_now(service.ledger, all_inits), service.health.blocked()) == ({}, {})
 
 
 async def test_a_failure_while_another_reload_starts_is_not_deleted(
@@ -193,7 +193,7 @@ async def test_an_init_that_succeeded_while_a_reload_read_the_ledger_is_not_run_
         await service.initialise(service.first)
         service.health.initialising = pending
         await service.initialise(service.first)
-        assert (service.runs(), service.health.blocked()) == (1, frozenset())
+        assert (service.runs(), service.health.blocked()) == (1, {})
 
 
 async def test_an_init_is_killed_with_all_processes(tmp_path: Path) -> None:
@@ -238,6 +238,6 @@ async def test_an_init_waits_for_a_slow_disk(tmp_path: Path, disk: Disk, monkeyp
                 await service.ledger.write(
                     put, PluginInit(plugin="other", fingerprint="f"), now=service.ctx.clock.now(), job_id="x"
                 )
-            assert service.health.blocked() == {"echo"}
+            assert service.health.blocked() == {"echo": "initialising"}
             disk.release()
-    assert service.health.blocked() == frozenset()
+    assert service.health.blocked() == {}
