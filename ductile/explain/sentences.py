@@ -340,6 +340,13 @@ def _fired(data: Data) -> str:
     return f"The slot fired {data['late_seconds']:.1f} s after its time. The status of its job is {data['status']}."
 
 
+def _service_down(data: Data) -> str:
+    how = f"stopped ({data['stop']})" if data["stop"] else "down after an unclean stop"
+    if data["until"]:
+        return f"The slot was due while the service was {how}, from {data['since']} until {data['until']}."
+    return f"The slot was due after the service was {how}, at {data['since']}. It has not started since."
+
+
 SLOTS: Mapping[str, Sentence] = {
     "fired": _fired,
     "no_ledger": "There is no ledger yet.",
@@ -357,6 +364,8 @@ SLOTS: Mapping[str, Sentence] = {
     "schedule_plugin_unavailable": "The scheduler does not evaluate this slot: plugin {plugin} {reason}.",
     "slot_held": lambda data: data.get("text") or skip_message(data["reason"]),
     "slot_paused": lambda data: data.get("text") or skip_message(data["reason"]),
+    "slot_service_down": _service_down,
+    "slot_plugin_disabled": "The slot was due while plugin {plugin} was disabled (loaded at {since}).",
     "slot_excluded": lambda data: (
         f"A cron schedule has no slots on the weekdays of `not_on`: {data['text']}."
         + (f" The next slot fires at {data['next']}." if data["next"] else "")

@@ -3,6 +3,7 @@
 Reads the ledger and the definition of the schedule. Decides nothing about slots itself.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -24,6 +25,7 @@ from ductile.core.clock import from_text, to_text
 from ductile.core.formats.json_schema import OPEN, Timestamp
 from ductile.core.model import NO_DATA, JobStatus
 from ductile.explain.reason import Reason
+from ductile.ledger.admin import service_log
 from ductile.ledger.jobs import schedule_jobs
 from ductile.ledger.reports import job_details
 from ductile.ledger.reports.pagination import NEWEST
@@ -131,10 +133,28 @@ def explain_planned_slot(
         reason = SkipReason.NOT_DUE
         return SlotExplanation(slot_at=slot_at, verdict="not_due", why=why, skip_reason=reason, until=slot_at)
     found = _decided(table, entry, slot_at, rows, now)
+    is_missed = found.skip_reason == SkipReason.MISSED or found.why.code == "not_checked"
+    if is_missed and (why_missed := _why_missed(db, entry.plugin, slot_at)):
+        return evolve(found, why=why_missed)
     if found.verdict == "undecided" and unavailable is not None:
         data = {"plugin": entry.plugin, "reason": unavailable}
         return evolve(found, why=Reason("schedule_plugin_unavailable", data))
     return found
+
+
+def _why_missed(db: Db, plugin: str, slot_at: datetime) -> Reason | None:
+    """Return what kept the scheduler from the slot when it was due: no service, or a disabled plugin."""
+    if downtime := service_log.find_downtime(db, slot_at):
+        until = to_text(downtime.ended_at) if downtime.ended_at else None
+        data = {"since": to_text(downtime.started_at), "until": until, "stop": downtime.reason}
+        return Reason("slot_service_down", data)
+    used = service_log.find_config_in_use(db, slot_at)
+    if used is None or used.sanitized_config is None:
+        return None
+    entry = json.loads(used.sanitized_config).get("plugins", {}).get(plugin)
+    if entry is None or entry.get("enabled", True):
+        return None
+    return Reason("slot_plugin_disabled", {"plugin": plugin, "since": to_text(used.loaded_at)})
 
 
 def _unknown(code: str, slot_at: datetime | None = None, data: Mapping[str, Any] = NO_DATA) -> SlotExplanation:

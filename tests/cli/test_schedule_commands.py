@@ -1,9 +1,11 @@
 """`ductile schedule` and `system breaker` without a service."""
 
+import json
 import re
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from ductile.core.clock import to_text
 from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead
 from ductile.engine.scheduling import tick
 from ductile.engine.scheduling.simulate import VirtualClock
+from ductile.ledger.admin import service_log
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_writer
-from ductile.ledger.tables import breakers, schedules
+from ductile.ledger.tables import breakers, schedules, snapshots
 from ductile.ledger.tables.schedules import EntryStatus
 from tests.cli.conftest import Run, imported_by
 from tests.e2e.service import Home
@@ -304,6 +307,78 @@ def test_why_names_the_rule_that_skipped_a_slot(run: Run, run_scheduler: RunSche
         explanation = why(run, home, "often", f"2026-03-09T12:{minute}:00Z")
         assert (explanation["verdict"], explanation["reason"]) == ("skipped", "missed")
     assert why(run, home, "often", "2026-03-09T12:50:00Z")["verdict"] == "fired"
+
+
+def test_why_names_the_downtime_of_the_service_that_missed_a_slot(run: Run, run_scheduler: RunScheduler) -> None:
+    """Also while it has not started again."""
+
+    async def story(service: SchedulerService) -> None:
+        starts = partial(service_log.journal_start, version="1", pid=1, config_hash="x", actor="service")
+        stops = partial(service_log.journal_stop, reason="SIGTERM", actor="service")
+        write = service.ledger.write
+        await write(starts, run_id="a", now=service.clock.now())
+        await service.advance_by(11 * MINUTE)
+        await write(stops, run_id="a", now=service.clock.now())
+        service.clock.jump(35 * MINUTE)
+        await write(starts, run_id="b", now=service.clock.now())
+        service.start()
+        await service.advance_by(5 * MINUTE)
+        await write(stops, run_id="b", now=service.clock.now())
+
+    home = run_scheduler(story)
+
+    missed = why(run, home, "often", "2026-03-09T12:20:00Z")
+    assert (missed["verdict"], missed["reason"], missed["code"]) == ("skipped", "missed", "slot_service_down")
+    assert "stopped (SIGTERM), from 2026-03-09T12:11:00.000000Z until 2026-03-09T12:46:00.000000Z" in missed["words"]
+    waiting = why(run, home, "often", "2026-03-09T13:00:00Z")
+    assert (waiting["verdict"], waiting["code"]) == ("undecided", "slot_service_down")
+    assert waiting["words"].endswith("It has not started since.")
+
+
+def test_why_names_the_disabled_plugin_of_a_missed_slot(run: Run, run_scheduler: RunScheduler) -> None:
+    """From the configuration that the service used at that time, unless retention has deleted it."""
+
+    async def story(service: SchedulerService) -> None:
+        await service.advance_by(11 * MINUTE)
+        for number, enabled in enumerate((False, True)):
+            config = json.dumps({"plugins": {"echo": {"enabled": enabled}}})
+            loaded = snapshots.StoredSnapshot(
+                id=f"c{number}",
+                config_hash=f"hash {number}",
+                loaded_at=service.clock.now(),
+                reason="reload",
+                sanitized_config=config,
+            )
+            await service.ledger.write(service_log.journal_reload, loaded, actor="service")
+            await service.ledger.write(snapshots.put, loaded)
+            service.clock.jump(35 * MINUTE)
+        service.start()
+        await service.advance_by(5 * MINUTE)
+
+    home = run_scheduler(story)
+
+    missed = why(run, home, "often", "2026-03-09T12:20:00Z")
+    assert (missed["verdict"], missed["code"]) == ("skipped", "slot_plugin_disabled")
+    assert "plugin echo was disabled" in missed["words"]
+    assert why(run, home, "often", "2026-03-09T13:00:00Z")["code"] == "slot_skipped"
+
+
+def test_schedule_commands_accept_names_and_times_as_they_are_printed(run: Run, run_scheduler: RunScheduler) -> None:
+    """`plugin/id`, and local times with and without an offset, to the second or the fraction."""
+    home = run_scheduler(lambda service: service.advance_by(31 * MINUTE))
+    times = ("12:10:00", "2026-03-09 12:10:00.5", "2026-03-09 12:10:00 +00:00", "2026-03-09T13:10:00+01:00")
+
+    slots = {
+        run("schedule", "why", "echo/often", "--at", at, "--config", home.path, "--json").json["slot_at"][14:]
+        for at in times[1:]
+    }
+
+    assert slots == {"10:00.000000Z"}
+    assert run("schedule", "why", "echo/often", "--at", times[0], "--config", home.path).exit_code == 0
+    assert run("schedule", "next", "echo/nightly", "--config", home.path).exit_code == 0
+    assert run("schedule", "simulate", "echo/nightly", "--config", home.path).exit_code == 0
+    assert "no schedule 'nothing'" in run("schedule", "why", "echo/nothing", "--config", home.path).stderr
+    assert run("schedule", "pause", "echo", "--config", home.path).exit_code == 2
 
 
 def test_why_names_what_a_slot_waits_for(run: Run, run_scheduler: RunScheduler) -> None:

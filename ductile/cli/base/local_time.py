@@ -7,8 +7,9 @@ from ductile.core.errors import UsageInvalid
 
 HINT = "Write 2026-03-29T02:30 or 02:30 (time zone of the schedule), or 2026-03-29T02:30:00Z."
 PAST_HINT = "Write 1h (ago), 02:30 or 2026-03-29T02:30 (time zone of this host), or 2026-03-29T02:30:00Z."
-_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
-_WALL = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?))?", re.ASCII)
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_WALL = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?))?", re.ASCII)
+_SPACE_BEFORE_OFFSET = re.compile(r" (?=[+-]\d\d:\d\d$)", re.ASCII)
 DAY = timedelta(days=1)
 Span = tuple[datetime, datetime]
 
@@ -57,7 +58,7 @@ def parse_duration_option(text: str, option: str) -> timedelta:
 def parse_time_of_day(text: str) -> time | None:
     """Parse a time of day; None if the text is something else."""
     match = _CLOCK.fullmatch(text.strip())
-    return time(int(match[1]), int(match[2])) if match else None
+    return time(int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
 
 def parse_ranges(texts: tuple[str, ...], option: str, zone: tzinfo, start: datetime, end: datetime) -> tuple[Span, ...]:
@@ -92,7 +93,7 @@ def _full(text: str, zone: tzinfo) -> datetime:
 
     match = _WALL.fullmatch(text.strip())
     if match is None:
-        return from_text(text.strip())
+        return from_text(_SPACE_BEFORE_OFFSET.sub("", text.strip()))
     wall = datetime.fromisoformat(f"{match[1]}T{match[2] or '00:00'}")
     return wall.replace(tzinfo=zone).astimezone(UTC)
 

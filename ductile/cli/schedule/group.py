@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from ductile.cli.base import options, output
+from ductile.core.errors import UsageInvalid
 
 if TYPE_CHECKING:
     from ductile.cli.base.client import Client
@@ -16,11 +17,25 @@ if TYPE_CHECKING:
 MAX_SLOTS, MAX_AGENDA_SLOTS = 1000, 200
 MAX_SIMULATION = timedelta(days=3660)
 DEFAULT_SIMULATION = timedelta(days=7)
+REST_OF_SECOND = timedelta(microseconds=999_999)
+"""Slots are shown to the second, so such a time includes the slots of its second."""
 
 
 @click.group("schedule")
 def group() -> None:
     """List, explain, simulate, run and pause schedules."""
+
+
+def _schedule_arguments(command: options.Command) -> options.Command:
+    """Add PLUGIN and an optional SCHEDULE_ID. `PLUGIN/ID`, as some commands print it, is both."""
+    command = click.argument("schedule_id", required=False)(command)
+    return click.argument("plugin", metavar="PLUGIN[/ID]")(command)
+
+
+def _split_name(plugin: str, schedule_id: str | None) -> tuple[str, str | None]:
+    """Return plugin and schedule id. Names of plugins contain no slash."""
+    name, slash, rest = plugin.partition("/")
+    return (name, rest) if slash and schedule_id is None else (plugin, schedule_id)
 
 
 # ── list, next, why, simulate ─────────────────────────────────────────────────────────────────────────────────────────
@@ -84,8 +99,7 @@ def _short(moment: str | None) -> str:
 
 
 @group.command("next")
-@click.argument("plugin")
-@click.argument("schedule_id", required=False)
+@_schedule_arguments
 @click.option("--count", type=click.IntRange(1, MAX_SLOTS), default=10, show_default=True, help="Number of runs.")
 @options.config
 @options.as_json
@@ -101,6 +115,7 @@ def next_runs(
     """
     from ductile.cli.schedule.views import load_schedule, upcoming_view
 
+    plugin, schedule_id = _split_name(plugin, schedule_id)
     snapshot, schedule = load_schedule(options.selected_config(config_path, config_dir), plugin, schedule_id)
     view = upcoming_view(snapshot, plugin, schedule, count, now=datetime.now(UTC))
     output.show(view, as_json=as_json, human=_next_lines)
@@ -120,17 +135,22 @@ def _lag(run: dict[str, Any]) -> str:
 
 
 @group.command("why")
-@click.argument("plugin")
-@click.argument("schedule_id")
+@_schedule_arguments
 @click.option("--at", "moment", help="Time of the slot: 02:00, 2026-03-29T02:00, or with Z. Default: now.")
 @options.config
 @options.as_json
 def why(
-    plugin: str, schedule_id: str, moment: str | None, config_path: Path | None, config_dir: Path | None, as_json: bool
+    plugin: str,
+    schedule_id: str | None,
+    moment: str | None,
+    config_path: Path | None,
+    config_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Explain why a slot of a schedule fired or did not. Names the job that it started, or the rule that prevented it.
 
-    The slot is the last one before now or before --at. A time of day means its last occurrence.
+    The slot is the last one before now or before --at. A time of day means its last occurrence; a time without an
+    offset is in the time zone of the schedule. SCHEDULE_ID is optional if the plugin has only one schedule.
 
     Example: ductile schedule why backup nightly --at 02:00
     """
@@ -140,9 +160,11 @@ def why(
     from ductile.web.views.agenda import schedule_why
     from ductile.web.views.schedules import get_zone
 
+    plugin, schedule_id = _split_name(plugin, schedule_id)
     snapshot, schedule = load_schedule(options.selected_config(config_path, config_dir), plugin, schedule_id)
     now = datetime.now(UTC)
-    at = parse_time(moment, "--at", get_zone(schedule), now=now, is_past=True) if moment else now
+    at = now if moment is None else parse_time(moment, "--at", get_zone(schedule), now=now, is_past=True)
+    at += REST_OF_SECOND if at.microsecond == 0 else timedelta()
     view = read_ledger(snapshot, schedule_why, snapshot, plugin, schedule.id, at=at, now=now)
     view = view or schedule_why(None, snapshot, plugin, schedule.id, at=at, now=now)
     output.show(view, as_json=as_json, human=_why_lines)
@@ -225,8 +247,7 @@ def _slot_note(slot: dict[str, Any]) -> str:
 
 
 @group.command("simulate")
-@click.argument("plugin")
-@click.argument("schedule_id", required=False)
+@_schedule_arguments
 @click.option("--from", "start", default=None, help="Start time: 2026-03-29, 2026-03-29T01:30, 02:00. Default: now.")
 @click.option("--to", "end", help="End time. Default: seven days after --from.")
 @click.option("--down", multiple=True, help="Downtime of the service, daily (02:00..05:00) or once; repeatable.")
@@ -258,10 +279,10 @@ def simulate_schedule(
     """
     from ductile.cli.base.local_time import parse_duration_option, parse_ranges, parse_time
     from ductile.cli.schedule.views import current_entry, load_schedule, simulation_lines, simulation_view
-    from ductile.core.errors import UsageInvalid
     from ductile.engine.scheduling.simulate import SimulationRequest, simulate
     from ductile.web.views.schedules import get_zone
 
+    plugin, schedule_id = _split_name(plugin, schedule_id)
     snapshot, schedule = load_schedule(options.selected_config(config_path, config_dir), plugin, schedule_id)
     now, zone = datetime.now(UTC), get_zone(schedule)
     first = parse_time(start, "--from", zone, now=now) if start else now
@@ -291,13 +312,13 @@ def _change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments and options of commands that change a schedule."""
     for option in (options.as_json, options.dry_run, options.service, options.config):
         command = option(command)
-    return click.argument("plugin")(click.argument("schedule_id")(command))
+    return _schedule_arguments(command)
 
 
 @group.command("pause")
 @click.option("--reason", help="Reason to record and show.")
 @_change_options
-def pause(plugin: str, schedule_id: str, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
+def pause(plugin: str, schedule_id: str | None, reason: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
     """Pause a schedule and skip its slots until it is resumed.
 
     Skipped slots are not caught up. A one-time schedule (`at`, `after`) waits for the end of the pause. Running jobs
@@ -311,7 +332,7 @@ def pause(plugin: str, schedule_id: str, reason: str | None, dry_run: bool, as_j
 
 @group.command("resume")
 @_change_options
-def resume(plugin: str, schedule_id: str, dry_run: bool, as_json: bool, **where: Any) -> None:
+def resume(plugin: str, schedule_id: str | None, dry_run: bool, as_json: bool, **where: Any) -> None:
     """Resume a paused schedule.
 
     Example: ductile schedule resume backup nightly
@@ -331,7 +352,7 @@ def _changed_lines(answer: dict[str, Any]) -> list[str]:
 @click.option("--timeout", default="5m", show_default=True, help="Timeout of --wait.")
 @_change_options
 def run_now(
-    plugin: str, schedule_id: str, waits: bool, timeout: str, dry_run: bool, as_json: bool, **where: Any
+    plugin: str, schedule_id: str | None, waits: bool, timeout: str, dry_run: bool, as_json: bool, **where: Any
 ) -> int:
     """Run the command of a schedule now, with its payload.
 
@@ -362,8 +383,11 @@ def _planned_lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _post(
-    plugin: str, schedule_id: str, action: str, where: dict[str, Any], *, dry_run: bool, body: Any = None
+    plugin: str, schedule_id: str | None, action: str, where: dict[str, Any], *, dry_run: bool, body: Any = None
 ) -> dict[str, Any]:
+    plugin, schedule_id = _split_name(plugin, schedule_id)
+    if schedule_id is None:
+        raise UsageInvalid("SCHEDULE_ID is missing", hint="Name the schedule: `ductile schedule list` shows them.")
     path = f"/schedule/{quote(plugin, safe='')}/{quote(schedule_id, safe='')}/{action}"
     return _client(where).request("POST", f"{path}?dry_run=true" if dry_run else path, body)
 

@@ -14,6 +14,7 @@ from ductile.ledger.tables import journal, snapshots
 from ductile.ledger.tables.snapshots import StoredSnapshot
 
 STARTED, STOPPED, RECOVERED = "system.started", "system.stopped", "system.recovered"
+RELOADED = "config.reloaded"
 
 
 @frozen(kw_only=True)
@@ -71,12 +72,30 @@ def journal_reload(db: Db, loaded: StoredSnapshot, *, actor: str) -> None:
     """Record that a reload has put this configuration into use."""
     previous = snapshots.newest(db)
     data = {"config_hash": loaded.config_hash, "previous_hash": previous.config_hash if previous else None}
-    journal.append(db, "config.reloaded", now=loaded.loaded_at, data=data, actor=actor)
+    journal.append(db, RELOADED, now=loaded.loaded_at, data=data, actor=actor)
 
 
 def journal_refused_reload(db: Db, *, code: str, error: str, actor: str, now: datetime) -> None:
     """Record that a reload was refused, so that the old configuration stays in use."""
     journal.append(db, "config.reload_refused", now=now, data={"code": code, "error": error}, actor=actor)
+
+
+CONFIG_IN_USE = f"""
+    SELECT data ->> 'config_hash' {_OF_SERVICE} AND kind IN ('{STARTED}', '{RELOADED}') AND at <= ?
+     ORDER BY seq DESC LIMIT 1
+"""
+
+
+def find_config_in_use(db: Db, at: datetime) -> StoredSnapshot | None:
+    """Return the configuration that the service used at that time; None if the ledger no longer has it."""
+    row = db.execute(CONFIG_IN_USE, (to_text(at),)).fetchone()
+    stored = snapshots.loaded_before(db, at)
+    return stored if row and stored and stored.config_hash == row[0] else None
+
+
+def find_downtime(db: Db, at: datetime) -> Downtime | None:
+    """Return the time without a service that includes `at`; None if the journal knows of none."""
+    return next((downtime for downtime in list_downtimes(db) if downtime.covers(at)), None)
 
 
 def list_downtimes(db: Db) -> list[Downtime]:

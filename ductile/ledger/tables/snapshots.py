@@ -59,6 +59,8 @@ def put(db: Db, new: StoredSnapshot) -> None:
 GET = f"SELECT {_COLUMNS} FROM config_snapshots WHERE id = ?"
 NEWEST = f"SELECT {_COLUMNS} FROM config_snapshots ORDER BY loaded_at DESC LIMIT 1"
 
+LOADED_BEFORE = f"SELECT {_COLUMNS} FROM config_snapshots WHERE loaded_at <= ? ORDER BY loaded_at DESC LIMIT 1"
+
 
 def get(db: Db, snapshot_id: str) -> StoredSnapshot | None:
     return _snapshot(db.execute(GET, (snapshot_id,)).fetchone())
@@ -67,6 +69,11 @@ def get(db: Db, snapshot_id: str) -> StoredSnapshot | None:
 def newest(db: Db) -> StoredSnapshot | None:
     """Return the configuration that was loaded last."""
     return _snapshot(db.execute(NEWEST).fetchone())
+
+
+def loaded_before(db: Db, at: datetime) -> StoredSnapshot | None:
+    """Return the last configuration that was loaded until `at`."""
+    return _snapshot(db.execute(LOADED_BEFORE, (to_text(at),)).fetchone())
 
 
 def _snapshot(row: tuple[str, ...] | None) -> StoredSnapshot | None:
