@@ -1,6 +1,6 @@
 """Scopes of the tokens in tokens.yaml: the scope files, and whether their hashes match.
 
-A token whose scope file does not match its hash has no scopes, but is still usable as a named secret.
+A token whose scope file cannot be used or does not match its hash has no scopes, but is still usable as a named secret.
 """
 
 import os
@@ -18,6 +18,7 @@ from ductile.core.formats import strict_json
 
 MAX_SCOPE_BYTES = 64 << 10
 HASH_PREFIX = "blake3:"
+NOT_AUTHENTICATED = "cannot authenticate API requests"
 
 IMPLIED_SCOPES = {
     "plugin:ro": ("plugin:catalog:ro", "plugin:invoke:ro"),
@@ -91,32 +92,29 @@ def read_grants(
             content = replaced.get(path)
             if content is None:
                 content = files.read_regular(Path(os.path.realpath(path)), max_bytes=MAX_SCOPE_BYTES).content
-            source = SourceFile.of(path, content, Tier.HIGH)
-            scopes = _scopes_in(source)
         except files.FileRefused as error:
-            errors.append(Complaint(str(error), where, category="token_scopes"))
-            continue
-        except Unreadable as error:
-            errors.append(Complaint(error.reason, where, error.mark, "token_scopes"))
+            grants[token.name] = grant = Grant(refused=f"{NOT_AUTHENTICATED}: {error}")
+            warnings.append(Complaint(f"token {token.name} {grant.refused}", where, category="token_scopes"))
             continue
         for finding in findings:
             complaints = errors if finding.is_refusal else warnings
             complaints.append(Complaint(str(finding), where, category="permissions"))
-        sources[path] = source
-        grants[token.name] = grant = _grant(token, source, scopes)
+        sources[path] = source = SourceFile.of(path, content, Tier.HIGH)
+        grants[token.name] = grant = _grant(token, source)
         if grant.refused:
             warnings.append(Complaint(f"token {token.name} {grant.refused}", where, Mark(str(path), 1), "token_scopes"))
     return Grants(grants, tuple(sources.values()), tuple(errors), tuple(warnings))
 
 
-def _grant(token: TokenEntry, source: SourceFile, scopes: tuple[str, ...]) -> Grant:
+def _grant(token: TokenEntry, source: SourceFile) -> Grant:
     if not token.scopes_hash:
-        return Grant(refused="cannot authenticate API requests: it has no scopes_hash")
+        return Grant(refused=f"{NOT_AUTHENTICATED}: it has no scopes_hash")
     if token.scopes_hash.removeprefix(HASH_PREFIX) != source.digest:
-        return Grant(
-            refused=f"cannot authenticate API requests: scopes_hash does not match ({HASH_PREFIX}{source.digest})"
-        )
-    return Grant(scopes)
+        return Grant(refused=f"{NOT_AUTHENTICATED}: scopes_hash does not match ({HASH_PREFIX}{source.digest})")
+    try:
+        return Grant(_scopes_in(source))
+    except Unreadable as error:
+        return Grant(refused=f"{NOT_AUTHENTICATED}: its scope file cannot be used: {error.reason}")
 
 
 def _scopes_in(source: SourceFile) -> tuple[str, ...]:

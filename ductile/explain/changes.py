@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from ductile.config.views.secret_uses import stored_fingerprints
 from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
 from ductile.core.formats.stored_json import load_stored_object
@@ -108,7 +109,7 @@ def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str,
     config = list(differences(load_stored_object(old.sanitized_config), load_stored_object(new.sanitized_config)))
     others = {one.plugin for one in config if one.plugin is not None} - {plugin}
     found = [one for one in config if one.plugin not in others]
-    secrets = differences(load_stored_object(old.secret_fingerprints), load_stored_object(new.secret_fingerprints))
+    secrets = differences(stored_fingerprints(old.secret_fingerprints), stored_fingerprints(new.secret_fingerprints))
     return {
         "from": {"snapshot_id": old.id, "loaded_at": to_text(old.loaded_at), "ductile_version": old.ductile_version},
         "to": {"snapshot_id": new.id, "loaded_at": to_text(new.loaded_at), "ductile_version": new.ductile_version},

@@ -254,7 +254,7 @@ def _commands(reader: FieldReader, document: YamlNode, node: YamlNode | None) ->
         if name is None:
             continue
         if name in commands:
-            reader.reject(item, path, f"command {name!r} is declared twice")
+            reader.warn(item, path, f"command {name!r} is declared twice; this declaration applies")
         commands[name] = _command(reader, item, name, path)
     return commands
 

@@ -36,7 +36,7 @@ def test_a_reload_applies_every_kind_of_edit(home: Home, start: Start) -> None:
     config(home, "scope", "add", "deploy", "jobs:ro")
 
     status, answer = service.ask("POST", "/system/reload")
-    assert (status, answer["status"]) == (200, "reloaded"), answer
+    assert (status, answer["status"]) == (200, "ok"), answer
     assert answer["changes"]["routes"]["added"] == ["one x → two"]
     assert service.ask("GET", "/jobs", token=key)[0] == 200
     assert service.ask("POST", "/system/reload", token=key)[0] == 403

@@ -98,6 +98,49 @@ def test_errors_refuse_a_reload_with_validate_config_on_boot(broken: Home, start
     assert (code, json.loads(out)["code"]) == (78, "config_invalid")
 
 
+def test_a_pipeline_trigger_is_refused_like_a_plugin_trigger_if_the_plugin_cannot_be_used(
+    home: Home, start: Start
+) -> None:
+    """With the same status, code and reason."""
+    home.plugin("needy", OK, more="config_keys: {required: [url]}\n")
+    home.add("plugins: {needy: {}}\npipelines: [{name: flow, on: x, steps: [{uses: needy}]}]\n")
+    service = start()
+    answers = [service.ask("POST", path) for path in ("/plugin/needy/handle", "/pipeline/flow?async=true")]
+    assert [(status, answer["code"]) for status, answer in answers] == [(409, "plugin_unavailable")] * 2
+    assert all("lacks required config: url" in answer["error"] for _, answer in answers)
+    assert home.rows("SELECT id FROM job_queue") == []
+
+
+def test_a_webhook_whose_plugin_declares_no_handle_prevents_a_start(home: Home) -> None:
+    """The error names the endpoint, the plugin and its commands."""
+    home.plugin("poller", OK, commands="poll: {}")
+    home.write("tokens.yaml", "tokens: [{name: hook, key: 0123456789012345678901234}]\n")
+    home.add("include: [tokens.yaml]\nplugins: {poller: {}}\n")
+    home.add(
+        "webhooks: {listen: '127.0.0.1:0', endpoints: [{path: /in, plugin: poller, scheme: github, secret_ref: hook}]}\n"
+    )
+    home.seal()
+    done = ductile(home, "system", "start", "--dry-run")
+    assert done.exit_code == 78
+    assert "webhooks.endpoints[0].plugin: plugin poller has no command 'handle'; it has poll" in done.stderr
+
+
+def test_a_token_whose_scope_file_cannot_be_used_does_not_prevent_a_start(home: Home, start: Start) -> None:
+    """It is reported in the log and in the journal."""
+    home.plugin("one", OK)
+    home.write("scopes.json", '["plugin:ro"]')
+    key, hashed = "0123456789012345678901234", f"blake3:{'0' * 64}"
+    home.write(
+        "tokens.yaml", f"tokens: [{{name: t, key: '{key}', scopes_file: scopes.json, scopes_hash: '{hashed}'}}]\n"
+    )
+    home.add("include: [tokens.yaml]\nplugins: {one: {}}\n")
+    assert ductile(home, "config", "lock").exit_code == 0
+    service = start()
+    assert service.ask("GET", "/jobs", token=key)[0] == 401
+    (row,) = home.rows("SELECT data FROM journal WHERE kind = 'token.refused'")
+    assert json.loads(row["data"])["token"] == "t"
+
+
 # ── plugins without an entry ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -114,7 +157,7 @@ def test_a_reload_adds_a_new_plugin_without_a_configuration_entry(home: Home, st
 
     assert [line.split()[:4] for line in plan.splitlines() if "extra" in line] == [["+", "plugins", "extra", "not"]]
     assert "not sealed" in plan
-    assert (answer["status"], answer["changes"]["plugins"]["added"]) == ("reloaded", ["extra"])
+    assert (answer["status"], answer["changes"]["plugins"]["added"]) == ("ok", ["extra"])
     assert answer["changes"]["unsealed"] == ["extra"]
     assert service.run("extra")["status"] == "succeeded"
 

@@ -595,7 +595,7 @@ def test_a_run_whose_next_step_was_removed_ends_with_the_reason(
     blocking.wait_until_started()
     home.replace(old, new)
     status, answer = service.ask("POST", "/system/reload")
-    assert (status, answer["status"]) == (200, "reloaded")
+    assert (status, answer["status"]) == (200, "ok")
     blocking.release()
     wait_until_idle(home)
 

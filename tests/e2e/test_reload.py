@@ -43,7 +43,7 @@ def test_a_reload_by_command_reports_the_changes(home: Home, start: Start) -> No
     code, out, _ = ductile(home, "system", "reload", "--json")
 
     answer = json.loads(out)
-    assert (code, answer["status"]) == (0, "reloaded")
+    assert (code, answer["status"], answer["changed"]) == (0, "ok", True)
     assert answer["changes"]["plugins"]["changed"] == {"two": ["enabled"]}
     assert answer["changes"]["unavailable"] == {"two": "is disabled (enabled: false)"}
     assert service.ask("POST", "/plugin/two/poll")[0] == 409
@@ -93,7 +93,9 @@ def test_jobs_reference_the_configuration_snapshots_of_enqueue_and_start(home: H
     assert first["config_hash"] != second["config_hash"]
     assert job == {"enqueued": first["id"], "started": first["id"]}
     assert "e2e-token" not in str(first) + str(second)
-    assert list(json.loads(second["secret_fingerprints"])) == ["api.auth.tokens[0].token"]
+    (use,) = json.loads(second["secret_fingerprints"])
+    assert use.pop("fingerprint").startswith("secretfp_blake3:")
+    assert use == {"purpose": "api.auth.tokens[0].token", "source": "config", "present": True}
 
 
 def test_init_runs_once_for_each_manifest_and_configuration(home: Home, start: Start) -> None:
@@ -178,5 +180,5 @@ def test_a_corrupt_schedule_row_does_not_fail_a_reload(home: Home, start: Start)
     home.replace("every: 1h", "every: 2h")
     code, out, _ = ductile(home, "system", "reload", "--json")
 
-    assert (code, json.loads(out)["status"]) == (0, "reloaded")
+    assert (code, json.loads(out)["status"]) == (0, "ok")
     assert service.run("one")["status"] == "succeeded"

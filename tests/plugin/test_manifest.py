@@ -224,7 +224,6 @@ ERRORS = [
     (HEAD + "commands: [{type: read}]", "commands[0].name: is missing; it must be a letter"),
     (HEAD + "commands: [{name: 2go}]", "commands[0]: '2go' is not a command name"),
     (HEAD + "commands: {a.b: {type: read}}", "commands.a.b: 'a.b' is not a command name"),
-    (HEAD + "commands: [{name: a}, {name: a}]", "commands[1]: command 'a' is declared twice"),
     (HEAD + "commands: {poll: read}", "commands.poll: must be a mapping; write `poll: {type: read}`"),
     (HEAD + "commands: {poll: [read]}", "commands.poll: must be a mapping, not a list"),
     (HEAD + "commands: {poll: {name: pull}}", "commands.poll.name: 'pull' differs from the key 'poll'"),
@@ -344,6 +343,17 @@ config_keys: {require: [a]}
         "'type'?)",
         "'emit'?)",
         "'required'?)",
+    ]
+
+
+def test_of_a_command_that_is_declared_twice_the_last_declaration_applies() -> None:
+    """With a warning."""
+    manifest = parse_manifest(
+        f"{HEAD}commands: [{{name: a, type: write}}, {{name: a, type: read}}]".encode(), source="m"
+    )
+    assert [(name, command.type) for name, command in manifest.commands.items()] == [("a", CommandType.READ)]
+    assert [warning.message for warning in manifest.warnings] == [
+        "command 'a' is declared twice; this declaration applies"
     ]
 
 

@@ -85,11 +85,15 @@ def _changes(before: "Record", after: "Record") -> Any:
 def _data(record: "Record") -> dict[str, Any]:
     """Return the configuration with fingerprints in place of secrets, so that a new secret is a change."""
     from ductile.config.edit.assignment import parse_path
+    from ductile.config.views.secret_uses import stored_fingerprints
     from ductile.core.formats import strict_json
 
     data: dict[str, Any] = strict_json.loads(record.sanitized_config or "{}")
-    for path, fingerprint in strict_json.loads(record.secret_fingerprints or "{}").items():
-        *parents, last = parse_path(path, data)
+    tokens = {f"tokens.{token['name']}.key": index for index, token in enumerate(data.get("tokens", ()))}
+    for purpose, fingerprint in stored_fingerprints(record.secret_fingerprints).items():
+        if purpose.startswith("webhooks."):
+            continue  # the key of a token, which is compared at its own place
+        *parents, last = parse_path(f"tokens[{tokens[purpose]}].key" if purpose in tokens else purpose, data)
         holder: Any = data
         for part in parents:
             holder = holder[part]
@@ -106,7 +110,8 @@ def _plugins(record: "Record") -> dict[str, Any]:
 
 def reload_lines(answer: dict[str, Any]) -> list[str]:
     """Format what a reload changed or would change."""
-    lines = [f"{answer['status']}: {answer['message']}"]
+    done = "reloaded" if answer["changed"] else "unchanged"
+    lines = [f"{'planned' if answer['status'] == 'planned' else done}: {answer['message']}"]
     changes = dict(answer["changes"])
     settings, unavailable, unsealed = (changes.pop(name, ()) for name in ("settings", "unavailable", "unsealed"))
     rows = []

@@ -17,11 +17,14 @@ from ductile.config.scopes import SCOPES, is_known_scope, suggest_scope
 from ductile.config.sections.settings import DEFAULT_TIMEOUTS, PluginEntry
 from ductile.core.errors import Complaint, ComplaintView, did_you_mean
 from ductile.core.files import display_path
+from ductile.core.model import HANDLE
 from ductile.plugin.registry import Discovery, Plugin, RejectedPlugin, discover, resolve_aliases
 
 SHORT_INTERVAL = timedelta(minutes=1)
 SHORT_TICK_INTERVAL = timedelta(seconds=1)
 MIN_TOKEN_LENGTH, MIN_SECRET_LENGTH = 16, 24
+NO_HANDLE = "webhook_handle"
+"""The category of webhooks whose plugin declares no `handle`. They prevent a start and a reload."""
 LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 
@@ -210,11 +213,16 @@ class _Checks:
             yield from self._plugin_named(route.to, f"routes[{index}].to", "routes", command="handle")
         for index, endpoint in enumerate(settings.webhooks.endpoints):
             if endpoint.plugin:
-                where = f"webhooks.endpoints[{index}].plugin"
-                yield from self._plugin_named(endpoint.plugin, where, "webhooks", command="handle")
-
+                yield from self._webhook_plugin(endpoint.plugin, f"webhooks.endpoints[{index}].plugin")
         if settings.notify is not None:
             yield from self._plugin_named(settings.notify.to, "notify.to", "plugin_refs", command="handle")
+
+    def _webhook_plugin(self, name: str, path: str) -> Iterator[Complaint]:
+        """Refuse a plugin without `handle`. One that cannot run is tolerated, because it may be fixed later."""
+        entry, plugin = self.config.settings.plugins.get(name), self.plugins.get(name)
+        lacks_handle = plugin is not None and HANDLE not in plugin.manifest.commands
+        is_refused = lacks_handle and (entry is None or entry.enabled)
+        yield from self._plugin_named(name, path, NO_HANDLE if is_refused else "webhooks", command=HANDLE)
 
     def _steps(self) -> Iterator[Complaint]:
         """Disabled plugins are not errors here, because an operator may disable a step temporarily. See `pipelines`."""

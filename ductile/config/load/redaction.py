@@ -60,7 +60,7 @@ def redact(data: Any, mask: Mask) -> Any:
     """Redact values under secret-looking keys and mask known secrets in plugin data, at any depth."""
     if isinstance(data, dict):
         return {
-            name: HIDDEN if looks_secret(name) and not _is_harmless(value) else redact(value, mask)
+            name: HIDDEN if looks_secret(name) and not is_harmless(value) else redact(value, mask)
             for name, value in data.items()
         }
     if isinstance(data, list | tuple):
@@ -68,7 +68,8 @@ def redact(data: Any, mask: Mask) -> Any:
     return re.sub(_URL_PASSWORD, rf"\1{HIDDEN}@", mask(data)) if isinstance(data, str) else data
 
 
-def _is_harmless(value: Any) -> bool:
+def is_harmless(value: Any) -> bool:
+    """True for a value that is no secret whatever its name is: nothing, or a template."""
     return value in (None, "", [], {}) or is_reference(value)
 
 

@@ -36,7 +36,8 @@ class NextRunView(TypedDict):
 class ReloadView(TypedDict):
     """The changes that a reload made or would make."""
 
-    status: Literal["reloaded", "unchanged", "planned"]
+    status: Literal["ok", "planned"]
+    changed: Annotated[bool, "True if the reload changes anything"]
     reloaded_at: Timestamp | None
     message: str
     changes: Annotated[ConfigChangesView, OPEN]
@@ -117,7 +118,8 @@ class ReloadResult:
 
     def as_data(self) -> ReloadView:
         return {
-            "status": "planned" if self.dry_run else "reloaded" if self.changes else "unchanged",
+            "status": "planned" if self.dry_run else "ok",
+            "changed": bool(self.changes),
             "reloaded_at": None if self.dry_run else to_text(self.at),
             "message": _message(self),
             "changes": self.changes.as_data(),

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ductile.config.checks.examine import Report, examine
+from ductile.config.checks.examine import NO_HANDLE, Report, examine
 from ductile.config.checksums import INTEGRITY
 from ductile.config.load.load import load
 from ductile.config.snapshot import Snapshot, build_snapshot
@@ -21,7 +21,7 @@ def load_snapshot(root: Path) -> Snapshot:
     fatal = [
         error
         for error in examination.report.errors
-        if error.category == INTEGRITY or service.strict_mode or service.admission.validate_config_on_boot
+        if error.category in (INTEGRITY, NO_HANDLE) or service.strict_mode or service.admission.validate_config_on_boot
     ]
     if fatal:
         raise ConfigInvalid(fatal)

@@ -4,20 +4,20 @@ Done at start and at every reload, before a job is claimed under that configurat
 """
 
 import sys
-from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ductile import __version__
 from ductile.config.load.redaction import redact_settings, to_plain_data
 from ductile.config.snapshot import Snapshot
+from ductile.config.views.secret_uses import secret_uses
 from ductile.core.formats import strict_json
-from ductile.core.secret import FINGERPRINT, Secret
+from ductile.core.secret import Secret
 from ductile.ledger.admin import service_log
 from ductile.ledger.storage.db import Db
-from ductile.ledger.tables import snapshots
+from ductile.ledger.tables import journal, snapshots
 
 if TYPE_CHECKING:
     from ductile.ledger.storage.async_ledger import Ledger
@@ -26,21 +26,27 @@ if TYPE_CHECKING:
 async def save_snapshot(
     ledger: "Ledger", snapshot: Snapshot, *, reason: str, now: datetime, reloaded_by: str | None = None
 ) -> None:
-    """Store the configuration under the snapshot id that its jobs refer to, and journal a reload with its actor."""
-    await ledger.write(_put, snapshot_row(snapshot, reason=reason, now=now), reloaded_by)
+    """Store the configuration under the snapshot id that its jobs refer to.
 
+    Journals a reload with its actor, and the tokens whose scope file cannot be used.
+    """
+    row, grants = snapshot_row(snapshot, reason=reason, now=now), snapshot.config.grants
+    refused = {name: snapshot.config.mask(grant.refused) for name, grant in grants.items() if grant.refused}
 
-def _put(db: Db, row: snapshots.StoredSnapshot, reloaded_by: str | None) -> None:
-    if reloaded_by is not None:
-        service_log.journal_reload(db, row, actor=reloaded_by)
-    snapshots.put(db, row)
+    def work(db: Db) -> None:
+        if reloaded_by is not None:
+            service_log.journal_reload(db, row, actor=reloaded_by)
+        snapshots.put(db, row)
+        for token, why in refused.items():
+            journal.append(db, "token.refused", now=now, data={"token": token, "reason": why})
+
+    await ledger.write(work)
 
 
 def snapshot_row(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots.StoredSnapshot:
     """Return the row to store for a configuration."""
     config = snapshot.config
     fingerprints = {name: attrs.asdict(configured.plugin.fingerprint) for name, configured in snapshot.plugins.items()}
-    secrets = dict(_secrets(to_plain_data(config.settings, hide=Secret.fingerprint)))
     return snapshots.StoredSnapshot(
         id=snapshot.id,
         config_hash=config.digest,
@@ -54,17 +60,5 @@ def snapshot_row(snapshot: Snapshot, *, reason: str, now: datetime) -> snapshots
         semantics=strict_json.dumps({name: plan.fingerprint for name, plan in snapshot.plans.by_name.items()}),
         plugin_fingerprints=strict_json.dumps(to_plain_data(fingerprints, hide=Secret.fingerprint)),
         sanitized_config=strict_json.dumps(redact_settings(config.settings, config.mask)),
-        secret_fingerprints=strict_json.dumps(secrets),
+        secret_fingerprints=strict_json.dumps(secret_uses(config.settings)),
     )
-
-
-def _secrets(data: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the fingerprint of every secret."""
-    if isinstance(data, dict):
-        for name, value in data.items():
-            yield from _secrets(value, f"{at}.{name}" if at else str(name))
-    elif isinstance(data, list):
-        for index, value in enumerate(data):
-            yield from _secrets(value, f"{at}[{index}]")
-    elif isinstance(data, str) and data.startswith(FINGERPRINT):
-        yield at, data

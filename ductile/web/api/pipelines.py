@@ -16,7 +16,7 @@ from ductile.core.errors import DuctileError
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import FollowUps, JobStatus, NewJob, is_small_write
+from ductile.core.model import CORE, FollowUps, JobStatus, NewJob, is_small_write
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs import tree_counters
 from ductile.ledger.reports import trees
@@ -161,7 +161,8 @@ def _plan_run(
         raise RunRefused(f"pipeline {plan.name} cannot start: {error}") from error
     _require_startable(plan, payload, run, snapshot)
     for new in run.follow_ups.children:
-        if new.prefinished is None:
+        if new.prefinished is None and not new.plugin.startswith(CORE):
+            snapshot.plugin(new.plugin)  # raises if it failed to load
             require_healthy(ctx, new.plugin)
     return run
 

@@ -72,6 +72,7 @@ UNCHANGED = frozenset(
         "scheduler.status_changed",
         "state.discarded",
         "step.bypassed",
+        "token.refused",
         "system.recovered",
         "system.started",
         "system.stopped",

@@ -16,7 +16,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import HANDLE, Budget, FollowUps, RunRule, is_small_write
+from ductile.core.model import Budget, FollowUps, RunRule, is_small_write
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
@@ -218,9 +218,7 @@ def plan_runs(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[Fol
     if entry.event is not None:
         return route_external_event(event, routing, submitted_by=by)
     if entry.plugin is not None:
-        configured = snapshot.plugins.get(entry.plugin)
-        lacks_handle = configured is not None and HANDLE not in configured.plugin.manifest.commands
-        if why := routing.target(entry.plugin).refused or ("has no command handle" if lacks_handle else None):
+        if why := routing.target(entry.plugin).refused:
             raise Unavailable(reason=f"plugin {entry.plugin} {why}")
         return (create_handle_job(entry.plugin, event, routing, submitted_by=by),)
     try:

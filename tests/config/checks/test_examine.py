@@ -200,7 +200,10 @@ def test_a_webhook_needs_a_plugin_with_a_handle_command(base_config: ConfigDir) 
     targets = {"/a": "gone", "/b": "poller"}
     endpoints = [f"{{path: {path}, plugin: {to}, secret_ref: t, scheme: github}}" for path, to in targets.items()]
     found = base_config.examine(f"include: [tokens.yaml]\n{ROOTS}webhooks: {{endpoints: [{', '.join(endpoints)}]}}")
-    assert set(errors(found, "webhooks")) == {"webhooks.endpoints[0].plugin", "webhooks.endpoints[1].plugin"}
+    assert set(errors(found, "webhooks")) == {"webhooks.endpoints[0].plugin"}
+    assert errors(found, "webhook_handle") == {
+        "webhooks.endpoints[1].plugin": "plugin poller has no command 'handle'; it has poll"
+    }
 
 
 @pytest.mark.parametrize(

@@ -270,12 +270,13 @@ def test_values_that_do_not_contradict_each_other_are_accepted(base_config: Conf
     assert base_config.load(f"include: [tokens.yaml]\n{text}").digest
 
 
-def test_violations_unset_variables_and_scope_file_errors_are_reported_together(base_config: ConfigDir) -> None:
-    base_config.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: gone.json}]")
+def test_violations_unset_variables_and_scope_file_permissions_are_reported_together(base_config: ConfigDir) -> None:
+    base_config.write("tokens.yaml", "tokens: [{name: t, key: 0123456789012345678901234, scopes_file: open.json}]")
+    base_config.write("open.json", "{}").chmod(0o666)
     base_config.write(
         "config.yaml", "include: [tokens.yaml]\nservice: {tick_interval: 1ms}\nplugins: {p: {env: {A: '${GONE}'}}}"
     )
     with pytest.raises(ConfigInvalid, match="tick_interval") as caught:
         base_config.seal()
     assert "environment variable GONE is not set" in str(caught.value)
-    assert "gone.json: does not exist" in str(caught.value)
+    assert "is world-writable" in str(caught.value)
