@@ -161,7 +161,8 @@ refused. A file that other users can read is a warning.
 `tokens:` is only allowed in a file of this name. A token is a named secret. Webhooks and relay refer to it in
 `secret_ref`, plugin configurations in every key that ends in `_ref`. With `scopes_file` and `scopes_hash` it can also
 authenticate API requests: the file is `{"scopes": ["plugin:ro", "jobs:ro"]}`, the hash is `blake3:` and the BLAKE3 hash
-of the file. If the hash does not match, the API rejects the token.
+of the file. If the hash does not match or the file cannot be used, the API rejects the token, which still works as a
+`secret_ref`; the log and the journal (`token.refused`) report it.
 
 ## Changing it by command
 

@@ -115,10 +115,9 @@ def test_a_webhook_whose_plugin_declares_no_handle_prevents_a_start(home: Home) 
     """The error names the endpoint, the plugin and its commands."""
     home.plugin("poller", OK, commands="poll: {}")
     home.write("tokens.yaml", "tokens: [{name: hook, key: 0123456789012345678901234}]\n")
+    endpoint = "{path: /in, plugin: poller, scheme: github, secret_ref: hook}"
     home.add("include: [tokens.yaml]\nplugins: {poller: {}}\n")
-    home.add(
-        "webhooks: {listen: '127.0.0.1:0', endpoints: [{path: /in, plugin: poller, scheme: github, secret_ref: hook}]}\n"
-    )
+    home.add(f"webhooks: {{listen: '127.0.0.1:0', endpoints: [{endpoint}]}}\n")
     home.seal()
     done = ductile(home, "system", "start", "--dry-run")
     assert done.exit_code == 78

@@ -7,6 +7,7 @@ from tests.config.conftest import ConfigDir
 
 CONFIG = """
 include: [tokens.yaml]
+plugin_roots: [plugins]
 api: {auth: {tokens: [{token: 0123456789abcdefghij, scopes: ["*"]}]}}
 webhooks: {listen: "127.0.0.1:0", endpoints: [{path: /in, name: in, plugin: echo, secret_ref: hook, scheme: github}]}
 plugins:
@@ -19,6 +20,7 @@ plugins:
 
 def test_every_secret_is_listed_with_its_place_and_source(config_dir: ConfigDir) -> None:
     """Sorted by place, without the values, and without templates."""
+    config_dir.plugin("echo")
     config_dir.write("tokens.yaml", "tokens: [{name: hook, key: 0123456789012345678901234}]")
     config_dir.write("config.yaml", CONFIG)
     config_dir.seal()

@@ -533,14 +533,6 @@ async def test_deliveries_for_a_plugin_that_fails_to_load_are_queued(hooks: Webh
     assert hooks.rows("SELECT plugin, status FROM job_queue") == [("taker", "queued")]
 
 
-async def test_a_delivery_for_a_plugin_without_handle_is_503(hooks: WebhookHarness) -> None:
-    """The job could not run."""
-    manifest = hooks.home.path / "plugins" / "taker" / "manifest.yaml"
-    manifest.write_text(manifest.read_text().replace(", handle: {}", ""))
-    hooks.reload()
-    assert (await hooks.post("/hook/plain"))[0] == 503
-
-
 async def test_a_run_over_the_job_limit_is_refused(hooks: WebhookHarness) -> None:
     """422 for an endpoint with a pipeline. For an event, the other pipelines start."""
     many = "  - {name: named, on: github.push, steps: [{uses: taker, foreach: payload.list}]}\n"
