@@ -10,6 +10,7 @@ import sys
 from copy import copy
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -63,6 +64,17 @@ class Nouns(click_base.SuggestingGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, click_base.move_flags_last(args))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. For an unknown one, suggest the nouns that have an action with this name."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchCommand as error:
+            if not (commands := _commands_with_action(error.command_name, is_exact=bool(error.possibilities))):
+                raise
+            one_of = "" if len(commands) == 1 else "one of "
+            message = f"{error.message} Did you mean {one_of}{', '.join(f'`ductile {name}`' for name in commands)}?"
+            raise click.NoSuchCommand(error.command_name, message, ctx=error.ctx) from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*NOUNS, *SINGLE, *SHORT_FORMS, *super().list_commands(ctx)])
 
@@ -91,6 +103,17 @@ class Nouns(click_base.SuggestingGroup):
             formatter.write_dl(sorted(SINGLE.items()))
         with formatter.section("Aliases"):
             formatter.write_dl([(name, f"Alias of `{' '.join(action)}`.") for name, action in SHORT_FORMS.items()])
+
+
+def _commands_with_action(word: str, *, is_exact: bool) -> list[str]:
+    """Return the commands whose action is `word`; unless `is_exact`, else those with the closest action."""
+    from difflib import get_close_matches
+
+    from ductile.cli.agents.side_effects import EFFECTS
+
+    actions = {name.rpartition(" ")[2] for name in EFFECTS if " " in name}
+    close = [word] if is_exact or word in actions else get_close_matches(word, actions, n=1)
+    return [name for name in EFFECTS if " " in name and name.rpartition(" ")[2] in close]
 
 
 @cache

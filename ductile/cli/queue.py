@@ -223,9 +223,10 @@ def post_pause(
 def pause_lines(answer: dict[str, Any]) -> list[str]:
     """Format the response of a pause or resume request."""
     what = "the queue" if answer["plugin"] == "*" else f"plugin {answer['plugin']}"
-    state = "paused" if answer["paused"] else "not paused"
+    if not answer["changed"]:
+        return [f"no change: {what} is {'already' if answer['paused'] else 'not'} paused"]
     verb = "would be" if answer["dry_run"] else "is"
-    return [f"{what} {verb} {state}{'' if answer['changed'] else ' already'}"]
+    return [f"{what} {verb} {'paused' if answer['paused'] else 'resumed'}"]
 
 
 @group.command("purge")

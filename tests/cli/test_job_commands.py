@@ -173,6 +173,42 @@ def test_an_unknown_id_is_not_found(run: Run, busy: Path, args: tuple[str, ...])
     assert (answer.exit_code, answer.json["code"]) == (1, "not_found")
 
 
+# ── ids ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_unique_prefix_and_last_stand_for_a_job_id(run: Run, demo: Path) -> None:
+    """`last` is the newest root job. The log is searched too."""
+    with past_of(demo) as past:
+        first = ended(past)
+        past.advance(hours=1)
+        last = past.enqueue().job_id
+        past.db.execute("DELETE FROM job_queue WHERE id = ?", (first,))
+
+    for word, job_id in (("last", last), (last[:12], last), (first[:12].upper(), first), (last, last)):
+        for command in (("job", "why"), ("job", "inspect"), ("job", "tree")):
+            answer = run(*command, word, "--config", demo, "--json")
+            assert answer.exit_code == 0, answer
+            assert job_id in answer.stdout
+    assert run("job", "why", "ffffffff-ffff", "--config", demo, "--json").json["code"] == "not_found"
+    assert run("job", "why", last[:7], "--config", demo, "--json").json["code"] == "not_found"
+
+
+def test_an_ambiguous_prefix_is_refused_with_the_candidates(run: Run, demo: Path) -> None:
+    with past_of(demo) as past:
+        ids = [past.enqueue().job_id for _ in range(2)]
+
+    answer = run("job", "why", ids[0][:10], "--config", demo, "--json")
+
+    assert (answer.exit_code, answer.json["code"]) == (2, "usage")
+    assert all(job_id in answer.json["error"] for job_id in ids)
+
+
+def test_a_remote_service_needs_complete_ids(run: Run) -> None:
+    answer = run("job", "wait", "last", "--api-url", "http://127.0.0.1:1", "--json")
+
+    assert (answer.exit_code, answer.json["code"]) == (2, "usage")
+
+
 # ── job why: waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

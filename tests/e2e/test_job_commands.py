@@ -319,6 +319,20 @@ def test_a_purge_cancels_all_queued_jobs_and_no_running_job(home: Home, start: S
     ]
 
 
+def test_pause_and_resume_report_whether_something_changed(service: Service) -> None:
+    for noun, what in ((("queue",), "the queue"), (("plugin",), "plugin echo")):
+        names = ("echo",) if noun == ("plugin",) else ()
+        said = [
+            ductile(service.home, *noun, action, *names).stdout for action in ("resume", "pause", "pause", "resume")
+        ]
+        assert said == [
+            f"no change: {what} is not paused\n",
+            f"{what} is paused\n",
+            f"no change: {what} is already paused\n",
+            f"{what} is resumed\n",
+        ]
+
+
 def test_a_purge_of_an_unknown_plugin_is_not_found(service: Service) -> None:
     assert ductile_json(service.home, "queue", "purge", "--plugin", "eccho", exit_code=1)["code"] == "not_found"
 

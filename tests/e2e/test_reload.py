@@ -4,7 +4,7 @@ import json
 import sqlite3
 from contextlib import closing
 
-from tests.e2e.commands import ductile
+from tests.e2e.commands import ductile, ductile_json
 from tests.e2e.sample_plugins import OK
 from tests.e2e.service import Home, Start
 
@@ -47,6 +47,18 @@ def test_a_reload_by_command_reports_the_changes(home: Home, start: Start) -> No
     assert answer["changes"]["plugins"]["changed"] == {"two": ["enabled"]}
     assert answer["changes"]["unavailable"] == {"two": "is disabled (enabled: false)"}
     assert service.ask("POST", "/plugin/two/poll")[0] == 409
+
+
+def test_a_plugin_that_is_on_disk_but_not_loaded_needs_a_reload(home: Home, start: Start) -> None:
+    """The error names the command. A plugin that is nowhere does not exist."""
+    start()
+    home.plugin("late", OK)
+
+    missing = ductile_json(home, "plugin", "run", "late", exit_code=1)
+    assert (missing["code"], "ductile system reload" in missing["hint"]) == ("plugin_not_loaded", True)
+    assert ductile_json(home, "plugin", "run", "nowhere", exit_code=1)["code"] == "not_found"
+    assert ductile(home, "system", "reload").exit_code == 0
+    assert ductile(home, "plugin", "run", "late").exit_code == 0
 
 
 def test_settings_that_need_a_restart_refuse_the_reload(home: Home, start: Start) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ductile.cli.base import options
+from ductile.core.errors import NotFound, UsageInvalid
 
 if TYPE_CHECKING:
     from ductile.cli.base.client import Client
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from ductile.core.secret import Mask
     from ductile.ledger.storage.db import Db
 
+TOKEN_VARIABLES = ("DUCTILE_API_TOKEN", "DUCTILE_API_KEY")
+"""Environment variables with the token for --api-url. The original program has the second one."""
+LAST_JOB, MIN_PREFIX_LENGTH, UUID_DIGITS = "last", 8, 32
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -30,7 +34,8 @@ def client(explicit: Path | None, api_url: str | None, api_key: str | None) -> "
     from ductile.cli.base.client import Client
 
     if api_url:
-        return Client(url=api_url, key=api_key or os.environ.get("DUCTILE_API_KEY"))
+        found = (os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name))
+        return Client(url=api_url, key=api_key or next(found, None))
     from ductile.web.server.listeners import local_socket_path
 
     return Client(local_socket_path(ledger_path(explicit).parent))
@@ -72,6 +77,37 @@ def mask_for(where: Mapping[str, Any]) -> "Mask":
     return build_mask(
         find_config(options.selected_config(where["config_path"], where["config_dir"]), os.environ).path, os.environ
     )
+
+
+def complete_job_id(text: str, where: Mapping[str, Any]) -> str:
+    """Return the newest root job for `last`, and the one job whose id begins with a prefix of 8 or more characters.
+
+    Other texts are returned unchanged. Raises NotFound or UsageInvalid if there is not exactly one such job.
+    """
+    word = text.strip().lower()
+    if word != LAST_JOB and not _is_prefix(word):
+        return text
+    if where.get("api_url"):
+        raise UsageInvalid(
+            f"{text!r} stands for a job of the local ledger", hint="Use the complete job id with --api-url."
+        )
+    from ductile.ledger.reports import job_details
+    from ductile.ledger.storage.open_file import open_reader
+
+    with open_reader(ledger_for(where)) as db:
+        found = job_details.newest_root_ids(db) if word == LAST_JOB else job_details.ids_with_prefix(db, word)
+    if not found:
+        message = "there are no jobs yet" if word == LAST_JOB else f"no job id begins with {text!r}"
+        raise NotFound(message, hint="Run `ductile job list`.")
+    if len(found) > 1:
+        raise UsageInvalid(f"several job ids begin with {text!r}: {', '.join(found)}", hint="Add more characters.")
+    return found[0]
+
+
+def _is_prefix(word: str) -> bool:
+    """True for the beginning of a UUID, with its dashes."""
+    is_complete = len(word.replace("-", "")) == UUID_DIGITS
+    return len(word) >= MIN_PREFIX_LENGTH and not is_complete and set(word) <= set("0123456789abcdef-")
 
 
 def load_snapshot(explicit: Path | None) -> "Snapshot":

@@ -89,6 +89,7 @@ ERROR_CODES = {
     "pipeline_invalid": "A pipeline does not compile.",
     "place_taken": "The restore target already exists.",
     "notify_missing": "The configuration has no `notify` section.",
+    "plugin_not_loaded": "The plugin is on disk, but the running service has not loaded it.",
     "plugin_rejected": "A plugin is untrusted or invalid.",
     "plugin_unavailable": "The plugin cannot run now.",
     "refused": "The service refused the request; see the message.",

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +27,28 @@ def config(command: Command) -> Command:
 
 def service(command: Command) -> Command:
     """Add `--api-url URL` and `--api-key KEY`, which select a remote service."""
-    key = "API token for --api-url. Default: $DUCTILE_API_KEY."
+    key = "API token for --api-url. Default: $DUCTILE_API_TOKEN."
     command = click.option("--api-key", help=key)(command)
     return click.option("--api-url", help="Use the service at this URL instead of the local one.")(command)
+
+
+def job_id(command: Command) -> Command:
+    """Add the argument JOB_ID: an id, a unique prefix of one, or `last`. The command gets the complete id."""
+    return click.argument("job_id")(with_complete_job_id(command))
+
+
+def with_complete_job_id(command: Command) -> Command:
+    """Complete the `job_id` of the command, if it has one."""
+
+    @wraps(command)
+    def run(*args: Any, **params: Any) -> Any:
+        if params.get("job_id") is not None:
+            from ductile.cli.base.connect import complete_job_id
+
+            params["job_id"] = complete_job_id(params["job_id"], params)
+        return command(*args, **params)
+
+    return run  # type: ignore[return-value]
 
 
 def selected_config(config_path: Path | None, config_dir: Path | None) -> Path | None:

@@ -165,7 +165,7 @@ def _replay_lines(answer: dict[str, Any]) -> list[str]:
 
 
 @click.command("wait")
-@click.argument("job_id")
+@options.job_id
 @click.option("--timeout", default="5m", show_default=True, help="Maximum time to wait.")
 @click.option("--tree", "whole", is_flag=True, help="Wait for the whole tree of jobs.")
 @options.config

@@ -46,7 +46,7 @@ def selection_options(*statuses: str) -> Callable[[Callable[..., Any]], Callable
             click.option("--status", type=click.Choice(statuses), help="Select all jobs with this status."),
         ):
             command = option(command)
-        return click.argument("job_id", required=False)(command)
+        return click.argument("job_id", required=False)(options.with_complete_job_id(command))
 
     return add
 

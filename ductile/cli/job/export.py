@@ -10,7 +10,7 @@ from ductile.core.errors import UsageInvalid
 
 
 @click.command("export")
-@click.argument("job_id")
+@options.job_id
 @click.option("--fixture", "as_fixture", is_flag=True, help="Export as a fixture for `ductile plugin test` (required).")
 @click.option("--to", "target", type=click.Path(path_type=Path), help="Write to this new file or into this directory.")
 @options.config

@@ -28,11 +28,15 @@ COMMAND_MODULES = {
 
 @click.group("job", cls=LazyGroup, modules=COMMAND_MODULES)
 def group() -> None:
-    """List, inspect, explain, retry, replay and cancel jobs."""
+    """List, inspect, explain, retry, replay and cancel jobs.
+
+    JOB_ID is a job id, a unique prefix of one with at least 8 characters, or `last` for the root job that was enqueued
+    last.
+    """
 
 
 @group.command("inspect")
-@click.argument("job_id")
+@options.job_id
 @options.config
 @options.as_json
 def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
@@ -58,7 +62,7 @@ def inspect_job(job_id: str, config_path: Path | None, config_dir: Path | None, 
 
 
 @group.command("tree")
-@click.argument("job_id")
+@options.job_id
 @click.option("--wait", "waits", is_flag=True, help="Wait until every job of the tree has ended.")
 @click.option("--timeout", default="5m", show_default=True, help="Timeout of --wait.")
 @options.config

@@ -23,7 +23,7 @@ GAP = "\n[… output missing: it was written faster than it could be read …]\n
 
 
 @click.command("tail")
-@click.argument("job_id")
+@options.job_id
 @click.option("--timeout", default="1h", show_default=True, help="Maximum time to follow the job.")
 @options.config
 @options.service

@@ -13,7 +13,7 @@ ENDED_WELL = ("succeeded", "skipped")
 
 
 @click.command("why")
-@click.argument("job_id")
+@options.job_id
 @options.config
 @options.as_json
 def why(job_id: str, as_json: bool, **where: Any) -> None:
@@ -52,7 +52,7 @@ def attempt_lines(attempts: list[Mapping[str, Any]]) -> list[str]:
 
 
 @click.command("diagnose")
-@click.argument("job_id")
+@options.job_id
 @click.option(
     "--max-bytes",
     type=click.IntRange(MIN_BYTES),

@@ -52,6 +52,7 @@ def show_pipeline(name: str, config_path: Path | None, config_dir: Path | None, 
 @group.command("visualize")
 @click.argument("name", required=False)
 @click.option("--job", "job_id", help="Draw the run of this job, with states, durations and counts.")
+@options.with_complete_job_id
 @options.config
 @options.as_json
 @options.verbose

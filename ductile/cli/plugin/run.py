@@ -1,5 +1,6 @@
 """`ductile plugin run`: enqueue one job, or run the plugin locally without a service."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -7,9 +8,16 @@ from urllib.parse import quote
 import click
 
 from ductile.cli.base import options, output
-from ductile.core.errors import UsageInvalid
+from ductile.core.errors import ConfigInvalid, DuctileError, NotFound, UsageInvalid
 
 FAULTS = ("timeout", "crash", "garbage", "slow", "partial")
+
+
+class PluginNotLoaded(DuctileError):
+    """The plugin is on disk, but the running service has not loaded it."""
+
+    code, exit_code, status = "plugin_not_loaded", 1, 409
+    hint = "Run `ductile system reload`, then try again."
 
 
 @click.command("run")
@@ -81,7 +89,12 @@ def run_plugin(
     body = {"payload": content} if content is not None else None
     service = client(explicit, api_url, api_key)
     query = "?dry_run=true" if dry_run else ""
-    job = service.request("POST", f"/plugin/{quote(name, safe='')}/{quote(requested, safe='')}{query}", body)
+    try:
+        job = service.request("POST", f"/plugin/{quote(name, safe='')}/{quote(requested, safe='')}{query}", body)
+    except NotFound:
+        if api_url is None:
+            _require_unknown_on_disk(name, explicit)
+        raise
     if dry_run:
         output.show(job, as_json=as_json, human=lambda _: [f"would run {name}.{requested}"])
         return 0
@@ -90,6 +103,15 @@ def run_plugin(
             job = wait_for_job(service, job["job_id"], seconds)
     output.show(job, as_json=as_json, human=_job_lines)
     return 1 if waits and job["status"] != "succeeded" else 0
+
+
+def _require_unknown_on_disk(name: str, explicit: Path | None) -> None:
+    """Raise PluginNotLoaded if the configuration on disk has the plugin, PluginUnavailable if it cannot be loaded."""
+    from ductile.cli.base.connect import load_snapshot
+
+    with suppress(NotFound, ConfigInvalid):
+        load_snapshot(explicit).plugin(name)
+        raise PluginNotLoaded(f"plugin {name} is on disk, but the running service has not loaded it")
 
 
 def _require_no_local_options(name: str, only_local: dict[str, Any]) -> None:

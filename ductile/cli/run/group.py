@@ -142,7 +142,7 @@ def _milliseconds(count: int | None) -> str:
 
 
 @group.command("show")
-@click.argument("job_id")
+@options.job_id
 @options.config
 @options.service
 @options.as_json

@@ -114,6 +114,29 @@ def require_job(db: Db, job_id: str) -> Job:
     return found
 
 
+NEWEST_ROOT = "SELECT id FROM job_queue WHERE root_job_id = id ORDER BY seq DESC LIMIT 1"
+NEWEST_ROOT_IN_LOG = "SELECT job_id FROM job_log WHERE root_job_id = job_id ORDER BY seq DESC LIMIT 1"
+
+
+def newest_root_ids(db: Db) -> list[str]:
+    """Return the id of the root job that was enqueued last; an empty list if there are no jobs."""
+    row = db.execute(NEWEST_ROOT).fetchone() or db.execute(NEWEST_ROOT_IN_LOG).fetchone()
+    return [row[0]] if row else []
+
+
+IDS_IN_QUEUE = "SELECT id FROM job_queue WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
+IDS_IN_LOG = "SELECT DISTINCT job_id FROM job_log WHERE job_id >= ? AND job_id < ? ORDER BY job_id LIMIT ?"
+AFTER_HEX = "g"
+"""Sorts after every character of an id."""
+
+
+def ids_with_prefix(db: Db, prefix: str, *, limit: int = 3) -> list[str]:
+    """Return up to `limit` ids of jobs in the queue or in the log that begin with `prefix`, in order."""
+    values = (prefix, prefix + AFTER_HEX, limit)
+    found = {row[0] for statement in (IDS_IN_QUEUE, IDS_IN_LOG) for row in db.execute(statement, values)}
+    return sorted(found)[:limit]
+
+
 ATTEMPT_COLUMNS = """seq, id, job_id, plugin, command, attempt, status, job_status, submitted_by, created_at,
     started_at, completed_at, duration_ms, exit_code, signal, last_error, stderr, result, outcome_code, outcome_data,
     plugin_fingerprint, plugin_changes"""

@@ -179,8 +179,10 @@ def test_a_remote_service_needs_a_token(installation: Installation, run: Run, mo
     """The key comes from --api-key or the environment."""
     assert run("api", "/plugins", "--api-url", installation.service.url).exit_code == 1
     assert run("api", "/plugins", "--api-url", installation.service.url, "--api-key", TOKEN).exit_code == 0
-    monkeypatch.setenv("DUCTILE_API_KEY", TOKEN)
-    assert run("api", "/plugins", "--api-url", installation.service.url).exit_code == 0
+    for name in ("DUCTILE_API_TOKEN", "DUCTILE_API_KEY"):
+        with monkeypatch.context() as environ:
+            environ.setenv(name, TOKEN)
+            assert run("api", "/plugins", "--api-url", installation.service.url).exit_code == 0
 
 
 @pytest.mark.parametrize("url", ["http://1.1.1.1", "https://[2606:4700::1]:8443", "http://[::ffff:8.8.8.8]"])

@@ -40,6 +40,23 @@ def test_an_invalid_command_line_exits_2_with_a_hint(run: Run, args: tuple[str, 
     assert "--help" in as_json.json["hint"]
 
 
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ("doctor", "Did you mean `ductile system doctor`?"),
+        ("docter", "Did you mean `ductile system doctor`?"),
+        ("job doctor", "Did you mean `ductile system doctor`?"),
+        ("inspect", "`ductile job inspect`"),
+        ("statsu", "Did you mean 'status'?"),
+    ],
+)
+def test_an_action_without_its_noun_is_suggested_with_it(run: Run, words: str, suggested: str) -> None:
+    answer = run(*words.split())
+
+    assert answer.exit_code == 2
+    assert suggested in answer.stderr
+
+
 def test_version_has_the_three_fields(run: Run) -> None:
     answer = run("version", "--json")
 
