@@ -109,11 +109,15 @@ def _commands_with_action(word: str, *, is_exact: bool) -> list[str]:
     """Return the commands whose action is `word`; unless `is_exact`, else those with the closest action."""
     from difflib import get_close_matches
 
-    from ductile.cli.agents.side_effects import EFFECTS
-
-    actions = {name.rpartition(" ")[2] for name in EFFECTS if " " in name}
+    commands = [(noun, action) for noun in NOUNS for action in _actions(noun)]
+    actions = {action for _, action in commands}
     close = [word] if is_exact or word in actions else get_close_matches(word, actions, n=1)
-    return [name for name in EFFECTS if " " in name and name.rpartition(" ")[2] in close]
+    return [f"{noun} {action}" for noun, action in commands if action in close]
+
+
+def _actions(noun: str) -> list[str]:
+    group = _load(noun)
+    return group.list_commands(click.Context(group)) if isinstance(group, click.Group) else []
 
 
 @cache

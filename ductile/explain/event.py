@@ -42,6 +42,7 @@ class EventJobView(TypedDict):
     via: Annotated[str, "The pipeline, route or plugin that created it"]
     pipeline: Omittable[str]
     step_id: Omittable[str]
+    outcome_code: Omittable[Annotated[str, "Why the job ended"]]
     orphaned: NotRequired[Annotated[bool, "True if no service runs the job"]]
 
 
@@ -204,6 +205,7 @@ def _job_view(job: Job) -> EventJobView:
         "via": _via(job),
         "pipeline": job.pipeline,
         "step_id": job.step_id,
+        "outcome_code": job.outcome_code,
     }
     return without_none(view)
 

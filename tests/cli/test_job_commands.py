@@ -849,3 +849,24 @@ def test_inspect_shows_transitions_and_configurations(run: Run, demo: Path) -> N
 
     config = run("job", "inspect", lost, "--config", demo, "--json").json["config"]
     assert (config["missing_snapshot_refs"], config["crossed_reload_boundary"]) == (["cfg_gone"], False)
+
+
+# ── jobs that an operator ended ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lists_show_a_cancelled_job_as_cancelled(run: Run, demo: Path) -> None:
+    """Its status stays `dead`, with the outcome code beside it."""
+    with past_of(demo) as past:
+        job_id = past.enqueue().job_id
+        with transaction(past.db):
+            job_actions.cancel(past.db, job_id, "not needed", now=past.now)
+
+    (row,) = run("job", "list", "--config", demo, "--json").json["jobs"]
+    assert (row["status"], row["outcome_code"]) == ("dead", "cancelled")
+    shown = run("system", "status", "--no-health", "--config", demo, "--json").json
+    assert (shown["queue"]["dead"], shown["queue"]["cancelled"]) == (1, 1)
+    assert shown["last_runs"][0]["outcome_code"] == "cancelled"
+    assert "1 dead, 1 of them cancelled" in run("queue", "status", "--config", demo).stdout
+    for command in (("list",), ("logs",), ("inspect", "last"), ("tree", "last")):
+        text = run("job", *command, "--config", demo).stdout
+        assert "cancelled" in text.lower().split(), command

@@ -200,7 +200,9 @@ def wait(job_id: str, timeout: str, whole: bool, as_json: bool, **where: Any) ->
 
 def job_lines(job: dict[str, Any]) -> list[str]:
     """Format a job, and the state of the run that started with it."""
-    lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {state(job['status'])}"]
+    from ductile.explain.orphaned import display_status
+
+    lines = [f"job {job['job_id']} ({job['plugin']}.{job['command']}): {state(display_status(job))}"]
     lines += [f"  error: {job['last_error']}"] if job.get("last_error") else []
     runs = {"open": "has not ended", "failed": state("failed")}
     if job.get("tree_status") in runs:

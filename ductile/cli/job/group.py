@@ -155,6 +155,7 @@ def _report(report: Any) -> dict[str, Any]:
         "plugin": job.plugin,
         "command": job.command,
         "status": str(job.status),
+        "outcome_code": job.outcome_code,
         "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "submitted_by": job.submitted_by,
@@ -177,7 +178,13 @@ def _report(report: Any) -> dict[str, Any]:
         "steps": [_hop(hop, context) for hop, context in enumerate(report.contexts)],
         "attempts": [_attempt(attempt, moment) for attempt in report.attempts],
         "children": [
-            {"job_id": child.id, "plugin": child.plugin, "command": child.command, "status": str(child.status)}
+            {
+                "job_id": child.id,
+                "plugin": child.plugin,
+                "command": child.command,
+                "status": str(child.status),
+                "outcome_code": child.outcome_code,
+            }
             for child in report.children
         ],
         "journal": [

@@ -177,13 +177,14 @@ def _is_step(job: Mapping[str, Any]) -> bool:
 
 def _log_lines(page: dict[str, Any]) -> list[str]:
     from ductile.core.format_time import format_when
+    from ductile.explain.orphaned import display_status
 
     head = ("ATTEMPT", "COMMAND", "STATUS", "DURATION", "EXIT", "ENDED", "")
     rows = [
         (
             row["log_id"],
             f"{row['plugin']}.{row['command']}",
-            row["status"],
+            display_status(row),
             f"{row['duration_ms']} ms" if "duration_ms" in row else "-",
             _exit(row),
             format_when(row["completed_at"]),

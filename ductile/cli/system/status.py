@@ -311,9 +311,10 @@ def _reason_lines(reasons: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
     from ductile.core.format_time import format_when
+    from ductile.explain.orphaned import display_status
 
     what, error = f"{run['plugin']}.{run['command']}", (run["last_error"] or "").partition("\n")[0]
-    return (run["status"], what, format_when(run["completed_at"]), run["job_id"], error)
+    return (display_status(run), what, format_when(run["completed_at"]), run["job_id"], error)
 
 
 # ── selfcheck ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -136,14 +136,14 @@ def group_by_step(measured: Iterable[Sample]) -> dict[str, dict[str | None, list
 
 
 LAST_FINISHED = """
-    SELECT job_id, plugin, command, job_status, completed_at, duration_ms, last_error FROM job_log
+    SELECT job_id, plugin, command, job_status, outcome_code, completed_at, duration_ms, last_error FROM job_log
      WHERE job_status <> 'queued' ORDER BY seq DESC LIMIT ?
 """
 
 
 def last_finished(db: Db, limit: int) -> list[dict[str, Any]]:
     """Return the jobs that finished last, newest first. Times are stored text."""
-    names = ("job_id", "plugin", "command", "status", "completed_at", "duration_ms", "last_error")
+    names = ("job_id", "plugin", "command", "status", "outcome_code", "completed_at", "duration_ms", "last_error")
     return [dict(zip(names, row, strict=True)) for row in db.execute(LAST_FINISHED, (limit,))]
 
 
