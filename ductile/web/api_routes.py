@@ -9,11 +9,10 @@ from ductile.web import metrics, openapi
 from ductile.web.api import (
     catalog,
     config_view,
+    events,
     job_actions,
     jobs,
     lists,
-    pauses,
-    purge,
     schedules,
     stats,
     system,
@@ -24,6 +23,7 @@ from ductile.web.api.explanations import audit, journal, pipelines, runs
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import schedules as schedule_explanations
+from ductile.web.api.queue import pauses, purge
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
@@ -40,6 +40,7 @@ def build_api_table(
         (
             *jobs.routes(ctx),
             *job_actions.routes(ctx),
+            *events.routes(ctx),
             *pauses.routes(ctx),
             *purge.routes(ctx),
             *metrics.routes(ctx),

@@ -7,6 +7,7 @@ import click
 
 from ductile.cli.base import options, output
 from ductile.cli.base.terminal import state
+from ductile.cli.event.send import send
 from ductile.core.errors import UsageInvalid
 
 MAX_EVENTS = 100
@@ -14,7 +15,10 @@ MAX_EVENTS = 100
 
 @click.group("event")
 def group() -> None:
-    """Show what an event led to, and why to nothing more."""
+    """Send an event, and show what an event led to."""
+
+
+group.add_command(send)
 
 
 @group.command("why")

@@ -18,7 +18,7 @@ from ductile.ledger.admin.job_actions import Purgeable, count_purgeable
 from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports.pagination import NEWEST
 from ductile.web.api.job_actions import MAX_REASON_CHARS
-from ductile.web.api.pauses import require_known_plugin
+from ductile.web.api.queue.pauses import require_known_plugin
 from ductile.web.context import DRY_RUN, AppContext, BadRequest, read_flag
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routing import AnyRoute, Route
