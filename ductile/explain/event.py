@@ -227,13 +227,13 @@ def _joined_ids(db: Db, event_type: str) -> Iterator[tuple[str, str]]:
 
 
 def _emitted_ids(db: Db, event_type: str) -> Iterator[tuple[str, str]]:
-    """Yield moment and id of the events of this type that a plugin emitted and that led to a job."""
+    """Yield moment and id of the events of this type that a plugin emitted and that led to a job or a duplicate."""
     attempts = event_lineage.attempts_emitting(db, event_type)
-    with_jobs = event_lineage.event_ids_with_jobs(db) if attempts else frozenset()
+    with_effect = event_lineage.event_ids_with_effect(db) if attempts else frozenset()
     for at, job_id, attempt, result in attempts:
         for index, event in _events_in(result):
             event_id = derived_event_id(job_id, attempt, index)
-            if event.get("type") == event_type and event_id in with_jobs:
+            if event.get("type") == event_type and event_id in with_effect:
                 yield at, event_id
 
 

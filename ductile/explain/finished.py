@@ -5,12 +5,18 @@ Reads no sentences: the place that decided stored a code and its data.
 
 from typing import Any
 
+from attrs import asdict
+
 from ductile.core.clock import to_text
 from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import AttemptStatus, Dead, Job, Retried
 from ductile.explain.reason import Reason
+from ductile.ledger.jobs import duplicates
 from ductile.ledger.queue.recover import recovery_outcome
 from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
+from ductile.ledger.storage.db import Db
+
+MAX_DROPPED = 20
 
 
 def outcome_reason(report: JobReport) -> Reason:
@@ -45,6 +51,15 @@ def past_waits(report: JobReport) -> list[Reason]:
     names = ("attempt", "waited_ms", "waited_for")
     started = [entry.data for entry in report.journal if entry.kind == "job.started"]
     return [Reason("waited", {name: data[name] for name in names}) for data in started if data.get("waited_for")]
+
+
+def dropped_follow_ups(db: Db, job: Job) -> list[Reason]:
+    """Return the follow-up jobs of a job that were not created because of their dedupe key, the first of them."""
+    found = duplicates.dropped_behind(db, job.id) if job.status.is_final else []
+    return [
+        Reason("dropped_duplicate", asdict(one, filter=lambda field, _: field.name != "producer"))
+        for one in found[:MAX_DROPPED]
+    ]
 
 
 def running(job: Job) -> Reason:

@@ -193,9 +193,16 @@ def _waited(data: Data) -> str:
     return f"Attempt {data['attempt']} was queued for {format_duration(waited)}, because {reasons}."
 
 
+def _dropped_duplicate(data: Data) -> str:
+    winner = f"job {data['winner']} with the dedupe key {data['dedupe_key']!r}"
+    state = "already succeeded" if data.get("reason") == "recent_success" else "has not ended"
+    return f"A follow-up job of {data['plugin']}.{data['command']} was not created: {winner} {state}."
+
+
 RUNNING: Mapping[str, Sentence] = {
     "running": _running,
     "waited": _waited,
+    "dropped_duplicate": _dropped_duplicate,
     "ending": lambda data: (
         f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
     ),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.commands import ductile, ductile_json
 from tests.e2e.recording_plugins import add_recording_plugins, emit, run_to_end
 from tests.e2e.service import Home, Service
 
@@ -86,6 +87,7 @@ pipelines:
       - {id: d, uses: alpha}
   - {name: keyed, on: keyed.run, steps: [{id: a, uses: alpha}, {id: b, uses: alpha}]}
   - {name: keyed-1, on: keyed.both, steps: [{split: [{id: a, uses: alpha}, {id: b, uses: alpha}, {uses: beta}]}]}
+  - {name: keyed-once, on: keyed.once, steps: [{id: a, uses: alpha, if: {path: payload.n, op: exists}}]}
   - {name: keyed-2, on: keyed.both, steps: [{id: a, uses: alpha}]}
 
   - {name: no-events, on: no-events.requested, steps: [{id: a, uses: alpha}, {id: b, uses: beta}]}
@@ -300,6 +302,23 @@ def test_two_pipelines_share_the_scope_of_a_dedupe_key(service: Service) -> None
     logged = service.wait_for_log("same dedupe key", dedupe_key="both-1")
     assert (logged["level"], logged["job_id"]) == ("info", found["keyed-2", "a"]["id"])
     assert logged["winner"] in (found["keyed-1", "a"]["id"], found["keyed-1", "b"]["id"])
+
+
+def test_a_dropped_duplicate_is_shown_by_its_producer_and_its_event(service: Service) -> None:
+    """`job why` and `job tree` of the producer, also behind an `if`, and `event why --type`."""
+    winner = emit(service, "keyed.once", {"n": 1}, dedupe_key="once-1").row_of("a")["id"]
+    producer = emit(service, "keyed.once", {"n": 1}, dedupe_key="once-1").rows[0]["id"]
+
+    why = ductile_json(service.home, "job", "why", producer)
+    dropped = [reason for reason in why["reasons"] if reason["code"] == "dropped_duplicate"]
+    assert [(one["plugin"], one["dedupe_key"], one["winner"]) for one in dropped] == [("alpha", "once-1", winner)]
+    (root, switch) = ductile_json(service.home, "job", "tree", producer)
+    expected = {"plugin": "alpha", "command": "handle", "winner": winner, "reason": "recent_success"}
+    assert (root.get("duplicates"), switch["duplicates"]) == (None, [expected])
+    assert f"same dedupe key as job {winner}" in ductile(service.home, "job", "tree", producer).stdout
+    events = ductile_json(service.home, "event", "why", "--type", "keyed.once")["events"]
+    kinds = [[one["kind"] for one in event["decisions"]] for event in events]
+    assert kinds == [["job.deduplicated"], []]
 
 
 # ── contexts ────────────────────────────────────────────────────────────────────────────────────────────────────────

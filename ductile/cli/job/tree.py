@@ -27,17 +27,28 @@ def tree_lines(tree: list[dict[str, Any]]) -> list[str]:
     while pending:
         depth, node = pending.pop()
         rows.append(_row(depth, node))
+        rows += [_duplicate_row(depth + 1, one) for one in node.get("duplicates", ())]
         pending += [(depth + 1, child) for child in reversed(children.get(node["job_id"], []))]
     return output.table(rows)
 
 
 def _row(depth: int, node: dict[str, Any]) -> tuple[str, ...]:
-    indent = "  " * min(depth - 1, MAX_INDENT) + "└ " if depth else ""
+    indent = _indent(depth)
     took = f"{node['duration_ms']} ms" if "duration_ms" in node else ""
     tries = f"attempt {node['attempt']}" if node["attempt"] > 1 else ""
     status = f"{node['status']} (tolerated)" if node.get("tolerated") else display_status(node)
     what = f"{node['plugin']}.{node['command']}"
     return (f"{indent}{_name(node)}", what, status, took, tries, node["job_id"], _reason(node))
+
+
+def _indent(depth: int) -> str:
+    return "  " * min(depth - 1, MAX_INDENT) + "└ " if depth else ""
+
+
+def _duplicate_row(depth: int, dropped: dict[str, Any]) -> tuple[str, ...]:
+    """Format a follow-up job that was not created."""
+    what, why = f"{dropped['plugin']}.{dropped['command']}", f"same dedupe key as job {dropped['winner']}"
+    return (f"{_indent(depth)}duplicate", what, "not created", "", "", "", why)
 
 
 def _name(node: dict[str, Any]) -> str:

@@ -121,18 +121,22 @@ def attempts_emitting(db: Db, event_type: str) -> list[tuple[str, str, int, str]
     return db.execute(ATTEMPTS_EMITTING, (event_type,)).fetchall()
 
 
-EVENT_IDS_WITH_JOBS = f"""
+EVENT_IDS_WITH_EFFECT = f"""
     SELECT source_event_id FROM job_queue
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_queue) - {MAX_ROWS_SCANNED} AND source_event_id IS NOT NULL
     UNION
     SELECT source_event_id FROM job_log
      WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM job_log) - {MAX_ROWS_SCANNED} AND source_event_id IS NOT NULL
+    UNION
+    SELECT data ->> 'source_event_id' FROM journal
+     WHERE seq > (SELECT COALESCE(MAX(seq), 0) FROM journal) - {MAX_ROWS_SCANNED} AND kind = 'job.deduplicated'
+       AND data ->> 'source_event_id' IS NOT NULL
 """
 
 
-def event_ids_with_jobs(db: Db) -> frozenset[str]:
-    """Return the ids of events that created jobs, among the rows that `jobs_of_event` reads."""
-    return frozenset(event_id for (event_id,) in db.execute(EVENT_IDS_WITH_JOBS))
+def event_ids_with_effect(db: Db) -> frozenset[str]:
+    """Return the ids of events that created a job or a dropped duplicate, among the rows that other queries read."""
+    return frozenset(event_id for (event_id,) in db.execute(EVENT_IDS_WITH_EFFECT))
 
 
 def ids_of_type(db: Db, event_type: str, *, limit: int, others: Iterable[tuple[str, str]] = ()) -> list[str]:

@@ -4,11 +4,12 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.model import Job, JobStatus
 from ductile.ledger.jobs import joins
+from ductile.ledger.jobs.duplicates import DroppedJob, dropped_by
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.dialect import using
@@ -20,6 +21,8 @@ class TreeNode:
 
     job: Job
     result: str | None
+    dropped: tuple[DroppedJob, ...] = ()
+    """Its follow-up jobs that were not created because of their dedupe key."""
 
 
 _RESULT = "(SELECT result FROM job_log WHERE job_id = job_queue.id ORDER BY attempt DESC LIMIT 1)"
@@ -41,7 +44,11 @@ ROOT_ID = "SELECT root_job_id FROM job_queue WHERE id = ?"
 def tree(db: Db, job_id: str, *, limit: int = 10_001) -> list[TreeNode]:
     """Return all jobs of the tree that `job_id` is in, in order of arrival. Raises NotFound for an unknown id."""
     root = db.execute(ROOT_ID, (job_id,)).fetchone()
-    return tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
+    nodes = tree_under(db, root[0], limit=limit) if root else _logged_tree(db, job_id, limit)
+    dropped: dict[str, list[DroppedJob]] = {}
+    for one in dropped_by(db, (node.job.id for node in nodes)):
+        dropped.setdefault(one.producer, []).append(one)
+    return [evolve(node, dropped=tuple(dropped[node.job.id])) if node.job.id in dropped else node for node in nodes]
 
 
 def tree_under(db: Db, root_job_id: str, *, limit: int = 10_001) -> list[TreeNode]:

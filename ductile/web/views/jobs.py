@@ -12,6 +12,7 @@ from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Count, Omittable, Ordinal, Timestamp, without_none
 from ductile.core.model import AttemptStatus, Job, JobStatus
+from ductile.ledger.jobs.duplicates import DroppedJob
 from ductile.ledger.reports.job_details import JobBrief, LoggedAttempt
 from ductile.ledger.reports.trees import TreeNode, TreeStatus
 
@@ -89,12 +90,22 @@ class AttemptView(_WithResult):
     result_omitted: Omittable[Annotated[bool, "True if the result is too large for a list"]]
 
 
+class DuplicateView(TypedDict):
+    """A follow-up job that was not created."""
+
+    plugin: str
+    command: str
+    winner: Annotated[str, "The job with the same dedupe key"]
+    reason: Annotated[str, "recent_success or outstanding"]
+
+
 class TreeNodeView(_AnyJob, _WithResult):
     """A job in its tree."""
 
     terminal: Omittable[Annotated[bool, "True if it belongs to a terminal step"]]
     tolerated: Omittable[Annotated[bool, "True if its failure does not fail the run"]]
     duration_ms: Omittable[Count]
+    duplicates: Omittable[Annotated[list[DuplicateView], "Follow-up jobs that were not created"]]
 
 
 class _RunSummary(TypedDict):
@@ -267,8 +278,18 @@ def _node_json(node: TreeNode, is_terminal: IsTerminal, *, shows_result: bool) -
         "duration_ms": _duration_ms(job),
         "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
+        "duplicates": [_duplicate_view(one) for one in node.dropped] or None,
     }
     return _with_result(content, node.result if shows_result else None, job)
+
+
+def _duplicate_view(dropped: DroppedJob) -> DuplicateView:
+    return {
+        "plugin": dropped.plugin,
+        "command": dropped.command,
+        "winner": dropped.winner,
+        "reason": dropped.reason,
+    }
 
 
 def _with_result(content: Mapping[str, Any], result: str | None, job: Job) -> str:
