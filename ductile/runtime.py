@@ -29,7 +29,7 @@ from ductile.core.instance.actors import SERVICE, process_actor, signal_actor
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.lock import instance_lock, require_unlocked
 from ductile.core.instance.signals import receive_signals
-from ductile.core.instance.systemd import Notifier
+from ductile.core.instance.systemd import MAX_STUCK_SECONDS, Notifier
 from ductile.core.logs import Log
 from ductile.core.metrics import Metrics
 from ductile.core.threads import run_in_thread
@@ -57,6 +57,7 @@ from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.storage.path_checks import make_private_directory
 from ductile.ledger.tables.schedules import all_entries
+from ductile.ops.heartbeat import HeartbeatSender
 from ductile.ops.routes import check_routes
 from ductile.relay.routes import relay_routes
 from ductile.relay.send import send_job
@@ -245,6 +246,10 @@ async def _run_until_drained(
         )
         notifications = NotificationSender(ledger, rt.hub, rt.clock, rt.log, lambda: rt.snapshot)
         root.start_soon(notifications.run, name="notifications")
+        heartbeat = HeartbeatSender(
+            lambda: rt.config.settings.heartbeat, partial(_is_healthy, rt, ledger), rt.hub, rt.log
+        )
+        root.start_soon(heartbeat.run, name="heartbeat")
         root.start_soon(rt.notifier.run_watchdog, ledger.stuck_seconds, name="watchdog")
         async with trio.open_nursery() as serving:
             await mark_pending(ledger, rt.snapshot, rt.health)
@@ -281,6 +286,12 @@ async def _watch_signals(rt: Runtime, signals: AsyncIterator[int]) -> None:
             rt.kill_all()
             rt.log.close()
             os._exit(128 + number)
+
+
+def _is_healthy(rt: Runtime, ledger: Ledger) -> bool:
+    """Return True while `/healthz` answers 200 and the service accepts work."""
+    stuck_seconds = max(ledger.stuck_seconds(), rt.scheduler_lag())
+    return not (ledger.broken.is_set() or rt.stopping.is_set()) and stuck_seconds < MAX_STUCK_SECONDS
 
 
 async def _watch_ledger(ctx: JobContext) -> None:

@@ -1,4 +1,4 @@
-"""A minimal HTTP/1.1 client for one POST: connect, send, read the response, close.
+"""A minimal HTTP/1.1 client for one request: connect, send, read the response, close. For relays and the heartbeat.
 
 Follows no redirects, uses no proxy and no keep-alive; truncates long responses. The caller sets the deadline; a
 cancelled request leaves no connection open.
@@ -34,15 +34,15 @@ class HttpResponse:
     body: bytes = field(default=b"", repr=False)
 
 
-async def post(url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
-    """Post JSON and return the response. Raises NoResponse if there is none."""
+async def send_request(method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
+    """Send a request with a JSON body, if any, and return the response. Raises NoResponse if there is none."""
     try:
         stream = await _connect(url)
     except (OSError, ValueError, trio.BrokenResourceError) as error:
         raise NoResponse(_message(error)) from error
     async with stream:
         try:
-            return await _exchange(stream, _request(url, headers, body), body)
+            return await _exchange(stream, _request(method, url, headers, body), body)
         except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
             raise NoResponse(_message(error)) from error
 
@@ -69,18 +69,15 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _request(url: str, headers: Mapping[str, str], body: bytes) -> h11.Request:
+def _request(method: str, url: str, headers: Mapping[str, str], body: bytes) -> h11.Request:
     parts = urlsplit(url)
-    every = {
-        "Host": parts.netloc,
-        "User-Agent": f"ductile/{__version__}",
-        "Content-Type": "application/json",
-        "Content-Length": str(len(body)),
-        "Connection": "close",
-        **headers,
-    }
+    every = {"Host": parts.netloc, "User-Agent": f"ductile/{__version__}", "Connection": "close"}
+    if body or method == "POST":
+        every |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-    return h11.Request(method="POST", target=target, headers=list(every.items()))
+    if parts.query:
+        target += "?" + quote(parts.query, safe="/?%:@!$&'()*+,;=~")
+    return h11.Request(method=method, target=target, headers=list((every | dict(headers)).items()))
 
 
 async def _exchange(stream: trio.abc.Stream, request: h11.Request, body: bytes) -> HttpResponse:

@@ -19,7 +19,7 @@ from ductile.engine.job_context import JobContext
 from ductile.engine.running_jobs import Attempt
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.relay.breakers import count_attempt, hold_if_unreachable
-from ductile.relay.client import NoResponse, post
+from ductile.relay.client import NoResponse, send_request
 from ductile.relay.message import RelayMessage, build_message
 from ductile.relay.protocol import signed_headers
 from ductile.relay.response import RelayCompletion, SendResult, judge_response, without_delivery
@@ -66,7 +66,7 @@ async def _send(attempt: Attempt, message: RelayMessage, *, now: datetime) -> Se
     with trio.CancelScope() as stopping, stop.cancels(stopping):
         with trio.move_on_after(instance.timeout.total_seconds()):
             try:
-                return SendResult(response=await post(url, headers, message.body))
+                return SendResult(response=await send_request("POST", url, headers, message.body))
             except NoResponse as error:
                 return SendResult(response=error)
         if not stopping.cancel_called:

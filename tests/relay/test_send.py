@@ -48,7 +48,7 @@ from ductile.pipeline.compile.plan import RELAY
 from ductile.pipeline.run.events import derived_id
 from ductile.relay import client
 from ductile.relay.breakers import count_attempt, hold_if_unreachable
-from ductile.relay.client import MAX_RESPONSE_BYTES, HttpResponse, NoResponse, post
+from ductile.relay.client import MAX_RESPONSE_BYTES, HttpResponse, NoResponse, send_request
 from ductile.relay.message import RelayMessage, build_message
 from ductile.relay.protocol import decode, is_signed
 from ductile.relay.response import RelayCompletion, SendResult, judge_response
@@ -360,7 +360,7 @@ def saying(*pieces: bytes) -> Script:
 async def test_a_response_is_read_in_every_form(pieces: list[bytes], answer: tuple[int, bytes]) -> None:
     """Up to the size limit. No redirect is followed."""
     async with serve(saying(*pieces)) as port:
-        got = await post(f"http://127.0.0.1:{port}/in", {}, b"{}")
+        got = await send_request("POST", f"http://127.0.0.1:{port}/in", {}, b"{}")
     assert (got.status, got.body) == answer
 
 
@@ -377,7 +377,7 @@ async def test_a_response_is_read_in_every_form(pieces: list[bytes], answer: tup
 async def test_an_invalid_response_is_reported(pieces: list[bytes], reason: str) -> None:
     async with serve(saying(*pieces)) as port:
         with pytest.raises(NoResponse, match=reason):
-            await post(f"http://127.0.0.1:{port}/in", {}, b"{}")
+            await send_request("POST", f"http://127.0.0.1:{port}/in", {}, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ async def test_an_invalid_response_is_reported(pieces: list[bytes], reason: str)
 )
 async def test_an_unreachable_address_is_reported(url: str, reason: str) -> None:
     with pytest.raises(NoResponse, match=reason):
-        await post(url, {}, b"{}")
+        await send_request("POST", url, {}, b"{}")
 
 
 @pytest.mark.process
@@ -408,12 +408,12 @@ async def test_the_tls_certificate_is_verified(tmp_path: Path, monkeypatch: pyte
         async with serve(script, context) as port:
             client._trust.cache_clear()
             with pytest.raises(NoResponse, match=r"(?i)certificate verify failed"):
-                await post(f"https://127.0.0.1:{port}/in", {}, b"{}")
+                await send_request("POST", f"https://127.0.0.1:{port}/in", {}, b"{}")
             client._trust.cache_clear()
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-            assert (await post(f"https://127.0.0.1:{port}/in", {}, b"{}")).body == b"{}"
+            assert (await send_request("POST", f"https://127.0.0.1:{port}/in", {}, b"{}")).body == b"{}"
             with pytest.raises(NoResponse):
-                await post(f"https://localhost:{port}/in", {}, b"{}")
+                await send_request("POST", f"https://localhost:{port}/in", {}, b"{}")
     finally:
         client._trust.cache_clear()
 

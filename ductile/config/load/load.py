@@ -26,7 +26,7 @@ from ductile.config.files.atomic_write import finish_interrupted
 from ductile.config.files.interpolate import Interpolated, interpolate
 from ductile.config.files.legacy_keys import translate
 from ductile.config.files.sources import NO_REPLACEMENTS, SourceFile, read_sources
-from ductile.config.load.redaction import digest, is_reference, looks_secret
+from ductile.config.load.redaction import HEARTBEAT_URL, digest, is_reference, looks_secret
 from ductile.config.load.rules import find_violations
 from ductile.config.load.structure import structure
 from ductile.config.scopes import Grant, Grants, read_grants
@@ -236,7 +236,7 @@ def _unset(settings: Settings, unset: Iterable[Complaint]) -> tuple[list[Complai
     errors: list[Complaint] = []
     warnings: list[Complaint] = []
     for complaint in unset:
-        needed = complaint.path.startswith(("api.auth.tokens[", "tokens[", *live))
+        needed = complaint.path.startswith(("api.auth.tokens[", "tokens[", HEARTBEAT_URL, *live))
         (errors if needed else warnings).append(complaint)
     return errors, warnings
 
@@ -244,8 +244,9 @@ def _unset(settings: Settings, unset: Iterable[Complaint]) -> tuple[list[Complai
 def _secret_values(settings: Settings, resolved: Interpolated) -> set[str]:
     """Return tokens, keys, environment values in plugin configuration, and values under secret-looking names."""
     secrets = [token.token for token in settings.api.auth.tokens] + [token.key for token in settings.tokens]
+    secrets += [settings.heartbeat.url] if settings.heartbeat is not None else []
     values = {Secret.reveal(secret) for secret in secrets}
-    values |= {value for path, value in resolved.used if _is_opaque(path)}
+    values |= {value for path, value in resolved.used if _is_opaque(path) or path == HEARTBEAT_URL}
     for entry in settings.plugins.values():
         values.update(find_secret_values(entry.config), find_secret_values(entry.env))
         values.update(*(find_secret_values(schedule.payload) for schedule in entry.schedules))

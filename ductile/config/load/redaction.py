@@ -18,6 +18,8 @@ from ductile.core.units import format_duration
 from ductile.pipeline.language.dsl import Pipeline, to_yaml_data
 
 _SECRET_WORDS = ("secret", "key", "token", "pass", "pwd", "credential", "auth", "cookie", "bearer")
+HEARTBEAT_URL = "heartbeat.url"
+"""The only secret whose name does not look like one."""
 _REFERENCE = r"\{(?:payload|context|item)(?:\.[^{}]*)?\}"
 _URL_PASSWORD = r"(://[^\s/:@]*:)[^\s/@]+@"
 

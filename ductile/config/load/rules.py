@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ductile.config.load.token_label import DERIVED_LABEL, token_label
 from ductile.config.scopes import Grant
+from ductile.config.sections.monitoring import is_request_url
 from ductile.config.sections.relay import is_valid_url
 from ductile.config.sections.settings import PluginEntry, Schedule, Settings, WebhookEndpoint
 from ductile.core.errors import did_you_mean
@@ -45,6 +46,15 @@ def find_violations(settings: Settings, grants: Mapping[str, Grant]) -> Iterator
             if step.relay is not None:
                 yield from _relay_step(settings, step.relay, f"{path}.relay")
     yield from _tokens(settings)
+    yield from _heartbeat(settings)
+
+
+def _heartbeat(settings: Settings) -> Iterator[RuleViolation]:
+    """The message does not contain the URL, which is a secret."""
+    heartbeat = settings.heartbeat
+    if heartbeat is not None and not is_request_url(heartbeat.url.reveal()):
+        message = "is not a URL that can be requested; use https://HOST/PATH, without a user name and a fragment"
+        yield RuleViolation("heartbeat.url", message, "service")
 
 
 def token_names(settings: Settings) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from attrs import frozen
 
-from ductile.config.sections.monitoring import Notify
+from ductile.config.sections.monitoring import Heartbeat, Notify
 from ductile.config.sections.schedule_values import (
     parse_at,
     parse_cron,
@@ -461,6 +461,7 @@ class Settings:
     instances: tuple[Instance, ...] = option("relay targets", default=())
     remote_ingress: RemoteIngress | None = option("relay sources", default=None)
     notify: Notify | None = option("messages about problems", default=None)
+    heartbeat: Heartbeat | None = option("requests to a monitor while the service is healthy", default=None)
     tokens: tuple[TokenEntry, ...] = option("named secrets; only allowed in a file named tokens.yaml", default=())
     tcc_paths: tuple[Path, ...] = option(
         "accepted for compatibility with macOS configurations; has no effect", default=()

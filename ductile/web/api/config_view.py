@@ -31,6 +31,8 @@ class ConfigView(TypedDict):
     environment_vars: NotRequired[Any]
     instances: NotRequired[Any]
     remote_ingress: NotRequired[Any]
+    notify: NotRequired[Any]
+    heartbeat: NotRequired[Any]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
