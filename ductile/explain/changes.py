@@ -6,13 +6,14 @@ Compares the sanitised configurations that the ledger stores, so it works withou
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from attrs import field, frozen
 
 from ductile.config.views.secret_uses import stored_fingerprints
 from ductile.core.clock import to_text
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import Count, Timestamp
 from ductile.core.formats.stored_json import load_stored_object
 from ductile.ledger.reports import wait_reasons
 from ductile.ledger.storage.db import Db
@@ -21,13 +22,45 @@ from ductile.ledger.tables.snapshots import StoredSnapshot
 from ductile.plugin.checked_files import changes_on_disk
 from ductile.plugin.fingerprint import PluginFingerprint
 
-MAX_CHANGES = 50
+MAX_CHANGES, MAX_DIFFERENCES = 50, 500
+"""Changed values in a diagnosis, and in a comparison of two configurations."""
 MAX_VALUE_CHARS = 120
 NOT_SET = "(not set)"
 NAME_KEYS = ("name", "id", "path")
 """What names the members of lists in a configuration: pipelines and tokens, schedules and steps, endpoints."""
 PLUGINS = "plugins"
 _ABSENT = object()
+
+
+class ComparedConfigView(TypedDict):
+    """One side of a comparison."""
+
+    snapshot_id: Annotated[str, "null for the files on disk"] | None
+    loaded_at: Timestamp | None
+    ductile_version: str | None
+
+
+class DifferenceView(TypedDict):
+    """A value that differs. For a member that a list got or lost, also the list and the member."""
+
+    path: str
+    before: str
+    after: str
+    list: NotRequired[str]
+    member: NotRequired[str]
+
+
+# A keyword of Python cannot be a member in the class syntax.
+_Sides = TypedDict("_Sides", {"from": ComparedConfigView, "to": ComparedConfigView})
+
+
+class ConfigDiffView(_Sides):
+    """The differences between two configurations. Secrets are masked."""
+
+    config: Annotated[list[DifferenceView], f"The first {MAX_DIFFERENCES} values that differ"]
+    config_cut: Annotated[Count, "Values that are left out"]
+    secrets: Annotated[list[str], "Paths of secrets with another value"]
+    plugins: Annotated[dict[str, list[str]], "Plugin → the parts of its fingerprint that differ"]
 
 
 @frozen
@@ -57,13 +90,17 @@ class Difference:
         """The plugin whose section of the configuration it is in."""
         return str(self.path[1]) if self.path[0] == PLUGINS and len(self.path) > 1 else None
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> DifferenceView:
         """Return path and both values; for a member that a list got or lost also the list and the member."""
-        data = {"path": format_path(self.path), "before": _short(self.before), "after": _short(self.after)}
+        view: DifferenceView = {
+            "path": format_path(self.path),
+            "before": _short(self.before),
+            "after": _short(self.after),
+        }
         last = self.path[-1]
         if isinstance(last, Member) and not self.is_set_in_both:
-            data |= {"list": format_path(self.path[:-1]), "member": last.name}
-        return data
+            return {**view, "list": format_path(self.path[:-1]), "member": last.name}
+        return view
 
 
 @frozen
@@ -103,6 +140,34 @@ def changes_since(
     return shown | {"state_changed_at": to_text(state_at) if state_at and is_later else None}
 
 
+def compare_configurations(old: StoredSnapshot, new: StoredSnapshot, *, new_is_on_disk: bool = False) -> ConfigDiffView:
+    """Return what differs between two configurations. With `new_is_on_disk`, the second one was never loaded."""
+    config, secrets, prints = (
+        list(differences(load_stored_object(before), load_stored_object(after)))
+        for before, after in (
+            (old.sanitized_config, new.sanitized_config),
+            (old.secret_fingerprints, new.secret_fingerprints),
+            (old.plugin_fingerprints, new.plugin_fingerprints),
+        )
+    )
+    plugins: dict[str, list[str]] = {}
+    for one in prints:
+        plugins.setdefault(str(one.path[0]), []).append(format_path(one.path[1:]))
+    return {
+        "from": _side(old),
+        "to": {"snapshot_id": None, "loaded_at": None, "ductile_version": None} if new_is_on_disk else _side(new),
+        "config": [one.as_data() for one in config[:MAX_DIFFERENCES]],
+        "config_cut": max(len(config) - MAX_DIFFERENCES, 0),
+        "secrets": sorted(format_path(one.path) for one in secrets if one.is_set_in_both),
+        "plugins": {name: sorted(filter(None, paths)) for name, paths in sorted(plugins.items())},
+    }
+
+
+def _side(snapshot: StoredSnapshot) -> ComparedConfigView:
+    loaded_at = to_text(snapshot.loaded_at)
+    return {"snapshot_id": snapshot.id, "loaded_at": loaded_at, "ductile_version": snapshot.ductile_version}
+
+
 def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str, Any]:
     if old.id == new.id:
         return {"config": [], "config_cut": 0, "other_plugins": [], "secrets": []}
@@ -111,8 +176,8 @@ def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str,
     found = [one for one in config if one.plugin not in others]
     secrets = differences(stored_fingerprints(old.secret_fingerprints), stored_fingerprints(new.secret_fingerprints))
     return {
-        "from": {"snapshot_id": old.id, "loaded_at": to_text(old.loaded_at), "ductile_version": old.ductile_version},
-        "to": {"snapshot_id": new.id, "loaded_at": to_text(new.loaded_at), "ductile_version": new.ductile_version},
+        "from": _side(old),
+        "to": _side(new),
         "config": [one.as_data() for one in found[:MAX_CHANGES]],
         "config_cut": max(len(found) - MAX_CHANGES, 0),
         "other_plugins": sorted(filter(None, others)),

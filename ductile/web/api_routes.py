@@ -20,6 +20,7 @@ from ductile.web.api import (
     topology,
 )
 from ductile.web.api.explanations import audit, journal, pipelines, runs
+from ductile.web.api.explanations import config as config_explanations
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import schedules as schedule_explanations
@@ -59,6 +60,7 @@ def build_api_table(
             *schedule_explanations.routes(ctx),
             *audit.routes(ctx),
             *journal.routes(ctx),
+            *config_explanations.routes(ctx),
             *topology.routes(ctx),
             *config_view.routes(ctx),
             *openapi.routes(ctx, lambda: table.routes),

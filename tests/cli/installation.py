@@ -45,6 +45,8 @@ EXAMPLES = {
     "completion": "bash",
     "config backup": "--output {scratch}/config.tar.gz",
     "config check": "",
+    "config diff": "",
+    "config history": "--limit 2",
     "config get": "service.max_workers",
     "config import crontab": "/dev/null",
     "config init": "--config-dir {scratch}/new --demo",

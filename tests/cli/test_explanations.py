@@ -26,8 +26,12 @@ SAME = {
     ),
     "pipeline list": "/pipelines",
     "pipeline show two-steps": "/pipeline/two-steps",
+    "config history": "/config/snapshots",
+    "config history --limit 1": "/config/snapshots?limit=1",
+    "config diff {older} {newest}": "/config/diff?from={older}&to={newest}",
+    "config plan": "/config/plan",
     "event why {event}": "/event/{event}/why",
-    "event why --type start --limit 2": "/events/why?type=start&limit=2",
+    "event why --type begin --limit 2": "/events/why?type=begin&limit=2",
 }
 """Command → the route with the same content."""
 TOKENS = {
@@ -49,6 +53,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
     _, run = there.service.ask("POST", "/pipeline/two-steps", {"payload": {"text": "hidden words"}})
     there.names["run"] = run["job_id"]
     assert there.service.ask("GET", f"/job/{run['job_id']}/tree?wait=20s")[0] == 200
+    there.home.replace("two-steps, on: start", "two-steps, on: begin")
+    there.home.seal()
+    assert there.service.ask("POST", "/system/reload")[0] == 200
+    rows = there.home.rows("SELECT id FROM config_snapshots ORDER BY loaded_at")
+    there.names |= {"older": rows[0]["id"], "newest": rows[-1]["id"]}
     try:
         yield there
     finally:
@@ -142,6 +151,22 @@ def test_the_journal_is_filtered_by_kinds(installation: Installation) -> None:
     assert {row["kind"] for row in rows} == {"queue.paused", "event.unmatched"}
     status, body = installation.service.ask("GET", "/journal?kind=queue.pausd")
     assert (status, "queue.paused" in body["error"]) == (400, True)
+
+
+def test_two_configurations_are_compared(installation: Installation) -> None:
+    """Without ids, the newest with the one before. The beginning of an id is enough if it is unique."""
+    newest, older = installation.names["newest"], installation.names["older"]
+    view = ask(installation, "/config/diff")
+    assert view["config"] == [{"path": "pipelines[two-steps].on", "before": "start", "after": "begin"}]
+    assert (view["from"]["snapshot_id"], view["to"]["snapshot_id"], view["plugins"]) == (older, newest, {})
+    assert ask(installation, f"/config/diff?from={older[:12]}&to={newest}") == view
+
+
+def test_a_configuration_on_record_is_compared_with_the_files_on_disk(installation: Installation, run: Run) -> None:
+    """Also a plugin that has changed is named."""
+    assert command(installation, run, "config diff").json["config"] == []
+    view = command(installation, run, "config diff {older}").json
+    assert (view["to"]["snapshot_id"], [one["after"] for one in view["config"]]) == (None, ["begin"])
 
 
 def test_an_invalid_time_is_refused(installation: Installation) -> None:

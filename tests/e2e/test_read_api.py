@@ -111,6 +111,7 @@ SAMPLES = {
     "/schedules/agenda": ["/schedules/agenda", "/schedules/agenda?limit=2&plugin=ok"],
     "/schedule/{plugin}/{id}/why": ["/schedule/ok/yearly/why", "/schedule/ok/yearly/why?at=2026-01-01T00:00:00Z"],
     "/pipeline/{pipeline}": ["/pipeline/chain", "/pipeline/joined", "/pipeline/bypassed"],
+    "/config/diff": [],  # needs two configurations
     "/journal": ["/journal", "/journal?kind=job.*&plugin=broken&limit=3"],
     "/runs": ["/runs", "/runs?status=failed", "/runs?pipeline=chain&limit=1"],
     "/events/why": ["/events/why?type=chain.requested"],

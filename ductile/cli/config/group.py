@@ -14,7 +14,9 @@ from ductile.core.errors import Complaint, ConfigInvalid, DuctileError
 DEFAULT_DIRECTORY = "~/.config/ductile"
 COMMAND_MODULES = {
     "backup": "config.archive.backup",
+    "diff": "config.history.diff",
     "get": "config.view.get",
+    "history": "config.history.history",
     "import": "config.crontab.import_group",
     "pipeline": "config.pipeline.pipeline",
     "plan": "config.plan.plan",

@@ -32,8 +32,7 @@ def plan(
 
     explicit = options.selected_config(config_path, config_dir)
     try:
-        answer = client(explicit, api_url, api_key).request("POST", "/system/reload?dry_run=true")
-        answer["compared_with"] = "the running service"
+        answer = client(explicit, api_url, api_key).request("GET", "/config/plan")
     except ServiceUnreachable:
         if api_url:
             raise

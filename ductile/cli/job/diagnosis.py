@@ -72,7 +72,7 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
         lines = ["configuration then: no longer on record"]
     else:
         lines = [f"plugin files: {', '.join(changes['plugin'])}"] if changes["plugin"] else []
-        lines += _config_lines(changes["config"])
+        lines += config_lines(changes["config"])
         lines += [f"config: {changes['config_cut']} more"] if changes["config_cut"] else []
         lines += [f"config of other plugins: {', '.join(changes['other_plugins'])}"] if changes["other_plugins"] else []
         lines += [f"secret {path}: another value" for path in changes["secrets"]]
@@ -81,7 +81,7 @@ def change_lines(changes: Mapping[str, Any]) -> list[str]:
     return lines or ["nothing: same plugin files, configuration and state"]
 
 
-def _config_lines(config: Sequence[Mapping[str, str]]) -> list[str]:
+def config_lines(config: Sequence[Mapping[str, str]]) -> list[str]:
     """Return one line for each changed value, and one for all members that a list got or lost."""
     lines: list[str] = []
     members: dict[str, dict[str, list[str]]] = {}

@@ -76,6 +76,39 @@ def loaded_before(db: Db, at: datetime) -> StoredSnapshot | None:
     return _snapshot(db.execute(LOADED_BEFORE, (to_text(at),)).fetchone())
 
 
+LATEST = """
+    SELECT id, config_hash, loaded_at, reason, source_path, ductile_version, plugin_fingerprints FROM config_snapshots
+     WHERE loaded_at < ? ORDER BY loaded_at DESC LIMIT ?
+"""
+
+
+def latest(db: Db, *, before: datetime | None, limit: int) -> list[StoredSnapshot]:
+    """Return the newest snapshots that were loaded before a time, newest first, without their settings."""
+    rows = db.execute(LATEST, (to_text(before) if before else _END_OF_TIME, limit))
+    return [
+        StoredSnapshot(
+            id=row[0],
+            config_hash=row[1],
+            loaded_at=from_text(row[2]),
+            reason=row[3],
+            source_path=row[4],
+            ductile_version=row[5],
+            plugin_fingerprints=row[6],
+        )
+        for row in rows
+    ]
+
+
+_END_OF_TIME = "A"
+"""Later than every timestamp."""
+FIND = "SELECT id FROM config_snapshots WHERE substr(id, 1, length(?1)) = ?1 ORDER BY loaded_at DESC LIMIT 2"
+
+
+def find_ids(db: Db, prefix: str) -> list[str]:
+    """Return the ids that begin with the prefix, at most two."""
+    return [snapshot_id for (snapshot_id,) in db.execute(FIND, (prefix,))]
+
+
 def _snapshot(row: tuple[str, ...] | None) -> StoredSnapshot | None:
     if row is None:
         return None

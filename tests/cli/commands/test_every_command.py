@@ -32,6 +32,7 @@ ERROR = {"error", "code", "exit_code", "hint", "context"}
 NO_JOB = "00000000-0000-7000-8000-000000000000"
 
 UNKNOWN = {
+    "config diff": "cfg_missing",
     "config get": "no.such.key",
     "config pipeline remove": "missing --dry-run",
     "config pipeline show": "missing",
