@@ -64,7 +64,7 @@ from ductile.relay.send import send_job
 from ductile.web.api.system import ROOT_TASK
 from ductile.web.api.tokens import TokenUses
 from ductile.web.api_routes import build_api_table
-from ductile.web.auth.auth import Keyring, make_authorizer
+from ductile.web.auth.auth import Keyring, Principal, make_authorizer
 from ductile.web.context import AppContext
 from ductile.web.server.listeners import (
     Listener,
@@ -75,7 +75,7 @@ from ductile.web.server.listeners import (
 )
 from ductile.web.server.server import serve
 from ductile.web.server.site import AccessLogEntry, Site
-from ductile.web.webhooks.rejections import RejectionCounter
+from ductile.web.webhooks.rejections import AUTH_LIMITED, AUTH_REFUSED, RejectionCounter
 
 SHUTDOWN_MARGIN_SECONDS = 15.0
 """Time for shutdown after the drain timeout and the kill grace. Tasks that still run then are cancelled."""
@@ -427,18 +427,20 @@ async def _serve_api(
 ) -> None:
     """Serve the API with the routes of the relay and of checks. Reports its addresses as `started`."""
     uses = TokenUses(app_ctx.ledger, partial(rt.log.warn, "api"))
-    authorize = make_authorizer(_CurrentKeyring(rt), rt.clock, uses.record)
+    refusals = RejectionCounter(app_ctx.ledger, rt.clock, partial(rt.log.warn, "api"))
+    authorize = make_authorizer(_CurrentKeyring(rt), rt.clock, uses.record, refusals.count_refusal)
     rejections = RejectionCounter(app_ctx.ledger, rt.clock, partial(rt.log.warn, "relay"))
     others = (*relay_routes(app_ctx, rejections), *check_routes(app_ctx))
     site = Site(
         table=build_api_table(app_ctx, authorize, breaker.reset, uses, others),
         authorize=authorize,
         origins=lambda: rt.config.settings.api.allowed_origins,
-        on_request=partial(_count_request, rt, "api"),
+        on_request=partial(_count_api_request, rt, refusals),
         on_fault=lambda error, where: rt.log.error("api", f"{where}: {error!r}"),
     )
     async with trio.open_nursery() as counters:
         counters.start_soon(rejections.run, name="refusals")
+        counters.start_soon(refusals.run, name="refused callers")
         counters.start_soon(uses.run, name="token uses")
         await serve(site, listeners, stopping=rt.stopping, task_status=task_status)
         counters.cancel_scope.cancel()
@@ -478,6 +480,14 @@ class _CurrentKeyring:
         if self._cached is None or self._cached[0] is not self.rt.config:
             self._cached = (self.rt.config, Keyring.from_config(self.rt.config))
         return self._cached[1]
+
+
+def _count_api_request(rt: Runtime, refusals: RejectionCounter, served: AccessLogEntry) -> None:
+    """Count the request, and the refusal of an authenticated caller."""
+    _count_request(rt, "api", served)
+    if isinstance(served.principal, Principal) and served.route is not None and served.status in (403, 429):
+        kind = AUTH_LIMITED if served.status == 429 else AUTH_REFUSED
+        refusals.count_refusal(served.principal.actor, f"{served.method} {served.route.path}", kind=kind)
 
 
 def _count_request(rt: Runtime, component: str, served: AccessLogEntry) -> None:

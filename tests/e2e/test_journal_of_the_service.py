@@ -143,3 +143,21 @@ def test_the_audit_is_the_same_over_http_and_on_the_command_line(home: Home, sta
     by_me = service.ask("GET", f"/audit?actor=uid:{os.getuid()}")[1]
     assert by_me["acts"] == [act for act in whole["acts"] if act["actor"] == ME]
     assert ductile_json(home, "system", "audit", "--since", "0s")["acts"] == []
+
+
+def test_refused_requests_are_journalled_per_caller(home: Home, start: Start) -> None:
+    """Counted, with the reasons, and never with the rejected token."""
+    home.replace("tokens:\n", 'tokens:\n      - {name: reader, token: reader-token-0123456789, scopes: ["jobs:ro"]}\n')
+    service = start()
+    for _ in range(3):
+        service.ask("GET", "/jobs", token="wrong-token-0123456789")
+    service.ask("POST", "/system/reload", token="reader-token-0123456789")
+    service.stop()
+
+    counts: dict[str, int] = {}
+    for _, actor, data in entries(home, "auth.refused"):
+        counts[actor] = counts.get(actor, 0) + data["count"]
+    reasons = {reason for _, _, data in entries(home, "auth.refused") for reason in data["why"]}
+
+    assert counts == {"address:127.0.0.1": 3, "token:reader": 1}
+    assert reasons == {"invalid token", "scope system:rw missing"}

@@ -27,6 +27,8 @@ _LEVEL_OF = {
         "scheduler.scheduled",
     ),
     "warn": (
+        "auth.limited",
+        "auth.refused",
         "config.reload_refused",
         "event.baggage_dropped",
         "event.no_route",

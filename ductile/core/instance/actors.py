@@ -1,7 +1,8 @@
 """Actors: the text that records who caused a job or an act.
 
 `token:NAME`, `uid:1000(alice)` (a local user), `signal:SIGTERM`, or the producer of a job as in `submitted_by`:
-`scheduler`, `webhook:/path`, `relay:peer`, `hook`. `service` is Ductile itself.
+`scheduler`, `webhook:/path`, `relay:peer`, `hook`. `service` is Ductile itself, `address:192.0.2.1` a caller without a
+valid token.
 """
 
 import os
@@ -14,6 +15,10 @@ SERVICE = "service"
 
 def token_actor(name: str) -> str:
     return f"token:{name}"
+
+
+def address_actor(peer: str) -> str:
+    return f"address:{peer}"
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from ductile.config.load.load import Config
 from ductile.config.load.token_label import token_label
 from ductile.config.scopes import FINE_SCOPES, IMPLIED_SCOPES
 from ductile.core.clock import Clock
-from ductile.core.instance.actors import process_actor, token_actor, user_actor
+from ductile.core.instance.actors import address_actor, process_actor, token_actor, user_actor
 from ductile.web.messages import HTTPError, Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
 
@@ -124,16 +124,23 @@ def expand_scopes(scopes: Iterable[str]) -> frozenset[str]:
 
 
 def make_authorizer(
-    keyring: Callable[[], Keyring], clock: Clock, on_use: Callable[[str, datetime], None] = lambda _name, _now: None
+    keyring: Callable[[], Keyring],
+    clock: Clock,
+    on_use: Callable[[str, datetime], None] = lambda _name, _now: None,
+    on_refusal: Callable[[str, str], None] = lambda _actor, _reason: None,
 ) -> Callable[[AnyRoute, Request], Request | Response]:
-    """Return the check of every request against the current keyring. `on_use` receives the name of each valid token."""
-    return partial(_authorize, keyring, clock, on_use)
+    """Return the check of every request against the current keyring.
+
+    `on_use` receives the name of each valid token, `on_refusal` the actor and the reason of each refused request.
+    """
+    return partial(_authorize, keyring, clock, on_use, on_refusal)
 
 
 def _authorize(
     keyring: Callable[[], Keyring],
     clock: Clock,
     on_use: Callable[[str, datetime], None],
+    on_refusal: Callable[[str, str], None],
     route: AnyRoute,
     request: Request,
 ) -> Request | Response:
@@ -141,20 +148,40 @@ def _authorize(
         return evolve(request, principal=local_principal(request.uid))
     if route.scope is None:
         return request
+    try:
+        principal = _authenticate(keyring(), request, clock.now(), on_use)
+    except _NotAuthenticated as refused:
+        on_refusal(address_actor(request.peer), refused.reason)
+        return _unauthorized(refused.reason)
+    if not principal.has_scope(route.scope, plugin=request.params.get("plugin")):
+        on_refusal(principal.actor, f"scope {route.scope} missing")
+        return forbidden_response(principal, route.scope, plugin=request.params.get("plugin"))
+    return evolve(request, principal=principal)
+
+
+class _NotAuthenticated(Exception):
+    """The request has no valid token."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _authenticate(
+    keyring: Keyring, request: Request, now: datetime, on_use: Callable[[str, datetime], None]
+) -> Principal:
+    """Return the principal of the request's token."""
     authorization = request.headers.get("authorization", ())
     scheme, _, token = (authorization[0] if len(authorization) == 1 else "").partition(" ")
     if not authorization or not token:
-        return _unauthorized("missing or invalid Authorization header")
+        raise _NotAuthenticated("missing or invalid Authorization header")
     if scheme.lower() != "bearer":
-        return _unauthorized("invalid Authorization header format")
-    now = clock.now()
-    principal = keyring().find(token, now=now)
+        raise _NotAuthenticated("invalid Authorization header format")
+    principal = keyring.find(token, now=now)
     if principal is None:
-        return _unauthorized("invalid token")
+        raise _NotAuthenticated("invalid token")
     on_use(principal.name, now)
-    if not principal.has_scope(route.scope, plugin=request.params.get("plugin")):
-        return forbidden_response(principal, route.scope, plugin=request.params.get("plugin"))
-    return evolve(request, principal=principal)
+    return principal
 
 
 def forbidden_response(principal: Principal, scope: str, *, plugin: str | None = None) -> Response:

@@ -34,6 +34,8 @@ MAPPED: Mapping[str, tuple[str, ...]] = {
 """The events that rows of a journal kind can produce, in order."""
 UNCHANGED = frozenset(
     {
+        "auth.limited",
+        "auth.refused",
         "config.reload_refused",
         "config.reloaded",
         "event.baggage_dropped",

@@ -1,4 +1,4 @@
-"""Counts of rejected and repeated deliveries: one journal row per kind, path and minute.
+"""Counts of rejected requests and repeated deliveries: one journal row per kind, subject and minute.
 
 Counting does not block, and memory and disk use are bounded however many requests arrive. The runtime runs the writer
 task.
@@ -18,20 +18,25 @@ from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.tables import journal, rejected_deliveries
 from ductile.ledger.tables.rejected_deliveries import RejectedDelivery
 
+AUTH_REFUSED, AUTH_LIMITED = "auth.refused", "auth.limited"
+"""Requests without a valid token or the scope, and requests over a limit. Their subject is the actor."""
 REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
 MAX_RECORDED_PER_PATH = 10
 """Rejected deliveries recorded with their headers, between two writes."""
 WRITE_INTERVAL = 60.0
 MAX_LABELS = 8
+MAX_ACTORS = 50
+"""Actors with counts of their own, between two writes."""
 OTHERS = "others"
 FINAL_WRITE_TIMEOUT = 5.0
 
 Counts: TypeAlias = dict[tuple[str, str], Counter[str]]
+JournalRow: TypeAlias = tuple[str, str | None, dict[str, Any]]
 
 
 @define(eq=False)
 class RejectionCounter:
-    """Counts by journal kind and path. A label is the reason of a rejection, or the key of a repeated delivery."""
+    """Counts by journal kind and path or actor. A label is the reason of a rejection, or the key of a repeat."""
 
     ledger: Ledger
     clock: Clock
@@ -47,6 +52,11 @@ class RejectionCounter:
         labels = self._counts.setdefault((kind, path), Counter())
         labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += 1
         self._has_counts.set()
+
+    def count_refusal(self, actor: str, reason: str, *, kind: str = AUTH_REFUSED) -> None:
+        """Count one refused request of the actor. Actors beyond MAX_ACTORS are counted together."""
+        is_full = len(self._counts) >= MAX_ACTORS and (kind, actor) not in self._counts
+        self.count(kind, OTHERS if is_full else actor, reason)
 
     def record(self, path: str, describe: Callable[..., RejectedDelivery]) -> None:
         """Record a rejected delivery with its headers, up to MAX_RECORDED_PER_PATH between two writes."""
@@ -70,7 +80,7 @@ class RejectionCounter:
         if not counts or since is None:
             return
         self._counts, self._since, self._has_counts = {}, None, trio.Event()
-        rows = [(kind, _journal_data(path, labels, since)) for (kind, path), labels in counts.items()]
+        rows = [_journal_row(kind, subject, labels, since) for (kind, subject), labels in counts.items()]
         recorded, self._recorded = self._recorded, {}
         try:
             await self.ledger.write(
@@ -81,10 +91,10 @@ class RejectionCounter:
             self._restore(counts, since)
             self._recorded = recorded
             return
-        for kind, content in rows:
-            if kind.endswith(".refused"):  # repeated deliveries are normal and not logged
+        for kind, actor, content in rows:
+            if kind.endswith((".refused", ".limited")):  # repeated deliveries are normal and not logged
                 why = "; ".join(f"{number} × {label}" for label, number in content["why"].items())
-                self.warn(f"rejected at {content['path']}: {why}")
+                self.warn(f"rejected: {actor}: {why}" if actor else f"rejected at {content['path']}: {why}")
 
     def _restore(self, counts: Counts, since: datetime) -> None:
         for (kind, path), labels in counts.items():
@@ -94,13 +104,15 @@ class RejectionCounter:
         self._since = since
 
 
-def _journal_data(path: str, labels: Counter[str], since: datetime) -> dict[str, Any]:
-    return {"path": path, "count": labels.total(), "why": dict(labels), "since": to_text(since)}
+def _journal_row(kind: str, subject: str, labels: Counter[str], since: datetime) -> JournalRow:
+    """Return kind, actor and data of the row. The subject is the actor of a refused request, else a path."""
+    data = {"count": labels.total(), "why": dict(labels), "since": to_text(since)}
+    if kind in (AUTH_REFUSED, AUTH_LIMITED):
+        return kind, subject, data
+    return kind, None, {"path": subject, **data}
 
 
-def _insert(
-    db: Any, rows: list[tuple[str, dict[str, Any]]], rejected: list[RejectedDelivery], *, now: datetime
-) -> None:
-    for kind, content in rows:
-        journal.append(db, kind, now=now, data=content)
+def _insert(db: Any, rows: list[JournalRow], rejected: list[RejectedDelivery], *, now: datetime) -> None:
+    for kind, actor, content in rows:
+        journal.append(db, kind, now=now, data=content, actor=actor)
     rejected_deliveries.put_all(db, rejected)

@@ -188,7 +188,8 @@ def test_the_state_of_a_plugin_is_payload_and_that_of_a_breaker_is_not() -> None
 
 
 NOUNS = (
-    r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue|notification|system|config)"
+    r"(?:job|event|scheduler|schedule|run|step|pipeline|plugin|state|webhook|relay|queue|notification"
+    r"|system|config|auth)"
 )
 KIND = re.compile(NOUNS + r"\.[a-z_]+")
 NOT_KINDS = {
