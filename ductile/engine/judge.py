@@ -24,6 +24,7 @@ from ductile.core.model import (
 )
 from ductile.core.secret import Mask
 from ductile.core.units import format_duration
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
 from ductile.plugin.checked_files import CheckedFiles
@@ -36,6 +37,8 @@ MAX_ERROR_CHARS = 4000
 MAX_OUTPUT_CHARS = 64 << 10
 """Stored prefix of output that is not a valid response: enough to diagnose it, too little to fill the ledger."""
 DRAIN = "drain"
+OUT_OF_MEMORY_TEXTS = (b"MemoryError", b"Cannot allocate memory", b"out of memory", b"std::bad_alloc")
+"""What interpreters and shells print on stderr when an allocation fails."""
 
 
 @frozen(kw_only=True)
@@ -46,6 +49,7 @@ class RetryPolicy:
     backoff_base: timedelta = timedelta(seconds=30)
     ignore_exit_code: bool = False
     limits: ProtocolLimits = DEFAULT_LIMITS
+    resources: ResourceLimits | None = None
     mask: Mask = field(factory=Mask, repr=False)
     """Removes known secrets from stored stderr and errors."""
 
@@ -66,6 +70,12 @@ class _Failure:
     final: OutcomeCode | None = None
     """Why the job is not retried; None if it may be."""
     retry_after: timedelta | None = None
+    limit_key: str | None = None
+    """The configuration key of the limit that caused it."""
+
+    @property
+    def data(self) -> dict[str, str]:
+        return {"limit_key": self.limit_key} if self.limit_key else {}
 
 
 def judge(
@@ -85,8 +95,10 @@ def judge(
         decoded = _decode(run, policy)
         response = decoded if isinstance(decoded, PluginResponse) else None
         failure = _failure(run, decoded, policy)
+        if failure is not None and (key := _exceeded_resource(run, policy.resources)):
+            failure = evolve(failure, limit_key=f"plugins.{job.plugin}.limits.{key}")
     else:
-        response, failure = None, _ended_early(run, policy)
+        response, failure = None, _ended_early(job, run, policy)
     evidence = evidence_of(run, response, started_at, policy.mask, files)
     if run.cause is Cause.STOPPED:
         return Verdict(stop_outcome(run.stopped, evidence))
@@ -108,11 +120,25 @@ def _decode(run: Finished, policy: RetryPolicy) -> PluginResponse | InvalidRespo
     return evolve(response, reason=reason)
 
 
-def _ended_early(run: Finished, policy: RetryPolicy) -> _Failure:
+def _ended_early(job: Job, run: Finished, policy: RetryPolicy) -> _Failure:
     """Return why a run was ended early. A response from before that does not count."""
     if run.cause is Cause.TIMED_OUT:
-        return _Failure(f"timed out after {format_duration(policy.timeout)}")
-    return _Failure(f"output limit: more than {policy.limits.stdout_bytes} bytes on stdout")
+        key = f"plugins.{job.plugin}.timeouts.{job.command}"
+        return _Failure(f"timed out after {format_duration(policy.timeout)}", limit_key=key)
+    error = f"output limit: more than {policy.limits.stdout_bytes} bytes on stdout"
+    return _Failure(error, limit_key="service.limits.stdout")
+
+
+def _exceeded_resource(run: Finished, resources: ResourceLimits | None) -> str | None:
+    """Return the key of the configured resource limit that ended the run. Only its error output tells about memory."""
+    if resources is None:
+        return None
+    if resources.cpu_seconds is not None and run.signal == signal.SIGXCPU:
+        return "cpu"
+    if resources.file_size is not None and run.signal == signal.SIGXFSZ:
+        return "file_size"
+    is_out_of_memory = any(text in run.stderr for text in OUT_OF_MEMORY_TEXTS)
+    return "memory" if resources.address_space is not None and is_out_of_memory else None
 
 
 def _failure(run: Finished, response: PluginResponse | InvalidResponse, policy: RetryPolicy) -> _Failure | None:
@@ -121,7 +147,8 @@ def _failure(run: Finished, response: PluginResponse | InvalidResponse, policy: 
         return _Failure(_failure_text(run, response, policy.mask), final=OutcomeCode.EXIT_78)
     # 2. There is no valid response.
     if isinstance(response, InvalidResponse):
-        return _Failure(_failure_text(run, response, policy.mask), final=OutcomeCode.FINAL if response.final else None)
+        final = OutcomeCode.FINAL if response.final else None
+        return _Failure(_failure_text(run, response, policy.mask), final=final, limit_key=response.limit_key)
     # 3. The response reports an error.
     if not response.ok:
         final = None if response.retry else OutcomeCode.RETRY_FALSE
@@ -135,9 +162,10 @@ def _failure(run: Finished, response: PluginResponse | InvalidResponse, policy: 
 def _failed(job: Job, failure: _Failure, policy: RetryPolicy, evidence: Evidence, jitter: float) -> Outcome:
     error = policy.mask(failure.error)[:MAX_ERROR_CHARS]
     if failure.final:
-        return Failed(error, evidence, failure.final)
+        return Failed(error, evidence, failure.final, failure.data)
     if job.tries >= job.max_attempts:
-        return attempts_used_up(job, error, evidence)
+        dead = attempts_used_up(job, error, evidence)
+        return evolve(dead, data={**dead.data, **failure.data})
     delay = failure.retry_after if failure.retry_after is not None else backoff(policy.backoff_base, job.tries, jitter)
     return Retried(error, delay, evidence)
 

@@ -183,6 +183,7 @@ def policy_of(snapshot: Snapshot, configured: ConfiguredPlugin, command: str) ->
         backoff_base=configured.entry.retry.backoff_base,
         ignore_exit_code=configured.entry.ignore_exit_code,
         mask=snapshot.config.mask,
+        resources=_process_limits(configured.entry.limits),
         limits=protocol.ProtocolLimits(
             stdout_bytes=limits.stdout,
             events=limits.events,

@@ -34,7 +34,14 @@ def sentence(code: str, data: Data, *, now: datetime | None = None) -> str:
     template = SENTENCES.get(code, "{code}: {error}" if data.get("error") else "{code}")
     values = _Values({"code": code, **data, "error": data.get("error") or NO_ERROR, NOW: now})
     text = template.format_map(values) if isinstance(template, str) else template(values)
-    return f"{text}; {data['problem']}" if data.get("problem") else text
+    if data.get("problem"):
+        text = f"{text}; {data['problem']}"
+    return _with_limit(text, data.get("limit_key"))
+
+
+def _with_limit(text: str, key: str | None) -> str:
+    """Return the sentence with the configuration key of the limit that caused it, unless it has that already."""
+    return text if key is None or key in text else f"{text} (limit: {key})"
 
 
 # ── conditions that were false ───────────────────────────────────────────────────────────────────────────────────────

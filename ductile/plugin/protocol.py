@@ -108,6 +108,8 @@ class InvalidResponse:
 
     reason: str
     final: bool = False
+    limit_key: str | None = None
+    """The configuration key of the limit that was exceeded."""
 
 
 def encode_request(
@@ -153,9 +155,9 @@ def decode_response(stdout: bytes, limits: ProtocolLimits = DEFAULT_LIMITS) -> P
 class _Invalid(Exception):
     """An error while decoding, caught by `decode_response`."""
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
+    def __init__(self, reason: str, *, final: bool = False, limit_key: str | None = None) -> None:
         super().__init__(reason)
-        self.response = InvalidResponse(reason, final)
+        self.response = InvalidResponse(reason, final, limit_key)
 
 
 def _object_text(value: JsonObject | None) -> str:
@@ -189,7 +191,8 @@ def _join_members(head: Mapping[str, Any], members: Mapping[str, str]) -> str:
 
 def _envelope(stdout: bytes, limits: ProtocolLimits) -> Parsed:
     if len(stdout) > limits.stdout_bytes:
-        raise _Invalid(f"output limit: stdout is longer than {limits.stdout_bytes} bytes")
+        reason = f"output limit: stdout is longer than {limits.stdout_bytes} bytes"
+        raise _Invalid(reason, limit_key="service.limits.stdout")
     if not stdout or stdout.isspace():
         raise _Invalid("plugin produced no output on stdout")
     try:
@@ -263,7 +266,8 @@ def _events(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[Emitte
     if not isinstance(events, list):
         raise _Invalid(f"events must be a list, not {_kind(events)}")
     if len(events) > limits.events:
-        raise _Invalid(f"{len(events)} events, more than the {limits.events} allowed", final=True)
+        reason = f"{len(events)} events, more than the {limits.events} allowed"
+        raise _Invalid(reason, final=True, limit_key="service.limits.events")
     return tuple(_event(event, f"events[{index}]", limits) for index, event in enumerate(events))
 
 
@@ -280,7 +284,8 @@ def _event(event: Any, path: str, limits: ProtocolLimits) -> EmittedEvent:
     if not isinstance(dedupe_key, str | None):
         raise _Invalid(f"{path}.dedupe_key must be text, not {_kind(dedupe_key)}")
     if dedupe_key and len(dedupe_key.encode()) > limits.dedupe_key_bytes:
-        raise _Invalid(f"{path}.dedupe_key is longer than {limits.dedupe_key_bytes} bytes")
+        reason = f"{path}.dedupe_key is longer than {limits.dedupe_key_bytes} bytes"
+        raise _Invalid(reason, limit_key="service.limits.dedupe_key")
     return EmittedEvent(kind, payload or {}, dedupe_key if dedupe_key and dedupe_key.strip() else None)
 
 
@@ -292,7 +297,8 @@ def _state(envelope: Mapping[str, Any], limits: ProtocolLimits) -> tuple[dict[st
         return None, None
     text = dumps(state)
     if (size := len(text.encode())) > limits.state_bytes:
-        raise _Invalid(f"state_updates has {size} bytes, more than the {limits.state_bytes} allowed", final=True)
+        reason = f"state_updates has {size} bytes, more than the {limits.state_bytes} allowed"
+        raise _Invalid(reason, final=True, limit_key="service.limits.state")
     return state, text
 
 

@@ -5,13 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from ductile.core.model import Dead, Failed, Interrupted, Job, Retried, Succeeded
 from ductile.core.secret import HIDDEN, Mask
 from ductile.core.units import MAX_DURATION
 from ductile.engine.judge import MAX_ERROR_CHARS, MAX_OUTPUT_CHARS, RetryPolicy, Verdict, backoff, judge
+from ductile.engine.process.limits import ResourceLimits
 from ductile.engine.process.run import Cause, Finished
 from ductile.engine.process.start import SpawnFailed
+from ductile.explain.sentences import sentence
 from ductile.plugin.protocol import ProtocolLimits
 from tests.engine.builders import NOW, a_job, a_run
 
@@ -246,3 +249,37 @@ def test_a_valid_response_is_not_masked() -> None:
     """Masking would corrupt its data."""
     result = _evidence(a_run({"status": "ok", "result": SECRET}), MASKING).result
     assert SECRET in result
+
+
+def test_every_outcome_that_a_limit_causes_names_its_key() -> None:
+    """In its data and in its sentence, for the last attempt and for a final failure. Other failures name none."""
+    limited = evolve(
+        POLICY,
+        limits=ProtocolLimits(dedupe_key_bytes=1),
+        resources=ResourceLimits(address_space=1, cpu_seconds=1, file_size=1),
+    )
+    job = a_job(attempt=4)
+    cases = {
+        f"plugins.{job.plugin}.timeouts.{job.command}": a_run(OK, cause=Cause.TIMED_OUT, signal=15),
+        "service.limits.stdout": a_run(OK, cause=Cause.OUTPUT_LIMIT),
+        "service.limits.events": a_run({**OK, "events": [{"type": "x"}] * 1001}),
+        "service.limits.state": a_run({**OK, "state_updates": {"x": "y" * (1 << 20)}}),
+        "service.limits.dedupe_key": a_run({**OK, "events": [{"type": "x", "dedupe_key": "long"}]}),
+        f"plugins.{job.plugin}.limits.cpu": a_run(exit_code=None, signal=24),
+        f"plugins.{job.plugin}.limits.file_size": a_run(exit_code=None, signal=25),
+        f"plugins.{job.plugin}.limits.memory": a_run(exit_code=1, stderr=b"Traceback\nMemoryError\n"),
+        None: a_run(error(retry=False)),
+    }
+    found = {}
+    for key, run in cases.items():
+        outcome = decide(run, job=job, policy=limited).outcome
+        assert isinstance(outcome, Failed | Dead)
+        words = sentence(outcome.code, {"error": outcome.error, **outcome.data})
+        found[key] = (outcome.data.get("limit_key"), str(key) in words)
+    assert found == {key: (key, key is not None) for key in cases}
+
+
+def test_a_resource_that_has_no_limit_is_not_blamed() -> None:
+    """A plugin that runs out of memory on its own fails without a key."""
+    outcome = decide(a_run(exit_code=1, stderr=b"MemoryError\n"), job=a_job(attempt=4)).outcome
+    assert "limit_key" not in outcome.data  # type: ignore[union-attr]

@@ -314,7 +314,7 @@ def test_a_thousand_events_are_accepted_and_one_more_is_final() -> None:
     """A retry would exceed the limit again."""
     assert len(accepted(events=[{"type": "a"}] * 1000).events) == 1000
     response = refused(events=[{"type": "a"}] * 1001)
-    assert response == InvalidResponse("1001 events, more than the 1000 allowed", final=True)
+    assert response == InvalidResponse("1001 events, more than the 1000 allowed", True, "service.limits.events")
 
 
 def test_a_state_of_a_mebibyte_is_accepted_and_one_more_byte_is_final() -> None:
@@ -324,7 +324,9 @@ def test_a_state_of_a_mebibyte_is_accepted_and_one_more_byte_is_final() -> None:
     assert largest.state_json is not None
     assert len(largest.state_json.encode()) == 1 << 20
     response = refused(state_updates={"k": "x" * ((1 << 20) - frame + 1)})
-    assert response == InvalidResponse("state_updates has 1048577 bytes, more than the 1048576 allowed", final=True)
+    assert response == InvalidResponse(
+        "state_updates has 1048577 bytes, more than the 1048576 allowed", True, "service.limits.state"
+    )
     assert accepted(state_updates={"k": "ü" * ((1 << 19) - frame)}).state_json is not None
 
 

@@ -144,7 +144,8 @@ def _state_too_large(db: Db, completion: Completion) -> Failed | None:
     problem = job and facts.size_error(
         db, job.plugin, completion.facts, completion.state_updates, max_bytes=completion.state_limit
     )
-    return Failed(problem, completion.outcome.evidence, OutcomeCode.STATE_TOO_LARGE) if problem else None
+    data = {"limit_key": "service.limits.state"}
+    return Failed(problem, completion.outcome.evidence, OutcomeCode.STATE_TOO_LARGE, data) if problem else None
 
 
 def end_queued(

@@ -185,7 +185,7 @@ def _check_budget(new: NewJob, root: tree_counters.Root | None, budget: Budget) 
 
 
 def _beyond(limit: str, most: int, error: str) -> Prefinished:
-    data = {"limit": limit, "max": most}
+    data = {"limit": limit, "max": most, "limit_key": f"service.limits.{limit}"}
     return Prefinished(status=JobStatus.DEAD, error=error, code=OutcomeCode.OVER_BUDGET, data=data)
 
 

@@ -418,7 +418,7 @@ def _too_deep(limit: int) -> Prefinished:
         status=JobStatus.DEAD,
         error=f"max_depth {limit} of the pipeline is reached",
         code=OutcomeCode.OVER_BUDGET,
-        data={"limit": "max_depth", "max": limit},
+        data={"limit": "max_depth", "max": limit, "limit_key": "max_depth"},
     )
 
 
