@@ -323,10 +323,11 @@ def _stopped_uncleanly(data: Data) -> str:
 
 
 def _failing(data: Data) -> str:
-    most = " or more" if data.get("is_capped") else ""
-    count = data["count"]
-    jobs = "The last job" if count == 1 else f"The last {count}{most} jobs"
-    return f"{jobs} of plugin {data['plugin']} failed, the latest {_when(data, 'last_at')}: {data['error']}"
+    plugin, when, error = data["plugin"], _when(data, "last_at"), data["error"]
+    if data["count"] == 1:
+        return f"The last job of plugin {plugin} failed {when}: {error}"
+    more = " or more" if data.get("is_capped") else ""
+    return f"The last {data['count']}{more} jobs of plugin {plugin} failed, the latest {when}: {error}"
 
 
 HEALTH: Mapping[str, Sentence] = {

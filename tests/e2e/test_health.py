@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from tests.e2e.commands import ductile, ductile_json
-from tests.e2e.sample_plugins import FAILING, OK
-from tests.e2e.service import Home, Service, Start
+from tests.e2e.sample_plugins import FAILING, OK, BlockingPlugin
+from tests.e2e.service import TOKEN, Home, Service, Start
 
 LOCKER = """
 import sqlite3, sys
@@ -87,3 +88,20 @@ def test_a_killed_service_needs_attention(home: Home, start: Start) -> None:
     assert ductile_json(home, "system", "status")["verdict"] == "healthy"
     service.stop()
     assert ductile(home, "system", "status").stdout.startswith("System Status: HEALTHY, NOT RUNNING\n")
+
+
+def test_a_cancelled_job_is_no_failure(home: Home, start: Start, blocking: BlockingPlugin) -> None:
+    """The metric has its outcome code, which the recommended alert excludes, and the verdict stays healthy."""
+    service = start()
+    job_id = service.post("blocking")
+    blocking.wait_until_started()
+    assert ductile(home, "job", "cancel", job_id).exit_code == 0
+    assert service.job(job_id, wait="30s")["outcome_code"] == "cancelled"
+
+    with urlopen(Request(f"{service.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"})) as answer:
+        dead = [line for line in answer.read().decode().splitlines() if 'status="dead"' in line]
+    labels = 'plugin="blocking",command="poll",status="dead",outcome_code="cancelled"'
+    assert dead == [f"ductile_jobs_total{{{labels}}} 1"]
+    assert ductile_json(home, "system", "status")["verdict"] == "healthy"
+    summary = service.ask("GET", "/analytics/summary")[1]
+    assert (summary["stats"], summary["cancelled"]) == ({"dead": 1}, 1)
