@@ -15,6 +15,7 @@ from ductile.core.clock import to_text
 from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import RELAY, Breaker, BreakerState
 from ductile.explain.reason import Reason
+from ductile.ledger.admin.drifted_plugins import DriftedPlugin, all_drifted
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause, all_pauses
 from ductile.ledger.reports import wait_reasons
 from ductile.ledger.reports.job_stats import FailureRun, failures_since_success
@@ -62,6 +63,8 @@ class HealthFacts:
     pauses: tuple[Pause, ...] = ()
     unhealthy: tuple[tuple[str, str], ...] = ()
     """Plugins whose `init` failed, each with its error."""
+    drifted: tuple[DriftedPlugin, ...] = ()
+    """Plugins that do not run because their files have changed."""
     breakers: tuple[Breaker, ...] = ()
     late: tuple[ScheduleEntry, ...] = ()
     missed: tuple[Expectation, ...] = ()
@@ -116,6 +119,8 @@ def _failures(facts: HealthFacts) -> Iterator[HealthReason]:
         yield _failed("stuck", {}, "ductile system doctor")
     for plugin, error in facts.unhealthy:
         yield _failed("unhealthy", {"plugin": plugin, "error": error}, "ductile system reload")
+    for drifted in facts.drifted:
+        yield HealthReason(HealthVerdict.FAILED, Reason(drifted.code, drifted.data, facts.now), "ductile config check")
 
 
 def _stopped(facts: HealthFacts) -> Iterator[HealthReason]:
@@ -192,7 +197,8 @@ def read_health_facts(
         for name, init in sorted(plugin_inits.all_inits(db).items())
         if is_running and name in plugins and init.error is not None
     )
-    blocked = {*(pause.plugin for pause in pauses), *(name for name, _ in unhealthy)}
+    drifted = tuple(one for name, one in all_drifted(db).items() if is_running and name in plugins)
+    blocked = {*(pause.plugin for pause in pauses), *(name for name, _ in unhealthy), *(one.plugin for one in drifted)}
     claimable = [] if ALL_PLUGINS in blocked or not is_running else sorted({*plugins, RELAY} - blocked)
     failing = (failures_since_success(db, name) for name in sorted({*plugins, RELAY}))
     return HealthFacts(
@@ -203,6 +209,7 @@ def read_health_facts(
         orphaned=0 if is_running else sum(running_by_plugin(db).values()),
         pauses=pauses,
         unhealthy=unhealthy,
+        drifted=drifted,
         breakers=tuple(
             one for one in breakers.all_breakers(db) if one.state is not BreakerState.CLOSED and one.plugin in plugins
         ),

@@ -11,7 +11,8 @@ import pytest
 from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead, Failed, OutcomeCode
 from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.explain.sentences import SENTENCES
-from ductile.ledger.admin import job_actions, pauses
+from ductile.ledger.admin import drifted_plugins, job_actions, pauses
+from ductile.ledger.admin.drifted_plugins import DriftedPlugin
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.lock_holder import LockHolder
 from ductile.ledger.storage.open_file import open_writer
@@ -155,6 +156,19 @@ def test_a_stuck_ledger_fails_and_names_the_process(ledger: Any) -> None:
     (found,) = health(ledger, is_stuck=True, lock_holder=holder).reasons
     assert (found.verdict, found.reason.code) == (HealthVerdict.FAILED, "ledger_locked")
     assert found.reason.words == "Process 4711 (sqlite3) has locked the ledger, so nothing can be written."
+
+
+def test_a_plugin_whose_files_have_changed_fails_and_its_jobs_are_not_ready(ledger: Any) -> None:
+    """Unless no service runs: the next start checks all files."""
+    names: dict[str, Any] = {"plugin": "echo", "code": "plugin_changed", "files": ["run"], "fingerprint": None}
+    ledger.enqueue()
+    with transaction(ledger.db):
+        drifted_plugins.put(ledger.db, DriftedPlugin(**names, detected_at=ledger.now), blocks=True)
+    ledger.advance(minutes=6)
+
+    assert health(ledger).verdict is HealthVerdict.FAILED
+    assert reasons(ledger) == [("plugin_changed", "ductile config check")]
+    assert reasons(ledger, is_running=False) == []
 
 
 def test_a_failed_init_fails_and_comes_first(ledger: Any) -> None:

@@ -12,6 +12,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Count, Keywords, Omittable, Timestamp, without_none
 from ductile.core.units import quote_text
+from ductile.ledger.admin.drifted_plugins import all_drifted
 from ductile.ledger.admin.pauses import ALL_PLUGINS
 from ductile.ledger.reports import job_stats, queue_status
 from ductile.ledger.storage.db import Db
@@ -144,7 +145,8 @@ async def show_queue(ctx: AppContext, request: Request) -> Response:
     claimable = set() if ALL_PLUGINS in blocked else {*ctx.snapshot().plugins, RELAY} - blocked
 
     def read(db: Db) -> QueueView:
-        return _queue_view(queue_status.queue(db, claimable=claimable), job_stats.active_jobs(db), ctx.snapshot())
+        startable = claimable - all_drifted(db).keys()
+        return _queue_view(queue_status.queue(db, claimable=startable), job_stats.active_jobs(db), ctx.snapshot())
 
     return json_response(await ctx.ledger.read(read))
 
