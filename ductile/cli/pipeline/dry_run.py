@@ -153,6 +153,7 @@ def _line(line: DryRunLine) -> dict[str, Any]:
         "items": list(line.indexes) or None,
         "tolerated": line.tolerated or None,
         "predicates": list(line.predicates) or None,
+        "with": dict(line.rendered) or None,
         "payload": line.payload,
         "baggage": dict(line.baggage) or None,
         "led_to": list(line.led_to),
@@ -177,8 +178,8 @@ def report_lines(shown: dict[str, Any], *, verbose: bool) -> list[str]:
     lines = [f"{shown['pipeline']}: a run with this payload would {_verb(shown)} (dry run)"]
     for step, line in zip(shown["steps"], printed, strict=True):
         lines.append(f"  {line}")
-        if verbose:
-            lines += [f"      {name}: {_json(step[name])}" for name in ("payload", "baggage") if name in step]
+        shown_members = ("with", "payload", "baggage") if verbose else ("with",)
+        lines += [f"      {name}: {_json(step[name])}" for name in shown_members if name in step]
     if not shown["event_would_start_it"]:
         lines.append(
             "  note: the `if` of the pipeline is false for this payload; an event with it would not start a run"

@@ -119,7 +119,8 @@ def dry_run(
 
     A response is a list of events ([{"type": "x", "payload": {}}]), {"fail": "reason"}, or {"result": "text",
     "events": []}. A step without a response succeeds without events. --step with --execute runs one plugin and uses its
-    response; nothing is recorded. -v shows payloads and baggage. Exit 1 if the run would fail.
+    response; nothing is recorded. Shows the values of `with`; -v adds payloads and baggage. Exit 1 if the run would
+    fail.
 
     Example: ductile pipeline dry-run nightly-report --payload '{"day": "monday"}' --result fetch='{"fail": "offline"}'
     """

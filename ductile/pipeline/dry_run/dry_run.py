@@ -50,6 +50,8 @@ class DryRunLine:
     indexes: tuple[int, ...] = ()
     """The index in each `foreach` around it, outermost first."""
     predicates: Predicates = ()
+    rendered: Mapping[str, Any] = field(factory=dict, repr=False)
+    """The values of `with`."""
     payload: Any = field(default=None, repr=False)
     """The payload of the plugin, after `with`."""
     baggage: Mapping[str, Any] = field(factory=dict, repr=False)
@@ -144,6 +146,7 @@ def _line(row: SandboxJob) -> DryRunLine:
         plugin=job.plugin,
         command=job.command,
         indexes=tuple(control.get("indexes", ())),
+        rendered=row.rendered,
         payload=row.payload,
         baggage=baggage,
         tolerated=job.tolerated and row.is_failed,

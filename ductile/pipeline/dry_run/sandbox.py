@@ -90,6 +90,8 @@ class SandboxJob:
     is_executed: bool = False
     why: str = ""
     payload: Any = None
+    rendered: Mapping[str, Any] = field(factory=dict)
+    """The values of `with`."""
     led_to: list[str] = field(factory=list)
 
     @property
@@ -198,6 +200,7 @@ class Sandbox:
         job = row.job
         try:
             row.payload = self._input_payload(job)
+            row.rendered = self._rendered(job, row.payload)
         except (PathAbsent, BaggageRefused) as refused:
             return self._fail(row, str(refused))
         answer = self._answer(row)
@@ -219,6 +222,14 @@ class Sandbox:
         step_input = build_step_input(job, step)
         content = strict_json.loads(step_input.payload) if step_input.payload else {}
         return content.get("payload") if job.command == HANDLE else content
+
+    def _rendered(self, job: Job, payload: Any) -> dict[str, Any]:
+        """Return the members of the payload that the `with` of the step has set."""
+        step = find_step(self.routing.plans, job)
+        if step is None:
+            return {}
+        templates = step.relay.with_ if step.relay is not None else step.with_
+        return {name: payload[name] for name in templates or ()}
 
     def _answer(self, row: SandboxJob) -> PluginAnswer:
         if self.execute is not None and (real := self.execute(row.job)) is not None:

@@ -124,6 +124,14 @@ def test_a_configuration_value_is_masked_in_a_decision() -> None:
     assert line(found, "a", "if").why == 'config.mode eq "z" is false: found "***"'
 
 
+def test_a_line_shows_the_rendered_with() -> None:
+    """Only its members, each with its type; a step without `with` shows nothing."""
+    found = dry_run("{id: a, uses: x, with: {m: 'n is {payload.n}', n: '{payload.n}'}}, {id: b, uses: x}", {"n": 1})
+
+    assert line(found, "a").rendered == {"m": "n is 1", "n": 1}
+    assert line(found, "b").rendered == {}
+
+
 def test_a_line_shows_the_payload_after_with() -> None:
     """And the baggage."""
     found = dry_run(
