@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from ductile.web.context import RECHECK_INTERVAL
+from tests.e2e.commands import ductile
 from tests.e2e.sample_pipelines import add_sample_pipelines, steps
-from tests.e2e.sample_plugins import BlockingPlugin
+from tests.e2e.sample_plugins import OK, BlockingPlugin
 from tests.e2e.service import TOKEN, WAIT_SECONDS, Home, Service, Start
 
 
@@ -51,6 +52,29 @@ Response = tuple[int, Any]
 
 def send_in_background(background: ThreadPoolExecutor, service: Service, method: str, path: str) -> "Future[Response]":
     return background.submit(service.ask, method, path)
+
+
+def test_a_run_by_name_reports_the_value_of_the_condition_of_its_pipeline(home: Home, start: Start) -> None:
+    """It is not applied. A pipeline without a condition reports nothing; `pipeline run` prints a note."""
+    home.plugin("ok", OK)
+    condition = "if: {path: payload.level, op: gte, value: 5}"
+    home.add(
+        "pipelines:\n"
+        f"  - {{name: urgent, on: x, {condition}, steps: [{{uses: ok}}]}}\n"
+        f"  - {{name: waiting, on: x, execution_mode: synchronous, {condition}, steps: [{{uses: ok}}]}}\n"
+        "  - {name: always, on: x, steps: [{uses: ok}]}\n"
+    )
+    service = start()
+
+    def if_holds(path: str, level: int) -> Any:
+        return service.ask("POST", f"/pipeline/{path}", {"payload": {"level": level}})[1].get("if_holds")
+
+    assert [if_holds("urgent", level) for level in (4, 5)] == [False, True]
+    assert [if_holds("waiting", level) for level in (4, 5)] == [False, True]
+    assert [if_holds("urgent?dry_run=true", level) for level in (4, 5)] == [False, True]
+    assert [if_holds("always", level) for level in (4, 5)] == [None, None]
+    printed = ductile(home, "pipeline", "run", "urgent", "--payload", '{"level": 4}', "--wait")
+    assert (printed.exit_code, "the `if` of the pipeline is false" in printed.stderr) == (0, True)
 
 
 # ── responses ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -232,6 +232,8 @@ def run_pipeline(
     answer = service.request(
         "POST", f"/pipeline/{quote(name, safe='')}{query}", {"payload": content} if content is not None else None
     )
+    if answer.get("if_holds") is False:
+        output.note("note: the `if` of the pipeline is false for this payload; a run by name does not apply it")
     if dry_run:
         output.show(answer, as_json=as_json, human=lambda _: [f"would start a run of {name}"])
         return 0

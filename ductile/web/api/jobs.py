@@ -45,7 +45,17 @@ from ductile.web.context import (
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.routing import AnyRoute, Argument, Route
-from ductile.web.views.jobs import RESULT_SCOPE, AcceptedView, JobView, PlannedView, RunView, TreeNodeView, job_json
+from ductile.web.views.jobs import (
+    RESULT_SCOPE,
+    AcceptedRunView,
+    AcceptedView,
+    JobView,
+    PlannedRunView,
+    PlannedView,
+    RunView,
+    TreeNodeView,
+    job_json,
+)
 
 
 class WelcomeView(TypedDict):
@@ -123,7 +133,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         query=(Argument("async", bool, "Do not wait for the end of the run"), DRY_RUN),
         headers=(KEY_HEADER,),
         request_body=PayloadBody,
-        responses={200: RunView | PlannedView, 202: AcceptedView | StillRunningView},
+        responses={200: RunView | PlannedRunView, 202: AcceptedRunView | StillRunningView},
         error_statuses=(409, 422),
         max_body=max_body,
         waits=True,

@@ -14,6 +14,7 @@ import trio
 from ductile.config.snapshot import PluginUnavailable, Snapshot
 from ductile.core.errors import DuctileError
 from ductile.core.formats import strict_json
+from ductile.core.formats.json_schema import without_none
 from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.model import CORE, FollowUps, JobStatus, NewJob, is_small_write
@@ -26,6 +27,7 @@ from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse
 from ductile.pipeline.compile.plan import Plan
 from ductile.pipeline.language.baggage import BaggageRefused, apply_claims
+from ductile.pipeline.language.conditions import holds
 from ductile.pipeline.language.paths import Scope
 from ductile.pipeline.run.route import TooManyFollowUps, TriggeredRun, trigger_run
 from ductile.pipeline.run.run_signals import run_rule_of
@@ -44,7 +46,16 @@ from ductile.web.context import (
 )
 from ductile.web.idempotency import find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Headers, Request, Response, encoded_json_response, json_response
-from ductile.web.views.jobs import RESULT_SCOPE, AcceptedView, PlannedView, run_json, terminal_predicate, tree_json
+from ductile.web.views.jobs import (
+    RESULT_SCOPE,
+    AcceptedRunView,
+    AcceptedView,
+    PlannedRunView,
+    PlannedView,
+    run_json,
+    terminal_predicate,
+    tree_json,
+)
 
 MAX_INLINE_TREE_JOBS = 16
 """Trees up to this size are read in the same query that checks whether they are finished."""
@@ -72,9 +83,11 @@ async def start_pipeline(ctx: AppContext, request: Request) -> Response:
     snapshot = ctx.snapshot()
     plan = snapshot.plans.require(request.params["pipeline"])
     is_async = read_flag(request, "async")
+    if_holds = _condition_holds(plan, read_payload(request) or {})
     if read_flag(request, "dry_run"):
         _plan_run(ctx, snapshot, plan, read_payload(request) or {}, get_submitter(request), ctx.clock.now())
-        return json_response(PlannedView(status="planned", plugin="pipeline", command=plan.name, dry_run=True))
+        planned = PlannedView(status="planned", plugin="pipeline", command=plan.name, dry_run=True)
+        return json_response(without_none(PlannedRunView(**planned, if_holds=if_holds)))
     if is_async or plan.execution_mode != "synchronous":
         stored = await _find_or_start(ctx, request, snapshot, plan)
         return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
@@ -88,10 +101,16 @@ async def start_pipeline(ctx: AppContext, request: Request) -> Response:
     if stored.is_repeat and run is None:
         return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))  # the run is pruned
     if run is None or run.is_over:
-        view = partial(run_json, pipeline=plan.name, is_terminal=terminal_predicate(snapshot.plans))
+        is_terminal = terminal_predicate(snapshot.plans)
+        view = partial(run_json, pipeline=plan.name, is_terminal=is_terminal, if_holds=if_holds)
         return await _tree_response(ctx, root_id, view, replay_headers(stored), nodes=run.nodes if run else ())
     still = _still_running_view(root_id, is_stopping=ctx.is_stopping())
     return json_response(still, 202, replay_headers(stored))
+
+
+def _condition_holds(plan: Plan, payload: Mapping[str, Any]) -> bool | None:
+    """Return the value of the pipeline's own `if`, which a run by name does not apply; None without one."""
+    return None if plan.condition is None else holds(plan.condition, Scope(payload=payload, context={}))
 
 
 async def _find_or_start(ctx: AppContext, request: Request, snapshot: Snapshot, plan: Plan) -> StoredResponse:
@@ -140,6 +159,7 @@ async def _start(
         _insert_run,
         follow_ups=run.follow_ups,
         pipeline=plan.name,
+        if_holds=_condition_holds(plan, payload),
         actor=request.principal.actor,
         now=now,
         default_ttl=service.dedupe_ttl,
@@ -167,10 +187,11 @@ def _plan_run(
     return run
 
 
-def _insert_run(db: Db, *, follow_ups: FollowUps, pipeline: str, **rules: Any) -> StoredResponse:
+def _insert_run(db: Db, *, follow_ups: FollowUps, pipeline: str, if_holds: bool | None, **rules: Any) -> StoredResponse:
     enqueued = start_run(db, follow_ups, **rules)
     root_id = enqueued[0].job_id
-    view = AcceptedView(job_id=root_id, status=JobStatus.QUEUED, plugin="pipeline", command=pipeline)
+    accepted = AcceptedView(job_id=root_id, status=JobStatus.QUEUED, plugin="pipeline", command=pipeline)
+    view = without_none(AcceptedRunView(**accepted, if_holds=if_holds))
     jobs = zip(enqueued, follow_ups.children, strict=False)  # a deduplicated root has no children
     runs_a_job = any(job.is_new and not job.status.is_final and not new.is_join for job, new in jobs)
     return StoredResponse(job_id=root_id, text=strict_json.dumps(view), runs_a_job=runs_a_job)

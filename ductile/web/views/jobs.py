@@ -108,10 +108,14 @@ class TreeNodeView(_AnyJob, _WithResult):
     duplicates: Omittable[Annotated[list[DuplicateView], "Follow-up jobs that were not created"]]
 
 
+IfHolds = Annotated[bool, "Value of the pipeline's own `if`, which a run by name does not apply; absent without one"]
+
+
 class _RunSummary(TypedDict):
     job_id: str
     status: JobStatus
     duration_ms: Count
+    if_holds: Omittable[IfHolds]
 
 
 class RunView(_RunSummary):
@@ -137,6 +141,18 @@ class PlannedView(TypedDict):
     plugin: str
     command: str
     dry_run: bool
+
+
+class AcceptedRunView(AcceptedView):
+    """The first job of a run that was started by name."""
+
+    if_holds: Omittable[IfHolds]
+
+
+class PlannedRunView(PlannedView):
+    """The run that a dry run would start."""
+
+    if_holds: Omittable[IfHolds]
 
 
 def terminal_predicate(plans: "Plans") -> IsTerminal:
@@ -236,12 +252,13 @@ def tree_json(nodes: Iterable[TreeNode], is_terminal: IsTerminal, *, shows_resul
     return f"[{','.join(_node_json(node, is_terminal, shows_result=shows_result) for node in nodes)}]"
 
 
-def run_json(nodes: Sequence[TreeNode], pipeline: str, is_terminal: IsTerminal) -> str:
+def run_json(nodes: Sequence[TreeNode], pipeline: str, is_terminal: IsTerminal, *, if_holds: bool | None = None) -> str:
     """Return a finished run of `pipeline` with its status, result and tree."""
     root = nodes[0].job
     ended_at = max((node.job.completed_at for node in nodes if node.job.completed_at), default=root.created_at)
     duration = _milliseconds_between(root.created_at, ended_at)
-    head = strict_json.dumps(_RunSummary(job_id=root.id, status=run_status(nodes), duration_ms=duration))
+    summary = _RunSummary(job_id=root.id, status=run_status(nodes), duration_ms=duration, if_holds=if_holds)
+    head = strict_json.dumps(without_none(summary))
     result = _run_result(nodes, pipeline, is_terminal)
     return f'{head[:-1]},"result":{result or "null"},"tree":{tree_json(nodes, is_terminal)}}}'
 
