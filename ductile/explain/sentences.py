@@ -258,7 +258,15 @@ def _plugin_full(data: Data) -> str:
 
 def _behind(data: Data) -> str:
     more = " or more" if data.get("is_capped") else ""
-    return f"{data['ahead']}{more} older {'job' if data['ahead'] == 1 else 'jobs'} of its plugin start first."
+    older = f"{data['ahead']:,}{more} older {'job starts' if data['ahead'] == 1 else 'jobs start'} first"
+    whose = ", ".join(f"{count:,} of {plugin}" for plugin, count in data["ahead_by_plugin"].items())
+    text = f"The job is at position {data['position']:,}: {older} ({whose})." if data["ahead"] else "The job is next."
+    running = ", ".join(f"{one['plugin']}.{one['command']} (job {one['job_id']})" for one in data["running_now"])
+    text += f" Running now: {running}." if running else ""
+    if data.get("estimate_seconds") is None:
+        return text
+    estimate = timedelta(seconds=max(1, round(data["estimate_seconds"])))
+    return f"{text} By the duration of recent jobs, it starts within about {format_duration(estimate)}."
 
 
 WAITING: Mapping[str, Sentence] = {

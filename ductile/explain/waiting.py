@@ -14,7 +14,7 @@ from ductile.core.clock import to_text
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_yaml
 from ductile.core.formats.stored_json import load_stored_object
-from ductile.core.model import RELAY, RELAY_SLOTS, Breaker, BreakerState
+from ductile.core.model import RELAY, RELAY_SLOTS, Breaker, BreakerState, Job
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import Reason
 from ductile.ledger.admin import drifted_plugins, pauses
@@ -118,7 +118,7 @@ def waiting_reasons(
         *_job_reasons(db, waiting, queue, moment),
     ]
     if waiting.is_ready and not waiting.job.is_join:
-        found += _capacity_reasons(db, waiting, queue)
+        found += _capacity_reasons(db, waiting, queue, has_estimate=not found)
     return [evolve(reason, at=moment) for reason in found or [Reason("ready")]]
 
 
@@ -183,8 +183,8 @@ def _breaker_reason(waiting: WaitingJob, queue: QueueConditions) -> Reason:
     return Reason("breaker", data | ({"probe": probe} if probe else {}))
 
 
-def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions) -> list[Reason]:
-    """Return which other jobs keep a ready job from starting."""
+def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions, *, has_estimate: bool) -> list[Reason]:
+    """Return which other jobs keep a ready job from starting, and its place among them."""
     job, found = waiting.job, []
     own, slots = queue.running.get(job.plugin, 0), queue.slots.get(job.plugin)
     total = sum(count for plugin, count in queue.running.items() if plugin != RELAY)
@@ -193,7 +193,37 @@ def _capacity_reasons(db: Db, waiting: WaitingJob, queue: QueueConditions) -> li
         found.append(Reason("workers_full", {"running": total, "max_workers": queue.max_workers}))
     elif slots is not None and own >= slots:
         found.append(Reason("plugin_full", {"plugin": job.plugin, "running": own, "slots": slots}))
-    if ahead := wait_reasons.count_ahead(db, job):
-        is_capped = ahead == wait_reasons.MAX_COUNTED
-        found.append(Reason("behind", {"ahead": ahead} | ({"is_capped": True} if is_capped else {})))
-    return found
+    is_every_worker_busy = bool(found) and found[0].code == "workers_full"
+    capacity = queue.max_workers if is_every_worker_busy else slots
+    place = _place(db, job, queue, None if is_every_worker_busy else job.plugin)
+    if not place["ahead"] and not (found and queue.is_running):
+        return found
+    average = wait_reasons.average_seconds(db, place["of_plugin"]) if has_estimate else None
+    if average is not None and capacity:
+        place["estimate_seconds"] = round((place["ahead"] + 1) * average / capacity, 1)
+    return [*found, Reason("behind", place)]
+
+
+def _place(db: Db, job: Job, queue: QueueConditions, of_plugin: str | None) -> dict[str, Any]:
+    """Return which jobs start before this one and which run now, of its plugin or of all (None)."""
+    plugins = [of_plugin] if of_plugin is not None else [one for one in plugins_with_ready_jobs(db) if one != RELAY]
+    counts = {plugin: wait_reasons.count_ahead(db, plugin, job.seq) for plugin in plugins if plugin not in queue.paused}
+    ahead = {plugin: count for plugin, count in counts.items() if count}
+    running = wait_reasons.running_now(db, of_plugin) if queue.is_running else []
+    is_capped = wait_reasons.MAX_COUNTED in ahead.values()
+    return {
+        "ahead": sum(ahead.values()),
+        "position": sum(ahead.values()) + 1,
+        "ahead_by_plugin": ahead,
+        "of_plugin": of_plugin,
+        "running_now": [
+            {
+                "job_id": one.id,
+                "plugin": one.plugin,
+                "command": one.command,
+                "started_at": to_text(one.started_at) if one.started_at else None,
+            }
+            for one in running
+        ],
+        **({"is_capped": True} if is_capped else {}),
+    }

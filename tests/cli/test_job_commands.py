@@ -323,7 +323,7 @@ def joins_others(past: Past) -> str:
         (probe_is_out, "breaker", f"Its probe, job {UNKNOWN_ID}, has not ended. The next probe is due in "),
         (plugin_is_full, "plugin_full", "The limit is 1"),
         (workers_are_full, "workers_full", "The only worker is busy"),
-        (behind, "behind", "2 older jobs of its plugin start first"),
+        (behind, "behind", "at position 3: 2 older jobs start first (2 of echo)"),
         (joins_others, "join", "The join waits for 1 open job"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,

@@ -15,6 +15,7 @@ from ductile.explain.job import JobExplanation, explain_job
 from ductile.ledger.admin.job_actions import cancel, end_queued_jobs
 from ductile.ledger.reports import job_details
 from ductile.ledger.storage.connections import transaction
+from tests.cli.history import Past
 from tests.ledger.conftest import LedgerDriver, db, ledger, path
 
 __all__ = ["db", "ledger", "path"]
@@ -134,3 +135,23 @@ def test_a_started_job_tells_how_long_it_was_queued_and_why(ledger: LedgerDriver
 
     ledger.end(job)
     assert "waited" in codes(explain(ledger, path, job.id))
+
+
+@pytest.mark.usefixtures("service")
+def test_a_queued_job_has_its_position_what_runs_and_an_estimate(ledger: LedgerDriver, path: Path) -> None:
+    """The estimate is from the duration of recent jobs. Without such jobs there is none."""
+    Past(ledger.db).loads("cfg", {"service": {"max_workers": 4}, "plugins": {"echo": {"parallelism": 1}}})
+    ledger.enqueue()
+    running = ledger.claim_one()
+    ledger.enqueue()
+    last = ledger.enqueue().job_id
+    place = next(one for one in explain(ledger, path, last).reasons if one.code == "behind")
+    assert (place.data["position"], place.data["ahead_by_plugin"]) == (2, {"echo": 1})
+    assert [one["job_id"] for one in place.data["running_now"]] == [running.id]
+    assert "estimate_seconds" not in place.data
+
+    ledger.end(running)
+    ledger.claim_one()
+    place = next(one for one in explain(ledger, path, last).reasons if one.code == "behind")
+    assert (place.data["position"], place.data["estimate_seconds"]) == (1, 1.0)
+    assert place.words.startswith("The job is next. Running now: echo.poll (job ")

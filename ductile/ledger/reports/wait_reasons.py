@@ -71,10 +71,38 @@ def _waiting(row: tuple[Any, ...]) -> WaitingJob:
 COUNT_AHEAD = "SELECT COUNT(*) FROM (SELECT 1 FROM job_queue WHERE lane = ? AND seq < ? LIMIT ?)"
 
 
-def count_ahead(db: Db, job: Job) -> int:
-    """Count the ready jobs of its plugin that start before it, up to `MAX_COUNTED`."""
-    count: int = db.execute(COUNT_AHEAD, (job.plugin, job.seq, MAX_COUNTED)).fetchone()[0]
+def count_ahead(db: Db, plugin: str, seq: int) -> int:
+    """Count the ready jobs of the plugin that were queued before position `seq`, up to `MAX_COUNTED`."""
+    count: int = db.execute(COUNT_AHEAD, (plugin, seq, MAX_COUNTED)).fetchone()[0]
     return count
+
+
+RUNNING_NOW = f"""
+    SELECT {LIST_COLUMNS} FROM job_queue {using("job_queue_running")}
+     WHERE claimed_by > '' AND (:plugin IS NULL OR plugin = :plugin) ORDER BY started_at LIMIT :limit
+"""
+
+
+def running_now(db: Db, plugin: str | None, *, limit: int = 5) -> list[Job]:
+    """Return the running jobs of a plugin, or of all (None), the longest first."""
+    return [job_from_row(row) for row in db.execute(RUNNING_NOW, {"plugin": plugin, "limit": limit})]
+
+
+_RECENT_DURATION = "SELECT AVG(duration_ms) FROM (SELECT duration_ms FROM job_log {} ORDER BY seq DESC LIMIT ?)"
+RECENT_DURATION = _RECENT_DURATION.format("WHERE duration_ms IS NOT NULL")
+RECENT_DURATION_OF_PLUGIN = _RECENT_DURATION.format(
+    f"{using('job_log_by_plugin')} WHERE plugin = ? AND duration_ms IS NOT NULL"
+)
+MAX_AVERAGED = 50
+
+
+def average_seconds(db: Db, plugin: str | None) -> float | None:
+    """Return the average duration of the latest attempts of a plugin, or of all (None); None without any."""
+    if plugin is None:
+        found = db.execute(RECENT_DURATION, (MAX_AVERAGED,)).fetchone()
+    else:
+        found = db.execute(RECENT_DURATION_OF_PLUGIN, (plugin, MAX_AVERAGED)).fetchone()
+    return None if found[0] is None else found[0] / 1000
 
 
 OPEN_MEMBERS = f"""
