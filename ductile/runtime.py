@@ -75,6 +75,7 @@ from ductile.web.server.listeners import (
 )
 from ductile.web.server.server import serve
 from ductile.web.server.site import AccessLogEntry, Site
+from ductile.web.webhooks import receiver
 from ductile.web.webhooks.rejections import AUTH_LIMITED, AUTH_REFUSED, RejectionCounter
 
 SHUTDOWN_MARGIN_SECONDS = 15.0
@@ -454,8 +455,6 @@ async def _serve_webhooks(
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the webhook endpoints. Reports its addresses as `started`."""
-    from ductile.web.webhooks import receiver  # loaded only if endpoints are configured
-
     rejections = RejectionCounter(app_ctx.ledger, rt.clock, partial(rt.log.warn, "webhooks"))
     site = receiver.build_site(
         app_ctx,

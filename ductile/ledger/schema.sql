@@ -286,19 +286,27 @@ CREATE TABLE schedule_entries (
 ) STRICT;
 CREATE INDEX schedule_entries_due ON schedule_entries (next_run_at) WHERE status = 'active';
 
--- The latest rejected deliveries of each webhook, without their bodies.
-CREATE TABLE refused_deliveries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
+-- What arrived at each webhook endpoint, and what it became. Of refused and repeated deliveries only the latest, without
+-- their bodies.
+CREATE TABLE webhook_deliveries (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
     path TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    verdict TEXT NOT NULL CHECK (verdict IN ('accepted', 'unmatched') OR verdict IN ('repeated', 'refused')),
+    code TEXT,
+    reason TEXT,
     status INTEGER NOT NULL,
+    delivery_id TEXT,
+    job_ids TEXT NOT NULL DEFAULT '[]',
     peer TEXT NOT NULL,
+    headers TEXT NOT NULL,
     body_sha256 TEXT NOT NULL,
     body_bytes INTEGER NOT NULL,
-    headers TEXT NOT NULL
+    body BLOB,
+    redelivery_of INTEGER
 ) STRICT;
-CREATE INDEX refused_deliveries_by_path ON refused_deliveries (path, id);
+CREATE INDEX webhook_deliveries_by_path ON webhook_deliveries (path, verdict, seq);
+CREATE INDEX webhook_deliveries_by_delivery ON webhook_deliveries (delivery_id, seq) WHERE delivery_id IS NOT NULL;
 
 CREATE TABLE token_uses (
     name TEXT NOT NULL PRIMARY KEY,

@@ -29,6 +29,7 @@ RETENTION_SETTINGS = {
     "event_context": ("job_queue_retention", "job_log_retention"),
     "plugin_facts": ("facts_retention",),
     "circuit_breaker_transitions": ("breaker_transitions_retention",),
+    "webhook_deliveries": ("webhook_deliveries_retention",),
 }
 """Retention settings of `service` by table. The longest one applies."""
 

@@ -31,6 +31,7 @@ from ductile.web.context import AppContext
 from ductile.web.routing import AnyRoute, RouteTable
 from ductile.web.server.site import Authorize
 from ductile.web.stream import stream
+from ductile.web.webhooks import routes as webhook_routes
 
 
 def build_api_table(
@@ -49,6 +50,7 @@ def build_api_table(
             *system.routes(ctx),
             *schedules.routes(ctx, reset),
             *others,
+            *webhook_routes.routes(ctx),
             *stream.routes(ctx, authorize),
             *catalog.routes(ctx),
             *lists.routes(ctx),

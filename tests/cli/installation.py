@@ -1,11 +1,14 @@
 """A configuration with one entry of every kind, a ledger with jobs, and a running service."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from attrs import define
 
 import ductile
+from ductile.cli.webhook.deliveries import post_delivery
+from ductile.web.webhooks.signing import sign_delivery
 from tests.e2e.service import Home, Service
 
 ECHO = Path(ductile.__file__).parent.parent / "plugins" / "echo"
@@ -143,8 +146,11 @@ EXAMPLES = {
     "system tasks": "",
     "system watch": "--once",
     "version": "",
+    "webhook deliveries": "",
+    "webhook inspect": "1",
     "webhook list": "",
     "webhook receipts": "",
+    "webhook redeliver": "1",
     "webhook send": "hook --payload-file {body} --dry-run",
     "webhook verify": "hook --payload-file {body} -H 'X-Signature-256: {signature}'",
 }
@@ -177,6 +183,11 @@ def make_installation(directory: Path, *, more_tokens: str = "", more_pipelines:
     job = service.run("echo", "poll", {"message": "hi"})
     dead = service.run("failing")
     service.ask("POST", "/plugins/failing/pause", {})
+    post_delivery(
+        f"{service.urls[1]}/hook",
+        b"{}",
+        sign_delivery("hmac-sha256", SECRET, b"{}", now=datetime.now(UTC), header="X-Signature-256"),
+    )
     with home.read_ledger() as db:
         (event,) = db.execute("SELECT json_extract(data, '$.event_id') FROM journal WHERE kind LIKE 'event.%' LIMIT 1")
     (directory / "body.json").write_text("{}")

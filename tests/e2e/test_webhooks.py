@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ductile.core.instance.actors import process_actor
 from tests.e2e.sample_plugins import REQUEST_TO_FILE
 from tests.e2e.service import Home, Service, Start
 
@@ -184,6 +186,70 @@ def test_an_invalid_signature_is_forbidden_and_counted(webhook_home: Home, start
     }
     assert counts == {"/hook/github": 3, "/hook/plugin": 1}
     assert webhook_home.rows("SELECT id FROM job_queue") == []
+
+
+def ductile(home: Home, *args: str) -> Any:
+    """Run a command and return its JSON."""
+    command = [sys.executable, "-m", "ductile", *args, "--config", str(home.path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout or done.stderr)
+
+
+def test_deliveries_are_on_record_when_their_response_arrives(webhook_home: Home, start: Start) -> None:
+    """With the same content over HTTP and from the command."""
+    service = start()
+    for number in range(3):
+        assert push(service, secret=NEXT, delivery=f"wrong-{number}")[0] == 403
+        refused = ductile(webhook_home, "webhook", "receipts", "github", "--refused")["refused"]
+        assert (len(refused), refused[0]["code"]) == (number + 1, "signature_mismatch")
+    job = deliver(service, b"{}")[1]["job_id"]
+
+    page = ductile(webhook_home, "webhook", "deliveries", "--limit", "2")
+    assert [(one["verdict"], one["delivery_id"], one["job_ids"]) for one in page["deliveries"]] == [
+        ("accepted", None, [job]),
+        ("refused", "wrong-2", []),
+    ]
+    assert service.ask("GET", "/webhooks/deliveries?limit=2") == (200, page)
+    rest = f"/webhooks/deliveries?endpoint=github&verdict=refused&cursor={page['next_cursor']}"
+    assert [one["delivery_id"] for one in service.ask("GET", rest)[1]["deliveries"]] == ["wrong-1", "wrong-0"]
+    one = page["deliveries"][0]
+    assert service.ask("GET", f"/webhooks/deliveries/{one['id']}") == (200, one)
+    assert ductile(webhook_home, "webhook", "inspect", str(one["id"])) == one
+
+
+def test_a_delivery_is_delivered_again_under_the_current_configuration(webhook_home: Home, start: Start) -> None:
+    """From the stored body. A dry run creates nothing."""
+    service = start()
+    assert push(service, body=PUSH.replace(b"main", b"next")) == (202, {"job_id": None})
+    webhook_home.replace("refs/heads/main", "refs/heads/next")
+    webhook_home.seal()
+    assert service.ask("POST", "/system/reload")[0] == 200
+
+    planned = ductile(webhook_home, "webhook", "redeliver", "1", "--dry-run")
+    assert (planned["verdict"], planned["runs"], planned["dry_run"]) == ("accepted", 1, True)
+    assert webhook_home.rows("SELECT id FROM job_queue") == []
+    done = ductile(webhook_home, "webhook", "redeliver", "1")
+    assert (done["redelivery_of"], done["event_type"], len(done["job_ids"])) == (1, "github.push", 1)
+    wait_for_tree(service, done["job_ids"][0])
+    event = request_of(webhook_home, done["job_ids"][0])["event"]
+    assert event["payload"]["ref"] == "refs/heads/next"
+    assert event["headers"] == {"x-github-event": "push", "x-github-delivery": "72d3162e-cc78"}
+    again = ductile(webhook_home, "webhook", "inspect", str(done["id"]))
+    assert (again["redelivery_of"], again["verdict"], again["job_ids"]) == (1, "accepted", done["job_ids"])
+    assert webhook_home.rows("SELECT DISTINCT actor FROM job_queue") == [{"actor": process_actor()}]
+
+
+def test_only_a_delivery_with_a_stored_body_is_delivered_again(webhook_home: Home, start: Start) -> None:
+    """The error says why, and what to do."""
+    service = start()
+    push(service, secret=NEXT)
+    for _ in range(2):
+        deliver(service, b"{}", "-H", "X-Delivery: a")
+    codes = {"1": "wrong_state", "3": "wrong_state", "99": "not_found", "x": "not_found"}
+    found = {one: service.ask("POST", f"/webhooks/deliveries/{one}/redeliver")[1] for one in codes}
+    assert {one: body["code"] for one, body in found.items()} == codes
+    assert "it was refused, so its body is not stored" in found["1"]["error"]
+    assert "redeliver the first one" in found["3"]["error"]
 
 
 CHUNKED = ("-H", "Transfer-Encoding: chunked")

@@ -27,6 +27,7 @@ from ductile.ledger.reports import (
 from ductile.ledger.reports.pagination import ListFilter
 from ductile.ledger.reports.runs import progress, stored_runs
 from ductile.ledger.tables import attempts, blocked_jobs, breakers, contexts, facts, journal, receipts, schedules
+from ductile.ledger.webhooks import deliveries
 
 MODULES = (
     attempt_list,
@@ -48,6 +49,7 @@ MODULES = (
     journal,
     quarantine,
     queue_status,
+    deliveries,
     receipts,
     record,
     recover,
@@ -72,8 +74,8 @@ ALLOWED = {
     "SCAN job_queue": "the oldest row, by its key",
     "SCAN job_log": "the oldest row, by its key",
     "SCAN plugin_facts": "in order of its key, with a limit",
+    "SCAN webhook_deliveries": "in order of its key, with a limit",
     "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
-    "SCAN receipts USING INDEX receipts_by_expiry": "newest first, with a limit, for the CLI",
     "SCAN sqlite_sequence": "one row per table",
 }
 

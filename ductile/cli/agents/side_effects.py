@@ -58,6 +58,7 @@ SCOPES: dict[str, str | None] = {
     "POST /schedule/{plugin}/{id}/run": "plugin:invoke:ro",
     "POST /system/notify/test": "system:rw",
     "POST /system/reload": "system:rw",
+    "POST /webhooks/deliveries/{id}/redeliver": "plugin:rw",
 }
 """Route → the scope it requires. None: public. `ANY_TOKEN`: any valid token."""
 
@@ -197,8 +198,11 @@ EFFECTS = {
         ),
     ),
     "version": _READS,
+    "webhook deliveries": _READS,
+    "webhook inspect": _READS,
     "webhook list": _READS,
     "webhook receipts": _READS,
+    "webhook redeliver": Effect("runs_plugins", ("POST /webhooks/deliveries/{id}/redeliver",)),
     "webhook send": Effect("sends"),
     "webhook verify": _READS,
 }

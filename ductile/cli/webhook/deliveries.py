@@ -6,6 +6,7 @@ Also signs and posts the request of `webhook send`, and verifies deliveries for 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -16,14 +17,24 @@ from ductile.config.files.sources import find_config
 from ductile.config.load.load import Config, load
 from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.clock import to_text
-from ductile.core.errors import NotFound, ServiceUnreachable, UsageInvalid, did_you_mean
+from ductile.core.errors import NotFound, ServiceUnreachable, UsageInvalid
+from ductile.ledger.reports.filters import page_fields, parse_cursor
+from ductile.ledger.reports.pagination import Page
+from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader
-from ductile.ledger.tables import receipts, rejected_deliveries
-from ductile.ledger.tables.rejected_deliveries import UNREAD_BODY, RejectedDelivery
+from ductile.ledger.tables import receipts
+from ductile.ledger.webhooks.deliveries import UNREAD_BODY, DeliveryFilter, DeliveryRecord, Verdict, list_deliveries
 from ductile.web.webhooks.signatures import Verifier
 from ductile.web.webhooks.signing import sign_delivery
-
-MAX_ID_DIGITS = 18
+from ductile.web.webhooks.views import (
+    delivery_page,
+    delivery_view,
+    endpoint_name,
+    find_endpoint,
+    parse_delivery_filter,
+    reason_of,
+    require_delivery,
+)
 
 
 def load_config(explicit: Path | None) -> Config:
@@ -39,21 +50,6 @@ def read_ledger(config: Config, function: Any, *args: Any, **kwargs: Any) -> Any
         return function(db, *args, **kwargs)
 
 
-def find_endpoint(config: Config, name: str) -> WebhookEndpoint:
-    """Return the endpoint with this name or path."""
-    entries = config.settings.webhooks.endpoints
-    for entry in entries:
-        if name in (endpoint_name(entry), entry.path):
-            return entry
-    known = [endpoint_name(entry) for entry in entries]
-    hint = f"Known endpoints: {', '.join(known)}." if known else "Add endpoints under webhooks.endpoints."
-    raise NotFound(f"endpoint {name[:80]!r} does not exist{did_you_mean(name, known)}", hint=hint)
-
-
-def endpoint_name(entry: WebhookEndpoint) -> str:
-    return entry.name or entry.path.rstrip("/").rpartition("/")[2] or entry.path
-
-
 def _target(entry: WebhookEndpoint) -> str:
     if entry.plugin is not None:
         return f"plugin {entry.plugin}"
@@ -62,8 +58,8 @@ def _target(entry: WebhookEndpoint) -> str:
 
 def endpoint_view(config: Config, entry: WebhookEndpoint) -> dict[str, Any]:
     known = {token.name for token in config.settings.tokens}
-    accepted = read_ledger(config, receipts.newest, f"webhook:{entry.path}", limit=1) or []
-    refused = read_ledger(config, rejected_deliveries.newest, entry.path, limit=1) or []
+    accepted = _latest(config, entry, ("accepted", "unmatched"), limit=1)
+    refused = _latest(config, entry, ("refused",), limit=1)
     return {
         "name": endpoint_name(entry),
         "path": entry.path,
@@ -71,43 +67,77 @@ def endpoint_view(config: Config, entry: WebhookEndpoint) -> dict[str, Any]:
         "scheme": entry.scheme,
         "secrets": list(entry.secret_ref),
         "missing_secrets": [name for name in entry.secret_ref if name not in known],
-        "last_accepted_at": to_text(accepted[0].created_at) if accepted else None,
+        "last_accepted_at": to_text(accepted[0].at) if accepted else None,
         "last_refused_at": to_text(refused[0].at) if refused else None,
-        "last_refused_why": refused[0].reason if refused else None,
+        "last_refused_why": reason_of(refused[0]) if refused else None,
     }
+
+
+def _latest(
+    config: Config, entry: WebhookEndpoint, verdicts: tuple[Verdict, ...], *, limit: int
+) -> list[DeliveryRecord]:
+    """Return the latest deliveries with one of these verdicts, newest first."""
+
+    def read(db: Db) -> list[DeliveryRecord]:
+        filters = [DeliveryFilter(path=entry.path, verdict=verdict) for verdict in verdicts]
+        found = [record for wanted in filters for record in list_deliveries(db, wanted, limit=limit).items]
+        return sorted(found, key=lambda record: record.id or 0, reverse=True)[:limit]
+
+    return read_ledger(config, read) or []
+
+
+def read_page(config: Config, arguments: Mapping[str, str | None], limit: int, cursor: str | None) -> dict[str, Any]:
+    """Return a page of deliveries, as `GET /webhooks/deliveries` does."""
+    wanted, before = parse_delivery_filter(config, arguments), parse_cursor(cursor)
+    page = read_ledger(config, delivery_page, config, wanted, before=before, limit=limit)
+    return page or {"deliveries": [], **page_fields(Page([], 0, is_exact=True, next_before=None), limit)}
+
+
+def read_delivery(config: Config, delivery_id: str) -> dict[str, Any]:
+    """Return a delivery, as `GET /webhooks/deliveries/{id}` does. Raises NotFound."""
+    record = read_ledger(config, require_delivery, delivery_id)
+    if record is None:
+        raise NotFound(f"delivery {delivery_id[:80]!r} does not exist", hint="The ledger has not been created yet.")
+    return {**delivery_view(config, record)}
 
 
 def accepted_views(config: Config, entry: WebhookEndpoint, limit: int) -> list[dict[str, Any]]:
-    found = read_ledger(config, receipts.newest, f"webhook:{entry.path}", limit=limit) or []
+    found = _latest(config, entry, ("accepted", "unmatched"), limit=limit)
     return [
         {
             "endpoint": endpoint_name(entry),
-            "delivery": receipt.key,
-            "at": to_text(receipt.created_at),
-            "job_id": receipt.job_id,
-            "known_until": to_text(receipt.expires_at),
+            "delivery": record.delivery_id,
+            "at": to_text(record.at),
+            "job_id": record.job_ids[0] if record.job_ids else None,
+            "known_until": _known_until(config, entry, record),
         }
-        for receipt in found
+        for record in found
     ]
 
 
+def _known_until(config: Config, entry: WebhookEndpoint, record: DeliveryRecord) -> str | None:
+    if record.delivery_id is None:
+        return None
+    receipt = read_ledger(config, receipts.get, f"webhook:{entry.path}", record.delivery_id)
+    return to_text(receipt.expires_at) if receipt is not None else None
+
+
 def refused_views(config: Config, entry: WebhookEndpoint, limit: int) -> list[dict[str, Any]]:
-    found = read_ledger(config, rejected_deliveries.newest, entry.path, limit=limit) or []
-    return [_refused_view(endpoint_name(entry), delivery) for delivery in found]
-
-
-def _refused_view(endpoint: str, delivery: RejectedDelivery) -> dict[str, Any]:
-    return {
-        "id": delivery.id,
-        "endpoint": endpoint,
-        "at": to_text(delivery.at),
-        "status": delivery.status,
-        "reason": delivery.reason,
-        "peer": delivery.peer,
-        "body_sha256": delivery.body_sha256,
-        "body_bytes": delivery.body_bytes,
-        "headers": delivery.headers,
-    }
+    return [
+        {
+            "id": record.id,
+            "endpoint": endpoint_name(entry),
+            "at": to_text(record.at),
+            "status": record.status,
+            "code": record.code,
+            "reason": reason_of(record),
+            "peer": record.peer,
+            "body_sha256": record.body_sha256,
+            "body_bytes": record.body_bytes,
+            "headers": record.headers,
+        }
+        for record in _latest(config, entry, ("refused",), limit=limit)
+    ]
 
 
 def local_address(listen: str) -> str:
@@ -116,14 +146,14 @@ def local_address(listen: str) -> str:
     return f"127.0.0.1:{port}" if host in ("", "0.0.0.0", "[::]", "*") else listen
 
 
-def find_refused_delivery(config: Config, name_or_id: str) -> RejectedDelivery | None:
+def find_refused_delivery(config: Config, name_or_id: str) -> DeliveryRecord | None:
     """Return the refused delivery with this id; None if it is the name of an endpoint."""
     is_name = any(endpoint_name(entry) == name_or_id for entry in config.settings.webhooks.endpoints)
-    if is_name or not (name_or_id.isascii() and name_or_id.isdecimal()) or len(name_or_id) > MAX_ID_DIGITS:
+    if is_name or not (name_or_id.isascii() and name_or_id.isdecimal()):
         return None
-    found: RejectedDelivery | None = read_ledger(config, rejected_deliveries.get, int(name_or_id))
-    if found is None:
-        raise NotFound(f"refused delivery {name_or_id} does not exist", hint="Run `ductile webhook receipts`.")
+    found: DeliveryRecord | None = read_ledger(config, require_delivery, name_or_id)
+    if found is None or found.verdict != "refused":
+        raise NotFound(f"refused delivery {name_or_id[:80]} does not exist", hint="Run `ductile webhook deliveries`.")
     return found
 
 
@@ -194,7 +224,7 @@ def _answer(body: bytes) -> Any:
 
 
 def verification_view(
-    config: Config, stored: RejectedDelivery | None, name: str, body: bytes, headers: tuple[str, ...]
+    config: Config, stored: DeliveryRecord | None, name: str, body: bytes, headers: tuple[str, ...]
 ) -> dict[str, Any]:
 
     headers_by_name: dict[str, tuple[str, ...]] = {}

@@ -121,6 +121,9 @@ class Service:
     breaker_transitions_retention: Retention = option(
         "how long circuit breaker state changes are stored", default=timedelta(hours=2160)
     )
+    webhook_deliveries_retention: Retention = option(
+        "how long webhook deliveries are stored, with their bodies; 0 stores them forever", default=timedelta(hours=168)
+    )
     facts_retention: Retention = option("how long facts are stored; 0 stores them forever", default=timedelta())
     max_workers: Count = option(
         "maximum number of concurrent plugin processes; default: CPU cores - 1", factory=default_workers

@@ -46,6 +46,7 @@ def retention_policy(service: Service) -> retention.RetentionPolicy:
         journal=_shortest(service.job_transitions_retention),
         breaker_transitions=_shortest(service.breaker_transitions_retention),
         facts=_shortest(service.facts_retention),
+        deliveries=_shortest(service.webhook_deliveries_retention),
         dedupe=max(service.dedupe_ttl, service.job_log_retention) if service.job_log_retention else None,
     )
 

@@ -82,5 +82,6 @@ PRUNED_TABLES = {
     "journal": ("journal", "journal"),
     "facts": ("plugin_facts", "facts"),
     "receipts": ("journal", "receipts"),
+    "deliveries": ("webhook_deliveries", "deliveries"),
 }
 """Kind of row → the table whose positions count, and the field of the retention policy."""

@@ -26,6 +26,7 @@ class RetentionPolicy:
     """How long a success is kept after its own dedupe window, for jobs that ask with a longer one."""
     receipts: timedelta = timedelta(days=7)
     """How long a receipt is kept if it was stored by a wrong clock. Otherwise it has its own lifetime."""
+    deliveries: timedelta | None = timedelta(days=7)
 
 
 @frozen(kw_only=True)
@@ -41,6 +42,7 @@ class Pruned:
     snapshots: int = 0
     receipts: int = 0
     breaker_transitions: int = 0
+    deliveries: int = 0
 
     @property
     def total(self) -> int:
@@ -62,6 +64,7 @@ class Watermarks:
     journal: int = NO_LIMIT
     facts: int = NO_LIMIT
     receipts: int = NO_LIMIT
+    deliveries: int = NO_LIMIT
 
 
 NO_WATERMARKS = Watermarks()
@@ -69,6 +72,7 @@ POSITIONS = """
     SELECT 'job_log', COALESCE(MAX(seq), 0) FROM job_log
     UNION ALL SELECT 'journal', COALESCE(MAX(seq), 0) FROM journal
     UNION ALL SELECT 'plugin_facts', COALESCE(MAX(id), 0) FROM plugin_facts
+    UNION ALL SELECT 'webhook_deliveries', COALESCE(MAX(seq), 0) FROM webhook_deliveries
 """
 
 
@@ -100,6 +104,7 @@ HAS_EXPIRED_ROWS = f"""
         OR EXISTS (SELECT 1 FROM receipts WHERE expires_at < :now)
         OR EXISTS (SELECT 1 FROM dedupe_receipts WHERE expires_at < :dedupe)
         OR EXISTS (SELECT 1 FROM circuit_breaker_transitions WHERE created_at < :breaker_transitions)
+        OR EXISTS (SELECT 1 FROM (SELECT at FROM webhook_deliveries ORDER BY seq LIMIT :limit) WHERE at < :deliveries)
 """
 
 
@@ -113,6 +118,7 @@ def has_expired_rows(db: Db, policy: RetentionPolicy, *, now: datetime, limit: i
         "facts": _cutoff(now, policy.facts),
         "breaker_transitions": _cutoff(now, policy.breaker_transitions),
         "dedupe": _cutoff(now, policy.dedupe),
+        "deliveries": _cutoff(now, policy.deliveries),
         "now": to_text(now),
     }
     return bool(db.execute(HAS_EXPIRED_ROWS, {**cutoffs, "limit": limit}).fetchone()[0])
@@ -134,6 +140,7 @@ def prune(
         receipts=_prune_receipts(db, policy, now, limit, watermarks.receipts)
         + _run(db, PRUNE_WINDOWS, _cutoff(now, policy.dedupe), limit),
         breaker_transitions=_run(db, PRUNE_BREAKER_TRANSITIONS, _cutoff(now, policy.breaker_transitions), limit),
+        deliveries=_run(db, PRUNE_DELIVERIES, _cutoff(now, policy.deliveries), limit, watermarks.deliveries),
     )
     if pruned.total:
         db.execute(f"PRAGMA incremental_vacuum({limit})").fetchall()
@@ -245,6 +252,11 @@ PRUNE_WINDOWS = """
     DELETE FROM dedupe_receipts WHERE (plugin, command, dedupe_key) IN (
         SELECT plugin, command, dedupe_key FROM dedupe_receipts
          WHERE expires_at < :before ORDER BY expires_at LIMIT :limit)
+"""
+PRUNE_DELIVERIES = """
+    DELETE FROM webhook_deliveries WHERE seq IN (
+        SELECT seq FROM (SELECT seq, at FROM webhook_deliveries ORDER BY seq LIMIT :limit)
+         WHERE at < :before AND seq <= :last)
 """
 PRUNE_BREAKER_TRANSITIONS = """
     DELETE FROM circuit_breaker_transitions WHERE id IN (

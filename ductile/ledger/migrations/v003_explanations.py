@@ -34,8 +34,44 @@ STATEMENTS = (
         held INTEGER NOT NULL DEFAULT 0,
         last TEXT NOT NULL,
         PRIMARY KEY (signal, subject)
-    ) STRICT, WITHOUT ROWID
+    ) STRICT, WITHOUT ROWID""",
+    """CREATE TABLE webhook_deliveries (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at TEXT NOT NULL,
+        path TEXT NOT NULL,
+        verdict TEXT NOT NULL CHECK (verdict IN ('accepted', 'unmatched') OR verdict IN ('repeated', 'refused')),
+        code TEXT,
+        reason TEXT,
+        status INTEGER NOT NULL,
+        delivery_id TEXT,
+        job_ids TEXT NOT NULL DEFAULT '[]',
+        peer TEXT NOT NULL,
+        headers TEXT NOT NULL,
+        body_sha256 TEXT NOT NULL,
+        body_bytes INTEGER NOT NULL,
+        body BLOB,
+        redelivery_of INTEGER
+    ) STRICT""",
+    "CREATE INDEX webhook_deliveries_by_path ON webhook_deliveries (path, verdict, seq)",
+    "CREATE INDEX webhook_deliveries_by_delivery"
+    " ON webhook_deliveries (delivery_id, seq) WHERE delivery_id IS NOT NULL",
+    """
+    INSERT INTO webhook_deliveries (at, path, verdict, code, reason, status, delivery_id, job_ids, peer, headers,
+                                    body_sha256, body_bytes)
+    SELECT at, path, 'refused',
+           CASE status WHEN 403 THEN 'forbidden' WHEN 408 THEN 'too_slow' WHEN 409 THEN 'delivery_id_reused'
+                       WHEN 413 THEN 'body_too_large' WHEN 415 THEN 'wrong_media_type' WHEN 422 THEN 'run_refused'
+                       WHEN 503 THEN 'endpoint_unavailable' ELSE 'delivery_refused' END,
+           reason, status, NULL, '[]', peer, headers, body_sha256, body_bytes
+      FROM refused_deliveries
+    UNION ALL
+    SELECT created_at, substr(scope, 9), CASE WHEN job_id IS NULL THEN 'unmatched' ELSE 'accepted' END, NULL, NULL, 202,
+           key, COALESCE(response ->> 'job_ids', CASE WHEN job_id IS NULL THEN '[]' ELSE json_array(job_id) END), '',
+           '{}', '', 0
+      FROM receipts WHERE scope LIKE 'webhook:%'
+     ORDER BY 1
     """,
+    "DROP TABLE refused_deliveries",
 )
 
 

@@ -38,7 +38,7 @@ def parse_filter(arguments: Mapping[str, str | None], statuses: Iterable[str]) -
         since=parse_moment(arguments.get("from"), "from"),
         until=parse_moment(arguments.get("to"), "to"),
         words=_words(arguments.get("query")),
-        **{name: _text(arguments.get(name), name) for name in TEXT_ARGUMENTS},
+        **{name: parse_text(arguments.get(name), name) for name in TEXT_ARGUMENTS},
     )
 
 
@@ -79,14 +79,14 @@ def parse_limit(text: str | None) -> int:
     return min(int(text[:9]), MAX_PAGE_SIZE)
 
 
-def _text(text: str | None, name: str) -> str | None:
+def parse_text(text: str | None, name: str) -> str | None:
     if text is not None and len(text) > MAX_TEXT_CHARACTERS:
         raise UsageInvalid(f"{name}: longer than {MAX_TEXT_CHARACTERS} characters")
     return text or None
 
 
 def _words(value: str | None) -> str | None:
-    text = _text(value, "query")
+    text = parse_text(value, "query")
     if text is not None and len(text.split()) > MAX_WORDS:
         raise UsageInvalid(f"query: more than {MAX_WORDS} words")
     if text is not None and not text.replace("\t", " ").isprintable():

@@ -14,7 +14,6 @@ from attrs import frozen
 from ductile.core.clock import from_text, to_text
 from ductile.core.errors import DuctileError
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.dialect import using
 
 
 class KeyReused(DuctileError):
@@ -107,19 +106,6 @@ def _receipt(row: tuple[Any, ...]) -> Receipt:
         created_at=from_text(row[5]),
         expires_at=from_text(row[6]),
     )
-
-
-# By expiry: all receipts of a scope have the same lifetime, so this is the order of arrival.
-NEWEST = f"""
-    SELECT scope, key, body_hash, job_id, response, created_at, expires_at
-      FROM receipts {using("receipts_by_expiry")}
-     WHERE scope = ? ORDER BY expires_at DESC LIMIT ?
-"""
-
-
-def newest(db: Db, scope: str, *, limit: int = 50) -> list[Receipt]:
-    """Return the receipts of a scope, newest first."""
-    return [_receipt(row) for row in db.execute(NEWEST, (scope, limit))]
 
 
 PUT = """

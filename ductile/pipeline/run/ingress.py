@@ -39,6 +39,10 @@ class EventTypeTemplate:
         parts = _HEADER.split(text)
         return cls(tuple(part.lower() if index % 2 else part for index, part in enumerate(parts)))
 
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return self.parts[1::2]
+
     def render(self, header: Callable[[str], str | None]) -> str:
         """Insert the header values. Raises EventTypeInvalid if one is missing or not allowed in a type."""
         if len(self.parts) == 1:

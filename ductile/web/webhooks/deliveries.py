@@ -7,7 +7,6 @@ of an event and cannot set other event fields. Does not start runs; the receiver
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,21 +18,15 @@ from ductile.config.sections.settings import WebhookEndpoint
 from ductile.core.errors import DuctileError, Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.secret import Secret
-from ductile.ledger.tables.rejected_deliveries import UNREAD_BODY, RejectedDelivery
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.ingress import EventTypeInvalid, EventTypeTemplate
 from ductile.web.messages import Request
-from ductile.web.server.site import AccessLogEntry
 from ductile.web.webhooks.signatures import SignatureVerdict, Verifier
 
 MAX_BODY_DEPTH = strict_json.MAX_DEPTH - 4
 """Lower than the JSON limit, because the body is nested in an event and in job payloads that are parsed again."""
 MAX_FORM_FIELDS = 1000
 MAX_DELIVERY_ID_CHARS = 256
-MAX_HEADER_CHARS = 512
-RECORDED_HEADERS = frozenset(
-    {"content-type", "content-encoding", "content-length", "host", "user-agent", "x-github-event"}
-)
 GITHUB_EVENT = "x-github-event"
 FORM, JSON = "application/x-www-form-urlencoded", "application/json"
 
@@ -42,12 +35,14 @@ class DeliveryRefused(DuctileError):
     """The delivery is invalid."""
 
     code, exit_code, status = "delivery_refused", 1, 400
-    hint = "The operator sees the reason with `ductile webhook receipts`."
+    hint = "The operator sees the reason with `ductile webhook deliveries`."
 
-    def __init__(self, message: str | None = None, *, reason: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, reason: str = "", reason_code: str = "", hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.reason = reason or str(self)
-        """The reason for the operator. It may be more detailed than the message for the sender."""
+        self.reason, self.reason_code = reason or str(self), reason_code or self.code
+        """For the operator. They may be more detailed than the message and the code for the sender."""
 
 
 class Forbidden(DeliveryRefused):
@@ -114,6 +109,8 @@ class Delivery:
     """A verified and well-formed delivery."""
 
     event: Event = field(repr=False)
+    id: str | None
+    """The id that the sender gave it, signed or not."""
     key: str | None
     """Identifies repeated deliveries; None if every delivery is new."""
     body_hash: str | None
@@ -143,18 +140,36 @@ def _declared_media_type(request: Request) -> str:
     return (request.header("content-type") or "").partition(";")[0].strip().lower()
 
 
-def read_delivery(
-    endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any], *, now: datetime
-) -> Delivery:
-    """Convert a verified request to a delivery. Raises DeliveryRefused."""
+def create_event(endpoint: Endpoint, request: Request, payload: Mapping[str, Any], *, now: datetime) -> Event:
+    """Create the event of a verified request. Raises DeliveryRefused."""
     try:
         kind = endpoint.event_type.render(request.header)
     except EventTypeInvalid as refused:
         raise DeliveryRefused(str(refused)) from refused
     headers = {name: value for name in endpoint.forwarded if (value := request.header(name)) is not None}
-    key, is_sufficient = _delivery_key(endpoint, request, verdict, payload)
+    return Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None)
+
+
+def read_delivery(
+    endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any], *, now: datetime
+) -> Delivery:
+    """Convert a verified request to a delivery. Raises DeliveryRefused."""
+    event = create_event(endpoint, request, payload, now=now)
+    in_body = _id_in_body(endpoint, payload)
+    in_header = _single_header(endpoint.id_header, request) if endpoint.id_header is not None else None
+    # Signed values come first: a delivery that was recorded on its way could be sent again with another header.
+    # Senders with the event id in the body may also count their attempts there, so bodies of retries can differ.
+    own_id = verdict.delivery_id or in_body or in_header
+    key: str | None
+    if endpoint.settings.once == "body":
+        key, is_sufficient = blake3(request.body).hexdigest(), True
+    elif verdict.delivery_id is None and (signed := in_body or verdict.signed_digest) is not None:
+        key, is_sufficient = signed, True
+    else:
+        key, is_sufficient = own_id, False
     return Delivery(
-        event=Event(str(uuid.uuid4()), kind, payload, endpoint.source, now, headers=headers or None),
+        event=event,
+        id=own_id,
         key=key,
         body_hash=blake3(request.body).hexdigest() if key is not None and not is_sufficient else None,
     )
@@ -164,42 +179,6 @@ def is_ping(endpoint: Endpoint, request: Request) -> bool:
     """True for a GitHub ping that the endpoint answers itself."""
     settings = endpoint.settings
     return settings.scheme == "github" and settings.ping == "answer" and request.header(GITHUB_EVENT) == "ping"
-
-
-def rejected_delivery(
-    endpoint: Endpoint, request: Request, reason: str, status: int, *, now: datetime
-) -> RejectedDelivery:
-    """Return the record of a rejected delivery: selected headers and a digest of the body, no credentials."""
-    names = {*RECORDED_HEADERS, endpoint.verifier.header, endpoint.id_header, *endpoint.forwarded}
-    headers = {
-        name: [value[:MAX_HEADER_CHARS] for value in values]
-        for name, values in request.headers.items()
-        if name in names or name.endswith(("-signature", "-signature-256", "-timestamp", "-id"))
-    }
-    return RejectedDelivery(
-        at=now,
-        path=request.path,
-        reason=reason,
-        status=status,
-        peer=request.peer,
-        body_sha256=sha256(request.body).hexdigest(),
-        body_bytes=len(request.body),
-        headers=headers,
-    )
-
-
-def unread_delivery(entry: AccessLogEntry, reason: str, *, now: datetime) -> RejectedDelivery:
-    """Return the record of a delivery that was rejected before its body was read."""
-    return RejectedDelivery(
-        at=now,
-        path=entry.path,
-        reason=reason,
-        status=entry.status,
-        peer=entry.peer,
-        body_sha256=UNREAD_BODY,
-        body_bytes=0,
-        headers={},
-    )
 
 
 def find_challenge(endpoint: Endpoint, payload: Mapping[str, Any]) -> str | None:
@@ -215,25 +194,10 @@ def _default_type(settings: WebhookEndpoint) -> str:
     return f"webhook.{name}" if name else "webhook"
 
 
-def _delivery_key(
-    endpoint: Endpoint, request: Request, verdict: SignatureVerdict, payload: Mapping[str, Any]
-) -> tuple[str | None, bool]:
-    """Return the key of the delivery, and whether equal keys alone mean the same delivery.
-
-    Signed values come first: a delivery that was recorded on its way could be sent again with another header.
-    """
-    if endpoint.settings.once == "body":
-        return blake3(request.body).hexdigest(), True
-    if verdict.delivery_id is not None:
-        return verdict.delivery_id, False
-    # Senders with the event id in the body may also count their attempts there, so bodies of retries can differ.
+def _id_in_body(endpoint: Endpoint, payload: Mapping[str, Any]) -> str | None:
     member = endpoint.verifier.scheme.delivery_id_member
-    named = payload.get(member) if member is not None else None
-    if isinstance(named, str) and 0 < len(named) <= MAX_DELIVERY_ID_CHARS:
-        return named, True
-    if verdict.signed_digest is not None:
-        return verdict.signed_digest, True
-    return (_single_header(endpoint.id_header, request) if endpoint.id_header is not None else None), False
+    found = payload.get(member) if member is not None else None
+    return found if isinstance(found, str) and 0 < len(found) <= MAX_DELIVERY_ID_CHARS else None
 
 
 def _single_header(header: str, request: Request) -> str | None:

@@ -5,7 +5,7 @@ serves the site on `webhooks.listen`.
 """
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from ipaddress import ip_address
 
@@ -21,6 +21,8 @@ from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
 from ductile.ledger.tables.receipts import Receipt
+from ductile.ledger.webhooks import deliveries as webhook_deliveries
+from ductile.ledger.webhooks.deliveries import DeliveryRecord
 from ductile.pipeline.run.events import Event
 from ductile.pipeline.run.ingress import (
     create_handle_job,
@@ -47,15 +49,20 @@ from ductile.web.webhooks.deliveries import (
     is_ping,
     parse_body,
     read_delivery,
-    rejected_delivery,
-    unread_delivery,
+)
+from ductile.web.webhooks.records import (
+    refused_record,
+    repeated_record,
+    stored_record,
+    unread_record,
+    verified_record,
 )
 from ductile.web.webhooks.rejections import PING, REFUSED, REPEATED, RejectionCounter
 
 RECEIPT_LIFETIME = timedelta(days=7)
 """How long repeated deliveries are recognized, at least."""
-UNREAD_REASONS = {408: "too slow", 413: "the body is too large"}
-"""Reasons for responses that the server sends before the body is read, by status."""
+UNREAD_REASONS = {408: ("too_slow", "too slow"), 413: ("body_too_large", "the body is too large")}
+"""Code and reason of responses that the server sends before the body is read, by status."""
 FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
@@ -70,8 +77,9 @@ def build_site(
 
     def count_unread(entry: AccessLogEntry) -> None:
         if entry.route is not None and entry.status in UNREAD_REASONS:
-            rejections.count(REFUSED, entry.path, UNREAD_REASONS[entry.status])
-            rejections.record(entry.path, partial(unread_delivery, entry, UNREAD_REASONS[entry.status]))
+            code, reason = UNREAD_REASONS[entry.status]
+            rejections.count(REFUSED, entry.path, reason)
+            rejections.record(unread_record(entry, code, reason, now=ctx.clock.now()))
             ctx.metrics.deliveries[entry.path, "refused"] += 1
         on_request(entry)
 
@@ -138,17 +146,19 @@ class Receiver:
         try:
             return await self._accept(endpoint, request)
         except (DeliveryRefused, RunRefused) as error:
-            reason = error.reason if isinstance(error, DeliveryRefused) else str(error)
+            code, reason = _operator_reason(error)
             self.rejections.count(REFUSED, endpoint.path, reason)
-            self.rejections.record(endpoint.path, partial(rejected_delivery, endpoint, request, reason, error.status))
             self.ctx.metrics.deliveries[endpoint.path, "refused"] += 1
+            now = self.ctx.clock.now()
+            self.rejections.record(refused_record(endpoint, request, code, reason, error.status, now=now))
+            await self.rejections.write_records()
             raise
 
     async def _accept(self, endpoint: Endpoint, request: Request) -> Response:
         now = self.ctx.clock.now()
         verdict = endpoint.verifier.verify(request.headers, request.body, now=now)
         if not verdict.is_valid:
-            raise Forbidden(reason=verdict.reason or "")
+            raise Forbidden(reason=verdict.reason or "", reason_code=verdict.code or "")
         if is_ping(endpoint, request):
             self.rejections.count(PING, endpoint.path, request.header(endpoint.id_header or "") or "")
             return json_response({"status": "pong"})
@@ -157,13 +167,16 @@ class Receiver:
         if challenge is not None:
             return json_response({"challenge": challenge})
         delivery = read_delivery(endpoint, request, verdict, payload, now=now)
+        record = verified_record(endpoint, request, delivery, status=_success_status(endpoint), now=now)
         try:
-            accepted = await self._store(endpoint, delivery, now)
+            accepted = await self._store(endpoint, delivery, record)
         except LedgerError as error:
             raise Unavailable("the delivery was not stored", reason=str(error), hint="Send it again later.") from error
         self.ctx.metrics.deliveries[endpoint.path, "repeated" if accepted.is_repeat else "accepted"] += 1
         if accepted.is_repeat:
-            self.rejections.count(REPEATED, endpoint.path, delivery.key or "")
+            self.rejections.count(REPEATED, endpoint.path, delivery.id or delivery.key or "")
+            self.rejections.record(repeated_record(record, accepted.response))
+            await self.rejections.write_records()
         return _acknowledge(endpoint, accepted.response)
 
     async def _find_repeat(self, endpoint: Endpoint, delivery: Delivery) -> "AcceptedDelivery | None":
@@ -173,7 +186,7 @@ class Receiver:
         receipt = await self.ctx.ledger.read(receipts.get, endpoint.source, delivery.key)
         return _repeat_response(receipt, delivery) if receipt is not None else None
 
-    async def _store(self, endpoint: Endpoint, delivery: Delivery, now: datetime) -> "AcceptedDelivery":
+    async def _store(self, endpoint: Endpoint, delivery: Delivery, record: DeliveryRecord) -> "AcceptedDelivery":
         snapshot = self.ctx.snapshot()
         try:
             runs = plan_runs(endpoint, delivery.event, snapshot)
@@ -187,9 +200,9 @@ class Receiver:
         work = partial(
             store_delivery,
             delivery=delivery,
+            record=record,
             runs=runs,
             scope=endpoint.source,
-            now=now,
             default_ttl=service.dedupe_ttl,
             budget=snapshot.budget,
             run_rule=run_rule_of(snapshot.routing),
@@ -233,29 +246,48 @@ def plan_runs(endpoint: Endpoint, event: Event, snapshot: Snapshot) -> tuple[Fol
 def store_delivery(
     db: Db,
     delivery: Delivery,
+    record: DeliveryRecord,
     runs: tuple[FollowUps, ...],
     *,
     scope: str,
-    now: datetime,
     default_ttl: timedelta,
     budget: Budget,
     run_rule: RunRule,
 ) -> AcceptedDelivery:
     """Insert the receipt of the delivery and start its runs. A repeated delivery returns the first response."""
-    key, body_hash = delivery.key, delivery.body_hash
+    key, body_hash, now = delivery.key, delivery.body_hash, record.at
     if key is not None and not receipts.put(db, scope, key, now=now, ttl=RECEIPT_LIFETIME, body_hash=body_hash):
         receipt = receipts.get(db, scope, key)
         assert receipt is not None, "a receipt prevented the insert"
         return _repeat_response(receipt, delivery)
-    roots = []
-    for run in runs:
-        enqueued = start_run(db, run, now=now, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
-        roots += [enqueued[0].job_id] if enqueued else []
+    roots = start_runs(db, record, runs, default_ttl=default_ttl, budget=budget, run_rule=run_rule)[1].job_ids
     first = roots[0] if roots else None
     response = strict_json.dumps({"job_id": first, "job_ids": roots} if len(roots) > 1 else {"job_id": first})
     if key is not None:
         receipts.set_response(db, scope, key, job_id=first, response=response)
     return AcceptedDelivery(response)
+
+
+def start_runs(
+    db: Db,
+    record: DeliveryRecord,
+    runs: tuple[FollowUps, ...],
+    *,
+    default_ttl: timedelta,
+    budget: Budget,
+    run_rule: RunRule,
+) -> tuple[int, DeliveryRecord]:
+    """Start the runs of a delivery and store its record. Return the id of the record, and the record."""
+    roots = []
+    for run in runs:
+        enqueued = start_run(db, run, now=record.at, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
+        roots += [enqueued[0].job_id] if enqueued else []
+    stored = stored_record(record, roots, runs)
+    return webhook_deliveries.put(db, stored), stored
+
+
+def _operator_reason(error: DeliveryRefused | RunRefused) -> tuple[str, str]:
+    return (error.reason_code, error.reason) if isinstance(error, DeliveryRefused) else (error.code, str(error))
 
 
 def is_local(request: Request) -> bool:
@@ -276,8 +308,13 @@ def _repeat_response(receipt: Receipt, delivery: Delivery) -> AcceptedDelivery:
     return AcceptedDelivery(receipt.response or "{}", is_repeat=True)
 
 
-def _acknowledge(endpoint: Endpoint, response: str) -> Response:
+def _success_status(endpoint: Endpoint) -> int:
     # Slack shows the response to the user who typed the command, and accepts only 200 as success.
-    if endpoint.settings.scheme == "slack" and endpoint.settings.body == "form":
-        return Response(status=200, headers=SAFE_HEADERS)
-    return encoded_json_response(response.encode(), 202)
+    return 200 if endpoint.settings.scheme == "slack" and endpoint.settings.body == "form" else 202
+
+
+def _acknowledge(endpoint: Endpoint, response: str) -> Response:
+    status = _success_status(endpoint)
+    if status == 200:
+        return Response(status=status, headers=SAFE_HEADERS)
+    return encoded_json_response(response.encode(), status)

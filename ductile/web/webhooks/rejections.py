@@ -1,12 +1,14 @@
-"""Counts of rejected requests and repeated deliveries: one journal row per kind, subject and minute.
+"""Counts and records of rejected requests and repeated deliveries.
 
-Counting does not block, and memory and disk use are bounded however many requests arrive. The runtime runs the writer
-task.
+The journal has one row per kind, subject and minute, and the ledger a limited number of records per path and minute, so
+that neither memory nor disk use depends on the number of requests. The runtime runs the writer task.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
+from math import inf
 from typing import Any, TypeAlias
 
 import trio
@@ -15,14 +17,18 @@ from attrs import define, field
 from ductile.core.clock import Clock, to_text
 from ductile.core.errors import LedgerError
 from ductile.ledger.storage.async_ledger import Ledger
-from ductile.ledger.tables import journal, rejected_deliveries
-from ductile.ledger.tables.rejected_deliveries import RejectedDelivery
+from ductile.ledger.storage.db import Db
+from ductile.ledger.tables import journal
+from ductile.ledger.webhooks import deliveries as webhook_deliveries
+from ductile.ledger.webhooks.deliveries import DeliveryRecord
 
 AUTH_REFUSED, AUTH_LIMITED = "auth.refused", "auth.limited"
 """Requests without a valid token or the scope, and requests over a limit. Their subject is the actor."""
 REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
 MAX_RECORDED_PER_PATH = 10
-"""Rejected deliveries recorded with their headers, between two writes."""
+"""Refused deliveries of a path, and repeated ones, that are recorded within WRITE_INTERVAL."""
+RECORD_TIMEOUT = 1.0
+"""The most seconds for which a busy ledger delays the response to a refused delivery."""
 WRITE_INTERVAL = 60.0
 MAX_LABELS = 8
 MAX_ACTORS = 50
@@ -42,54 +48,73 @@ class RejectionCounter:
     clock: Clock
     warn: Callable[[str], None] = lambda _: None
     _counts: Counts = field(factory=dict)
-    _recorded: dict[str, list[RejectedDelivery]] = field(factory=dict)
     _since: datetime | None = None
-    _has_counts: trio.Event = field(factory=trio.Event)
+    _records: list[DeliveryRecord] = field(factory=list)
+    _recorded: Counter[tuple[str, str]] = field(factory=Counter)
+    """Records by path and verdict since `_recorded_since`."""
+    _recorded_since: float = -inf
+    _has_news: trio.Event = field(factory=trio.Event)
 
     def count(self, kind: str, path: str, label: str) -> None:
         """Count one request. The journal has it within a minute."""
         self._since = self._since or self.clock.now()
         labels = self._counts.setdefault((kind, path), Counter())
         labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += 1
-        self._has_counts.set()
+        self._has_news.set()
 
     def count_refusal(self, actor: str, reason: str, *, kind: str = AUTH_REFUSED) -> None:
         """Count one refused request of the actor. Actors beyond MAX_ACTORS are counted together."""
         is_full = len(self._counts) >= MAX_ACTORS and (kind, actor) not in self._counts
         self.count(kind, OTHERS if is_full else actor, reason)
 
-    def record(self, path: str, describe: Callable[..., RejectedDelivery]) -> None:
-        """Record a rejected delivery with its headers, up to MAX_RECORDED_PER_PATH between two writes."""
-        recorded = self._recorded.setdefault(path, [])
-        if len(recorded) < MAX_RECORDED_PER_PATH:
-            recorded.append(describe(now=self.clock.now()))
+    def record(self, record: DeliveryRecord) -> None:
+        """Add a record to those that `write_records` stores, up to MAX_RECORDED_PER_PATH per path and minute."""
+        if trio.current_time() - self._recorded_since >= WRITE_INTERVAL:
+            self._recorded, self._recorded_since = Counter(), trio.current_time()
+        self._recorded[record.path, record.verdict] += 1
+        if self._recorded[record.path, record.verdict] <= MAX_RECORDED_PER_PATH:
+            self._records.append(record)
+            self._has_news.set()
+
+    async def write_records(self) -> None:
+        """Store the records: they can be read when it returns. If the ledger is busy or full, they are dropped."""
+        records, self._records = self._records, []
+        if not records:
+            return
+        try:
+            with trio.fail_after(RECORD_TIMEOUT):
+                await self.ledger.transact(partial(webhook_deliveries.put_latest, deliveries=records), wait=False)
+        except (LedgerError, trio.TooSlowError) as error:
+            self.warn(f"cannot store refused deliveries: {str(error) or 'the ledger is busy'}")
 
     async def run(self) -> None:
-        """Write counts to the ledger until cancelled: the first at once, later ones once per WRITE_INTERVAL."""
+        """Write to the ledger until cancelled: records and the first counts at once, later counts once a minute."""
+        next_count = -inf
         try:
             while True:
-                await self._has_counts.wait()
-                await self._write()
-                await trio.sleep(WRITE_INTERVAL)
+                with trio.move_on_at(next_count if self._counts else inf):
+                    await self._has_news.wait()
+                self._has_news = trio.Event()
+                await self.write_records()
+                if self._counts and trio.current_time() >= next_count:
+                    next_count = trio.current_time() + WRITE_INTERVAL
+                    await self._write_counts()
         finally:
             with trio.move_on_after(FINAL_WRITE_TIMEOUT, shield=True):
-                await self._write()
+                await self.write_records()
+                await self._write_counts()
 
-    async def _write(self) -> None:
+    async def _write_counts(self) -> None:
         counts, since, now = self._counts, self._since, self.clock.now()
         if not counts or since is None:
             return
-        self._counts, self._since, self._has_counts = {}, None, trio.Event()
+        self._counts, self._since = {}, None
         rows = [_journal_row(kind, subject, labels, since) for (kind, subject), labels in counts.items()]
-        recorded, self._recorded = self._recorded, {}
         try:
-            await self.ledger.write(
-                _insert, rows, [delivery for deliveries in recorded.values() for delivery in deliveries], now=now
-            )
+            await self.ledger.write(_append, rows, now=now)
         except LedgerError as error:
-            self.warn(f"cannot store rejected deliveries: {error}")
+            self.warn(f"cannot count rejected deliveries: {error}")
             self._restore(counts, since)
-            self._recorded = recorded
             return
         for kind, actor, content in rows:
             if kind.endswith((".refused", ".limited")):  # repeated deliveries are normal and not logged
@@ -112,7 +137,6 @@ def _journal_row(kind: str, subject: str, labels: Counter[str], since: datetime)
     return kind, None, {"path": subject, **data}
 
 
-def _insert(db: Any, rows: list[JournalRow], rejected: list[RejectedDelivery], *, now: datetime) -> None:
+def _append(db: Db, rows: list[JournalRow], *, now: datetime) -> None:
     for kind, actor, content in rows:
         journal.append(db, kind, now=now, data=content, actor=actor)
-    rejected_deliveries.put_all(db, rejected)

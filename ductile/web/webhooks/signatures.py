@@ -18,12 +18,26 @@ from ductile.core.secret import Secret
 TOLERANCE_SECONDS = 300
 """The accepted difference between a signed timestamp and the clock."""
 MAX_SIGNATURES = 16
+TIMESTAMP_OUT_OF_RANGE = (
+    "timestamp_out_of_range",
+    f"the signed timestamp differs from the clock by more than {TOLERANCE_SECONDS} s",
+)
+SECRET_MISSING = ("secret_missing", "the endpoint has no usable secret")
+SIGNATURE_MISMATCH = ("signature_mismatch", "the signature matches no secret of the endpoint")
 
 Headers = Mapping[str, tuple[str, ...]]
 
 
 class MalformedSignature(Exception):
     """The signature headers do not have the format of the scheme. The message says why."""
+
+    reason_code = "signature_malformed"
+
+
+class MissingSignature(MalformedSignature):
+    """A signature header is missing."""
+
+    reason_code = "signature_missing"
 
 
 @frozen(kw_only=True)
@@ -44,6 +58,8 @@ class SignatureVerdict:
 
     reason: str | None = None
     """Why the signature is invalid; None if it is valid."""
+    code: str | None = None
+    """The code of the reason."""
     delivery_id: str | None = None
     """The signed delivery id of the sender, if the scheme has one."""
     signed_digest: str | None = None
@@ -88,19 +104,19 @@ class Verifier:
     def verify(self, headers: Headers, body: bytes, *, now: datetime) -> SignatureVerdict:
         """Verify the signature. Takes constant time for valid, invalid and missing signatures."""
         try:
-            claim, reason = self.scheme.read(headers, self.header), None
+            claim, fault = self.scheme.read(headers, self.header), None
         except MalformedSignature as malformed:
-            claim, reason = SignatureHeaders(), str(malformed)
+            claim, fault = SignatureHeaders(), (malformed.reason_code, str(malformed))
         if claim.sent_at is not None and abs(now.timestamp() - claim.sent_at) > TOLERANCE_SECONDS:
-            reason = f"the signed timestamp differs from the clock by more than {TOLERANCE_SECONDS} s"
+            fault = TIMESTAMP_OUT_OF_RANGE
         signed = claim.prefix + body
         is_match = self._matches(claim, signed)
         if not self.keys:
-            reason = "the endpoint has no usable secret"
-        if reason is None and not is_match:
-            reason = "the signature matches no secret of the endpoint"
-        if reason is not None:
-            return SignatureVerdict(reason=reason)
+            fault = SECRET_MISSING
+        if fault is None and not is_match:
+            fault = SIGNATURE_MISMATCH
+        if fault is not None:
+            return SignatureVerdict(code=fault[0], reason=fault[1])
         once = sha256(signed).hexdigest() if claim.sent_at is not None else None
         return SignatureVerdict(delivery_id=claim.delivery_id, signed_digest=once)
 
@@ -181,10 +197,10 @@ def _read_standard(headers: Headers, header: str) -> SignatureHeaders:
 
 def _single_header(headers: Headers, name: str) -> str:
     values = headers.get(name, ())
-    if len(values) != 1:
-        raise MalformedSignature(
-            f"the header {name} is repeated {len(values)} times" if values else f"the header {name} is missing"
-        )
+    if not values:
+        raise MissingSignature(f"the header {name} is missing")
+    if len(values) > 1:
+        raise MalformedSignature(f"the header {name} is repeated {len(values)} times")
     return values[0]
 
 

@@ -80,7 +80,10 @@ UNKNOWN = {
     "system describe": "nothing",
     "system plugin-facts": "missing",
     "system reset": "missing",
+    "webhook deliveries": "nothing",
+    "webhook inspect": "999",
     "webhook receipts": "nothing",
+    "webhook redeliver": "999",
     "webhook send": "nothing --payload-file {body}",
     "webhook verify": "nothing --payload-file {body}",
 }

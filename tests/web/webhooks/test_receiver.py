@@ -29,7 +29,15 @@ from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
 from ductile.engine.control.pause import PausedPlugins
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
-from ductile.ledger.tables import journal, receipts, rejected_deliveries
+from ductile.ledger.tables import journal, receipts
+from ductile.ledger.webhooks.deliveries import (
+    ALL_DELIVERIES,
+    MAX_STORED_BODY,
+    MAX_STORED_PER_PATH,
+    DeliveryFilter,
+    DeliveryRecord,
+    list_deliveries,
+)
 from ductile.web.context import AppContext, RunRefused
 from ductile.web.messages import HTTPError, Request, Response
 from ductile.web.routing import Route
@@ -45,7 +53,7 @@ from tests.ledger.reading import read_now
 NOW = datetime(2026, 2, 8, 9, 30, tzinfo=UTC)
 FORBIDDEN = (
     b'{"error":"forbidden","code":"forbidden","status":403,"hint":"Sign the raw body with the secret of the endpoint. '
-    b'The operator sees the reason with `ductile webhook receipts`.","context":{}}'
+    b'The operator sees the reason with `ductile webhook deliveries`.","context":{}}'
 )
 SECRETS = {
     "first": "first-secret-0123456789abcdef",
@@ -195,6 +203,10 @@ class WebhookHarness:
         """Return the event of the only job."""
         ((payload,),) = self.rows("SELECT payload FROM job_queue")
         return dict(json.loads(payload))
+
+    def deliveries(self, **wanted: Any) -> list[DeliveryRecord]:
+        """Return the records of deliveries, newest first."""
+        return list(read_now(self.ledger, list_deliveries, evolve(ALL_DELIVERIES, **wanted), limit=200).items)
 
     def journal_data(self, kind: str) -> list[dict[str, Any]]:
         return [entry.data for entry in read_now(self.ledger, journal.read_since, 0) if entry.kind == kind]
@@ -723,6 +735,78 @@ async def test_with_once_body_an_equal_body_is_a_repeated_delivery(hooks: Webhoo
     assert await hooks.github("push", delivery="a") == await hooks.github("push", delivery="b")
 
 
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_every_delivery_is_on_record_with_what_it_became(hooks: WebhookHarness) -> None:
+    """As soon as its response is sent, with and without an id of the sender."""
+    _, plain = await hooks.post("/hook/plain", {"n": 1})
+    _, pushed = await hooks.github("push")
+    await hooks.github("issues", delivery="d-2")
+    await hooks.github("push")
+    await hooks.ask("POST", "/hook/plain", b"{}", x_sig="0" * 64)
+    await hooks.post("/hook/plain", b"{")
+
+    found = [(one.path, one.verdict, one.code, one.status, one.delivery_id, list(one.job_ids))
+             for one in reversed(hooks.deliveries())]  # fmt: skip
+    assert found == [
+        ("/hook/plain", "accepted", None, 202, None, [plain["job_id"]]),
+        ("/github", "accepted", None, 202, "d-1", pushed["job_ids"]),
+        ("/github", "unmatched", "no_pipeline", 202, "d-2", []),
+        ("/github", "repeated", None, 202, "d-1", pushed["job_ids"]),
+        ("/hook/plain", "refused", "signature_mismatch", 403, None, []),
+        ("/hook/plain", "refused", "delivery_refused", 400, None, []),
+    ]
+
+
+async def test_only_verified_deliveries_are_stored_with_their_body(hooks: WebhookHarness) -> None:
+    """Never a refused or repeated one, never a signature that is valid, and no body above the limit."""
+    for _ in range(2):
+        await hooks.post("/hook/ids", {"n": 1}, x_delivery="a", authorization="Bearer x")
+    await hooks.post("/hook/ids", {"n": "x" * MAX_STORED_BODY}, x_delivery="b")
+    await hooks.post("/hook/ids", {"n": 1}, secret="second")
+
+    refused, large, repeated, accepted = hooks.deliveries()
+    assert [one.has_body for one in (accepted, repeated, large, refused)] == [True, False, False, False]
+    assert (accepted.headers, "x-sig" in refused.headers) == ({"x-delivery": ["a"]}, True)
+    assert hooks.rows("SELECT body FROM webhook_deliveries WHERE body IS NOT NULL") == [(b'{"n": 1}',)]
+
+
+async def test_refused_and_repeated_deliveries_cannot_fill_the_ledger(
+    hooks: WebhookHarness, mock_clock: MockClock
+) -> None:
+    """Ten of each path and minute are recorded, and the latest fifty are kept."""
+    for minute in range(7):
+        await hooks.post("/hook/ids", {}, x_delivery="a")
+        for _ in range(20):
+            await hooks.ask("POST", "/hook/plain", b"{}")
+            await hooks.post("/hook/ids", {}, x_delivery="a")
+        assert len(hooks.deliveries(verdict="refused")) == min(10 * (minute + 1), MAX_STORED_PER_PATH)
+        mock_clock.jump(rejection_counter.WRITE_INTERVAL)
+    assert len(hooks.deliveries(verdict="repeated")) == MAX_STORED_PER_PATH
+    assert len(hooks.deliveries(verdict="accepted")) == 1
+
+
+async def test_the_list_of_deliveries_has_filters(hooks: WebhookHarness) -> None:
+    for delivery in ("a", "b"):
+        await hooks.post("/hook/ids", {}, x_delivery=delivery)
+        hooks.clock.current += timedelta(minutes=10)
+    await hooks.post("/hook/plain", {}, secret="second")
+
+    counts = {
+        DeliveryFilter(): 3,
+        DeliveryFilter(path="/hook/ids"): 2,
+        DeliveryFilter(verdict="refused"): 1,
+        DeliveryFilter(path="/hook/ids", verdict="accepted"): 2,
+        DeliveryFilter(delivery_id="b"): 1,
+        DeliveryFilter(delivery_id="b", verdict="refused"): 0,
+        DeliveryFilter(since=NOW + timedelta(minutes=5)): 2,
+        DeliveryFilter(until=NOW + timedelta(minutes=5), path="/hook/ids"): 1,
+    }
+    found = {wanted: read_now(hooks.ledger, list_deliveries, wanted).total for wanted in counts}
+    assert found == counts
+
+
 # ── Slack ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -877,14 +961,8 @@ async def test_rejections_by_the_server_are_counted(hooks: WebhookHarness, statu
     await flush(hooks)
     (note,) = hooks.journal_data("webhook.refused")
     assert (note["path"], note["why"]) == ("/hook/small", {why: 1})
-    (rejected,) = read_now(hooks.ledger, rejected_deliveries.newest, "/hook/small", limit=9)
-    assert (rejected.reason, rejected.status, rejected.peer, rejected.body_bytes, rejected.headers) == (
-        why,
-        status,
-        "x",
-        0,
-        {},
-    )
+    (rejected,) = hooks.deliveries(path="/hook/small")
+    assert (rejected.reason, rejected.status, rejected.peer, rejected.headers) == (why, status, "x", {})
 
 
 async def test_the_labels_of_a_count_are_bounded(hooks: WebhookHarness) -> None:
