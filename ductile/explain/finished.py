@@ -62,6 +62,11 @@ def dropped_follow_ups(db: Db, job: Job) -> list[Reason]:
     ]
 
 
+def early_responses(report: JobReport) -> list[Reason]:
+    """Return the 202 responses that callers of a synchronous pipeline got before its run had ended."""
+    return [Reason("run_still_open", entry.data) for entry in report.journal if entry.kind == "run.still_open"]
+
+
 def running(job: Job) -> Reason:
     """Return the reason of a job that runs, or whose process is being stopped."""
     data: dict[str, Any] = {"started_at": to_text(job.started_at) if job.started_at else None}

@@ -314,7 +314,16 @@ def _run_failed(data: Data) -> str:
     return f"The run failed: {what} ended {data['status']}: {data['error']}; {counts} failed"
 
 
+def _run_still_open(data: Data) -> str:
+    if data.get("reason") == "stopping":
+        return f"A caller of pipeline {data['pipeline']} got 202, because the service was stopping."
+    limit = format_duration(timedelta(milliseconds=data["timeout_ms"]))
+    keys = "`timeout` of the pipeline or api.max_sync_timeout"
+    return f"A caller of pipeline {data['pipeline']} got 202, because the run had not ended after {limit} ({keys})."
+
+
 RUNS: Mapping[str, Sentence] = {
+    "run_still_open": _run_still_open,
     "run_open": _run_open,
     "run_failed": _run_failed,
     "run_succeeded": lambda data: f"The run succeeded with {_count(data['jobs'], 'job')}.",

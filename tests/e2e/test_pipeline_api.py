@@ -300,13 +300,16 @@ def test_starting_a_pipeline_needs_plugin_rw(home: Home, start: Start) -> None:
 def test_a_request_that_exceeds_the_pipeline_timeout_returns_202(
     home: Home, start: Start, blocking: BlockingPlugin, background: ThreadPoolExecutor
 ) -> None:
-    """The run continues, and `?wait=` on its tree waits for it again."""
+    """It is on record, the run continues, and `?wait=` on its tree waits for it again."""
     service = start()
 
     status, body = service.ask("POST", "/pipeline/hasty")
 
     assert (status, body["status"], body["timeout_exceeded"]) == (202, "running", True)
     assert f"/job/{body['job_id']}/tree" in body["message"]
+    why = service.ask("GET", f"/job/{body['job_id']}/why")[1]["reasons"]
+    (recorded,) = [reason for reason in why if reason["code"] == "run_still_open"]
+    assert (recorded["pipeline"], recorded["status"], recorded["reason"]) == ("hasty", 202, "timeout")
     blocking.wait_until_started()
     again = send_in_background(background, service, "GET", f"/job/{body['job_id']}/tree?wait=30s")
     blocking.release()

@@ -5,6 +5,7 @@ after every hint of the hub.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypedDict
@@ -12,7 +13,7 @@ from typing import Any, Literal, TypedDict
 import trio
 
 from ductile.config.snapshot import PluginUnavailable, Snapshot
-from ductile.core.errors import DuctileError
+from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import without_none
 from ductile.core.hub import Hint, tree_topic
@@ -24,6 +25,7 @@ from ductile.ledger.reports import trees
 from ductile.ledger.reports.runs import progress
 from ductile.ledger.reports.runs.progress import TreeProgress
 from ductile.ledger.storage.db import Db
+from ductile.ledger.tables import journal
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse
 from ductile.pipeline.compile.plan import Plan
 from ductile.pipeline.language.baggage import BaggageRefused, apply_claims
@@ -105,7 +107,26 @@ async def start_pipeline(ctx: AppContext, request: Request) -> Response:
         view = partial(run_json, pipeline=plan.name, is_terminal=is_terminal, if_holds=if_holds)
         return await _tree_response(ctx, root_id, view, replay_headers(stored), nodes=run.nodes if run else ())
     still = _still_running_view(root_id, is_stopping=ctx.is_stopping())
+    record = partial(
+        _journal_early_response, root_id=root_id, plan=plan, waited=wait_seconds, view=still, now=ctx.clock.now()
+    )
+    with suppress(LedgerError):  # the run is stored; its caller gets the id also while the disk is full
+        await ctx.ledger.transact(record, wait=False)
     return json_response(still, 202, replay_headers(stored))
+
+
+def _journal_early_response(
+    db: Db, *, root_id: str, plan: Plan, waited: float, view: StillRunningView, now: datetime
+) -> None:
+    """Record that the caller of a synchronous pipeline got 202 before the run had ended."""
+    data = {
+        "pipeline": plan.name,
+        "status": 202,
+        "reason": "timeout" if view["timeout_exceeded"] else "stopping",
+        "timeout_ms": round(waited * 1000),
+    }
+    root = tree_counters.find_root(db, root_id)
+    journal.append(db, "run.still_open", now=now, job_id=root_id, root_job_id=root.id if root else root_id, data=data)
 
 
 def _condition_holds(plan: Plan, payload: Mapping[str, Any]) -> bool | None:

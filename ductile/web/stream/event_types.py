@@ -68,6 +68,7 @@ UNCHANGED = frozenset(
         "relay.refused",
         "relay.repeated",
         "run.ended",
+        "run.still_open",
         "run.failed",
         "schedule.late",
         "scheduler.skipped",
