@@ -55,7 +55,7 @@ def test_events_that_may_come_from_a_plugin_without_declarations_are_not_reporte
 
 
 def test_events_of_webhooks_peers_and_alarms_are_declared(config_dir: ConfigDir) -> None:
-    """Also an event type that contains a header, and one in the configuration of a plugin."""
+    """Also an event type that contains a header, and one in the configuration of a plugin. Others may come by API."""
     manifest = config_dir.plugin("echo") / "manifest.yaml"
     declared = manifest.read_text().replace(POLL, f"{POLL}    values: {{emit: [{{event: echo.poll}}]}}\n")
     config_dir.write("plugins/echo/manifest.yaml", declared)
@@ -68,12 +68,12 @@ def test_events_of_webhooks_peers_and_alarms_are_declared(config_dir: ConfigDir)
         + "".join(
             f"  - {{name: p{number}, on: {event}, steps: [{{uses: echo}}]}}\n"
             for number, event in enumerate(
-                ("github.push", "lab.done", "schedule.late", "echo.poll", "done", "gitlab.push")
+                ("github.push", "lab.done", "schedule.late", "echo.poll", "done", "sent.by.api", "echo.finished")
             )
         ),
     )
     warnings = examine(load(config_dir.root, environ={}, verify=False)).report.warnings
-    assert [warning.path for warning in warnings if warning.path.endswith(".on")] == ["pipelines[5].on"]
+    assert [warning.path for warning in warnings if warning.path.endswith(".on")] == ["pipelines[6].on"]
 
 
 def test_literal_braces_that_are_no_reference_are_not_reported(config_dir: ConfigDir) -> None:

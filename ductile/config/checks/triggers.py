@@ -1,6 +1,7 @@
 """Warnings about pipelines whose event type no plugin, webhook or relay declares.
 
-A plugin that declares no events may emit any. If such a plugin can start the pipeline, only a likely typo is reported.
+A pipeline may also be started by name, or by an event that is sent over the API. So apart from likely typos, only event
+types that begin like those of a plugin or webhook are reported, unless a plugin without declarations may emit them.
 """
 
 import re
@@ -16,6 +17,7 @@ from ductile.plugin.registry import Plugin
 
 ALARMS = ("schedule.late", "job.overdue")
 """Events that the scheduler emits for `expect`."""
+WEBHOOK = "webhook"
 _HEADER = re.compile(r"\{[^{}]*\}")
 
 
@@ -35,9 +37,14 @@ def find_undeclared_triggers(config: Config, plugins: Mapping[str, Plugin]) -> I
         hint = did_you_mean(plan.on, sorted(declared))
         is_unavailable = plan.from_plugin is not None and not sources
         is_open = is_unavailable or not all(sources.values()) or not all(peer.accept for peer in peers)
-        if hint or not is_open:
+        owners = {WEBHOOK, *sources, *map(_namespace, declared)}
+        if hint or (not is_open and _namespace(plan.on) in owners):
             message = f"no plugin, webhook or relay declares the event type {plan.on!r}{hint}"
             yield config.complaint(message, f"{plan.where}.on", "pipelines")
+
+
+def _namespace(event_type: str) -> str:
+    return event_type.partition(".")[0]
 
 
 def _sources(config: Config, plugins: Mapping[str, Plugin], plan: Plan) -> dict[str, set[str]]:
