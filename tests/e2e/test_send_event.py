@@ -33,7 +33,7 @@ def test_a_sent_event_starts_the_pipelines_that_it_triggers(home: Home, start: S
 
 
 def test_an_event_that_starts_nothing_says_why(home: Home, start: Start) -> None:
-    """It is recorded. Reserved and invalid types are refused."""
+    """It is recorded with its actor. Reserved and invalid types are refused."""
     home.plugin("ok", OK)
     home.add(PIPELINES)
     service = start()
@@ -41,11 +41,13 @@ def test_an_event_that_starts_nothing_says_why(home: Home, start: Start) -> None
     status, unmatched = service.ask("POST", "/event/backup.don")
     refused = [service.ask("POST", f"/event/{kind}")[0] for kind in ("ductile.step.succeeded", "no%20type")]
     explained = ductile_json(home, "event", "why", unmatched["event_id"])
+    (recorded,) = home.rows("SELECT actor FROM journal WHERE kind = 'event.unmatched'")
     command = ductile(home, "event", "send", "backup.don")
 
     assert (status, unmatched["status"], unmatched["jobs"]) == (200, "unmatched", [])
     assert "backup.done" in unmatched["reason"]
     assert refused == [400, 400]
+    assert recorded == {"actor": "token:e2e"}
     assert explained["type"] == "backup.don"
     assert (command.exit_code, "starts nothing" in command.stdout) == (1, True)
 

@@ -54,6 +54,7 @@ def append_notes(
     root_job_id: str | None,
     *,
     now: datetime,
+    actor: str | None = None,
 ) -> None:
     for note in notes:
         journal.append(
@@ -64,6 +65,7 @@ def append_notes(
             job_id=note.job_id or job_id,
             root_job_id=root_job_id,
             data=note.data,
+            actor=actor,
         )
 
 

@@ -27,11 +27,12 @@ def start_run(
     """Write a run. Its first job is the root, and the parent of the jobs that name no other.
 
     `actor` is the caller that requested the run; None if its producer did.
+
     A run whose first job is a duplicate, or exists already, is not started: the result is that job alone. For a run
     without jobs only the notes are written. A run that has no open job is signalled by `run_rule`.
     """
     if not follow_ups.children:
-        append_notes(db, follow_ups.notes, None, None, None, now=now)
+        append_notes(db, follow_ups.notes, None, None, None, now=now, actor=actor)
         return []
     first, *others = follow_ups.children
     if actor is not None:
