@@ -277,12 +277,13 @@ WAITING: Mapping[str, Sentence] = {
     "paused": _paused,
     "blocked": "Plugin {plugin} cannot run: {reason}. Fix it, then run `ductile system reload`.",
     "plugin_changed": lambda data: (
-        f"Plugin {data['plugin']} is not started: since {_when(data, 'detected_at')}, its files differ from the sealed "
-        f"ones: {', '.join(data['files'])}. Restore them, or run `ductile config lock`, then `ductile system reload`."
+        f"Plugin {data['plugin']} is not started: its files differ from the sealed ones: {', '.join(data['files'])} "
+        f"(detected {_when(data, 'detected_at')}). Restore them, or run `ductile config lock`, then "
+        f"`ductile system reload`."
     ),
     "plugin_not_sealed": lambda data: (
-        f"Plugin {data['plugin']} is not started: since {_when(data, 'detected_at')}, its folder has entries that the "
-        f"seal does not cover: {', '.join(data['files'])}. Remove them."
+        f"Plugin {data['plugin']} is not started: its folder has entries that the seal does not cover: "
+        f"{', '.join(data['files'])} (detected {_when(data, 'detected_at')}). Remove them."
     ),
     "unhealthy": "Plugin {plugin} is unhealthy, its init failed: {error}. Fix it, then run `ductile system reload`.",
     "initialising": "The init of plugin {plugin} has not finished.",
