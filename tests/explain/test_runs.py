@@ -74,6 +74,23 @@ def test_pages_of_runs_have_every_run_once(ledger: LedgerDriver, path: Path) -> 
     assert [run.root.id for run in found.items] == roots[1::-1]
 
 
+MEMBERS = """
+    WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 6000)
+    INSERT INTO job_queue (id, plugin, command, status, submitted_by, created_at, completed_at, asked_at, root_job_id)
+    SELECT 'member-' || n, 'work', 'poll', 'succeeded', 'test', created_at, created_at, created_at, id
+      FROM number, job_queue WHERE id = ?
+"""
+
+
+def test_a_run_with_many_jobs_hides_no_older_run(ledger: LedgerDriver, path: Path) -> None:
+    """A page reads a bounded number of rows, and the jobs of a run are not counted."""
+    older, newer = ledger.enqueue().job_id, ledger.enqueue().job_id
+    ledger.db.execute(MEMBERS, (newer,))
+
+    assert [run["run_id"] for run in listed(ledger, path)] == [newer, older]
+    assert [run["run_id"] for run in listed(ledger, path, status="open")] == [newer, older]
+
+
 def test_the_times_of_a_job_are_those_of_all_its_attempts(ledger: LedgerDriver, path: Path) -> None:
     """The start of a job is that of its last attempt, so an earlier attempt would look like a wait."""
     created, job_id = ledger.now, ledger.enqueue().job_id

@@ -75,6 +75,7 @@ ALLOWED = {
     "SCAN job_log": "the oldest row, by its key",
     "SCAN plugin_facts": "in order of its key, with a limit",
     "SCAN webhook_deliveries": "in order of its key, with a limit",
+    "SCAN job_queue USING INDEX job_queue_roots": "the newest row, with a limit",
     "SCAN job_queue USING INDEX job_queue_waiting": "only rows that wait for a key are in it",
     "SCAN sqlite_sequence": "one row per table",
 }
@@ -189,6 +190,7 @@ def test_lists_of_runs_are_read_in_order_from_an_index(db: sqlite3.Connection, w
     for steps in plans_of(db, lambda: stored_runs.list_runs(db, wanted)):
         assert not any("TEMP B-TREE" in step for step in steps), steps
         assert all("job_queue_by_root (root_job_id=?" in step for step in steps if " member " in step), steps
+        assert any("job_queue_roots" in step or "job_queue_by_plugin (plugin=?" in step for step in steps), steps
 
 
 def test_successes_of_a_plugin_are_counted_without_reading_them(db: sqlite3.Connection) -> None:

@@ -20,7 +20,6 @@ from ductile.ledger.reports.pagination import (
     Page,
     SqlFilter,
     complete_filter,
-    id_filter,
     page,
 )
 from ductile.ledger.reports.trees import TREE_IN_LOG, TreeStatus
@@ -50,6 +49,7 @@ class Run:
 
 # ── lists ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+IS_ROOT = "root_job_id = id"
 _HAS_MEMBER = f"""
     EXISTS (SELECT 1 FROM job_queue AS member {using("job_queue_by_root")}
              WHERE member.root_job_id = job_queue.id AND member.root_job_id <> member.id AND {{}})
@@ -100,14 +100,12 @@ def list_runs(db: Db, wanted: ListFilter = NO_FILTER, *, before: int = NEWEST, l
 
 
 def _run_filter(db: Db, wanted: ListFilter) -> SqlFilter:
-    if wanted.job_id:
-        indexed = id_filter(RUNS, wanted)
-    elif wanted.plugin:
+    if wanted.plugin:
         indexed = SqlFilter(index_condition="plugin = ?", index_name="job_queue_by_plugin", values=(wanted.plugin,))
     else:
-        indexed = SqlFilter()
+        indexed = SqlFilter(index_condition=IS_ROOT, index_name="job_queue_roots")
     terms = complete_filter(db, RUNS, evolve(wanted, status=None, pipeline=None), indexed)
-    more: list[tuple[str, tuple[str, ...]]] = [("root_job_id = id", ())]
+    more: list[tuple[str, tuple[str, ...]]] = [] if indexed.index_condition == IS_ROOT else [(IS_ROOT, ())]
     if wanted.pipeline:
         has_step = f"(pipeline = ? OR {_HAS_MEMBER.format('member.pipeline = ?')})"
         more.append((has_step, (wanted.pipeline, wanted.pipeline)))
