@@ -88,11 +88,15 @@ def running_now(db: Db, plugin: str | None, *, limit: int = 5) -> list[Job]:
     return [job_from_row(row) for row in db.execute(RUNNING_NOW, {"plugin": plugin, "limit": limit})]
 
 
-_RECENT_DURATION = "SELECT AVG(duration_ms) FROM (SELECT duration_ms FROM job_log {} ORDER BY seq DESC LIMIT ?)"
-RECENT_DURATION = _RECENT_DURATION.format("WHERE duration_ms IS NOT NULL")
-RECENT_DURATION_OF_PLUGIN = _RECENT_DURATION.format(
-    f"{using('job_log_by_plugin')} WHERE plugin = ? AND duration_ms IS NOT NULL"
-)
+RECENT_DURATION = """
+    SELECT AVG(duration_ms) FROM (
+        SELECT duration_ms FROM job_log WHERE duration_ms IS NOT NULL ORDER BY seq DESC LIMIT ?)
+"""
+RECENT_DURATION_OF_PLUGIN = f"""
+    SELECT AVG(duration_ms) FROM (
+        SELECT duration_ms FROM job_log {using("job_log_by_plugin")}
+         WHERE plugin = ? AND duration_ms IS NOT NULL ORDER BY seq DESC LIMIT ?)
+"""
 MAX_AVERAGED = 50
 
 
