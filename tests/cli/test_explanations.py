@@ -126,6 +126,11 @@ def test_a_caller_without_the_scope_for_results_sees_no_errors_of_a_run(installa
     assert ask(installation, "/runs", token="status") == ask(installation, "/runs")
 
 
+def test_a_run_is_selected_by_the_beginning_of_a_job_id(installation: Installation, run: Run) -> None:
+    run_id = installation.names["run"]
+    assert command(installation, run, f"run show {run_id[:23]}").json["run_id"] == run_id
+
+
 def test_the_word_of_a_plugin_after_run_starts_a_job(installation: Installation, run: Run) -> None:
     """`ductile run PLUGIN` is a command of the original; `list` and `show` are actions."""
     answer = command(installation, run, "run echo --wait")
