@@ -79,6 +79,7 @@ EXAMPLES = {
     "config token rehash": "reader --dry-run",
     "config webhook add": "--path /other --plugin echo --secret-ref line --dry-run",
     "config webhook list": "",
+    "event send": "start --dry-run",
     "event why": "{event}",
     "job cancel": "{queued} --dry-run",
     "job diagnose": "{dead}",

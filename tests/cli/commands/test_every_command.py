@@ -97,6 +97,7 @@ NAMES_NOTHING = {
     "config restore": "a file",
     "config scope validate": "a scope, which no token needs to have",
     "config set": "a path, which need not exist",
+    "event send": "an event type: one without a pipeline is reported as unmatched",
     "pipeline test": "a file",
     "plugin new": "a new name",
     "system restore": "a file",
@@ -387,7 +388,7 @@ def test_random_command_lines_give_no_traceback(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DUCTILE_CONFIG_DIR", str(demo))
     monkeypatch.setattr("ductile.runtime.run", lambda *_args, **_more: None)  # a real service would not return
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
     for line in random_lines(part, 100):
         if "--follow" in line or ("-f" in line and line[0] != "api"):
