@@ -133,20 +133,14 @@ def list_waiting(plugin: str | None, limit: int, as_json: bool, **where: Any) ->
     Example: ductile queue list --plugin backup
     """
 
-    def read(db: Any, conditions: Any) -> dict[str, Any]:
-        from ductile.explain.waiting import waiting_reasons
-        from ductile.ledger.reports import wait_reasons
-        from ductile.web.views.jobs import job_list_view
+    from ductile.cli.base.connect import ledger_for
+    from ductile.ledger.storage.open_file import open_reader
+    from ductile.web.views.queue import waiting_jobs_view
 
-        found = wait_reasons.all_waiting(db, plugin, limit=limit + 1)
-        jobs = [
-            job_list_view(waiting.job, shows_result=True)
-            | {"why": [why.as_data() for why in waiting_reasons(db, waiting, conditions)]}
-            for waiting in found[:limit]
-        ]
-        return {"jobs": jobs, "more": len(found) > limit}
-
-    output.show(_read(read, where), as_json=as_json, human=_list_lines)
+    path = ledger_for(where)
+    with open_reader(path) as db:
+        view = waiting_jobs_view(db, path, plugin=plugin, limit=limit)
+    output.show(view, as_json=as_json, human=_list_lines)
 
 
 def _list_lines(shown: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 Reads no sentences: the place that decided stored a code and its data.
 """
 
+from collections import Counter
 from typing import Any
 
 from attrs import asdict
@@ -17,6 +18,8 @@ from ductile.ledger.reports.job_details import JobReport, LoggedAttempt
 from ductile.ledger.storage.db import Db
 
 MAX_DROPPED = 20
+"""Follow-up jobs that were not created, and types of events without a job, that are shown for one job."""
+DECISION_FIELDS = ("pipeline", "reason", "predicates")
 
 
 def outcome_reason(report: JobReport) -> Reason:
@@ -60,6 +63,22 @@ def dropped_follow_ups(db: Db, job: Job) -> list[Reason]:
         Reason("dropped_duplicate", asdict(one, filter=lambda field, _: field.name != "producer"))
         for one in found[:MAX_DROPPED]
     ]
+
+
+def events_without_jobs(report: JobReport) -> list[Reason]:
+    """Return the events of a job that led to no job, with the decision against each: one for each type."""
+    skipped = {row.data.get("event_id"): row for row in report.journal if row.kind == "pipeline.skipped"}
+    unmatched = [row for row in report.journal if row.kind == "event.unmatched"]
+    counts = Counter(row.data.get("type") for row in unmatched)
+    first = {row.data.get("type"): row for row in reversed(unmatched)}
+    found = []
+    for event_type, count in list(counts.items())[:MAX_DROPPED]:
+        row = first[event_type]
+        decision = skipped.get(row.data.get("event_id"), row)
+        data = {name: decision.data[name] for name in DECISION_FIELDS if name in decision.data}
+        about = {"event_id": row.data.get("event_id"), "event_type": event_type, "count": count}
+        found.append(Reason("event_without_job", {**about, "decision": decision.kind, **data}))
+    return found
 
 
 def early_responses(report: JobReport) -> list[Reason]:

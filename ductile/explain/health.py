@@ -7,14 +7,15 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import field, frozen
 
 from ductile.core.clock import to_text
+from ductile.core.formats.json_schema import OPEN
 from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import RELAY, Breaker, BreakerState
-from ductile.explain.reason import Reason
+from ductile.explain.reason import Reason, ReasonView
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin, all_drifted
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause, all_pauses
 from ductile.ledger.reports import wait_reasons
@@ -72,6 +73,16 @@ class HealthFacts:
     failing: tuple[FailureRun, ...] = ()
 
 
+class HealthReasonData(ReasonView):
+    """Why the verdict is not healthy. Its other members are the data of the code."""
+
+    verdict: HealthVerdict
+    fix: Annotated[str, "The command that shows more or fixes it"]
+
+
+HealthReasonView = Annotated[HealthReasonData, OPEN]
+
+
 @frozen
 class HealthReason:
     """Why the verdict is not healthy, and the command that shows more or fixes it."""
@@ -80,7 +91,7 @@ class HealthReason:
     reason: Reason
     fix: str
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> HealthReasonData:
         return {"verdict": self.verdict, **self.reason.as_data(), "fix": self.fix}
 
 

@@ -11,7 +11,15 @@ from attrs import frozen
 from ductile.core.clock import to_text
 from ductile.core.formats.json_schema import Omittable, Ordinal, Timestamp, without_none
 from ductile.core.model import AttemptStatus, Job, JobStatus, OutcomeCode, is_control_plugin
-from ductile.explain.finished import dropped_follow_ups, early_responses, orphaned, outcome_reason, past_waits, running
+from ductile.explain.finished import (
+    dropped_follow_ups,
+    early_responses,
+    events_without_jobs,
+    orphaned,
+    outcome_reason,
+    past_waits,
+    running,
+)
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import AnyReasonView, Reason
 from ductile.explain.run import RunOutcomeView, run_failures, run_next_commands, run_reason, run_state
@@ -99,7 +107,7 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
         found = [state, *found] if ended_well and state.code == "run_failed" else [*found, state]
         continued = run_next_commands(run, job, has_service=is_up, ask_with=ask_with) if ended_well else []
         commands = continued or commands
-    found += [*early_responses(report), *dropped_follow_ups(db, job)]
+    found += [*early_responses(report), *dropped_follow_ups(db, job), *events_without_jobs(report)]
     return JobExplanation(report=report, reasons=tuple(found), run=run, next_commands=tuple(commands))
 
 

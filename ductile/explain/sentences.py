@@ -105,6 +105,11 @@ def _attempts_used_up(data: Data) -> str:
     return f"All {data['max_attempts']} attempts are used up (retry.max_attempts). The last one {how}: {data['error']}"
 
 
+def _core_died(data: Data) -> str:
+    died = f" {_count(data['recoveries'], 'time')}" if data.get("recoveries") else ""
+    return f"The service died{died} while the job ran. All its attempts are used up."
+
+
 def _cancelled(data: Data) -> str:
     return f"The job was cancelled {'while it ran' if data.get('ran') else 'before it ran'}: {data.get('reason')}"
 
@@ -139,7 +144,7 @@ OUTCOMES: Mapping[str, Sentence] = {
     OutcomeCode.STATE_TOO_LARGE: "The plugin succeeded, but its state is too large to store: {error}",
     OutcomeCode.INTERNAL_ERROR: "Ductile failed after the plugin had run, so the job is not retried: {error}",
     OutcomeCode.ATTEMPTS_USED_UP: _attempts_used_up,
-    OutcomeCode.CORE_DIED: "The service died {recoveries} times while the job ran. All its attempts are used up.",
+    OutcomeCode.CORE_DIED: _core_died,
     OutcomeCode.CANCELLED: _cancelled,
     OutcomeCode.PURGED: "The job was purged from the queue: {reason}",
     OutcomeCode.OVER_BUDGET: _over_budget,
@@ -206,10 +211,16 @@ def _dropped_duplicate(data: Data) -> str:
     return f"A follow-up job of {data['plugin']}.{data['command']} was not created: {winner} {state}."
 
 
+def _event_without_job(data: Data) -> str:
+    times = f" (the first of {data['count']:,})" if data.get("count", 1) > 1 else ""
+    return f"Event {data['event_type']}{times} led to no job. {sentence(data['decision'], data)}"
+
+
 RUNNING: Mapping[str, Sentence] = {
     "running": _running,
     "waited": _waited,
     "dropped_duplicate": _dropped_duplicate,
+    "event_without_job": _event_without_job,
     "ending": lambda data: (
         f"The job was cancelled {_when(data, 'cancel_requested_at')} ({data.get('reason')}). Its process is stopping."
     ),

@@ -24,7 +24,7 @@ from ductile.web.api.explanations import config as config_explanations
 from ductile.web.api.explanations import events as event_explanations
 from ductile.web.api.explanations import jobs as job_explanations
 from ductile.web.api.explanations import schedules as schedule_explanations
-from ductile.web.api.queue import pauses, purge
+from ductile.web.api.queue import pauses, purge, waiting
 from ductile.web.api.schedules import Reset
 from ductile.web.api.tokens import TokenUses
 from ductile.web.context import AppContext
@@ -45,6 +45,7 @@ def build_api_table(
             *events.routes(ctx),
             *pauses.routes(ctx),
             *purge.routes(ctx),
+            *waiting.routes(ctx),
             *metrics.routes(ctx),
             *tokens.routes(ctx, uses),
             *system.routes(ctx),

@@ -15,6 +15,8 @@ SAME = {
     "job why {run}": "/job/{run}/why",
     "job diagnose {dead}": "/job/{dead}/diagnosis",
     "job diagnose {run} --max-bytes 4000": "/job/{run}/diagnosis?max_bytes=4000",
+    "queue list": "/queue",
+    "queue list --plugin echo --limit 1": "/queue?plugin=echo&limit=1",
     "run list": "/runs",
     "run list --pipeline two-steps --status succeeded --limit 1": "/runs?pipeline=two-steps&status=succeeded&limit=1",
     "run show {run}": "/run/{run}",
@@ -91,6 +93,22 @@ def test_a_command_and_its_route_have_the_same_content(installation: Installatio
     assert failures(SAME, check) == []
 
 
+def test_the_route_of_the_health_has_the_reasons_of_the_status(installation: Installation, run: Run) -> None:
+    """Words can have the age of something, so they are not compared."""
+    health, status = ask(installation, "/system/health"), command(installation, run, "system status --no-health").json
+
+    assert health["verdict"] == status["verdict"] == "attention"
+    named = [[(one["code"], one["verdict"], one["fix"]) for one in view["reasons"]] for view in (health, status)]
+    assert named[0] == named[1]
+    assert all(one["words"] and one["fix"] for one in health["reasons"])
+
+
+def test_an_invalid_argument_of_the_audit_is_a_bad_request(installation: Installation) -> None:
+    for query in ("limit=x", "limit=0", "since=yesterday", "cursor=AAAA"):
+        status, body = installation.service.ask("GET", f"/audit?{query}")
+        assert (status, body["code"], "--help" in body["hint"]) == (400, "bad_request", False), query
+
+
 TEXTS = ("no luck", "the disk is on fire", "hidden words")
 
 
@@ -99,6 +117,7 @@ def test_a_caller_without_the_scope_for_results_sees_codes_and_no_texts(installa
 
     assert (view["reasons"][0]["code"], view["reasons"][0].get("words")) == ("retry_false", None)
     assert not [text for text in TEXTS if text in str(view)]
+    assert "words" not in str(ask(installation, "/queue", token="status"))
     assert "no luck" in str(ask(installation, f"/job/{installation.names['dead']}/why", token="jobs"))
 
 

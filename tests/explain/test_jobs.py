@@ -114,6 +114,27 @@ def test_an_event_without_a_job_names_the_decision(ledger: LedgerDriver) -> None
     assert [decision.reason.code for decision in found.decisions] == ["event.unmatched", "pipeline.skipped"]
 
 
+def test_a_job_names_its_events_that_led_to_no_job(ledger: LedgerDriver, path: Path) -> None:
+    """One reason for each type, with the first event and the decision against it."""
+    ledger.enqueue()
+    job = ledger.claim_one()
+    small = {"event_id": EVENT, "type": "order.placed"}
+    notes = (
+        Note(kind="event.unmatched", data={"event_id": "e-1", "type": "t.done"}),
+        Note(kind="event.unmatched", data={"event_id": "e-2", "type": "t.done"}),
+        Note(kind="pipeline.skipped", data={**small, "pipeline": "big", "reason": "if is false"}),
+        Note(kind="event.unmatched", data=small),
+    )
+    ledger.end(job, notes=notes)
+
+    found = [one for one in explain(ledger, path, job.id).reasons if one.code == "event_without_job"]
+    assert [(one.data["event_id"], one.data["count"]) for one in found] == [("e-1", 2), (EVENT, 1)]
+    assert [one.words for one in found] == [
+        "Event t.done (the first of 2) led to no job. No route and no pipeline matches it.",
+        "Event order.placed led to no job. Pipeline big did not start: if is false",
+    ]
+
+
 def test_a_duplicate_event_names_the_job_it_duplicates(ledger: LedgerDriver) -> None:
     winner = ledger.enqueue(dedupe_key="k", source_event_id="first", dedupe_ttl=timedelta(hours=1)).job_id
     ledger.end(ledger.claim_one())

@@ -243,7 +243,8 @@ def _slot_note(slot: dict[str, Any]) -> str:
         return f"job {slot['job']['job_id']} {slot['job']['status']}"
     if slot["verdict"] == "planned":
         return "" if slot["fires_at"] == slot["slot_at"] else f"fires {_short(slot['fires_at'])}"
-    return f"{slot['reason']}: {slot['words']}" if slot["reason"] else str(slot["words"])
+    why = f"{slot['reason']}: {slot['words']}" if slot["reason"] else str(slot["words"])
+    return f"{why}; until {slot['until'][:19]}Z" if slot["verdict"] == "held" and slot["until"] else why
 
 
 @group.command("simulate")

@@ -17,6 +17,8 @@ ALL_PLUGINS = "*"
 """Stands for the whole queue where a plugin is named."""
 MIN_EXPLAINED_WAIT = timedelta(milliseconds=100)
 """A shorter wait has no reason worth recording."""
+MIN_BUSY_AFTER_START = timedelta(seconds=5)
+"""A start can take this long until its first claim. A job that waited longer after it also waited for a worker."""
 SERVICE_DOWN, BREAKER, BLOCKED, RETRY_TIME, HELD_KEY, BUSY = (
     "service_down",
     "breaker",
@@ -63,7 +65,9 @@ def wait_data(queued: QueuedTime, plugin: str, holds: Holds, *, now: datetime) -
     waited = max(now - since, timedelta())
     data: dict[str, Any] = {"waited_ms": waited // _MILLISECOND}
     if waited >= MIN_EXPLAINED_WAIT:
-        data["waited_for"] = _codes(queued, plugin, holds, since) or [BUSY]
+        codes = _codes(queued, plugin, holds, since)
+        is_busy = not codes or (codes == [SERVICE_DOWN] and now - holds[ALL_PLUGINS].seen_at >= MIN_BUSY_AFTER_START)
+        data["waited_for"] = [*codes, BUSY] if is_busy else codes
     return data
 
 

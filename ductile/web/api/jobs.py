@@ -4,7 +4,7 @@ Runs no job: handlers use the ledger and the hub only.
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal, TypedDict
@@ -189,14 +189,12 @@ async def welcome(ctx: AppContext, request: Request) -> Response:
 
 async def health(ctx: AppContext, request: Request) -> Response:
     """Return 200 if the service works, 503 if the ledger is not writable or the scheduler is stuck."""
-    snapshot = ctx.snapshot()
-    is_stuck, now = ctx.ledger.broken.is_set() or ctx.stuck_seconds() >= MAX_STUCK_SECONDS, ctx.clock.now()
-    holder = find_lock_holder(ctx.ledger.path) if is_stuck else None
+    snapshot, now, is_stuck = ctx.snapshot(), ctx.clock.now(), is_service_stuck(ctx)
+    judge = health_judge(ctx)
 
     def read(db: Db) -> tuple[int, datetime | None, int, Health]:
-        facts = read_health_facts(db, snapshot.plugins, now=now, is_stuck=is_stuck, lock_holder=holder)
         oldest = queue_status.oldest_claimable(db, snapshot.slots)
-        return queue_status.depth(db), oldest, count_plugins_with_open_breakers(db), judge_health(facts)
+        return queue_status.depth(db), oldest, count_plugins_with_open_breakers(db), judge(db)
 
     queue, oldest, open_breakers, verdict = await ctx.ledger.read(read)
     view: HealthView = {
@@ -211,6 +209,22 @@ async def health(ctx: AppContext, request: Request) -> Response:
         "reasons": verdict.codes,
     }
     return json_response(view, 503 if is_stuck else 200)
+
+
+def is_service_stuck(ctx: AppContext) -> bool:
+    """Return whether the ledger is not writable or the schedules are not evaluated."""
+    return ctx.ledger.broken.is_set() or ctx.stuck_seconds() >= MAX_STUCK_SECONDS
+
+
+def health_judge(ctx: AppContext) -> Callable[[Db], Health]:
+    """Return a function of the ledger that decides the verdict about this service now."""
+    plugins, now, is_stuck = ctx.snapshot().plugins, ctx.clock.now(), is_service_stuck(ctx)
+    holder = find_lock_holder(ctx.ledger.path) if is_stuck else None
+
+    def judge(db: Db) -> Health:
+        return judge_health(read_health_facts(db, plugins, now=now, is_stuck=is_stuck, lock_holder=holder))
+
+    return judge
 
 
 async def trigger(ctx: AppContext, request: Request) -> Response:

@@ -165,4 +165,5 @@ def usage_as_bad_request() -> Iterator[None]:
     try:
         yield
     except UsageInvalid as error:
-        raise BadRequest(str(error), hint=error.hint) from error
+        # The usual hint of UsageInvalid is about the command line.
+        raise BadRequest(str(error), hint=None if error.hint == UsageInvalid.hint else error.hint) from error

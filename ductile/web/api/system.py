@@ -1,23 +1,33 @@
-"""Routes for the running service: reload the configuration, show the task tree, test the notifications.
+"""Routes for the running service: its health and task tree, reload of the configuration, test of notifications.
 
 The runtime performs the reload; the context has its function.
 """
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Annotated, TypedDict
 
 from ductile.config.views.changes import ReloadView
 from ductile.core.errors import DuctileError, NotFound
 from ductile.core.instance.task_tree import TaskView, task_tree
 from ductile.core.model import HANDLE
+from ductile.explain.health import HealthReasonView, HealthVerdict
 from ductile.ledger.completion.start_run import start_run
 from ductile.pipeline.run.notifications import create_test_notification, notification_run
+from ductile.web.api.jobs import health_judge
 from ductile.web.context import DRY_RUN, AppContext, read_flag, require_healthy, submit
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routing import AnyRoute, Route
 from ductile.web.views.jobs import AcceptedView, PlannedView
 
 ROOT_TASK = "runtime"
+
+
+class HealthReasonsView(TypedDict):
+    """The verdict about the service, as in `ductile system status`."""
+
+    verdict: HealthVerdict
+    reasons: Annotated[list[HealthReasonView], "The worst first"]
 
 
 def routes(ctx: AppContext) -> Iterable[AnyRoute]:
@@ -53,6 +63,20 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="system",
         responses={200: TaskView},
     )
+    yield Route(
+        method="GET",
+        path="/system/health",
+        handler=partial(show_health, ctx),
+        scope="system:ro",
+        summary="Get the verdict about the service, each reason with a sentence and the command that fixes it",
+        group="system",
+        responses={200: HealthReasonsView},
+    )
+
+
+async def show_health(ctx: AppContext, request: Request) -> Response:
+    health = await ctx.ledger.read(health_judge(ctx))
+    return json_response(HealthReasonsView(verdict=health.verdict, reasons=[one.as_data() for one in health.reasons]))
 
 
 async def reload(ctx: AppContext, request: Request) -> Response:

@@ -13,6 +13,7 @@ from attrs import frozen
 from ductile.calendar.definition import After, History
 from ductile.calendar.due import slots_between
 from ductile.calendar.firing import Slot, Timetable, build_timetable
+from ductile.calendar.reasons import SkipReason
 from ductile.calendar.slots import TICK
 from ductile.config.sections.schedules import build_definition, definition_hash
 from ductile.config.sections.settings import Schedule
@@ -160,7 +161,10 @@ def _of_schedule(
         "left_out": past.count - len(past.slots),
     }
     outcomes: list[tuple[SlotOutcomeView, str | None]] = [(outcome_view(found, zone), None) for found in past.slots]
-    outcomes += [(outcome_view(_planned(slot), zone), to_text(slot.fire_at)) for slot in planned]
+    for slot in planned:
+        explained = _coming(slot, known)
+        fires_at = to_text(slot.fire_at) if explained.verdict == "planned" else None
+        outcomes.append((outcome_view(explained, zone), fires_at))
     return without_none(head), [
         {"plugin": plugin, "schedule_id": schedule.id, **outcome, "fires_at": fires_at}
         for outcome, fires_at in outcomes
@@ -214,7 +218,13 @@ def _backwards(table: Timetable, end: datetime) -> Iterator[datetime]:
         end = at
 
 
-def _planned(slot: Slot) -> SlotExplanation:
+def _coming(slot: Slot, entry: ScheduleEntry | None) -> SlotExplanation:
+    """Return whether a slot after now fires on time, or is held by the breaker or the health that hold earlier ones."""
+    reason = entry.held_reason if entry else None
+    until = entry.next_run_at if entry and reason == SkipReason.CIRCUIT_OPEN else None
+    if reason == SkipReason.PLUGIN_UNHEALTHY or (until and slot.fire_at < until):
+        why = Reason("slot_held", {"reason": reason})
+        return SlotExplanation(slot_at=slot.at, verdict="held", why=why, skip_reason=reason, until=until)
     why = Reason("slot_ahead", {"slot_at": to_text(slot.at)})
     return SlotExplanation(slot_at=slot.at, verdict="planned", why=why, until=slot.fire_at)
 

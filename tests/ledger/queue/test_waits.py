@@ -41,6 +41,15 @@ def test_a_hold_counts_if_it_was_seen_after_the_enqueue(ledger: Any) -> None:
     assert waits(ledger) == [(3000, ["queue_paused"])]
 
 
+def test_a_job_that_waits_on_after_the_start_of_the_service_also_waited_for_a_worker(ledger: Any) -> None:
+    """The service was down until `seen_at`. A start takes a few seconds."""
+    for after_start in (timedelta(seconds=4), timedelta(seconds=60)):
+        ledger.enqueue()
+        ledger.advance(seconds=90)
+        claim_with(ledger, {"*": Hold("service_down", ledger.now - after_start)})
+    assert [held_by for _, held_by in waits(ledger)] == [["service_down"], ["service_down", "busy"]]
+
+
 def test_a_retry_waited_for_its_retry_time(ledger: Any) -> None:
     """From the failure on. If the plugin was paused too, both are recorded."""
     ledger.enqueue()

@@ -9,6 +9,7 @@ import trio
 
 from ductile.core.clock import from_text, to_text
 from ductile.core.errors import UsageInvalid
+from ductile.core.model import Dead
 from ductile.engine.scheduling.simulate import VirtualClock
 from ductile.web.views.agenda import AgendaRange, agenda_view, schedule_why
 from tests.engine.scheduler_service import MINUTE, NOON, SchedulerService, open_scheduler_service
@@ -102,6 +103,23 @@ def test_a_slot_outside_its_hours_is_held_until_they_open(tmp_path: Path) -> Non
     found = [slot for slot in agenda["slots"] if slot["schedule_id"] == "office"]
     held = [slot for slot in found if slot["verdict"] == "held"]
     assert (held[-1]["reason"], held[-1]["until"]) == ("outside_time_window", to_text(NOON + timedelta(hours=20)))
+
+
+def test_coming_slots_of_an_open_breaker_are_held_until_it_allows_a_probe(tmp_path: Path) -> None:
+    """Only the slots after that are planned."""
+
+    async def failing(service: SchedulerService) -> None:
+        await service.advance_by(21 * MINUTE, outcome=Dead("no luck"))
+
+    agenda = agenda_after(tmp_path, failing, start=20 * MINUTE, end=75 * MINUTE)
+    assert outcomes(agenda, "often") == [
+        ("12:20", "held", "circuit_open"),
+        ("12:30", "held", "circuit_open"),
+        ("12:40", "planned", None),
+        ("12:50", "planned", None),
+        ("13:00", "planned", None),
+        ("13:10", "planned", None),
+    ]
 
 
 def test_older_slots_over_the_limit_are_counted(tmp_path: Path) -> None:

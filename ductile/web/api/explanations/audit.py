@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from ductile.core.formats.json_schema import Ordinal
-from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_cursor, parse_limit, parse_moment
+from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_moment
+from ductile.web.api.lists import read_cursor, read_limit, usage_as_bad_request
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routing import AnyRoute, Argument, Route
@@ -31,11 +32,13 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
 
 
 async def show_audit(ctx: AppContext, request: Request) -> Response:
+    with usage_as_bad_request():
+        since = parse_moment(request.argument("since"), "since")
     view = partial(
         audit_view,
-        since=parse_moment(request.argument("since"), "since"),
+        since=since,
         actor=request.argument("actor"),
-        before=parse_cursor(request.argument("cursor")),
-        limit=parse_limit(request.argument("limit")),
+        before=read_cursor(request),
+        limit=read_limit(request),
     )
     return json_response(await ctx.ledger.read(view))
