@@ -86,6 +86,7 @@ CREATE INDEX job_queue_by_plugin ON job_queue (plugin, seq);
 CREATE INDEX job_queue_unusual ON job_queue (plugin, status, seq)
     WHERE status NOT IN ('queued', 'running') AND status <> 'succeeded';
 CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged');
+CREATE INDEX job_queue_by_actor ON job_queue (actor, length(CAST(payload AS BLOB))) WHERE status = 'queued';
 CREATE INDEX job_queue_roots ON job_queue (seq) WHERE root_job_id = id;
 CREATE INDEX job_queue_by_parent ON job_queue (parent_job_id, seq) WHERE parent_job_id IS NOT NULL;
 CREATE INDEX job_queue_by_root ON job_queue (root_job_id, seq) WHERE root_job_id <> id;

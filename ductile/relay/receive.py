@@ -18,7 +18,7 @@ from ductile.config.sections.settings import Peer, RemoteIngress, Settings
 from ductile.core.errors import DuctileError, LedgerError
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, FollowUps, Note, RunRule, is_small_write
+from ductile.core.model import Budget, FollowUps, Note, RunRule
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, KeyReused, StoredResponse, run_once
@@ -37,7 +37,9 @@ from ductile.relay.protocol import (
     is_signed,
     parse_timestamp,
 )
+from ductile.web.caller_limits.queue_quota import QueueLimitReached
 from ductile.web.context import AppContext, submit
+from ductile.web.idempotency import find_stored_response
 from ductile.web.messages import Request, Response, encoded_json_response
 from ductile.web.webhooks.rejections import RejectionCounter
 
@@ -75,7 +77,7 @@ class NotStored(DuctileError):
     hint = "Send it again later."
 
 
-REFUSALS = (RelayForbidden, TypeNotAllowed, EventIdReused, EnvelopeInvalid)
+REFUSALS = (RelayForbidden, TypeNotAllowed, EventIdReused, EnvelopeInvalid, QueueLimitReached)
 
 
 class RelayAcceptedView(TypedDict):
@@ -235,7 +237,12 @@ async def _store(ctx: AppContext, inbound: InboundEvent) -> StoredResponse:
     )
     failpoint("enqueue.before_begin")
     work = partial(run_once, ticket=inbound.ticket, act=act, now=inbound.event.at)
-    stored = await submit(ctx, work, is_large=not is_small_write(*runs))
+    try:
+        stored = await submit(ctx, work, runs, actor=inbound.source)
+    except QueueLimitReached:
+        if (repeat := await find_stored_response(ctx, inbound.ticket)) is None:
+            raise
+        return repeat
     failpoint("enqueue.after_commit")
     return stored
 

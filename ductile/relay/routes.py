@@ -14,7 +14,7 @@ from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import OPEN, Keywords
 from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import JobStatus, NewJob
+from ductile.core.model import FollowUps, JobStatus, NewJob
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
@@ -112,7 +112,7 @@ def relay_routes(ctx: AppContext, rejections: RejectionCounter) -> Iterable[AnyR
         headers=(KEY_HEADER,),
         request_body=RelayEventBody,
         responses={200: RelayPlannedView, 202: RelayEnqueuedView},
-        error_statuses=(409, 422),
+        error_statuses=(409, 422, 429),
         max_body=settings.api.max_body_size,
     )
     if (ingress := settings.remote_ingress) is not None:
@@ -125,7 +125,7 @@ def relay_routes(ctx: AppContext, rejections: RejectionCounter) -> Iterable[AnyR
             headers=tuple(Header(name, str) for name in (PEER, TIMESTAMP, SIGNATURE, KEY_ID)),
             request_body=Annotated[RelayEventBody, OPEN],  # a peer may have a later version
             responses={202: RelayAcceptedView},
-            error_statuses=(400, 403, 413, 422, 503),
+            error_statuses=(400, 403, 413, 422, 429, 503),
             max_body=ingress.max_body_size,
         )
 
@@ -154,7 +154,8 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         snapshot_id=snapshot.id,
     )
     failpoint("enqueue.before_begin")
-    stored = await submit_once(ctx, ticket, partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now()))
+    act = partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now())
+    stored = await submit_once(ctx, ticket, act, [FollowUps(children=(new,))], actor=request.principal.actor)
     failpoint("enqueue.after_commit")
     return _enqueued_response(stored)
 

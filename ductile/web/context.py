@@ -4,7 +4,7 @@ Does not know routes. The runtime builds one `AppContext`; every handler receive
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Protocol, TypedDict, TypeVar
 
@@ -18,11 +18,13 @@ from ductile.core.errors import DuctileError, LedgerBusy, Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.hub import Hub
 from ductile.core.metrics import Metrics
+from ductile.core.model import FollowUps, is_small_write
 from ductile.core.units import parse_duration
 from ductile.ledger.admin.pauses import Pause
 from ductile.ledger.storage.async_ledger import Ledger
 from ductile.ledger.storage.db import Db
-from ductile.web.held_connections import HeldConnections
+from ductile.web.caller_limits.held_connections import HeldConnections
+from ductile.web.caller_limits.queue_quota import QueueQuota, work_of
 from ductile.web.messages import Request
 from ductile.web.routing import Argument
 
@@ -126,17 +128,21 @@ class AppContext:
     metrics: Metrics = field(factory=Metrics)
     callers: WaitingCallers = field(factory=WaitingCallers)
     held: HeldConnections = field(factory=HeldConnections)
+    queue_quota: QueueQuota = field(factory=QueueQuota)
     started: float = field(factory=trio.current_time)
 
 
-async def submit(ctx: AppContext, work: Callable[[Db], T], *, is_large: bool = False) -> T:
-    """Run a transaction that enqueues jobs, and return its result when the jobs are durable.
+async def submit(ctx: AppContext, work: Callable[[Db], T], runs: Sequence[FollowUps], *, actor: str) -> T:
+    """Run the transaction that starts the runs of an actor, and return its result when their jobs are durable.
 
     Jobs can be claimed from the commit on. Shielded from cancellation: a client that disconnects after sending its
-    request still gets its jobs. Raises LedgerBusy after SUBMIT_TIMEOUT.
+    request still gets its jobs. Raises QueueLimitReached, and LedgerBusy after SUBMIT_TIMEOUT.
     """
     with trio.move_on_after(SUBMIT_TIMEOUT, shield=True):
-        result = await ctx.ledger.transact(work, wait=False, in_thread=is_large)
+        if (new := work_of(runs)).jobs:
+            limits = ctx.snapshot().config.settings.service.limits
+            await ctx.queue_quota.reserve(ctx.ledger, limits, actor, new)
+        result = await ctx.ledger.transact(work, wait=False, in_thread=not is_small_write(*runs))
         ctx.hub.announce_work()
         await ctx.ledger.until_durable()
         return result

@@ -4,7 +4,7 @@ Keys are scoped to the token. The key is stored in the same transaction as the e
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Annotated
@@ -12,6 +12,7 @@ from typing import Annotated
 from blake3 import blake3
 
 from ductile.core.formats.json_schema import Keywords
+from ductile.core.model import FollowUps
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import IdempotencyKey, StoredResponse, first_response, run_once
 from ductile.web.context import AppContext, BadRequest, submit
@@ -50,12 +51,17 @@ async def find_stored_response(ctx: AppContext, key: IdempotencyKey | None) -> S
 
 
 async def submit_once(
-    ctx: AppContext, key: IdempotencyKey | None, act: Callable[[Db], StoredResponse], *, is_large: bool = False
+    ctx: AppContext,
+    key: IdempotencyKey | None,
+    act: Callable[[Db], StoredResponse],
+    runs: Sequence[FollowUps],
+    *,
+    actor: str,
 ) -> StoredResponse:
-    """Run `act`, which enqueues jobs, unless the key was used before; return its response or the stored one."""
+    """Run `act`, which starts the runs, unless the key was used before; return its response or the stored one."""
     if key is not None:
         act = partial(run_once, ticket=key, act=act, now=ctx.clock.now())
-    return await submit(ctx, act, is_large=is_large)
+    return await submit(ctx, act, runs, actor=actor)
 
 
 def replay_headers(stored: StoredResponse) -> Headers:

@@ -140,6 +140,7 @@ def test_no_statement_scans_a_table_that_grows(db: sqlite3.Connection) -> None:
         (audit.ACTS, "journal_acts (seq<?)"),
         (service_log.LATEST_CHANGE, "journal_of_service (kind=?)"),
         (service_log.CONFIG_IN_USE, "journal_of_service (kind=?)"),
+        (queue_status.QUEUED_WORK, "job_queue_by_actor (actor=?)"),
         (job_actions.QUEUED_OF_PLUGIN, "job_queue_by_status (status=?)"),
     ],
 )

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define
+from attrs import define, evolve
 
 from ductile.config.checks.examine import examine
 from ductile.config.load.load import load
+from ductile.config.sections.settings import ServiceLimits
 from ductile.config.snapshot import Snapshot, build_snapshot
 from ductile.core.clock import Clock, to_text
 from ductile.core.errors import LedgerFull
@@ -315,6 +316,25 @@ async def test_a_full_ledger_responds_503(receiver: Receiver, monkeypatch: pytes
     monkeypatch.setattr(Ledger, "transact", full)
     status, answer = await receiver.send()
     assert (status, answer["error"], answer["code"]) == (503, "failed to enqueue relay event", "relay_unavailable")
+
+
+async def test_a_peer_with_too_many_queued_jobs_is_refused(receiver: Receiver) -> None:
+    """Refusals are counted. A repeated event still gets the first response."""
+    config = receiver.snapshot.config
+    service = evolve(config.settings.service, limits=ServiceLimits(queued_jobs=1))
+    limited = evolve(config, settings=evolve(config.settings, service=service))
+    receiver.snapshot = evolve(receiver.snapshot, config=limited)
+    first = await receiver.send()
+
+    status, answer = await receiver.send(event(event_id="e-2"))
+
+    assert (status, answer["code"], answer["context"]["limit_key"]) == (
+        429,
+        "queue_limit",
+        "service.limits.queued_jobs",
+    )
+    assert await receiver.send() == first
+    assert list(receiver.counted(REFUSED)) == ["/ingest/peer/home"]
 
 
 # ── once ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from ductile.web.auth.auth import Principal, local_principal
+from ductile.web.caller_limits.held_connections import MAX_HELD_PER_PEER, HeldConnections, TooManyWaits
 from ductile.web.context import BadRequest, TooManyCallers, WaitingCallers, read_flag, read_job_id, read_payload
-from ductile.web.held_connections import MAX_HELD_PER_PEER, HeldConnections, TooManyWaits
 from ductile.web.messages import Request
 from ductile.web.server.limits import ConnectionLimits
 

@@ -46,7 +46,7 @@ async def test_a_repeated_request_waits_until_the_first_one_is_durable(
 
         async def send_first() -> None:
             act = StoredResponse(job_id="job", text="{}")
-            responses.append(await submit_once(ctx, key, lambda _: act))
+            responses.append(await submit_once(ctx, key, lambda _: act, (), actor="token:ada"))
 
         async def send_again() -> None:
             responses.append(await find_stored_response(ctx, key))
@@ -66,7 +66,7 @@ async def test_a_request_is_stored_when_its_client_disconnects(tmp_path: Path) -
         ctx: Any = SimpleNamespace(ledger=ledger, hub=Hub())
         with trio.CancelScope() as scope:
             scope.cancel()
-            await submit(ctx, lambda db: enqueue(db, JOB, now=NOW))
+            await submit(ctx, lambda db: enqueue(db, JOB, now=NOW), (), actor="token:e2e")
         assert await ledger.read(queue_status.depth) == 1
         with trio.fail_after(30):
             await ctx.hub.wait_for_work()

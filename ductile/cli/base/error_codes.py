@@ -93,6 +93,7 @@ ERROR_CODES = {
     "plugin_not_loaded": "The plugin is on disk, but the running service has not loaded it.",
     "plugin_rejected": "A plugin is untrusted or invalid.",
     "plugin_unavailable": "The plugin cannot run now.",
+    "queue_limit": "The submitter has too many queued jobs.",
     "refused": "The service refused the request; see the message.",
     "relay_forbidden": "The peer must not send this event.",
     "relay_unavailable": "The service cannot accept relayed events now.",

@@ -79,7 +79,7 @@ class Admission:
 
 @frozen(kw_only=True)
 class ServiceLimits:
-    """`service.limits`: Maximum output of one plugin run, and maximum number of jobs that one trigger can create."""
+    """`service.limits`: Maximum output of one plugin run, and maximum jobs of one trigger and of one submitter."""
 
     stdout: Size = option(
         "maximum bytes of standard output; an attempt that writes more is terminated", default=10 << 20
@@ -93,6 +93,8 @@ class ServiceLimits:
     logs: Count = option("maximum log entries stored per response", default=1000)
     hops: Count = option("maximum transitions from one pipeline run to another in one chain", default=20)
     tree_jobs: Count = option("maximum jobs that one trigger can create", default=10_000)
+    queued_jobs: Count = option("maximum queued jobs of one token, local user or webhook", default=100_000)
+    queued_bytes: Size = option("maximum bytes of their payloads", default=1 << 30)
 
 
 @frozen(kw_only=True)

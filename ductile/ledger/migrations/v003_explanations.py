@@ -14,6 +14,7 @@ STATEMENTS = (
      WHERE status NOT IN ('queued', 'running')
     """,
     "CREATE INDEX job_queue_ended_by_operator ON job_queue (seq) WHERE outcome_code IN ('cancelled', 'purged')",
+    "CREATE INDEX job_queue_by_actor ON job_queue (actor, length(CAST(payload AS BLOB))) WHERE status = 'queued'",
     "CREATE INDEX job_queue_roots ON job_queue (seq) WHERE root_job_id = id",
     "CREATE INDEX journal_acts ON journal (seq, at, actor) WHERE actor IS NOT NULL",
     "CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL",

@@ -9,7 +9,7 @@ from ductile.core.clock import from_text, from_text_or_none
 from ductile.core.model import JobStatus
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.storage.db import Db
-from ductile.ledger.storage.dialect import using
+from ductile.ledger.storage.dialect import as_bytes, using
 
 
 @frozen(kw_only=True)
@@ -41,6 +41,20 @@ class QueueStatus:
     unclaimable: list[str]
 
 
+@frozen
+class QueuedWork:
+    """A number of queued jobs, and the bytes of their payloads."""
+
+    jobs: int = 0
+    payload_bytes: int = 0
+
+    def __add__(self, other: "QueuedWork") -> "QueuedWork":
+        return QueuedWork(self.jobs + other.jobs, self.payload_bytes + other.payload_bytes)
+
+    def __sub__(self, other: "QueuedWork") -> "QueuedWork":
+        return QueuedWork(self.jobs - other.jobs, self.payload_bytes - other.payload_bytes)
+
+
 COUNT_STATUS = "SELECT COUNT(*) FROM job_queue WHERE status = ?"
 COUNT_DELAYED = "SELECT COUNT(*) FROM job_queue WHERE next_retry_at > ''"
 COUNT_WAITING = "SELECT COUNT(*) FROM job_queue WHERE waits_for_key = 1"
@@ -70,6 +84,18 @@ def count_status(db: Db, status: JobStatus) -> int:
     """Count the jobs in the queue with this status. Takes time in proportion to the count."""
     count: int = db.execute(COUNT_STATUS, (status,)).fetchone()[0]
     return count
+
+
+# The expression is that of the index, so the payloads are not read.
+QUEUED_WORK = f"""
+    SELECT COUNT(*), COALESCE(SUM(length({as_bytes("payload")})), 0) FROM job_queue {using("job_queue_by_actor")}
+     WHERE status = 'queued' AND actor = ?
+"""
+
+
+def sum_queued_work(db: Db, actor: str) -> QueuedWork:
+    """Return the queued jobs that the actor caused, steps and retries included."""
+    return QueuedWork(*db.execute(QUEUED_WORK, (actor,)).fetchone())
 
 
 COUNT_ENDED_BY_OPERATOR = f"""

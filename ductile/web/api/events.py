@@ -12,7 +12,7 @@ from ductile.core.errors import did_you_mean
 from ductile.core.formats import strict_json
 from ductile.core.formats.yaml_fields import EVENT_TYPE
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import FollowUps, JobStatus, is_small_write
+from ductile.core.model import FollowUps, JobStatus
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs.enqueue import Enqueued
 from ductile.ledger.storage.db import Db
@@ -75,7 +75,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         headers=(KEY_HEADER,),
         request_body=PayloadBody,
         responses={200: EventSentView, 202: EventSentView},
-        error_statuses=(422,),
+        error_statuses=(422, 429),
         max_body=ctx.snapshot().config.settings.api.max_body_size,
     )
 
@@ -107,7 +107,7 @@ async def send_event(ctx: AppContext, request: Request) -> Response:
         return StoredResponse(job_id=first, text=strict_json.dumps(view))
 
     failpoint("enqueue.before_begin")
-    stored = await submit_once(ctx, key, store, is_large=not is_small_write(*runs))
+    stored = await submit_once(ctx, key, store, runs, actor=request.principal.actor)
     failpoint("enqueue.after_commit")
     return _sent_response(stored)
 

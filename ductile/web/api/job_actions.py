@@ -13,7 +13,7 @@ from ductile.core.errors import NotFound, WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Keywords
 from ductile.core.formats.yaml_fields import ONE_LINE
-from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, JobStatus, NewJob, is_small_write
+from ductile.core.model import HANDLE, RELAY, Budget, FollowUps, Job, JobStatus, NewJob
 from ductile.ledger.admin.job_actions import (
     replay,
     require_delayed,
@@ -96,6 +96,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="Run a copy of a job, optionally with a patched payload; requires the scope to run its command",
         request_body=ReplayBody,
         responses={200: ReplayedView, 202: ReplayedView},
+        error_statuses=(409, 422, 429),
         headers=(KEY_HEADER,),
     )
 
@@ -155,7 +156,8 @@ async def replay_job(ctx: AppContext, request: Request) -> Response:
             ctx,
             key,
             partial(_enqueue, new=new, view=view, now=now, budget=ctx.snapshot().budget),
-            is_large=not is_small_write(FollowUps(children=(new,))),
+            [FollowUps(children=(new,))],
+            actor=request.principal.actor,
         )
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 

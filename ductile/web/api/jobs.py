@@ -17,7 +17,7 @@ from ductile.core.formats.json_schema import Count
 from ductile.core.hub import job_topic
 from ductile.core.instance.failpoints import failpoint
 from ductile.core.instance.systemd import MAX_STUCK_SECONDS
-from ductile.core.model import FollowUps, NewJob, is_small_write
+from ductile.core.model import FollowUps, NewJob
 from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.reports import job_details, queue_status, trees
@@ -108,7 +108,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         query=(DRY_RUN,),
         request_body=PayloadBody,
         responses={200: PlannedView, 202: AcceptedView},
-        error_statuses=(409, 422),
+        error_statuses=(409, 422, 429),
         max_body=max_body,
     )
     yield Route(
@@ -134,7 +134,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         headers=(KEY_HEADER,),
         request_body=PayloadBody,
         responses={200: RunView | PlannedRunView, 202: AcceptedRunView | StillRunningView},
-        error_statuses=(409, 422),
+        error_statuses=(409, 422, 429),
         max_body=max_body,
         waits=True,
     )
@@ -261,7 +261,7 @@ async def trigger(ctx: AppContext, request: Request) -> Response:
     failpoint("enqueue.before_begin")
     ttl = snapshot.config.settings.service.dedupe_ttl
     act = partial(_enqueue, new=new, now=now, default_ttl=ttl)
-    stored = await submit_once(ctx, key, act, is_large=not is_small_write(FollowUps(children=(new,))))
+    stored = await submit_once(ctx, key, act, [FollowUps(children=(new,))], actor=request.principal.actor)
     failpoint("enqueue.after_commit")
     return _accepted(stored)
 

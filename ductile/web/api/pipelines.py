@@ -18,7 +18,7 @@ from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import without_none
 from ductile.core.hub import Hint, tree_topic
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import CORE, FollowUps, JobStatus, NewJob, is_small_write
+from ductile.core.model import CORE, FollowUps, JobStatus, NewJob
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.jobs import tree_counters
 from ductile.ledger.reports import trees
@@ -187,7 +187,7 @@ async def _start(
         budget=snapshot.budget,
         run_rule=run_rule_of(snapshot.routing),
     )
-    stored = await submit_once(ctx, key, insert, is_large=not is_small_write(run.follow_ups))
+    stored = await submit_once(ctx, key, insert, [run.follow_ups], actor=request.principal.actor)
     failpoint("enqueue.after_commit")
     return stored
 

@@ -15,7 +15,7 @@ from ductile.core.errors import WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Count, Keywords
 from ductile.core.hub import SCHEDULES
-from ductile.core.model import Breaker, BreakerChange, BreakerState, JobStatus, NewJob
+from ductile.core.model import Breaker, BreakerChange, BreakerState, FollowUps, JobStatus, NewJob
 from ductile.ledger.jobs.enqueue import enqueue
 from ductile.ledger.queue import outbox
 from ductile.ledger.storage.db import Db
@@ -148,7 +148,7 @@ def routes(ctx: AppContext, reset: Reset) -> Iterable[AnyRoute]:
         group="schedules",
         query=(DRY_RUN,),
         responses={200: SchedulePlannedView, 202: ScheduleRunView},
-        error_statuses=(409,),
+        error_statuses=(409, 429),
         headers=(KEY_HEADER,),
     )
     yield Route(
@@ -273,7 +273,8 @@ async def run_now(ctx: AppContext, request: Request) -> Response:
         notify=configured.entry.notify_on_complete,
         snapshot_id=snapshot.id,
     )
-    stored = await submit_once(ctx, key, partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now()))
+    act = partial(_enqueue, new=new, addressed=addressed, now=ctx.clock.now())
+    stored = await submit_once(ctx, key, act, [FollowUps(children=(new,))], actor=request.principal.actor)
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 

@@ -52,7 +52,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         group="system",
         query=(DRY_RUN,),
         responses={200: PlannedView, 202: AcceptedView},
-        error_statuses=(409,),
+        error_statuses=(409, 429),
     )
     yield Route(
         method="GET",
@@ -113,7 +113,7 @@ async def test_notify(ctx: AppContext, request: Request) -> Response:
         default_ttl=snapshot.config.settings.service.dedupe_ttl,
         budget=snapshot.budget,
     )
-    (job,) = await submit(ctx, send)
+    (job,) = await submit(ctx, send, [run], actor=request.principal.actor)
     view = AcceptedView(job_id=job.job_id, status=job.status, plugin=plugin.name, command=HANDLE)
     return json_response(view, 202)
 

@@ -16,7 +16,7 @@ from ductile.config.snapshot import Snapshot
 from ductile.core.errors import DuctileError, LedgerError, NotAllowed, NotFound
 from ductile.core.formats import strict_json
 from ductile.core.instance.failpoints import failpoint
-from ductile.core.model import Budget, FollowUps, RunRule, is_small_write
+from ductile.core.model import Budget, FollowUps, RunRule
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import receipts
@@ -33,6 +33,7 @@ from ductile.pipeline.run.ingress import (
 from ductile.pipeline.run.route import TooManyFollowUps
 from ductile.pipeline.run.run_signals import run_rule_of
 from ductile.web.api.jobs import health
+from ductile.web.caller_limits.queue_quota import QueueLimitReached
 from ductile.web.context import AppContext, RunRefused, submit
 from ductile.web.messages import SAFE_HEADERS, Request, Response, encoded_json_response, json_response
 from ductile.web.routing import PATHS_HINT, AnyRoute, Match, Route, RouteTable
@@ -145,7 +146,7 @@ class Receiver:
             raise NotFound("no such path", hint=PATHS_HINT)
         try:
             return await self._accept(endpoint, request)
-        except (DeliveryRefused, RunRefused) as error:
+        except (DeliveryRefused, RunRefused, QueueLimitReached) as error:
             code, reason = _operator_reason(error)
             self.rejections.count(REFUSED, endpoint.path, reason)
             self.ctx.metrics.deliveries[endpoint.path, "refused"] += 1
@@ -180,21 +181,26 @@ class Receiver:
         return _acknowledge(endpoint, accepted.response)
 
     async def _find_repeat(self, endpoint: Endpoint, delivery: Delivery) -> "AcceptedDelivery | None":
-        """Return the first response to a repeated delivery, even if its target no longer exists."""
+        """Return the first response to a repeated delivery, even if it would be refused now."""
         if delivery.key is None:
             return None
         receipt = await self.ctx.ledger.read(receipts.get, endpoint.source, delivery.key)
         return _repeat_response(receipt, delivery) if receipt is not None else None
 
     async def _store(self, endpoint: Endpoint, delivery: Delivery, record: DeliveryRecord) -> "AcceptedDelivery":
-        snapshot = self.ctx.snapshot()
         try:
-            runs = plan_runs(endpoint, delivery.event, snapshot)
+            return await self._start(endpoint, delivery, record)
+        except LedgerError:
+            raise
         except DuctileError:
             if (accepted := await self._find_repeat(endpoint, delivery)) is None:
                 raise
             await self.ctx.ledger.until_durable()  # the first request may still be waiting for the disk
             return accepted
+
+    async def _start(self, endpoint: Endpoint, delivery: Delivery, record: DeliveryRecord) -> "AcceptedDelivery":
+        snapshot = self.ctx.snapshot()
+        runs = plan_runs(endpoint, delivery.event, snapshot)
         service = snapshot.config.settings.service
         failpoint("enqueue.before_begin")
         work = partial(
@@ -207,7 +213,7 @@ class Receiver:
             budget=snapshot.budget,
             run_rule=run_rule_of(snapshot.routing),
         )
-        accepted = await submit(self.ctx, work, is_large=not is_small_write(*runs))
+        accepted = await submit(self.ctx, work, runs, actor=endpoint.source)
         failpoint("enqueue.after_commit")
         return accepted
 
@@ -286,7 +292,7 @@ def start_runs(
     return webhook_deliveries.put(db, stored), stored
 
 
-def _operator_reason(error: DeliveryRefused | RunRefused) -> tuple[str, str]:
+def _operator_reason(error: DeliveryRefused | RunRefused | QueueLimitReached) -> tuple[str, str]:
     return (error.reason_code, error.reason) if isinstance(error, DeliveryRefused) else (error.code, str(error))
 
 

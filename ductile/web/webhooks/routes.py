@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from ductile.core.errors import UsageInvalid, WrongState
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Count, Ordinal
-from ductile.core.model import FollowUps, is_small_write
+from ductile.core.model import FollowUps
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_cursor, parse_limit
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
@@ -86,7 +86,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         query=(DRY_RUN,),
         headers=(KEY_HEADER,),
         responses={200: RedeliveredView, 202: RedeliveredView},
-        error_statuses=(400, 409, 415, 422, 503),
+        error_statuses=(400, 409, 415, 422, 429, 503),
     )
 
 
@@ -123,7 +123,7 @@ async def redeliver(ctx: AppContext, request: Request) -> Response:
             budget=snapshot.budget,
             run_rule=run_rule_of(snapshot.routing),
         )
-        stored = await submit_once(ctx, key, act, is_large=not is_small_write(*planned.runs))
+        stored = await submit_once(ctx, key, act, planned.runs, actor=request.principal.actor)
     return encoded_json_response(stored.text.encode(), 202, replay_headers(stored))
 
 

@@ -18,10 +18,10 @@ from ductile.core.hub import JOURNAL, Hub
 from ductile.ledger.admin.retention import RetentionPolicy, prune
 from ductile.ledger.storage.async_ledger import Ledger, open_ledger
 from ductile.ledger.tables import journal
-from ductile.web import held_connections
 from ductile.web.auth.auth import Principal, expand_scopes, local_principal
+from ductile.web.caller_limits import held_connections
+from ductile.web.caller_limits.held_connections import HeldConnections
 from ductile.web.context import AppContext
-from ductile.web.held_connections import HeldConnections
 from ductile.web.messages import Request, Response, refusal_response
 from ductile.web.routing import AnyRoute
 from ductile.web.server.limits import ConnectionLimits
