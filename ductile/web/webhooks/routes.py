@@ -69,6 +69,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         summary="List webhook deliveries, newest first: accepted, unmatched, repeated and refused ones",
         query=FILTERS,
         responses={200: DeliveryPageView},
+        error_statuses=(404,),
     )
     yield read(
         path="/webhooks/deliveries/{id}",
