@@ -31,6 +31,7 @@ EXIT_CODE_OF = {
     "pipeline_invalid": 78,
     "plugin_rejected": 78,
     "restart_needed": 78,
+    "queue_limit": 75,
     "too_many_waits": 75,
     "unreachable": 69,
     "unreadable": 78,
