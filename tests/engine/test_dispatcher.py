@@ -186,7 +186,14 @@ async def test_a_relay_needs_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("created_at", "yesterday"), ("slot_at", "x"), ("dedupe_ttl_seconds", 1e300), ("payload", b'{"a": "\xff"}')],
+    [
+        ("created_at", "yesterday"),
+        ("asked_at", "yesterday"),
+        ("failed_at", "yesterday"),
+        ("slot_at", "x"),
+        ("dedupe_ttl_seconds", 1e300),
+        ("payload", b'{"a": "\xff"}'),
+    ],
 )
 async def test_a_row_that_cannot_be_read_ends_its_own_job_and_no_other(
     column: str, value: object, tmp_path: Path

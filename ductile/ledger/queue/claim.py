@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ductile.core.clock import from_text_or_none, to_text
+from ductile.core.clock import from_text, from_text_or_none, to_text
 from ductile.core.model import Budget, GateRule, Held, Job, JobStatus, JoinRule, OutcomeCode, Skipped
 from ductile.ledger.completion.quarantine import quarantine
 from ductile.ledger.completion.record import Recorded, end_queued
@@ -252,6 +252,11 @@ class Head:
         return asked_at
 
     @property
+    def failed_at(self) -> str | None:
+        failed_at: str | None = self.row[-3]
+        return failed_at
+
+    @property
     def is_keyed(self) -> bool:
         return self.row[DEDUPE_KEY] is not None
 
@@ -292,11 +297,13 @@ def _decide(
 
 
 def _find_fault(head: Head) -> str | None:
-    """Return why the row cannot be read as a job; None if it can."""
+    """Return why the row cannot be read as a job with its wait; None if it can."""
     if head.fault is not None:
         return head.fault
     try:
         job_from_row(head.row)
+        from_text(head.asked_at)
+        from_text_or_none(head.failed_at)
     except (ValueError, TypeError, ArithmeticError) as error:
         return error_text(error)
     return None
@@ -335,11 +342,10 @@ WAITED_FOR_KEY = "SELECT 1 FROM journal WHERE job_id = ? AND kind = 'job.waiting
 
 
 def _wait_data(db: Db, head: Head, job: Job, holds: Holds, *, now: datetime) -> dict[str, Any]:
-    failed_at, blocked_reason, asked_at = head.row[-3:]
     queued = QueuedTime(
-        asked_at=asked_at,
-        failed_at=failed_at,
-        blocked_reason=blocked_reason,
+        asked_at=head.asked_at,
+        failed_at=head.failed_at,
+        blocked_reason=head.row[-2],
         is_retry=job.attempt > 1,
         waited_for_key=head.is_keyed and db.execute(WAITED_FOR_KEY, (job.id,)).fetchone() is not None,
     )
