@@ -4,9 +4,11 @@ The journal is the outbox: a signal is in it since the transaction that made it 
 the journal change in one transaction, so that no signal is lost or sent twice.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import define, evolve, frozen
@@ -15,7 +17,7 @@ from ductile.config.sections.monitoring import Notify
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
 from ductile.core.errors import LedgerError
-from ductile.core.hub import JOURNAL, Hub
+from ductile.core.hub import CONFIGURATION, JOURNAL, Hub
 from ductile.core.logs import Log
 from ductile.engine.maintenance.notification_messages import (
     KINDS,
@@ -34,6 +36,7 @@ from ductile.ledger.tables.journal import JournalEntry
 from ductile.ledger.tables.notifications import NotificationGroup
 from ductile.pipeline.run.notifications import HELD, SKIPPED, Notification, notification_run
 
+T = TypeVar("T")
 ROUND_INTERVAL = 0.5
 """Minimum seconds between two reads of the journal."""
 IDLE_INTERVAL = 30.0
@@ -69,26 +72,43 @@ class NotificationSender:
 
     async def run(self) -> None:
         """Send notifications until cancelled. An error is logged, and the next round tries again."""
-        with self.hub.watch(JOURNAL) as hints:
-            while True:
-                pause = IDLE_INTERVAL
-                try:
-                    pause = await self._round()
-                except LedgerError as error:
-                    self.log.warn("notify", f"notifications are delayed: {error}")
-                except Exception as error:
-                    self.log.error("notify", f"internal error: {error!r}")
-                await trio.sleep(ROUND_INTERVAL)
-                with trio.move_on_after(pause):
-                    await hints.receive()
+        while True:
+            await self._until_configured()
+            with self.hub.watch(JOURNAL) as hints:
+                while self._config is not None:
+                    pause = await self._try(self._round)
+                    await trio.sleep(ROUND_INTERVAL)
+                    with trio.move_on_after(IDLE_INTERVAL if pause is None else pause):
+                        await hints.receive()
+
+    @property
+    def _config(self) -> Notify | None:
+        return self.snapshot().config.settings.notify
+
+    async def _until_configured(self) -> None:
+        """Wait for a configuration with `notify`. Does not read the journal until then."""
+        with self.hub.watch(CONFIGURATION) as reloads:
+            while self._config is None:
+                is_forgotten = await self._try(self._forget)
+                with trio.move_on_after(math.inf if is_forgotten else IDLE_INTERVAL):
+                    await reloads.receive()
+
+    async def _try(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the result of `work()`; None after an error, which is logged."""
+        try:
+            return await work()
+        except LedgerError as error:
+            self.log.warn("notify", f"notifications are delayed: {error}")
+        except Exception as error:
+            self.log.error("notify", f"internal error: {error!r}")
+        return None
 
     async def _round(self) -> float:
         """Send what is due. Return the seconds until the next summary is due, at most IDLE_INTERVAL."""
         snapshot = self.snapshot()
         config = snapshot.config.settings.notify
         if config is None:
-            await self._forget()
-            return IDLE_INTERVAL
+            return 0.0
         await self._check_queue(snapshot, config)
         unread = await self.ledger.read(read_signals, self._position)
         now = self.clock.now()
@@ -103,11 +123,12 @@ class NotificationSender:
         due_at = await self.ledger.read(notifications.oldest_with_held)
         return IDLE_INTERVAL if due_at is None else _seconds_until(due_at + config.every, now)
 
-    async def _forget(self) -> None:
+    async def _forget(self) -> bool:
         """Forget groups and position while nothing is configured, so that old signals are not sent later."""
         self._position = None
         if await self.ledger.read(notifications.position) is not None:
             await self.ledger.transact(notifications.forget)
+        return True
 
     async def _check_queue(self, snapshot: Snapshot, config: Notify) -> None:
         """Journal `queue.stuck` once, until a ready job starts in time again.
@@ -129,7 +150,8 @@ def _seconds_until(at: datetime, now: datetime) -> float:
 def _has_work(unread: Unread, config: Notify, *, now: datetime) -> bool:
     if unread.entries or unread.stored_position is None:
         return True
-    is_due = unread.oldest_message_at is not None and unread.oldest_message_at + config.every <= now
+    oldest = unread.oldest_message_at
+    is_due = oldest is not None and not now - config.every < oldest <= now
     return is_due or unread.position - unread.stored_position > MAX_UNSTORED_ENTRIES
 
 
@@ -148,7 +170,7 @@ def read_signals(db: Db, after: int | None) -> Unread:
 
 def send(db: Db, *, unread: Unread, snapshot: Snapshot, config: Notify, now: datetime) -> int:
     """Send or hold each signal, send the summaries that are due, and store the position. Return the number of jobs."""
-    notifications.delete_old(db, sent_before=now - config.every)
+    notifications.delete_old(db, now=now, every=config.every)
     jobs = 0
     for entry in unread.entries:
         notification = notification_of(entry) if KINDS[entry.kind] in config.on else None
@@ -156,7 +178,7 @@ def send(db: Db, *, unread: Unread, snapshot: Snapshot, config: Notify, now: dat
             _journal(db, SKIPPED, notification, now=now, reason=reason)
         elif notification is not None:
             jobs += _send_or_hold(db, notification, entry.seq, snapshot, config, now=now)
-    for group in notifications.due_groups(db, sent_before=now - config.every):
+    for group in notifications.due_groups(db, now=now, every=config.every):
         _send(db, summary_of(group, now=now), now, snapshot, config, now=now)
         jobs += 1
     notifications.set_position(db, unread.position)

@@ -6,7 +6,7 @@ that creates the job of a message, so that a restart sends nothing twice.
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from attrs import frozen
@@ -48,15 +48,17 @@ def put(db: Db, group: NotificationGroup) -> None:
     db.execute(PUT, (group.signal, group.subject, to_text(group.sent_at), group.held, text))
 
 
-DUE = """
+# A message in the future was sent before the clock was set back. Its interval is over.
+_INTERVAL_IS_OVER = "(sent_at <= ? OR sent_at > ?)"
+DUE = f"""
     SELECT signal, subject, sent_at, held, last FROM notification_groups
-     WHERE held > 0 AND sent_at <= ? ORDER BY sent_at, signal, subject
+     WHERE held > 0 AND {_INTERVAL_IS_OVER} ORDER BY sent_at, signal, subject
 """
 
 
-def due_groups(db: Db, *, sent_before: datetime) -> list[NotificationGroup]:
-    """Return the groups that hold signals and whose last message is older than this, oldest first."""
-    return [_group(row) for row in db.execute(DUE, (to_text(sent_before),)).fetchall()]
+def due_groups(db: Db, *, now: datetime, every: timedelta) -> list[NotificationGroup]:
+    """Return the groups that hold signals and whose last message is an interval old, oldest first."""
+    return [_group(row) for row in db.execute(DUE, (to_text(now - every), to_text(now))).fetchall()]
 
 
 OLDEST_WITH_HELD = "SELECT MIN(sent_at) FROM notification_groups WHERE held > 0"
@@ -67,12 +69,12 @@ def oldest_with_held(db: Db) -> datetime | None:
     return from_text_or_none(db.execute(OLDEST_WITH_HELD).fetchone()[0])
 
 
-DELETE_OLD = "DELETE FROM notification_groups WHERE held = 0 AND sent_at <= ?"
+DELETE_OLD = f"DELETE FROM notification_groups WHERE held = 0 AND {_INTERVAL_IS_OVER}"
 
 
-def delete_old(db: Db, *, sent_before: datetime) -> None:
-    """Delete the groups without held signals whose last message is older than this."""
-    db.execute(DELETE_OLD, (to_text(sent_before),))
+def delete_old(db: Db, *, now: datetime, every: timedelta) -> None:
+    """Delete the groups without held signals whose last message is an interval old."""
+    db.execute(DELETE_OLD, (to_text(now - every), to_text(now)))
 
 
 GET_POSITION = "SELECT value FROM storage_sequences WHERE name = 'notifications'"

@@ -2,24 +2,44 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from attrs import define, field
 
 from ductile.config.snapshot import Snapshot
-from ductile.engine.maintenance.notification_sender import read_signals, send
+from ductile.core.hub import CONFIGURATION, Hint, Hub
+from ductile.engine.maintenance.notification_sender import NotificationSender, read_signals, send
+from ductile.engine.scheduling.simulate import VirtualClock
+from ductile.ledger.storage.async_ledger import open_ledger
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.open_file import open_writer
 from ductile.ledger.tables import journal, notifications
 from tests.e2e.sample_plugins import OK
 from tests.e2e.service import Home
 from tests.engine.builders import NOW, snapshot_of
+from tests.engine.scheduler_service import open_log
 
 CONFIG = "plugins: {tell: {notify_on_complete: true}}\nnotify: {to: tell, every: 5m}\n"
+
+
+@define(eq=False)
+class WatchedHub(Hub):
+    """A hub that records what is watched."""
+
+    topics: list[str] = field(factory=list)
+    is_watched: trio.Event = field(factory=trio.Event)
+
+    @contextmanager
+    def watch(self, topic: str) -> Iterator[trio.MemoryReceiveChannel[Hint]]:
+        self.topics.append(topic)
+        with Hub.watch(self, topic) as hints:
+            self.is_watched.set()
+            yield hints
 
 
 @define
@@ -106,6 +126,20 @@ def test_a_group_that_was_quiet_for_an_interval_starts_again(outbox: Outbox) -> 
     assert "count" not in outbox.messages()[-1]["payload"]
 
 
+def test_a_clock_that_is_set_back_holds_no_messages(outbox: Outbox) -> None:
+    """A message that was sent in the future does not delay the next ones until then."""
+    outbox.now += timedelta(days=365)
+    outbox.signal(pipeline="deploy")
+    outbox.signal(pipeline="backup")
+    outbox.signal(pipeline="backup")
+    assert outbox.round() == 2
+
+    outbox.now -= timedelta(days=365)
+    outbox.signal(pipeline="deploy")
+    assert outbox.round() == 2
+    assert outbox.kinds().count("notification.held") == 1
+
+
 def test_nothing_is_sent_twice(outbox: Outbox) -> None:
     """The position in the journal is stored with the jobs."""
     outbox.signal(pipeline="deploy")
@@ -167,3 +201,17 @@ def test_only_configured_signals_are_sent(outbox: Outbox) -> None:
     outbox.signal("schedule.late", schedule_id="daily", message="late")
     assert outbox.round() == 1
     assert outbox.messages()[0]["type"] == "schedule.late"
+
+
+@pytest.mark.trio
+async def test_without_notify_only_a_reload_is_waited_for(tmp_path: Path) -> None:
+    """A busy service without notifications does not read the ledger for each entry of the journal."""
+    hub, snapshot = WatchedHub(), snapshot_of(Home.make(tmp_path / "ductile"))
+    async with open_ledger(tmp_path / "state.db") as ledger, trio.open_nursery() as nursery:
+        with open_log(tmp_path / "log") as log:
+            sender = NotificationSender(ledger, hub, VirtualClock(NOW), log, lambda: snapshot)
+            nursery.start_soon(sender.run)
+            with trio.fail_after(30):
+                await hub.is_watched.wait()
+            nursery.cancel_scope.cancel()
+    assert hub.topics == [CONFIGURATION]
