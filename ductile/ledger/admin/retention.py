@@ -10,6 +10,7 @@ from attrs import asdict, frozen
 
 from ductile.core.clock import EARLIEST_TIME, to_text
 from ductile.core.instance.failpoints import failpoint
+from ductile.ledger.admin.service_log import RECOVERED, RELOADED, STARTED, STOPPED
 from ductile.ledger.storage.db import Db
 
 
@@ -91,12 +92,23 @@ _OLDEST_SNAPSHOT_IS_OLD = f"""
     (SELECT MIN(loaded_at) FROM config_snapshots WHERE loaded_at > (SELECT MIN(loaded_at) FROM config_snapshots))
     < {_OLDEST_JOB}
 """
+# The newest entry holds the position of the journal. The newest start or stop shows whether the service was killed, the
+# newest start or reload which configuration it used.
+_KEPT_ENTRIES = f"""(
+    SELECT COALESCE(MAX(seq), 0) FROM journal
+    UNION ALL
+    SELECT COALESCE(MAX(seq), 0) FROM journal
+     WHERE job_id IS NULL AND plugin IS NULL AND kind IN ('{STARTED}', '{STOPPED}', '{RECOVERED}')
+    UNION ALL
+    SELECT COALESCE(MAX(seq), 0) FROM journal
+     WHERE job_id IS NULL AND plugin IS NULL AND kind IN ('{STARTED}', '{RELOADED}'))
+"""
 # Other references to a row are left to `prune`, so that the cost does not depend on the number of rows.
 HAS_EXPIRED_ROWS = f"""
     SELECT EXISTS (SELECT 1 FROM job_queue WHERE tree_completed_at < :job_queue)
         OR EXISTS (SELECT 1 FROM job_log WHERE completed_at < :job_log)
         OR EXISTS (SELECT 1 FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit)
-                    WHERE at < :journal AND seq < (SELECT MAX(seq) FROM journal))
+                    WHERE at < :journal AND seq NOT IN {_KEPT_ENTRIES})
         OR EXISTS (SELECT 1 FROM event_context WHERE created_at < :contexts)
         OR EXISTS (SELECT 1 FROM (SELECT created_at FROM plugin_facts ORDER BY id LIMIT :limit)
                     WHERE created_at < :facts)
@@ -203,11 +215,10 @@ PRUNE_ATTEMPTS = """
          ORDER BY completed_at LIMIT :limit)
 """
 # Only the oldest rows are read, so that a call that deletes nothing is as cheap.
-# The newest row stays: it holds the position of the journal.
-PRUNE_JOURNAL = """
+PRUNE_JOURNAL = f"""
     DELETE FROM journal WHERE seq IN (
         SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT :limit) WHERE at < :before AND seq <= :last)
-       AND seq < (SELECT MAX(seq) FROM journal)
+       AND seq NOT IN {_KEPT_ENTRIES}
 """
 # Only contexts older than any job or log row are checked, so nearly all of them can be deleted.
 PRUNE_CONTEXTS = """

@@ -18,12 +18,13 @@ from ductile.core.model import (
     Prefinished,
     Retried,
 )
+from ductile.ledger.admin import service_log
 from ductile.ledger.admin.job_actions import cancel
 from ductile.ledger.admin.retention import Pruned, RetentionPolicy, has_expired_rows, prune
 from ductile.ledger.completion.start_run import start_run
 from ductile.ledger.reports import job_details, trees
 from ductile.ledger.storage.connections import transaction
-from ductile.ledger.tables import contexts, receipts, snapshots
+from ductile.ledger.tables import contexts, journal, receipts, snapshots
 from ductile.ledger.tables.snapshots import StoredSnapshot
 
 DAY = timedelta(days=1)
@@ -51,6 +52,24 @@ def test_finished_trees_leave_the_queue_as_a_whole(ledger: Any) -> None:
     assert pruned(ledger).jobs == 2
     assert ledger.statuses() == []
     assert job_details.job(ledger.db, root.job_id).attempts[0].status == "succeeded", "the log has it for longer"
+
+
+def test_a_service_that_runs_longer_than_the_retention_is_still_found_to_be_killed(ledger: Any) -> None:
+    """Its start stays in the journal, and the reload that shows its configuration. Older starts are deleted."""
+    with transaction(ledger.db):
+        for run_id in ("run-1", "run-2"):
+            about = {"version": "1", "pid": 1, "config_hash": "a", "actor": "uid:0"}
+            service_log.journal_start(ledger.db, run_id=run_id, **about, now=ledger.now)
+        journal.append(ledger.db, service_log.RELOADED, now=ledger.now, data={"config_hash": "b"})
+    ledger.advance(days=40)
+    ledger.enqueue()
+    assert pruned(ledger).journal == 1
+    assert pruned(ledger).journal == 0
+    assert not has_expired_rows(ledger.db, RetentionPolicy(), now=ledger.now)
+
+    unclean = service_log.find_unclean_stop(ledger.db)
+    assert unclean is not None and unclean["run_id"] == "run-2"
+    assert ledger.journal_kinds() == ["system.started", "config.reloaded", "job.enqueued"]
 
 
 @pytest.mark.parametrize("is_root", [True, False], ids=["root", "inside"])
