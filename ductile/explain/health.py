@@ -18,9 +18,8 @@ from ductile.core.model import RELAY, Breaker, BreakerState
 from ductile.explain.reason import Reason, ReasonView
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin, all_drifted
 from ductile.ledger.admin.pauses import ALL_PLUGINS, Pause, all_pauses
-from ductile.ledger.reports import wait_reasons
 from ductile.ledger.reports.job_stats import FailureRun, failures_since_success
-from ductile.ledger.reports.queue_status import running_by_plugin
+from ductile.ledger.reports.queue_status import OldestJob, oldest_ready_job, running_by_plugin
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.lock_holder import LockHolder
 from ductile.ledger.tables import breakers, plugin_inits, schedules, sla, snapshots
@@ -42,15 +41,6 @@ class HealthVerdict(StrEnum):
 
 
 @frozen(kw_only=True)
-class ReadyJob:
-    """The oldest job that could start."""
-
-    job_id: str
-    plugin: str
-    created_at: datetime
-
-
-@frozen(kw_only=True)
 class HealthFacts:
     """What decides the verdict, at one moment."""
 
@@ -69,7 +59,7 @@ class HealthFacts:
     breakers: tuple[Breaker, ...] = ()
     late: tuple[ScheduleEntry, ...] = ()
     missed: tuple[Expectation, ...] = ()
-    oldest_ready: ReadyJob | None = None
+    oldest_ready: OldestJob | None = None
     failing: tuple[FailureRun, ...] = ()
 
 
@@ -154,9 +144,9 @@ def _waiting(facts: HealthFacts) -> Iterator[HealthReason]:
         fix = f"ductile system reset {shlex.join((breaker.plugin, breaker.command))}"
         yield _attention(facts, "breaker", counts | probe, fix)
     job = facts.oldest_ready
-    if job is not None and facts.now - job.created_at > MAX_READY:
-        data = {"job_id": job.job_id, "plugin": job.plugin, "created_at": to_text(job.created_at)}
-        yield _attention(facts, "ready_too_long", data, f"ductile job why {job.job_id}")
+    if job is not None and facts.now - job.asked_at > MAX_READY:
+        data = {"job_id": job.id, "plugin": job.plugin, "since": to_text(job.asked_at)}
+        yield _attention(facts, "ready_too_long", data, f"ductile job why {job.id}")
 
 
 def _schedules(facts: HealthFacts) -> Iterator[HealthReason]:
@@ -226,7 +216,7 @@ def read_health_facts(
         ),
         late=tuple(_late_schedules(db, plugins, now)) if is_running else (),
         missed=tuple(one for one in sla.missed(db, now=now) if one.plugin in plugins) if is_running else (),
-        oldest_ready=_oldest_ready(db, claimable),
+        oldest_ready=oldest_ready_job(db, claimable),
         failing=tuple(run for run in failing if run is not None),
     )
 
@@ -242,8 +232,3 @@ def _late_schedules(db: Db, plugins: Collection[str], now: datetime) -> Iterator
         is_due = entry.next_run_at is not None and now - entry.next_run_at > MAX_LATE
         if is_due and entry.status is EntryStatus.ACTIVE and entry.plugin in plugins:
             yield entry
-
-
-def _oldest_ready(db: Db, claimable: list[str]) -> ReadyJob | None:
-    found = wait_reasons.oldest_ready(db, claimable)
-    return None if found is None else ReadyJob(job_id=found[0], plugin=found[1], created_at=found[2])

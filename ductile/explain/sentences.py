@@ -370,7 +370,7 @@ HEALTH: Mapping[str, Sentence] = {
         f"A run of schedule {data['plugin']}/{data['schedule_id']} missed its deadline {_when(data, 'due_at')}."
     ),
     "ready_too_long": lambda data: (
-        f"Job {data['job_id']} of plugin {data['plugin']} is ready to start since {_when(data, 'created_at')}."
+        f"Job {data['job_id']} of plugin {data['plugin']} has been ready to start since {_when(data, 'since')}."
     ),
     "failing": _failing,
 }

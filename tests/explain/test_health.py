@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead, Failed, OutcomeCode
+from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead, Failed, OutcomeCode, Retried
 from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.explain.sentences import SENTENCES
 from ductile.ledger.admin import drifted_plugins, job_actions, pauses
@@ -110,6 +110,24 @@ def test_a_job_that_could_start_for_long_needs_attention(ledger: Any) -> None:
     with transaction(ledger.db):
         pauses.pause(ledger.db, "echo", "moving", now=ledger.now)
     assert [code for code, _ in reasons(ledger)] == ["paused"]
+
+
+def test_a_retried_job_is_ready_since_its_retry(ledger: Any) -> None:
+    """Not since it was created. The wait for a retry time does not count."""
+    ledger.enqueue(plugin="echo", max_attempts=1)
+    ledger.enqueue(plugin="other", max_attempts=2)
+    failed, delayed = ledger.claim_one("echo"), ledger.claim_one("other")
+    ledger.end(failed, Dead("broken"))
+    ledger.end(delayed, Retried("broken", timedelta(hours=1)))
+    ledger.advance(hours=1)
+    ledger.claim(0)
+    with transaction(ledger.db):
+        job_actions.retry(ledger.db, failed.id, now=ledger.now)
+    ledger.enqueue()
+    assert "ready_too_long" not in health(ledger).codes
+
+    ledger.advance(minutes=6)
+    assert [fix for code, fix in reasons(ledger) if code == "ready_too_long"] == [f"ductile job why {failed.id}"]
 
 
 def test_failures_since_the_last_success_need_attention(ledger: Any) -> None:

@@ -148,7 +148,7 @@ def oldest_claimable(db: Db, claimable: Collection[str]) -> datetime | None:
 
 @frozen(kw_only=True)
 class OldestJob:
-    """A job that may start, and since when it has waited."""
+    """A job that may start, and since when it has been ready."""
 
     id: str
     root_job_id: str
@@ -157,15 +157,25 @@ class OldestJob:
     asked_at: datetime
 
 
-OLDEST_UNTRIED = """
-    SELECT id, root_job_id, plugin, command, asked_at FROM job_queue
-     WHERE lane = ? AND failed_at IS NULL ORDER BY seq LIMIT 1
+MAX_HEADS = 100
+"""Ready jobs of a plugin that are compared. Those behind them were enqueued later."""
+OLDEST_READY_JOB = """
+    SELECT id, root_job_id, plugin, command, asked_at
+      FROM (SELECT id, root_job_id, plugin, command, asked_at, failed_at, seq FROM job_queue
+             WHERE lane = ? ORDER BY seq LIMIT ?)
+     WHERE failed_at IS NULL OR failed_at < asked_at
+     ORDER BY asked_at, seq LIMIT 1
 """
 
 
 def oldest_ready_job(db: Db, plugins: Collection[str]) -> OldestJob | None:
-    """Return the oldest ready job of these plugins. Jobs that wait for another attempt do not count."""
-    rows = [db.execute(OLDEST_UNTRIED, (name,)).fetchone() for name in plugins_with_ready_jobs(db) if name in plugins]
+    """Return the job of these plugins that has been ready for longest.
+
+    A job that an operator retried is as old as the retry. Jobs that waited for their retry time or a breaker do not
+    count, because only the end of that wait is known.
+    """
+    ready = [name for name in plugins_with_ready_jobs(db) if name in plugins]
+    rows = [db.execute(OLDEST_READY_JOB, (name, MAX_HEADS)).fetchone() for name in ready]
     jobs = (
         OldestJob(id=row[0], root_job_id=row[1], plugin=row[2], command=row[3], asked_at=from_text(row[4]))
         for row in rows
