@@ -122,7 +122,7 @@ async def _claim(ctx: JobContext, capacity: Capacity) -> tuple[int, tuple[Record
 
 def _recheck_seconds(ctx: JobContext, next_due: datetime | None) -> float:
     """Return the time until the next delayed job is due, at most the recheck interval."""
-    recheck = RECHECK_INTERVAL if ctx.running or ctx.drifted else IDLE_RECHECK_INTERVAL
+    recheck = RECHECK_INTERVAL if ctx.running or ctx.drifted.files else IDLE_RECHECK_INTERVAL
     if next_due is None:
         return recheck
     return min(max((next_due - ctx.clock.now()).total_seconds(), 0.0), recheck)

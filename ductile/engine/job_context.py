@@ -1,8 +1,9 @@
 """The dependencies that all jobs of one service share."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from ductile.config.snapshot import Snapshot
 from ductile.core.clock import Clock
@@ -20,6 +21,14 @@ from ductile.plugin.checked_files import CheckedFiles
 
 RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
 """Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""
+
+
+@define
+class DriftedPlugins:
+    """The plugins whose files differ from the loaded ones, as last reported, and when that was last checked."""
+
+    files: dict[str, CheckedFiles] = field(factory=dict)
+    checked_at: float = -inf
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,8 +52,7 @@ class JobContext:
     processes: ProcessTable = field(factory=ProcessTable)
     durable_jobs: DurableJobs = field(factory=DurableJobs)
     preflight_cache: PreflightCache = field(factory=PreflightCache)
-    drifted: dict[str, CheckedFiles] = field(factory=dict)
-    """The plugins whose files differ from the loaded ones, as last reported."""
+    drifted: DriftedPlugins = field(factory=DriftedPlugins)
 
     @property
     def is_strict(self) -> bool:
@@ -54,4 +62,5 @@ class JobContext:
     def held_plugins(self) -> Mapping[str, str]:
         """Return `blocked_plugins` and, under `strict_mode`, the plugins whose files have changed."""
         blocked = self.blocked_plugins()
-        return {**dict.fromkeys(self.drifted, "drifted"), **blocked} if self.drifted and self.is_strict else blocked
+        drifted = self.drifted.files
+        return {**dict.fromkeys(drifted, "drifted"), **blocked} if drifted and self.is_strict else blocked

@@ -123,3 +123,16 @@ def test_python_writes_no_bytecode_beside_a_plugin(home: Home, start: Start) -> 
     names = dict(pair.split("=") for pair in result.split())
     assert names["PYTHONDONTWRITEBYTECODE"] == "1"
     assert not os.path.exists(names["PYTHONPYCACHEPREFIX"])
+
+
+def test_a_reload_without_strict_mode_unblocks_the_plugin(home: Home, strict: Service, helper: Path) -> None:
+    """Its reason is gone although no job of it runs afterwards."""
+    helper.write_text("WORD=changed\n")
+    waiting = strict.post("hello", "poll")
+    poll_until(lambda: drifts(home))
+    strict.ask("POST", "/job/" + waiting + "/cancel", {})
+    home.replace("  strict_mode: true\n", "")
+    home.seal()
+    assert strict.ask("POST", "/system/reload")[0] == 200
+    poll_until(lambda: not home.rows("SELECT * FROM drifted_plugins"))
+    assert ductile_json(home, "system", "status")["verdict"] == "healthy"

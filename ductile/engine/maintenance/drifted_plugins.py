@@ -1,7 +1,7 @@
 """Plugins whose files differ from the loaded ones: report each change once, and block them under `strict_mode`.
 
-A blocked plugin is checked again before every claim. Its jobs start when its files are restored, or when a reload has
-loaded the new ones.
+A plugin whose files differ is checked again every second. Its jobs start when its files are restored, or when a reload
+has loaded the new ones.
 """
 
 from collections.abc import Callable
@@ -19,28 +19,30 @@ from ductile.ledger.storage.db import Db
 from ductile.plugin.checked_files import CheckedFiles
 
 LEDGER_RETRY_INTERVAL = 0.5
+CHECK_INTERVAL = 1.0
+"""Minimum seconds between two checks, because a check reads the state of every file of a plugin."""
 NOT_REPORTED = CheckedFiles(None)
 """In place of files whose report could not be written. The next check reports them."""
 
 
 async def note_files(ctx: JobContext, plugin: str, files: CheckedFiles) -> None:
     """Journal and log that the files of a plugin have changed, or are restored. Does nothing if that is known."""
-    known = ctx.drifted.get(plugin)
+    known = ctx.drifted.files.get(plugin)
     if files == known or (known is None and not files.has_drifted):
         return
-    ctx.drifted[plugin] = files  # before the write, so that attempts that start meanwhile do not report the same
+    ctx.drifted.files[plugin] = files  # before the write, so that attempts that start meanwhile do not report the same
     try:
         await ctx.ledger.transact(_note(ctx, plugin, files), wait=False)
     except (LedgerFull, LedgerBusy) as error:
-        ctx.drifted[plugin] = NOT_REPORTED
+        ctx.drifted.files[plugin] = NOT_REPORTED
         ctx.log.error("preflight", f"plugin {plugin}: {files.message}, not journalled: {error}", plugin=plugin)
         return
     if files.has_drifted:
         ctx.log.warn("preflight", f"plugin {plugin}: {files.message}", plugin=plugin, blocked=ctx.is_strict)
         return
     ctx.log.info("preflight", f"plugin {plugin}: its files are the loaded ones again", plugin=plugin)
-    if ctx.drifted.get(plugin) is files:
-        del ctx.drifted[plugin]
+    if ctx.drifted.files.get(plugin) is files:
+        del ctx.drifted.files[plugin]
 
 
 def _note(ctx: JobContext, plugin: str, files: CheckedFiles) -> Callable[[Db], None]:
@@ -69,10 +71,15 @@ async def postpone_for_drift(ctx: JobContext, job: Job, files: CheckedFiles) -> 
 
 
 async def release_restored_plugins(ctx: JobContext) -> None:
-    """Check the files of the blocked plugins again, under the current configuration."""
-    if not ctx.is_strict:
+    """Check the plugins whose files differ again, under the current configuration, at most once per interval.
+
+    Also without `strict_mode`, which a reload can have switched off while a plugin was blocked.
+    """
+    now = trio.current_time()
+    if not ctx.drifted.files or now < ctx.drifted.checked_at + CHECK_INTERVAL:
         return
-    for plugin in tuple(ctx.drifted):
+    ctx.drifted.checked_at = now
+    for plugin in tuple(ctx.drifted.files):
         configured = ctx.snapshot().plugins.get(plugin)
         files = ctx.preflight_cache.files.check(configured.plugin) if configured else NOT_REPORTED
         await note_files(ctx, plugin, files)
