@@ -158,9 +158,9 @@ class _FolderSearch:
 
     def state(self) -> FolderState:
         newest = max(changed_ns for *_, changed_ns in self._identities.values())
-        return FolderState(
-            tuple(self._identities.items()), is_settled=newest < self._started_ns - TIMESTAMP_RESOLUTION_NS
-        )
+        # A time in the future is from before the clock was set back. The next change has another one.
+        is_settled = abs(self._started_ns - newest) > TIMESTAMP_RESOLUTION_NS
+        return FolderState(tuple(self._identities.items()), is_settled=is_settled)
 
     def add_all(self, *paths: Path) -> None:
         """Record the identity of each path, before it is listed or hashed, so that no change is missed."""

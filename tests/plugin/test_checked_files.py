@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_the_fingerprint_is_that_of_the_files_on_disk(plugin: Plugin) -> None:
     assert changed not in (None, plugin.fingerprint.digest)
     (plugin.folder / "run.sh").unlink()
     assert checker.check(plugin).fingerprint is None
+
+
+def test_files_from_the_future_are_not_hashed_before_every_start(
+    plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the clock was set back, all files of a plugin can be newer than now."""
+    real_time_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() - 3_600_000_000_000)
+    assert plugin.hash_files().state.is_settled
+    monkeypatch.undo()
+    assert not plugin.hash_files().state.is_settled
 
 
 def test_changes_on_disk_are_found_from_the_stored_fingerprint(plugin: Plugin) -> None:
