@@ -68,8 +68,8 @@ STATEMENTS = (
       FROM refused_deliveries
     UNION ALL
     SELECT created_at, substr(scope, 9), CASE WHEN job_id IS NULL THEN 'unmatched' ELSE 'accepted' END, NULL, NULL, 202,
-           key, COALESCE(response ->> 'job_ids', CASE WHEN job_id IS NULL THEN '[]' ELSE json_array(job_id) END), '',
-           '{}', '', 0
+           key, COALESCE(CASE WHEN json_valid(response) THEN response ->> 'job_ids' END,
+                         CASE WHEN job_id IS NULL THEN '[]' ELSE json_array(job_id) END), '', '{}', '', 0
       FROM receipts WHERE scope LIKE 'webhook:%'
      ORDER BY 1
     """,

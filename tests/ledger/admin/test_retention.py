@@ -68,7 +68,8 @@ def test_a_service_that_runs_longer_than_the_retention_is_still_found_to_be_kill
     assert not has_expired_rows(ledger.db, RetentionPolicy(), now=ledger.now)
 
     unclean = service_log.find_unclean_stop(ledger.db)
-    assert unclean is not None and unclean["run_id"] == "run-2"
+    assert unclean is not None
+    assert unclean["run_id"] == "run-2"
     assert ledger.journal_kinds() == ["system.started", "config.reloaded", "job.enqueued"]
 
 
