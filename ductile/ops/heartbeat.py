@@ -44,7 +44,7 @@ class HeartbeatSender:
         """Send one request, unless the service is degraded."""
         if not self.is_healthy():
             if not self._is_withheld:
-                self.log.warn("heartbeat", "heartbeat withheld: the service is degraded")
+                self.log.warn("heartbeat", "heartbeat withheld: the service is degraded or stopping")
             self._is_withheld = True
             return
         self._is_withheld = False

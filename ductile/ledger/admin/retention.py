@@ -10,7 +10,7 @@ from attrs import asdict, frozen
 
 from ductile.core.clock import EARLIEST_TIME, to_text
 from ductile.core.instance.failpoints import failpoint
-from ductile.ledger.admin.service_log import RECOVERED, RELOADED, STARTED, STOPPED
+from ductile.ledger.admin.service_log import RECOVERED, STARTED, STOPPED
 from ductile.ledger.storage.db import Db
 
 
@@ -92,16 +92,12 @@ _OLDEST_SNAPSHOT_IS_OLD = f"""
     (SELECT MIN(loaded_at) FROM config_snapshots WHERE loaded_at > (SELECT MIN(loaded_at) FROM config_snapshots))
     < {_OLDEST_JOB}
 """
-# The newest entry holds the position of the journal. The newest start or stop shows whether the service was killed, the
-# newest start or reload which configuration it used.
+# The newest entry holds the position of the journal, the newest start or stop shows whether the service was killed.
 _KEPT_ENTRIES = f"""(
     SELECT COALESCE(MAX(seq), 0) FROM journal
     UNION ALL
     SELECT COALESCE(MAX(seq), 0) FROM journal
-     WHERE job_id IS NULL AND plugin IS NULL AND kind IN ('{STARTED}', '{STOPPED}', '{RECOVERED}')
-    UNION ALL
-    SELECT COALESCE(MAX(seq), 0) FROM journal
-     WHERE job_id IS NULL AND plugin IS NULL AND kind IN ('{STARTED}', '{RELOADED}'))
+     WHERE job_id IS NULL AND plugin IS NULL AND kind IN ('{STARTED}', '{STOPPED}', '{RECOVERED}'))
 """
 # Other references to a row are left to `prune`, so that the cost does not depend on the number of rows.
 HAS_EXPIRED_ROWS = f"""
