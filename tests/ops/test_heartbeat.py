@@ -106,7 +106,7 @@ async def test_a_degraded_service_sends_nothing(tmp_path: Path) -> None:
         assert one.monitor.requests == []
         one.is_healthy = True
         await one.monitor.receive(1)
-    assert one.messages() == ["heartbeat withheld: the service is degraded"]
+    assert one.messages() == ["heartbeat withheld: the service is degraded or stopping"]
 
 
 async def test_failures_are_logged_less_and_less_often(tmp_path: Path) -> None:
