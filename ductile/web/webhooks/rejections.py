@@ -23,6 +23,7 @@ from ductile.ledger.webhooks import deliveries as webhook_deliveries
 from ductile.ledger.webhooks.deliveries import DeliveryRecord
 
 AUTH_REFUSED, AUTH_LIMITED = "auth.refused", "auth.limited"
+OF_ACTORS = (AUTH_REFUSED, AUTH_LIMITED)
 """Requests without a valid token or the scope, and requests over a limit. Their subject is the actor."""
 REFUSED, REPEATED, PING = "webhook.refused", "webhook.repeated", "webhook.ping"
 MAX_RECORDED_PER_PATH = 10
@@ -55,17 +56,17 @@ class RejectionCounter:
     _recorded_since: float = -inf
     _has_news: trio.Event = field(factory=trio.Event)
 
-    def count(self, kind: str, path: str, label: str) -> None:
-        """Count one request. The journal has it within a minute."""
+    def count(self, kind: str, path: str, label: str, number: int = 1) -> None:
+        """Count a request. The journal has it within a minute."""
         self._since = self._since or self.clock.now()
         labels = self._counts.setdefault((kind, path), Counter())
-        labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += 1
+        labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += number
         self._has_news.set()
 
-    def count_refusal(self, actor: str, reason: str, *, kind: str = AUTH_REFUSED) -> None:
-        """Count one refused request of the actor. Actors beyond MAX_ACTORS are counted together."""
+    def count_refusal(self, actor: str, reason: str, number: int = 1, *, kind: str = AUTH_REFUSED) -> None:
+        """Count a refused request of the actor. Actors beyond MAX_ACTORS are counted together."""
         is_full = len(self._counts) >= MAX_ACTORS and (kind, actor) not in self._counts
-        self.count(kind, OTHERS if is_full else actor, reason)
+        self.count(kind, OTHERS if is_full else actor, reason, number)
 
     def record(self, record: DeliveryRecord) -> None:
         """Add a record to those that `write_records` stores, up to MAX_RECORDED_PER_PATH per path and minute."""
@@ -122,17 +123,17 @@ class RejectionCounter:
                 self.warn(f"rejected: {actor}: {why}" if actor else f"rejected at {content['path']}: {why}")
 
     def _restore(self, counts: Counts, since: datetime) -> None:
-        for (kind, path), labels in counts.items():
+        for (kind, subject), labels in counts.items():
+            count = partial(self.count_refusal, kind=kind) if kind in OF_ACTORS else partial(self.count, kind)
             for label, number in labels.items():
-                self.count(kind, path, label)
-                self._counts[kind, path][label] += number - 1
+                count(subject, label, number)
         self._since = since
 
 
 def _journal_row(kind: str, subject: str, labels: Counter[str], since: datetime) -> JournalRow:
     """Return kind, actor and data of the row. The subject is the actor of a refused request, else a path."""
     data = {"count": labels.total(), "why": dict(labels), "since": to_text(since)}
-    if kind in (AUTH_REFUSED, AUTH_LIMITED):
+    if kind in OF_ACTORS:
         return kind, subject, data
     return kind, None, {"path": subject, **data}
 
