@@ -8,7 +8,7 @@ from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ductile.calendar.cron import parse_line
+from ductile.calendar.cron import CronLine, parse_line
 from ductile.calendar.definition import CatchUp, Definition, Every, History
 from ductile.calendar.due import MAX_CATCH_UPS, Evaluation, evaluate, slots_between
 from ductile.calendar.firing import build_timetable
@@ -32,6 +32,16 @@ TIMINGS = st.one_of(
 HOURS = st.sampled_from(
     [(), (), (Window(time(8), time(22)),), (Window(time(22), time(6)),), (Window(time(2), time(3)),)],
 )
+
+
+def has_days(definition: Definition) -> bool:
+    """True unless `not_on` excludes every weekday of a cron line, which the configuration refuses."""
+    when, days = definition.when, set(range(7))
+    if isinstance(when, CronLine):
+        days = days if when.either else set(when.weekdays)
+    return bool(days - definition.not_on)
+
+
 DEFINITIONS = st.builds(
     Definition,
     plugin=st.just("echo"),
@@ -42,7 +52,7 @@ DEFINITIONS = st.builds(
     windows=HOURS,
     not_on=st.sampled_from([frozenset[int](), frozenset({0, 6})]),
     catch_up=st.sampled_from(CatchUp),
-)
+).filter(has_days)
 
 
 def applied(history: History, result: Evaluation, now: datetime) -> History:

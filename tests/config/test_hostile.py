@@ -57,6 +57,7 @@ NAMES = {
     "environment_vars.include[0]",
     "plugin_roots[0]",
     "plugins.name.uses",
+    "notify.to",
     "routes[0].from",
     "routes[0].to",
 }

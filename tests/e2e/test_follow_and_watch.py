@@ -178,18 +178,19 @@ def test_followed_logs_are_filtered_by_plugin_and_level(
     remote.wait_for_line("job.failed", "refused")
     service.run("ok")
     last = service.run("bad")["job_id"]
-    remote.wait_for_line("job.failed", last)
-    local.wait_for_line("job.failed", last)
+    remote.wait_for_line("run.failed", last)
+    local.wait_for_line("run.failed", last)
     local.stop()
     remote.stop()
     single = follow("logs", "bad", "--level", "error", "--limit", "1", "--api-url", service.url, "--api-key", TOKEN)
-    single.wait_for_line("job.failed", last)
+    single.wait_for_line("run.failed", last)
     assert single.process.wait(WAIT_SECONDS) == 0
     assert len(single.lines) == 1
 
-    assert len(remote.lines) == 2
-    assert {event["event"] for event in remote.events} == {"job.failed"}
-    assert all("  error  job.failed  bad.poll  " in line for line in local.lines)
+    assert [event["event"] for event in remote.events] == ["job.failed", "run.failed"] * 2
+    assert all(
+        "  error  job.failed  bad.poll  " in line or "  error  run.failed  bad.poll  " in line for line in local.lines
+    )
 
 
 def test_logs_can_include_the_stderr_of_failed_attempts(
@@ -210,7 +211,8 @@ def test_logs_can_include_the_stderr_of_failed_attempts(
     after = local.lines.index(next(line for line in local.lines if "job.failed" in line))
     assert local.lines[after + 1 : after + 3] == ["    | two", "    | three"]
     assert not any("| one" in line for line in local.lines)
-    assert [event["stderr"] for event in remote.events] == ["two\nthree"] * 2
+    failed = [event for event in remote.events if event["event"] == "job.failed"]
+    assert [event["stderr"] for event in failed] == ["two\nthree"] * 2
 
 
 def test_following_logs_with_an_invalid_token_exits_with_the_reason(

@@ -158,7 +158,7 @@ def test_a_running_job_of_a_killed_service_is_reported_as_orphaned(
     why = ductile_json(home, "job", "why", job_id)
     assert (why["reasons"][0]["code"], why["next"]) == ("service_died", ["ductile system start"])
     assert ductile_json(home, "job", "tail", job_id, exit_code=69)["code"] == "unreachable"
-    assert ductile_json(home, "system", "status", "--no-health")["queue"]["orphaned"] == 1
+    assert ductile_json(home, "system", "status", "--no-health", exit_code=1)["queue"]["orphaned"] == 1
     again = start()
     blocking.wait_until_started()
     blocking.release()
@@ -348,13 +348,13 @@ def test_an_invalid_purge_request_is_refused(service: Service, body: Any) -> Non
 def test_a_job_that_waits_for_a_slot_of_its_plugin_names_the_limit(
     home: Home, start: Start, blocking: BlockingPlugin
 ) -> None:
-    """There is no other reason while the service runs."""
+    """The position in the queue is the only other reason while the service runs."""
     service = start()
     service.post("blocking")
     blocking.wait_until_started()
     job_id = service.post("blocking")
     view = ductile_json(home, "job", "why", job_id)
-    assert [reason["code"] for reason in view["reasons"]] == ["plugin_full"]
+    assert [reason["code"] for reason in view["reasons"]] == ["plugin_full", "behind"]
     blocking.release(2)
 
 
@@ -455,6 +455,6 @@ def test_job_lists_over_http_equal_those_from_the_ledger(service: Service) -> No
 
 def test_short_forms_of_commands_work(service: Service) -> None:
     assert ductile_json(service.home, "run", "echo", "--wait")["status"] == "succeeded"
-    assert ductile_json(service.home, "status")["healthy"] is True
+    assert ductile_json(service.home, "status", exit_code=1)["verdict"] == "attention", "plugins have failed"
     assert ductile_json(service.home, "reload", "--dry-run")["status"] == "planned"
     assert ductile_json(service.home, "reset", "echo", "--dry-run")["reset"] == []

@@ -30,6 +30,7 @@ from ductile.ops.backup.collect import ledger_files, with_side_files
 from ductile.ops.backup.manifest import LEDGER, PLUGIN, ArchivedFile, ArchiveManifest, BackupScope
 from ductile.ops.backup.restore_config import replace_configuration
 from ductile.ops.backup.unpack import UnpackedArchive, unpack
+from ductile.plugin.manifest import FILE_NAME as PLUGIN_MANIFEST
 
 
 class TargetExists(DuctileError):
@@ -225,8 +226,7 @@ def _install(unpacked: UnpackedArchive, restored: RestoredInstance, now: datetim
         for entry in restored.manifest.files:
             path = Path(entry.place)
             if entry.kind != LEDGER and path in restored.outside:
-                # A visible file in a plugin directory counts as part of the plugin and would not be sealed.
-                aside = path.with_name(f"{'.' if entry.kind == PLUGIN else ''}{path.name}.{stamp}")
+                aside = _aside(path, entry.kind, restored.manifest, stamp)
                 restored.saved += swap.put_file(unpacked.path_of(entry), path, aside)
                 undo.callback(swap.roll_back, path, aside)
         if restored.ledger and restored.is_whole and restored.ledger not in restored.outside:
@@ -240,6 +240,18 @@ def _install(unpacked: UnpackedArchive, restored: RestoredInstance, now: datetim
             swap.match_owner(inside, place)
             restored.saved += swap.put_directory(inside, place, stamp)
         undo.pop_all()
+
+
+def _aside(path: Path, kind: str, manifest: ArchiveManifest, stamp: str) -> Path:
+    """Return where to save the previous file: beside it, but beside its folder for a file of a plugin.
+
+    The seal does not cover a saved file in the folder of a plugin, so `strict_mode` would refuse the plugin.
+    """
+    if kind != PLUGIN:
+        return path.with_name(f"{path.name}.{stamp}")
+    folders = {Path(entry.place).parent for entry in manifest.files if Path(entry.place).name == PLUGIN_MANIFEST}
+    folder = next((parent for parent in path.parents if parent in folders), path.parent)
+    return folder.parent / f".{folder.name}.{'.'.join(path.relative_to(folder).parts)}.{stamp}"
 
 
 def _install_ledger(staged: Path, place: Path, stamp: str, undo: contextlib.ExitStack) -> list[Path]:

@@ -39,7 +39,7 @@ def put_directory(fresh: Path, place: Path, stamp: str) -> list[Path]:
 
 
 def put_file(fresh: Path, place: Path, aside: Path) -> list[Path]:
-    """Copy `fresh`, also from another disk, to `place`. Saves the previous file as `aside`, in the same directory."""
+    """Copy `fresh`, also from another disk, to `place`. Saves the previous file as `aside`, on the same disk."""
     temporary = place.with_name(f".{place.name}.{os.urandom(6).hex()}.tmp")
     try:
         files.make_private_folder(place.parent)
