@@ -116,6 +116,11 @@ def receive(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
     return [json.loads(socket.recv(WAIT_SECONDS)) for _ in range(count)]
 
 
+def receive_until_closed(socket: ClientConnection) -> None:
+    while True:
+        socket.recv(WAIT_SECONDS)
+
+
 def journal(home: Home) -> list[int]:
     return [row["seq"] for row in home.rows("SELECT seq FROM journal ORDER BY seq")]
 
@@ -208,8 +213,7 @@ def test_a_reload_that_removes_a_token_ends_its_streams(home: Home, start: Start
         service.signal(signal.SIGHUP)
         assert {event["event"] for event in revoked.events()} <= {"config.reloaded"}
         with pytest.raises(ConnectionClosed) as closed:
-            while True:
-                revoked_socket.recv(WAIT_SECONDS)
+            receive_until_closed(revoked_socket)
         seconds = monotonic() - began
         job_id = service.run("ok")["job_id"]
         while json.loads(kept_socket.recv(WAIT_SECONDS))["data"].get("job_id") != job_id:
