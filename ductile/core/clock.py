@@ -60,5 +60,9 @@ def from_text(text: str) -> datetime:
         raise ValueError(f"{text} is outside the years 1 to 9999 in UTC") from error
 
 
+def to_text_or_none(moment: datetime | None) -> str | None:
+    return None if moment is None else to_text(moment)
+
+
 def from_text_or_none(text: str | None) -> datetime | None:
     return None if text is None else from_text(text)

@@ -130,7 +130,7 @@ def _ended_early(job: Job, run: Finished, policy: RetryPolicy) -> _Failure:
 
 
 def _exceeded_resource(run: Finished, resources: ResourceLimits | None) -> str | None:
-    """Return the key of the configured resource limit that ended the run. Only its error output tells about memory."""
+    """Return the key of the configured resource limit that ended the run. Only stderr shows a lack of memory."""
     if resources is None:
         return None
     if resources.cpu_seconds is not None and run.signal == signal.SIGXCPU:

@@ -29,7 +29,7 @@ MAX_EVENTS, DEFAULT_EVENTS = 100, 5
 """Events of one type that one answer explains."""
 UNMATCHED, DEDUPLICATED = "event.unmatched", "job.deduplicated"
 DECISION_FIELDS = ("pipeline", "step_id", "reason", "predicates", "winner")
-Verdict = Literal["matched", "duplicate", "unmatched"]
+EventVerdict = Literal["matched", "duplicate", "unmatched"]
 
 
 class EventJobView(TypedDict):
@@ -65,7 +65,7 @@ class EventWhyView(TypedDict):
     emitted_by: Annotated[str, "The job that emitted it"] | None
     led_to: list[EventJobView]
     decisions: list[Annotated[DecisionView, OPEN]]
-    verdict: Verdict
+    verdict: EventVerdict
     code: Annotated[str, "Code of the reason for the verdict"]
     decision: Annotated[str, "Kind of the decision that kept it from leading to a job"] | None
     words: Omittable[Annotated[str, "The reason as a sentence"]]
@@ -105,7 +105,7 @@ class EventExplanation:
     emitted_by: str | None
     jobs: tuple[Job, ...]
     decisions: tuple[Decision, ...]
-    verdict: Verdict
+    verdict: EventVerdict
     reason: Reason
 
     def as_data(self) -> EventWhyView:

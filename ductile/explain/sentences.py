@@ -347,8 +347,11 @@ RUNS: Mapping[str, Sentence] = {
 
 def _stopped_uncleanly(data: Data) -> str:
     orphaned = data.get("orphaned", 0)
-    jobs = f" {_count(orphaned, 'job')} {'was' if orphaned == 1 else 'were'} running." if orphaned else ""
-    return f"The service was killed or crashed.{jobs} The next start recovers."
+    if not orphaned:
+        return "The service was killed or crashed. Start it again."
+    was, them = ("was", "it") if orphaned == 1 else ("were", "them")
+    jobs = f"{_count(orphaned, 'job')} {was} running. The next start recovers {them}."
+    return f"The service was killed or crashed. {jobs}"
 
 
 def _failing(data: Data) -> str:
@@ -370,7 +373,7 @@ HEALTH: Mapping[str, Sentence] = {
         f"A run of schedule {data['plugin']}/{data['schedule_id']} missed its deadline {_when(data, 'due_at')}."
     ),
     "ready_too_long": lambda data: (
-        f"Job {data['job_id']} of plugin {data['plugin']} has been ready to start since {_when(data, 'since')}."
+        f"Job {data['job_id']} of plugin {data['plugin']} became ready {_when(data, 'since')} and has not started."
     ),
     "failing": _failing,
 }

@@ -1,4 +1,4 @@
-"""The heartbeat: request a URL at an interval while the service is healthy, so that a monitor notices silence.
+"""The heartbeat: request a URL at an interval while the service is healthy. A monitor reports when the requests stop.
 
 A failed request is logged and never affects the service. The URL is a secret and is never logged.
 """

@@ -164,7 +164,7 @@ def test_a_service_that_was_killed_needs_attention(ledger: Any) -> None:
     assert reasons(ledger) == []
     (found,) = health(ledger, is_running=False).reasons
     assert (found.verdict, found.fix) == (HealthVerdict.ATTENTION, "ductile system start")
-    assert found.reason.words == "The service was killed or crashed. 1 job was running. The next start recovers."
+    assert found.reason.words == "The service was killed or crashed. 1 job was running. The next start recovers it."
 
 
 def test_a_stuck_ledger_fails_and_names_the_process(ledger: Any) -> None:

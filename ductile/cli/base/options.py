@@ -10,6 +10,7 @@ import click
 from ductile.core.errors import UsageInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+MAX_PAGE_SIZE = 200
 
 _PATH = click.Path(path_type=Path)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -30,6 +31,17 @@ def service(command: Command) -> Command:
     key = "API token for --api-url. Default: $DUCTILE_API_TOKEN."
     command = click.option("--api-key", help=key)(command)
     return click.option("--api-url", help="Use the service at this URL instead of the local one.")(command)
+
+
+def page(noun: str) -> Callable[[Command], Command]:
+    """Add `--limit` and `--cursor`, which select a page of a list of `noun`."""
+
+    def add(command: Command) -> Command:
+        size, maximum = click.IntRange(1, MAX_PAGE_SIZE), f"Maximum number of {noun}."
+        command = click.option("--cursor", help="Continue after `next_cursor` of the previous page.")(command)
+        return click.option("--limit", type=size, default=50, show_default=True, help=maximum)(command)
+
+    return add
 
 
 def job_id(command: Command) -> Command:

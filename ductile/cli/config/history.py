@@ -1,4 +1,4 @@
-"""`ductile config history` and `config diff`: the configurations that the service ran under, and what differs."""
+"""`ductile config history` and `config diff`: the configurations that the service has used, and what differs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,23 +10,15 @@ from ductile.cli.base import options, output
 if TYPE_CHECKING:
     from ductile.explain.changes import ConfigDiffView
 
-MAX_PAGE_SIZE = 200
 DISK = "disk"
 
 
 @click.command("history")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, MAX_PAGE_SIZE),
-    default=50,
-    show_default=True,
-    help="Maximum number of configurations.",
-)
-@click.option("--cursor", help="Continue after `next_cursor` of the previous page.")
+@options.page("configurations")
 @options.config
 @options.as_json
 def history(limit: int, cursor: str | None, as_json: bool, **where: Any) -> None:
-    """List the configurations that the service ran under, newest first: one for each start and each reload.
+    """List the configurations that the service has used, newest first: one for each start and each reload.
 
     Reads the ledger, so it works while the service is stopped. `ductile system audit` shows who reloaded.
 
@@ -68,7 +60,7 @@ def diff(old: str | None, new: str | None, as_json: bool, **where: Any) -> None:
     """Show what differs between two configurations. Secrets are masked.
 
     FROM and TO are snapshot ids of `config history`, or unique beginnings of them; TO may also be `disk`, the current
-    files. Default: from the newest configuration that the service ran under to the files on disk. With FROM only, TO is
+    files. Default: from the newest configuration that the service has used to the files on disk. With FROM only, TO is
     `disk`.
 
     Example: ductile config diff cfg_3f0c9a52 disk

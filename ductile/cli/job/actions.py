@@ -61,7 +61,7 @@ def retry(job_id: str | None, is_urgent: bool, dry_run: bool, as_json: bool, **p
     if is_batch(job_id, params):
         if params["status"] == "queued" and not is_urgent:
             raise UsageInvalid(
-                "--status queued requires --now", hint="Queued jobs are started anyway; --now does not wait."
+                "--status queued requires --now", hint="Without --now, queued jobs start at their retry time."
             )
         act = partial(_post, act="retry", where=params, query=query)
         return act_on_all(Verb("retry", "retried", can_be_retried), act, params, dry_run=dry_run, as_json=as_json)

@@ -1,6 +1,6 @@
 """Cancel, retry or replay all jobs that filters select: one request per job, after a confirmation.
 
-Knows the requests only through the function that the command passes. A job that refuses the action does not stop the
+Knows the requests only through the function that the command passes. A refused request does not stop the
 others.
 """
 
@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ductile.cli.base import options, output
 from ductile.core.errors import DuctileError, UsageInvalid
+from ductile.core.statuses import ENDED_BY_OPERATOR
 
 MAX_JOBS = 10_000
 """Jobs that one command acts on; the next command continues."""
@@ -21,7 +22,6 @@ SAMPLE = 5
 PROGRESS_STEP = 100
 CONFIRM_EXIT = 2
 UNREACHABLE_EXIT, NOT_ALLOWED_EXIT = 69, 77
-ENDED_BY_OPERATOR = ("cancelled", "purged")
 FILTERS = ("status", "plugin", "command", "pipeline", "since")
 
 JobRow = Mapping[str, Any]
@@ -125,7 +125,7 @@ def _matching(params: Mapping[str, Any]) -> Iterator[JobRow]:
 def _act(
     verb: Verb, act: ActOnJob, jobs: list[JobRow]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the responses, the errors of jobs that refused, and the error that stopped the batch."""
+    """Return the responses, the errors of refused requests, and the error that stopped the batch."""
     done: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     for number, job in enumerate(jobs, 1):

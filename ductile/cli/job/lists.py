@@ -10,7 +10,6 @@ import click
 
 from ductile.cli.base import options, output
 
-MAX_PAGE_SIZE = 200
 MAX_TEXT_LENGTH = 80
 
 
@@ -20,14 +19,7 @@ def _list_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options.as_json,
         options.service,
         options.config,
-        click.option("--cursor", help="Continue after `next_cursor` of the previous page."),
-        click.option(
-            "--limit",
-            type=click.IntRange(1, MAX_PAGE_SIZE),
-            default=50,
-            show_default=True,
-            help="Maximum number of rows.",
-        ),
+        options.page("rows"),
         click.option("--query", help="Only rows with all of these words in names, errors, stderr or results."),
         click.option("--to", "until", help="Only before this time."),
         click.option("--from", "since", help="Only from this time on, such as 2026-03-29T02:30:00Z."),

@@ -15,7 +15,6 @@ from ductile.cli.base import options, output
 from ductile.cli.base.click_base import SuggestingGroup
 from ductile.cli.base.terminal import state
 
-MAX_PAGE_SIZE = 200
 PLUGIN_RUN = "plugin"
 """The name under which the group has the command `plugin run`."""
 
@@ -49,15 +48,12 @@ def group() -> None:
 @click.option("--plugin", help="Only runs whose first job is of this plugin.")
 @click.option("--command", help="Only runs whose first job has this command.")
 @click.option("--pipeline", help="Only runs with a step of this pipeline.")
-@click.option("--status", help="Only runs that are open, succeeded or failed.")
+@click.option("--status", help="Only runs with this status: open, succeeded or failed.")
 @click.option("--submitted-by", help="Only runs submitted by: api, cli, webhook, scheduler, …")
 @click.option("--schedule-id", help="Only runs of this schedule.")
 @click.option("--from", "since", help="Only from this time on, such as 2026-03-29T02:30:00Z.")
 @click.option("--to", "until", help="Only before this time.")
-@click.option(
-    "--limit", type=click.IntRange(1, MAX_PAGE_SIZE), default=50, show_default=True, help="Maximum number of runs."
-)
-@click.option("--cursor", help="Continue after `next_cursor` of the previous page.")
+@options.page("runs")
 @options.config
 @options.service
 @options.as_json
@@ -156,7 +152,7 @@ def show_run(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Show the run that a job is in: when each of its jobs waited and ran, and what it followed from.
+    """Show the run that a job belongs to: when each of its jobs waited and ran, and which job it followed.
 
     Works while the service is stopped. --api-url queries a remote service. -v adds every wait and attempt.
 

@@ -202,7 +202,7 @@ def agenda(
     config_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what all schedules did and will do: slots that fired, were skipped or missed with the reason, and the next.
+    """List the slots of all schedules: fired, skipped or missed with the reason, held, and planned.
 
     Times without an offset are in the time zone of the host. Running jobs, breakers and future pauses are not taken
     into account for coming slots. Works while the service is stopped.

@@ -6,16 +6,11 @@ import click
 
 from ductile.cli.base import options, output
 
-MAX_PAGE_SIZE = 200
-
 
 @click.command("audit")
 @click.option("--since", help="Only from this time on: 1h (ago), 02:30, 2026-03-29T02:30:00Z.")
 @click.option("--actor", help="Only this actor: token:NAME, uid:1000, signal:SIGTERM or service.")
-@click.option(
-    "--limit", type=click.IntRange(1, MAX_PAGE_SIZE), default=50, show_default=True, help="Maximum number of rows."
-)
-@click.option("--cursor", help="Continue after `next_cursor` of the previous page.")
+@options.page("rows")
 @options.config
 @options.service
 @options.as_json
@@ -63,7 +58,7 @@ def _lines(page: dict[str, Any]) -> list[str]:
     if not page["acts"]:
         return ["no acts"]
     rows = [("TIME", "ACTOR", "ACT", "SUBJECT", "DETAILS"), *(_row(act) for act in page["acts"])]
-    more = [f"more with --cursor {page['next_cursor']}"] if page["next_cursor"] else []
+    more = [f"continue with --cursor {page['next_cursor']}"] if page["next_cursor"] else []
     return [*output.table(rows), *more]
 
 

@@ -23,7 +23,13 @@ from ductile.ledger.reports.pagination import Page
 from ductile.ledger.storage.db import Db
 from ductile.ledger.storage.open_file import open_reader
 from ductile.ledger.tables import receipts
-from ductile.ledger.webhooks.deliveries import UNREAD_BODY, DeliveryFilter, DeliveryRecord, Verdict, list_deliveries
+from ductile.ledger.webhooks.deliveries import (
+    UNREAD_BODY,
+    DeliveryFilter,
+    DeliveryRecord,
+    DeliveryVerdict,
+    list_deliveries,
+)
 from ductile.web.webhooks.signatures import Verifier
 from ductile.web.webhooks.signing import sign_delivery
 from ductile.web.webhooks.views import (
@@ -74,7 +80,7 @@ def endpoint_view(config: Config, entry: WebhookEndpoint) -> dict[str, Any]:
 
 
 def _latest(
-    config: Config, entry: WebhookEndpoint, verdicts: tuple[Verdict, ...], *, limit: int
+    config: Config, entry: WebhookEndpoint, verdicts: tuple[DeliveryVerdict, ...], *, limit: int
 ) -> list[DeliveryRecord]:
     """Return the latest deliveries with one of these verdicts, newest first."""
 

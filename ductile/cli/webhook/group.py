@@ -60,12 +60,11 @@ def _endpoint_lines(view: dict[str, Any]) -> list[str]:
 
 @group.command("deliveries")
 @click.argument("name", required=False)
-@click.option("--verdict", type=click.Choice(VERDICTS), help="Only deliveries with this result.")
+@click.option("--verdict", type=click.Choice(VERDICTS), help="Only deliveries with this verdict.")
 @click.option("--delivery-id", help="Only deliveries with this id of the sender.")
 @click.option("--from", "since", help="Only from this time on, such as 2026-03-29T02:30:00Z.")
 @click.option("--to", "until", help="Only before this time.")
-@click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True, help="Maximum number of rows.")
-@click.option("--cursor", help="Continue after `next_cursor` of the previous page.")
+@options.page("rows")
 @options.config
 @options.as_json
 def list_deliveries(
@@ -97,7 +96,7 @@ def list_deliveries(
 def _delivery_lines(page: dict[str, Any]) -> list[str]:
     from ductile.core.format_time import format_when
 
-    rows = [("ID", "WHEN", "ENDPOINT", "RESULT", "STATUS", "FROM", "DELIVERY", "JOB OR REASON")]
+    rows = [("ID", "WHEN", "ENDPOINT", "VERDICT", "STATUS", "FROM", "DELIVERY", "JOB OR REASON")]
     rows += [
         (
             str(one["id"]),
@@ -112,7 +111,7 @@ def _delivery_lines(page: dict[str, Any]) -> list[str]:
         for one in page["deliveries"]
     ]
     lines = output.table(rows) if len(rows) > 1 else ["no deliveries"]
-    return [*lines, *([f"next: --cursor {page['next_cursor']}"] if page["next_cursor"] else [])]
+    return [*lines, *([f"continue with --cursor {page['next_cursor']}"] if page["next_cursor"] else [])]
 
 
 @group.command("inspect")
@@ -120,7 +119,7 @@ def _delivery_lines(page: dict[str, Any]) -> list[str]:
 @options.config
 @options.as_json
 def inspect_delivery(delivery: str, config_path: Path | None, config_dir: Path | None, as_json: bool) -> None:
-    """Show the delivery with the id DELIVERY: result, jobs or reason, sender and headers.
+    """Show the delivery with the id DELIVERY: verdict, jobs or reason, sender and headers.
 
     Example: ductile webhook inspect 17
     """

@@ -39,7 +39,7 @@ def notification_of(entry: JournalEntry) -> Notification | None:
     if entry.kind == CIRCUIT_STATE_CHANGED and entry.data.get("state") != "open":
         return None
     signal = KINDS[entry.kind]
-    subject, payload = _READERS[signal](entry)
+    subject, payload = _CONTENT_OF[signal](entry)
     facts = {"signal": signal, "subject": subject, "at": to_text(entry.at)}
     return Notification(signal=signal, subject=subject, at=entry.at, payload={**payload, **facts})
 
@@ -81,32 +81,32 @@ def stuck_queue_data(job: OldestJob, limit: timedelta, *, now: datetime) -> dict
     }
 
 
-Read = tuple[str, dict[str, Any]]
+Content = tuple[str, dict[str, Any]]
 """Subject and payload."""
 
 
-def _failed_run(entry: JournalEntry) -> Read:
+def _failed_run(entry: JournalEntry) -> Content:
     pipeline = entry.data.get("pipeline")
     return f"pipeline {pipeline}" if pipeline else f"plugin {entry.plugin}", entry.data
 
 
-def _opened_breaker(entry: JournalEntry) -> Read:
+def _opened_breaker(entry: JournalEntry) -> Content:
     name, count = f"{entry.plugin}.{entry.data.get('command')}", entry.data.get("failure_count")
     message = f"The circuit breaker of {name} opened after {count} failures in a row. Its jobs wait."
     title = f"Circuit breaker of {name} opened"
     return f"plugin {name}", {"plugin": entry.plugin, **entry.data, "title": title, "message": message, "text": message}
 
 
-def _late_schedule(entry: JournalEntry) -> Read:
+def _late_schedule(entry: JournalEntry) -> Content:
     name = f"schedule {entry.plugin}/{entry.data.get('schedule_id')}"
     return name, {**entry.data, "title": f"{name.capitalize()} is late"}
 
 
-def _stuck_queue(entry: JournalEntry) -> Read:
+def _stuck_queue(entry: JournalEntry) -> Content:
     return "the queue", {"plugin": entry.plugin, "job_id": entry.job_id, **entry.data}
 
 
-def _recovered_service(entry: JournalEntry) -> Read:
+def _recovered_service(entry: JournalEntry) -> Content:
     jobs, since = entry.data.get("jobs", 0), format_timestamp(str(entry.data.get("since")))
     recovered = f"{jobs} running job{'' if jobs == 1 else 's'} recovered"
     message = f"The service was killed after {since} and started again: {recovered}."
@@ -114,7 +114,7 @@ def _recovered_service(entry: JournalEntry) -> Read:
     return "the service", {**entry.data, "title": title, "message": message, "text": message}
 
 
-_READERS: Mapping[NotifySignal, Callable[[JournalEntry], Read]] = {
+_CONTENT_OF: Mapping[NotifySignal, Callable[[JournalEntry], Content]] = {
     "run.failed": _failed_run,
     "breaker.opened": _opened_breaker,
     "schedule.late": _late_schedule,

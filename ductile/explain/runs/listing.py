@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
-from ductile.core.clock import to_text
+from ductile.core.clock import to_text, to_text_or_none
 from ductile.core.formats.json_schema import Count, Keywords, Omittable, Timestamp, without_none
 from ductile.core.model import Job, JobStatus
 from ductile.explain.orphaned import mark_orphans
@@ -85,12 +85,12 @@ def run_head(run: Run) -> RunHeadView:
         "pipeline": root.pipeline,
         "submitted_by": root.submitted_by,
         "schedule_id": root.schedule_id,
-        "slot_at": _format_time(root.slot_at),
+        "slot_at": to_text_or_none(root.slot_at),
         "parent_job_id": root.parent_job_id if root.is_root else None,
         "replay_of": root.replay_of,
         "created_at": to_text(root.created_at),
-        "started_at": _format_time(run.started_at),
-        "completed_at": _format_time(run.completed_at),
+        "started_at": to_text_or_none(run.started_at),
+        "completed_at": to_text_or_none(run.completed_at),
         "waited_ms": _milliseconds_between(root.created_at, run.started_at),
         "duration_ms": _milliseconds_between(root.created_at, run.completed_at),
         "jobs": run.jobs,
@@ -127,7 +127,3 @@ def _steps(jobs: Iterable[Job]) -> Iterable[RunStepView]:
 def _milliseconds_between(since: datetime, until: datetime | None) -> int | None:
     """Return the milliseconds; 0 if the clock was set back in between."""
     return None if until is None else max(0, (until - since) // _MILLISECOND)
-
-
-def _format_time(at: datetime | None) -> str | None:
-    return to_text(at) if at else None

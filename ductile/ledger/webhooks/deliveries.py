@@ -15,8 +15,8 @@ from ductile.core.formats import strict_json
 from ductile.ledger.reports.pagination import CLOCK_SLACK, NEWEST, Listing, Page, SqlFilter, find_seq, page
 from ductile.ledger.storage.db import Db
 
-Verdict: TypeAlias = Literal["accepted", "unmatched", "repeated", "refused"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+DeliveryVerdict: TypeAlias = Literal["accepted", "unmatched", "repeated", "refused"]
+VERDICTS: tuple[DeliveryVerdict, ...] = get_args(DeliveryVerdict)
 MAX_STORED_PER_PATH = 50
 """Refused deliveries of a path, and repeated ones; older ones are deleted."""
 MAX_STORED_BODY = 256 << 10
@@ -31,7 +31,7 @@ class DeliveryRecord:
 
     at: datetime
     path: str
-    verdict: Verdict
+    verdict: DeliveryVerdict
     code: str | None = None
     """Why it is refused or unmatched."""
     reason: str | None = None
@@ -93,7 +93,7 @@ class DeliveryFilter:
     """The filters of the list; None matches everything."""
 
     path: str | None = None
-    verdict: Verdict | None = None
+    verdict: DeliveryVerdict | None = None
     delivery_id: str | None = None
     since: datetime | None = None
     until: datetime | None = None

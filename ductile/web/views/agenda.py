@@ -74,7 +74,7 @@ class AgendaSlotView(SlotOutcomeView):
 
 
 class AgendaView(TypedDict):
-    """What all schedules did and will do in a range of time."""
+    """The slots of all schedules in a range of time."""
 
     now: Timestamp
     start: Timestamp
@@ -122,7 +122,7 @@ class AgendaRange:
 
 
 def agenda_view(db: Db | None, snapshot: Snapshot, span: AgendaRange, *, plugin: str | None = None) -> AgendaView:
-    """Return what the schedules of all plugins, or of one, did and will do."""
+    """Return the slots of the schedules of all plugins, or of one."""
     entries = {(one.plugin, one.schedule_id): one for one in (schedules.all_entries(db) if db else ())}
     heads: list[AgendaScheduleView] = []
     slots: list[AgendaSlotView] = []

@@ -1,4 +1,4 @@
-"""The configurations that the service ran under as JSON data, for the API and the CLI: their list and differences."""
+"""The configurations that the service has used as JSON data, for the API and the CLI: their list and differences."""
 
 from datetime import datetime
 from typing import Annotated, TypedDict
@@ -25,7 +25,7 @@ class ConfigPlanView(ReloadView):
 
 
 class ListedSnapshotView(TypedDict):
-    """A configuration that the service ran under."""
+    """A configuration that the service has used."""
 
     snapshot_id: str
     loaded_at: Timestamp

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
-from ductile.core.clock import to_text
+from ductile.core.clock import to_text, to_text_or_none
 from ductile.core.errors import Unreadable
 from ductile.core.formats import strict_json
 from ductile.core.formats.json_schema import Count, Omittable, Ordinal, Timestamp, without_none
@@ -184,9 +184,9 @@ def job_json(report: JobBrief, stderr: str | None, *, tree: TreeStatus | None = 
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "created_at": to_text(job.created_at),
-        "started_at": _format_time(job.started_at),
-        "completed_at": _format_time(job.completed_at),
-        "next_retry_at": _format_time(job.next_retry_at),
+        "started_at": to_text_or_none(job.started_at),
+        "completed_at": to_text_or_none(job.completed_at),
+        "next_retry_at": to_text_or_none(job.next_retry_at),
         "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
         "stderr": stderr if shows_result else None,
@@ -210,11 +210,11 @@ def job_list_view(job: Job, *, shows_result: bool) -> ListedJobView:
         "pipeline": job.pipeline,
         "step_id": job.step_id,
         "schedule_id": job.schedule_id,
-        "slot_at": _format_time(job.slot_at),
+        "slot_at": to_text_or_none(job.slot_at),
         "created_at": to_text(job.created_at),
-        "started_at": _format_time(job.started_at),
-        "completed_at": _format_time(job.completed_at),
-        "next_retry_at": _format_time(job.next_retry_at),
+        "started_at": to_text_or_none(job.started_at),
+        "completed_at": to_text_or_none(job.completed_at),
+        "next_retry_at": to_text_or_none(job.next_retry_at),
         "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
     }
@@ -234,7 +234,7 @@ def attempt_json(attempt: LoggedAttempt, result: tuple[str | None, bool] | None,
         "attempt": attempt.attempt,
         "submitted_by": attempt.submitted_by,
         "created_at": to_text(attempt.created_at),
-        "started_at": _format_time(attempt.started_at),
+        "started_at": to_text_or_none(attempt.started_at),
         "completed_at": to_text(attempt.completed_at),
         "duration_ms": None if attempt.duration is None else attempt.duration // _MILLISECOND,
         "exit_code": attempt.exit_code,
@@ -290,8 +290,8 @@ def _node_json(node: TreeNode, is_terminal: IsTerminal, *, shows_result: bool) -
         "terminal": is_terminal(job) or None,
         "tolerated": (job.tolerated and _is_failure(job)) or None,
         "created_at": to_text(job.created_at),
-        "started_at": _format_time(job.started_at),
-        "completed_at": _format_time(job.completed_at),
+        "started_at": to_text_or_none(job.started_at),
+        "completed_at": to_text_or_none(job.completed_at),
         "duration_ms": _duration_ms(job),
         "outcome_code": job.outcome_code,
         "last_error": job.last_error if shows_result else None,
@@ -350,7 +350,3 @@ def _duration_ms(job: Job) -> int | None:
 def _milliseconds_between(since: datetime, until: datetime) -> int:
     """Return the milliseconds from `since` to `until`; 0 if the clock was set back in between."""
     return (until - since) // _MILLISECOND if until > since else 0
-
-
-def _format_time(at: datetime | None) -> str | None:
-    return to_text(at) if at else None

@@ -5,7 +5,7 @@ scheduler's, read from the ledger.
 """
 
 from collections.abc import Iterable
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import Literal, TypedDict
 
 from ductile.calendar.zones import format_local
@@ -13,7 +13,7 @@ from ductile.config.sections.relay import BREAKER
 from ductile.config.sections.schedules import HOST_ZONE, build_definition, definition_hash
 from ductile.config.sections.settings import PluginEntry, Schedule
 from ductile.config.snapshot import Snapshot
-from ductile.core.clock import to_text
+from ductile.core.clock import to_text, to_text_or_none
 from ductile.core.errors import NotFound, UsageInvalid, did_you_mean
 from ductile.core.formats.json_schema import Count, Omittable, Timestamp, without_none
 from ductile.core.model import Breaker, BreakerState
@@ -173,14 +173,14 @@ def _status(
 def _times(entry: ScheduleEntry, zone: tzinfo, *, is_scheduled: bool) -> _ScheduleTimes:
     next_run_at = entry.next_run_at if is_scheduled else None
     return {
-        "next_run_at": _format_time(next_run_at),
+        "next_run_at": to_text_or_none(next_run_at),
         "next_run_local": format_local(next_run_at, zone) if next_run_at else None,
         "held_reason": entry.held_reason if is_scheduled else None,
-        "last_fired_at": _format_time(entry.last_fired_at),
+        "last_fired_at": to_text_or_none(entry.last_fired_at),
         "last_fired_local": format_local(entry.last_fired_at, zone) if entry.last_fired_at else None,
-        "last_slot_at": _format_time(entry.last_slot_at),
+        "last_slot_at": to_text_or_none(entry.last_slot_at),
         "last_job_id": entry.last_job_id,
-        "last_success_at": _format_time(entry.last_success_at),
+        "last_success_at": to_text_or_none(entry.last_success_at),
         "last_success_job_id": entry.last_success_job_id,
     }
 
@@ -242,10 +242,10 @@ def _breaker_view(snapshot: Snapshot, breaker: Breaker) -> BreakerView:
         "state": breaker.state,
         "failure_count": breaker.failure_count,
         "threshold": rules.threshold,
-        "opened_at": _format_time(breaker.opened_at),
-        "probe_from": _format_time(opened_at + rules.reset_after) if opened_at else None,
+        "opened_at": to_text_or_none(breaker.opened_at),
+        "probe_from": to_text_or_none(opened_at + rules.reset_after) if opened_at else None,
         "probe_job_id": breaker.probe_job_id,
-        "last_failure_at": _format_time(breaker.last_failure_at),
+        "last_failure_at": to_text_or_none(breaker.last_failure_at),
         "last_job_id": breaker.last_job_id,
     }
     return without_none(view)
@@ -261,7 +261,3 @@ def _transition_view(transition: BreakerTransition) -> TransitionView:
         "job_id": transition.job_id,
         "created_at": to_text(transition.created_at),
     }
-
-
-def _format_time(at: datetime | None) -> str | None:
-    return to_text(at) if at else None

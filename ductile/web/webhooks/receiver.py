@@ -282,11 +282,17 @@ def start_runs(
     default_ttl: timedelta,
     budget: Budget,
     run_rule: RunRule,
+    actor: str | None = None,
 ) -> tuple[int, DeliveryRecord]:
-    """Start the runs of a delivery and store its record. Return the id of the record, and the record."""
+    """Start the runs of a delivery and store its record. Return the id of the record, and the record.
+
+    `actor` is the caller of a redelivery.
+    """
     roots = []
     for run in runs:
-        enqueued = start_run(db, run, now=record.at, default_ttl=default_ttl, budget=budget, run_rule=run_rule)
+        enqueued = start_run(
+            db, run, now=record.at, actor=actor, default_ttl=default_ttl, budget=budget, run_rule=run_rule
+        )
         roots += [enqueued[0].job_id] if enqueued else []
     stored = stored_record(record, roots, runs)
     return webhook_deliveries.put(db, stored), stored

@@ -54,14 +54,14 @@ class RejectionCounter:
     _recorded: Counter[tuple[str, str]] = field(factory=Counter)
     """Records by path and verdict since `_recorded_since`."""
     _recorded_since: float = -inf
-    _has_news: trio.Event = field(factory=trio.Event)
+    _has_entries: trio.Event = field(factory=trio.Event)
 
     def count(self, kind: str, path: str, label: str, number: int = 1) -> None:
         """Count a request. The journal has it within a minute."""
         self._since = self._since or self.clock.now()
         labels = self._counts.setdefault((kind, path), Counter())
         labels[label if label in labels or len(labels) < MAX_LABELS else OTHERS] += number
-        self._has_news.set()
+        self._has_entries.set()
 
     def count_refusal(self, actor: str, reason: str, number: int = 1, *, kind: str = AUTH_REFUSED) -> None:
         """Count a refused request of the actor. Actors beyond MAX_ACTORS are counted together."""
@@ -75,7 +75,7 @@ class RejectionCounter:
         self._recorded[record.path, record.verdict] += 1
         if self._recorded[record.path, record.verdict] <= MAX_RECORDED_PER_PATH:
             self._records.append(record)
-            self._has_news.set()
+            self._has_entries.set()
 
     async def write_records(self) -> None:
         """Store the records: they can be read when it returns. If the ledger is busy or full, they are dropped."""
@@ -94,8 +94,8 @@ class RejectionCounter:
         try:
             while True:
                 with trio.move_on_at(next_count if self._counts else inf):
-                    await self._has_news.wait()
-                self._has_news = trio.Event()
+                    await self._has_entries.wait()
+                self._has_entries = trio.Event()
                 await self.write_records()
                 if self._counts and trio.current_time() >= next_count:
                     next_count = trio.current_time() + WRITE_INTERVAL

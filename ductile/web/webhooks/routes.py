@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from ductile.core.errors import UsageInvalid, WrongState
+from ductile.core.errors import WrongState
 from ductile.core.formats import strict_json
-from ductile.core.formats.json_schema import Count, Ordinal
+from ductile.core.formats.json_schema import Count
 from ductile.core.model import FollowUps
-from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_cursor, parse_limit
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables.receipts import StoredResponse
 from ductile.ledger.webhooks import deliveries
 from ductile.ledger.webhooks.deliveries import MAX_STORED_BODY, VERDICTS, DeliveryRecord
 from ductile.pipeline.run.run_signals import run_rule_of
-from ductile.web.context import DRY_RUN, AppContext, BadRequest, read_flag
+from ductile.web.api.lists import PAGE, TIME_RANGE, read_cursor, read_limit, usage_as_bad_request
+from ductile.web.context import DRY_RUN, AppContext, read_flag
 from ductile.web.idempotency import KEY_HEADER, find_stored_response, read_idempotency_key, replay_headers, submit_once
 from ductile.web.messages import Request, Response, encoded_json_response, json_response
 from ductile.web.routing import AnyRoute, Argument, Route
@@ -40,10 +40,8 @@ FILTERS = (
     Argument("endpoint", str, "The name or path of an endpoint"),
     Argument("verdict", Literal[VERDICTS], "accepted, unmatched, repeated or refused"),
     Argument("delivery_id", str, "The id that the sender gave it"),
-    Argument("from", str, "Start of the time range, inclusive (RFC 3339)"),
-    Argument("to", str, "End of the time range, exclusive (RFC 3339)"),
-    Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
-    Argument("cursor", str, "`next_cursor` of the previous page"),
+    *TIME_RANGE,
+    *PAGE,
 )
 
 
@@ -96,11 +94,9 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
 
 async def show_deliveries(ctx: AppContext, request: Request) -> Response:
     config = ctx.snapshot().config
-    try:
+    with usage_as_bad_request():
         wanted = parse_delivery_filter(config, {argument.name: request.argument(argument.name) for argument in FILTERS})
-        before, limit = parse_cursor(request.argument("cursor")), parse_limit(request.argument("limit"))
-    except UsageInvalid as error:
-        raise BadRequest(str(error), hint=error.hint) from error
+    before, limit = read_cursor(request), read_limit(request)
     return json_response(await ctx.ledger.read(delivery_page, config, wanted, before=before, limit=limit))
 
 
@@ -114,12 +110,13 @@ async def redeliver(ctx: AppContext, request: Request) -> Response:
     key = read_idempotency_key(request)
     stored = await find_stored_response(ctx, key)
     if stored is None:
-        planned = await _plan(ctx, request.params["id"], request.principal.actor)
+        planned = await _plan(ctx, request.params["id"])
         if read_flag(request, "dry_run"):
             return json_response(planned.view(None, planned.record))
         snapshot = ctx.snapshot()
         act = partial(
             planned.start,
+            actor=request.principal.actor,
             default_ttl=snapshot.config.settings.service.dedupe_ttl,
             budget=snapshot.budget,
             run_rule=run_rule_of(snapshot.routing),
@@ -137,9 +134,9 @@ class Redelivery:
     record: DeliveryRecord
     runs: tuple[FollowUps, ...]
 
-    def start(self, db: Db, **limits: Any) -> StoredResponse:
+    def start(self, db: Db, **rules: Any) -> StoredResponse:
         """Start the runs and store the record, in the caller's transaction."""
-        stored_id, record = start_runs(db, self.record, self.runs, **limits)
+        stored_id, record = start_runs(db, self.record, self.runs, **rules)
         return StoredResponse(
             job_id=record.job_ids[0] if record.job_ids else None,
             text=strict_json.dumps(self.view(stored_id, record)),
@@ -161,7 +158,7 @@ class Redelivery:
         }
 
 
-async def _plan(ctx: AppContext, delivery_id: str, actor: str) -> Redelivery:
+async def _plan(ctx: AppContext, delivery_id: str) -> Redelivery:
     """Decide what the redelivery starts. Raises a DuctileError if it is not possible."""
     snapshot, now = ctx.snapshot(), ctx.clock.now()
     record, body = await ctx.ledger.read(_read_redeliverable, delivery_id)
@@ -176,12 +173,8 @@ async def _plan(ctx: AppContext, delivery_id: str, actor: str) -> Redelivery:
         endpoint=endpoint,
         event_type=event.type,
         record=verified_record(endpoint, request, delivery, status=202, now=now, redelivery_of=record.id),
-        runs=tuple(_acted_by(actor, run) for run in plan_runs(endpoint, event, snapshot)),
+        runs=plan_runs(endpoint, event, snapshot),
     )
-
-
-def _acted_by(actor: str, run: FollowUps) -> FollowUps:
-    return evolve(run, children=tuple(evolve(new, actor=actor) for new in run.children))
 
 
 def _read_redeliverable(db: Db, delivery_id: str) -> tuple[DeliveryRecord, bytes]:

@@ -14,7 +14,13 @@ from ductile.core.formats.json_schema import Count, Keywords, Timestamp
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE, PageFields, page_fields, parse_moment, parse_text
 from ductile.ledger.storage.db import Db
 from ductile.ledger.webhooks import deliveries
-from ductile.ledger.webhooks.deliveries import VERDICTS, DeliveryFilter, DeliveryRecord, Verdict, list_deliveries
+from ductile.ledger.webhooks.deliveries import (
+    VERDICTS,
+    DeliveryFilter,
+    DeliveryRecord,
+    DeliveryVerdict,
+    list_deliveries,
+)
 
 MAX_ID_DIGITS = 18
 NO_PIPELINE, CONDITIONS_FALSE = "no_pipeline", "conditions_false"
@@ -32,7 +38,9 @@ class DeliveryView(TypedDict):
     at: Timestamp
     endpoint: Annotated[str, "The name of the endpoint; its path if it no longer exists"]
     path: str
-    verdict: Annotated[Verdict, "unmatched: accepted, but nothing handles it; repeated: its first delivery counts"]
+    verdict: Annotated[
+        DeliveryVerdict, "unmatched: accepted, but nothing handles it; repeated: its first delivery counts"
+    ]
     code: Annotated[str, "Why it is refused or unmatched"] | None
     reason: str | None
     status: Annotated[int, "The HTTP status of the response"]

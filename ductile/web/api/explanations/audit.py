@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from functools import partial
 
-from ductile.core.formats.json_schema import Ordinal
-from ductile.ledger.reports.filters import MAX_PAGE_SIZE, parse_moment
-from ductile.web.api.lists import read_cursor, read_limit, usage_as_bad_request
+from ductile.ledger.reports.filters import parse_moment
+from ductile.web.api.lists import PAGE, read_cursor, read_limit, usage_as_bad_request
 from ductile.web.context import AppContext
 from ductile.web.messages import Request, Response, json_response
 from ductile.web.routing import AnyRoute, Argument, Route
@@ -24,8 +23,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         query=(
             Argument("since", str, "Only from this time on (RFC 3339)"),
             Argument("actor", str, "Only this actor, such as token:ci or uid:1000"),
-            Argument("limit", Ordinal, f"Items per page; default 50, at most {MAX_PAGE_SIZE}"),
-            Argument("cursor", str, "`next_cursor` of the previous page"),
+            *PAGE,
         ),
         responses={200: AuditView},
     )

@@ -1,4 +1,4 @@
-"""Routes for configurations: what a reload would change, which ones the service ran under, and what differs."""
+"""Routes for configurations: what a reload would change, which ones the service has used, and what differs."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -28,7 +28,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/config/snapshots",
         handler=partial(list_snapshots, ctx),
         scope="system:ro",
-        summary="List the configurations that the service ran under, newest first",
+        summary="List the configurations that the service has used, newest first",
         group="explanations",
         query=PAGE,
         responses={200: ConfigHistoryView},
@@ -38,7 +38,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/config/diff",
         handler=partial(compare, ctx),
         scope="system:ro",
-        summary="Compare two configurations that the service ran under",
+        summary="Compare two configurations that the service has used",
         group="explanations",
         query=(
             Argument("from", str, "Snapshot id; default: the configuration before `to`"),

@@ -42,7 +42,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/run/{id}",
         handler=partial(show_run, ctx),
         scope="jobs:tree:ro",
-        summary="Get the run that a job is in: when each job waited and ran, and what it followed from",
+        summary="Get the run that a job belongs to: when each job waited and ran, and which job it followed",
         group="explanations",
         responses={200: RunTimelineView},
     )

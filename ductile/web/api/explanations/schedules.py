@@ -37,7 +37,7 @@ def routes(ctx: AppContext) -> Iterable[AnyRoute]:
         path="/schedules/agenda",
         handler=partial(show_agenda, ctx),
         scope="jobs:ro",
-        summary="List what all schedules did and will do: fired, skipped, missed, held and planned slots",
+        summary="List the slots of all schedules: fired, skipped, missed, held and planned",
         group="explanations",
         query=(
             *TIME_RANGE,
