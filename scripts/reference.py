@@ -152,6 +152,11 @@ start (exit code 78). Any other difference is a warning; `service.strict_mode` o
 A plugin without an entry under `plugins:` is never in the seal: with `strict_mode` or `admission.fail_on_drift` it is
 left out, and everything else is used.
 
+The seal has its time and the user who created it (`sealed_by: uid:1000(alice)`), by an edit or by `config lock`. When
+the service loads a new seal, at its start or a reload, the journal has `config.edited` with that user, the time and the
+names of what changed; `ductile system audit` shows it. Of several edits before one load, only the last user is
+recorded. With `sudo`, that is root.
+
 Files are opened without following symbolic links, unless the root file sets `service.allow_symlinks`. They must belong
 to root or to the user that Ductile runs as. A world-writable file, or a file below a world-writable directory, is
 refused. A file that other users can read is a warning.

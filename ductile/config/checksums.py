@@ -43,6 +43,8 @@ class Seal:
     hashes: Mapping[str, str] = field(factory=dict)
     plugins: Mapping[str, SealedPlugin] = field(factory=dict)
     generated_at: str = ""
+    sealed_by: str | None = None
+    """The actor; None in a seal of the original or of an older version."""
     is_complete: bool = True
 
 
@@ -84,7 +86,13 @@ def read_seal(path: Path) -> Seal | None:
         raise Unreadable(
             "has a damaged plugin_fingerprints list; create a new seal with `ductile config lock`", root.mark
         ) from error
-    return Seal(data["hashes"], plugins, str(data.get("generated_at", "")), is_complete="generated_by" in data)
+    return Seal(
+        data["hashes"],
+        plugins,
+        str(data.get("generated_at", "")),
+        sealed_by=str(data["sealed_by"]) if data.get("sealed_by") else None,
+        is_complete="generated_by" in data,
+    )
 
 
 def render_seal(seal: Seal) -> bytes:
@@ -93,16 +101,19 @@ def render_seal(seal: Seal) -> bytes:
         "version": SEAL_VERSION,
         "generated_at": seal.generated_at,
         "generated_by": f"ductile {__version__}",
+        **({"sealed_by": seal.sealed_by} if seal.sealed_by else {}),
         "hashes": dict(sorted(seal.hashes.items())),
         "plugin_fingerprints": [_entry(plugin) for _, plugin in sorted(seal.plugins.items())],
     }
     return strict_yaml.dump(content).encode()
 
 
-def build_seal(sources: Iterable[SourceFile], plugins: Mapping[str, SealedPlugin], now: datetime) -> Seal:
+def build_seal(
+    sources: Iterable[SourceFile], plugins: Mapping[str, SealedPlugin], now: datetime, *, actor: str | None = None
+) -> Seal:
     """Build the seal of these files and plugins."""
     hashes = {str(source.path): source.digest for source in sources}
-    return Seal(hashes, plugins, to_text(now))
+    return Seal(hashes, plugins, to_text(now), sealed_by=actor)
 
 
 def find_file_drift(sources: Iterable[SourceFile], seal: Seal | None) -> list[Drift]:

@@ -359,7 +359,9 @@ CREATE TABLE config_snapshots (
     semantics TEXT,
     plugin_fingerprints TEXT,
     sanitized_config TEXT,
-    secret_fingerprints TEXT
+    secret_fingerprints TEXT,
+    sealed_at TEXT,
+    sealed_by TEXT
 ) STRICT;
 CREATE INDEX config_snapshots_by_age ON config_snapshots (loaded_at);
 

@@ -83,7 +83,7 @@ def test_the_seal_contains_every_loaded_file_by_absolute_path(sealed_config: Con
 def test_the_format_of_the_seal_is_that_of_the_original_implementation(sealed_config: ConfigDir) -> None:
     """Version 2, BLAKE3, one fingerprint per configured plugin; mode 0600."""
     written = strict_yaml.load((sealed_config.path / SEAL_FILE).read_bytes(), source="seal").data()
-    assert list(written) == ["version", "generated_at", "generated_by", "hashes", "plugin_fingerprints"]
+    assert list(written) == ["version", "generated_at", "generated_by", "sealed_by", "hashes", "plugin_fingerprints"]
     assert (written["version"], written["generated_at"]) == (2, "2026-02-08T09:30:00.000000Z")
     (plugin,) = written["plugin_fingerprints"]
     assert plugin["name"] == "echo"

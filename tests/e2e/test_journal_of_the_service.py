@@ -161,3 +161,41 @@ def test_refused_requests_are_journalled_per_caller(home: Home, start: Start) ->
 
     assert counts == {"address:127.0.0.1": 3, "token:reader": 1}
     assert reasons == {"invalid token", "scope system:rw missing"}
+
+
+def test_an_edit_of_the_configuration_is_journalled_with_its_actor(home: Home, start: Start) -> None:
+    """Once, when the service loads it, with what it changed; also if the service was stopped during the edit."""
+    home.plugin("ok", OK)
+    home.seal()
+    service = start()
+    ductile_json(home, "config", "plugin", "set", "ok", "parallelism", "2")
+    service.ask("POST", "/system/reload")
+    service.ask("POST", "/system/reload")
+    service.stop()
+    ductile_json(home, "config", "set", "service.max_workers=3")
+    start().stop()
+    service = start()
+
+    edits = entries(home, "config.edited")
+    acts = service.ask("GET", f"/audit?actor=uid:{os.getuid()}")[1]["acts"]
+
+    assert [(actor, data["config"]) for _, actor, data in edits] == [
+        (ME, []),
+        (ME, ["plugins.ok"]),
+        (ME, ["service.max_workers"]),
+    ]
+    audited = [act["data"] for act in acts if act["kind"] == "config.edited"]
+    assert audited == [data for _, _, data in reversed(edits)]
+    assert len({data["sealed_at"] for _, _, data in edits}) == 3
+
+
+def test_a_seal_without_an_actor_is_not_journalled(home: Home, start: Start) -> None:
+    """Such as one of the original."""
+    home.plugin("ok", OK)
+    home.seal()
+    seal = home.path / ".checksums"
+    lines = seal.read_text().splitlines(keepends=True)
+    home.write(".checksums", "".join(line for line in lines if not line.startswith("sealed_by:")))
+    start().stop()
+
+    assert entries(home, "config.edited") == []

@@ -14,6 +14,7 @@ from ductile.core import files
 from ductile.core.clock import to_text
 from ductile.core.errors import Complaint, ConfigInvalid, NotFound, did_you_mean
 from ductile.core.formats import strict_yaml
+from ductile.core.instance.actors import process_actor
 
 
 @frozen
@@ -60,7 +61,8 @@ def _seal_plugins_locked(root: Path, names: Collection[str] | None, *, now: date
             known = f"Configured and installed: {', '.join(sorted(found)) or 'none'}"
             raise NotFound(f"plugin {name!r} is not configured{did_you_mean(name, found)}", hint=known)
     chosen = {name: found[name] for name in (found if names is None else names)}
-    seal = evolve(before, plugins={**before.plugins, **chosen}, generated_at=to_text(now))
+    plugins = {**before.plugins, **chosen}
+    seal = evolve(before, plugins=plugins, generated_at=to_text(now), sealed_by=process_actor())
     sealed = SealResult(config.seal_path, seal, changes(before, seal), render_seal(seal))
     if not dry_run and not has_same_approvals(before, seal):
         files.write_private(sealed.path, sealed.content)
@@ -76,7 +78,7 @@ def prepare_seal(config: Config, examination: Examination, *, now: datetime) -> 
     ]
     if missing:
         raise ConfigInvalid(missing, hint="Remove the entries or install the plugins, then seal again.")
-    seal = build_seal(config.files, sealed_plugins(config, examination.found), now)
+    seal = build_seal(config.files, sealed_plugins(config, examination.found), now, actor=process_actor())
     content = render_seal(seal)
     if len(content) > strict_yaml.MAX_BYTES:
         raise ConfigInvalid(

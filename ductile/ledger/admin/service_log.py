@@ -1,7 +1,7 @@
 """The journal of the service itself: starts, stops, stops without a record because the process was killed, reloads."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from ductile.ledger.tables import journal, snapshots
 from ductile.ledger.tables.snapshots import StoredSnapshot
 
 STARTED, STOPPED, RECOVERED = "system.started", "system.stopped", "system.recovered"
-RELOADED = "config.reloaded"
+RELOADED, EDITED = "config.reloaded", "config.edited"
 
 
 @frozen(kw_only=True)
@@ -66,6 +66,13 @@ def find_unclean_stop(db: Db) -> dict[str, Any] | None:
 def journal_recovery(db: Db, unclean: dict[str, Any], *, jobs: int, now: datetime) -> None:
     """Record that the run before this one was killed, and how many of its jobs were recovered."""
     journal.append(db, RECOVERED, now=now, data={**unclean, "jobs": jobs}, actor=SERVICE)
+
+
+def journal_edit(db: Db, loaded: StoredSnapshot, what: Mapping[str, Any]) -> None:
+    """Record who sealed the files that the service has loaded, and `what` differs from those before."""
+    journal.append(
+        db, EDITED, now=loaded.loaded_at, data={"sealed_at": loaded.sealed_at, **what}, actor=loaded.sealed_by
+    )
 
 
 def journal_reload(db: Db, loaded: StoredSnapshot, *, actor: str) -> None:

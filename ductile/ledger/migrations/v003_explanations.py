@@ -18,6 +18,8 @@ STATEMENTS = (
     "CREATE INDEX job_queue_roots ON job_queue (seq) WHERE root_job_id = id",
     "CREATE INDEX journal_acts ON journal (seq, at, actor) WHERE actor IS NOT NULL",
     "CREATE INDEX journal_of_service ON journal (kind, seq) WHERE job_id IS NULL AND plugin IS NULL",
+    "ALTER TABLE config_snapshots ADD COLUMN sealed_at TEXT",
+    "ALTER TABLE config_snapshots ADD COLUMN sealed_by TEXT",
     "ALTER TABLE receipts ADD COLUMN journal_seq INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE job_log ADD COLUMN plugin_fingerprint TEXT",
     "ALTER TABLE job_log ADD COLUMN plugin_changes TEXT",

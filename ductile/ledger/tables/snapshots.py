@@ -26,11 +26,15 @@ class StoredSnapshot:
     plugin_fingerprints: str | None = None
     sanitized_config: str | None = None
     secret_fingerprints: str | None = None
+    sealed_at: str | None = None
+    sealed_by: str | None = None
+    """When and by whom the files were sealed; None without a seal, or if the seal has no actor."""
 
 
 _COLUMNS = """id, config_hash, loaded_at, reason, source_hash, source_path, source, ductile_version, binary_path,
-    snapshot_format, semantics, plugin_fingerprints, sanitized_config, secret_fingerprints"""
-PUT = f"INSERT INTO config_snapshots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    snapshot_format, semantics, plugin_fingerprints, sanitized_config, secret_fingerprints, sealed_at,
+    sealed_by"""
+PUT = f"INSERT INTO config_snapshots ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def put(db: Db, new: StoredSnapshot) -> None:
@@ -52,6 +56,8 @@ def put(db: Db, new: StoredSnapshot) -> None:
             new.plugin_fingerprints,
             new.sanitized_config,
             new.secret_fingerprints,
+            new.sealed_at,
+            new.sealed_by,
         ),
     )
 
@@ -127,4 +133,6 @@ def _snapshot(row: tuple[str, ...] | None) -> StoredSnapshot | None:
         plugin_fingerprints=row[11],
         sanitized_config=row[12],
         secret_fingerprints=row[13],
+        sealed_at=row[14],
+        sealed_by=row[15],
     )

@@ -36,6 +36,7 @@ UNCHANGED = frozenset(
     {
         "auth.limited",
         "auth.refused",
+        "config.edited",
         "config.reload_refused",
         "config.reloaded",
         "event.baggage_dropped",
