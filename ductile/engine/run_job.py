@@ -94,9 +94,10 @@ async def attempt_job(ctx: JobContext, attempt: Attempt) -> Completion | None:
         case Refuse(outcome):
             verdict, refused = Verdict(outcome), None
         case Block(_, files):
-            if await postpone_for_drift(ctx, job, files):
+            ended = await postpone_for_drift(ctx, job, files)
+            if ended is None:
                 return None
-            verdict, refused = Verdict(stop_outcome(attempt.control.stop.reason)), None
+            verdict, refused = Verdict(ended), None
         case Postpone(error, policy):
             refused = SpawnFailed(error, errno.EACCES)
             verdict = judge(job, refused, policy, started_at=started_at, jitter=random.random())

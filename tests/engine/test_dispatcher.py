@@ -181,6 +181,20 @@ async def test_a_relay_needs_no_worker(tmp_path: Path) -> None:
         assert "instance lab" in dispatcher.error(relay)
 
 
+async def test_a_job_of_a_changed_plugin_that_is_cancelled_ends_with_the_reason(tmp_path: Path) -> None:
+    """Also if the cancellation is stored and has not reached its attempt."""
+    async with open_dispatcher(tmp_path, ANSWER) as dispatcher:
+        dispatcher.home.replace("service:\n", "service:\n  strict_mode: true\n")
+        dispatcher.home.seal()
+        dispatcher.snapshot = snapshot_of(dispatcher.home)
+        (dispatcher.home.path / "plugins" / "echo" / "planted.sh").touch()
+        job = await dispatcher.queue()
+        await dispatcher.execute("UPDATE job_queue SET cancel_requested_at = created_at, cancel_reason = 'not needed'")
+        await dispatcher.start()
+        await dispatcher.until_ended(job)
+        assert dispatcher.error(job) == "cancelled: not needed"
+
+
 # ── rows that cannot be read ────────────────────────────────────────────────────────────────────────────────────────
 
 

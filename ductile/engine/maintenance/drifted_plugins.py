@@ -10,10 +10,11 @@ from functools import partial
 import trio
 
 from ductile.core.errors import LedgerBusy, LedgerFull
-from ductile.core.model import Job
+from ductile.core.model import Job, Outcome, cancelled
 from ductile.engine.job_context import JobContext
 from ductile.ledger.admin import drifted_plugins
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin
+from ductile.ledger.jobs.rows import get_job
 from ductile.ledger.queue.outbox import postpone
 from ductile.ledger.storage.db import Db
 from ductile.plugin.checked_files import CheckedFiles
@@ -55,12 +56,18 @@ def _note(ctx: JobContext, plugin: str, files: CheckedFiles) -> Callable[[Db], N
     return partial(drifted_plugins.put, drifted=drifted, blocks=ctx.is_strict)
 
 
-async def postpone_for_drift(ctx: JobContext, job: Job, files: CheckedFiles) -> bool:
-    """Block the plugin and queue its claimed job again, with the same attempt. False if the job was cancelled."""
+async def postpone_for_drift(ctx: JobContext, job: Job, files: CheckedFiles) -> Outcome | None:
+    """Block the plugin and queue its claimed job again, with the same attempt.
+
+    Return the outcome of a job that was cancelled instead.
+    """
     await note_files(ctx, job.plugin, files)
 
-    def work(db: Db) -> bool:
-        return postpone(db, job.id, job.attempt, files.code, run_id=ctx.run_id, until=None, now=ctx.clock.now())
+    def work(db: Db) -> Outcome | None:
+        if postpone(db, job.id, job.attempt, files.code, run_id=ctx.run_id, until=None, now=ctx.clock.now()):
+            return None
+        stored = get_job(db, job.id)  # the attempt may not have the reason yet
+        return cancelled(stored.cancel_reason if stored else None)
 
     while True:
         try:
