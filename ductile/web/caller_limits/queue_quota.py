@@ -24,7 +24,7 @@ class QueueLimitReached(DuctileError):
     """The submitter has too many queued jobs."""
 
     code, exit_code, status = "queue_limit", 75, 429
-    hint = "Send it again when queued jobs have run. `ductile queue status` shows why they wait."
+    hint = "Send it again when queued jobs have run. `ductile queue list` shows why they wait."
 
 
 @define
