@@ -182,6 +182,8 @@ class Retried:
     error: str
     delay: timedelta
     evidence: Evidence | None = None
+    data: Mapping[str, Any] = NO_DATA
+    """`limit_key`, if a limit caused the failure."""
 
 
 @frozen

@@ -167,7 +167,7 @@ def _failed(job: Job, failure: _Failure, policy: RetryPolicy, evidence: Evidence
         dead = attempts_used_up(job, error, evidence)
         return evolve(dead, data={**dead.data, **failure.data})
     delay = failure.retry_after if failure.retry_after is not None else backoff(policy.backoff_base, job.tries, jitter)
-    return Retried(error, delay, evidence)
+    return Retried(error, delay, evidence, failure.data)
 
 
 def backoff(base: timedelta, tries: int, jitter: float) -> timedelta:

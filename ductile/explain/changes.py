@@ -142,11 +142,10 @@ def changes_since(
 
 def compare_configurations(old: StoredSnapshot, new: StoredSnapshot, *, new_is_on_disk: bool = False) -> ConfigDiffView:
     """Return what differs between two configurations. With `new_is_on_disk`, the second one was never loaded."""
-    config, secrets, prints = (
+    config, prints = (
         list(differences(load_stored_object(before), load_stored_object(after)))
         for before, after in (
             (old.sanitized_config, new.sanitized_config),
-            (old.secret_fingerprints, new.secret_fingerprints),
             (old.plugin_fingerprints, new.plugin_fingerprints),
         )
     )
@@ -158,7 +157,7 @@ def compare_configurations(old: StoredSnapshot, new: StoredSnapshot, *, new_is_o
         "to": {"snapshot_id": None, "loaded_at": None, "ductile_version": None} if new_is_on_disk else _side(new),
         "config": [one.as_data() for one in config[:MAX_DIFFERENCES]],
         "config_cut": max(len(config) - MAX_DIFFERENCES, 0),
-        "secrets": sorted(format_path(one.path) for one in secrets if one.is_set_in_both),
+        "secrets": _changed_secrets(old, new),
         "plugins": {name: sorted(filter(None, paths)) for name, paths in sorted(plugins.items())},
     }
 
@@ -174,15 +173,20 @@ def _between(old: StoredSnapshot, new: StoredSnapshot, plugin: str) -> dict[str,
     config = list(differences(load_stored_object(old.sanitized_config), load_stored_object(new.sanitized_config)))
     others = {one.plugin for one in config if one.plugin is not None} - {plugin}
     found = [one for one in config if one.plugin not in others]
-    secrets = differences(stored_fingerprints(old.secret_fingerprints), stored_fingerprints(new.secret_fingerprints))
     return {
         "from": _side(old),
         "to": _side(new),
         "config": [one.as_data() for one in found[:MAX_CHANGES]],
         "config_cut": max(len(found) - MAX_CHANGES, 0),
         "other_plugins": sorted(filter(None, others)),
-        "secrets": sorted(format_path(one.path) for one in secrets if one.is_set_in_both),
+        "secrets": _changed_secrets(old, new),
     }
+
+
+def _changed_secrets(old: StoredSnapshot, new: StoredSnapshot) -> list[str]:
+    """Return the places of secrets that both configurations have, with different values."""
+    before, after = stored_fingerprints(old.secret_fingerprints), stored_fingerprints(new.secret_fingerprints)
+    return sorted(place for place in before.keys() & after.keys() if before[place] != after[place])
 
 
 def _stored_fingerprint(snapshot: StoredSnapshot, plugin: str) -> dict[str, Any]:

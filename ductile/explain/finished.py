@@ -6,7 +6,7 @@ Reads no sentences: the place that decided stored a code and its data.
 from collections import Counter
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from ductile.core.clock import to_text
 from ductile.core.formats.stored_json import load_stored_object
@@ -47,6 +47,12 @@ def _attempt_facts(job: Job, last: LoggedAttempt) -> dict[str, Any]:
 def own_error(attempt: LoggedAttempt) -> str | None:
     """Return the error of an attempt, without the sentence about used-up attempts around it."""
     return load_stored_object(attempt.outcome_data).get("error") or attempt.last_error
+
+
+def with_limit(reason: Reason, report: JobReport) -> Reason:
+    """Return the reason with the configuration key of the limit that ended the last attempt, if one did."""
+    data = load_stored_object(report.attempts[-1].outcome_data) if report.attempts else {}
+    return evolve(reason, data={**reason.data, "limit_key": data["limit_key"]}) if "limit_key" in data else reason
 
 
 def past_waits(report: JobReport) -> list[Reason]:

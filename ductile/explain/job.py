@@ -19,6 +19,7 @@ from ductile.explain.finished import (
     outcome_reason,
     past_waits,
     running,
+    with_limit,
 )
 from ductile.explain.orphaned import has_service
 from ductile.explain.reason import AnyReasonView, Reason
@@ -113,7 +114,8 @@ def explain_job(db: Db, ledger: Path, report: JobReport, *, ask_with: str = "why
 
 def _job_reasons(db: Db, ledger: Path, report: JobReport, *, is_up: bool) -> list[Reason]:
     if (waiting := wait_reasons.waiting(db, report.job.id)) is not None:
-        return waiting_reasons(db, waiting, read_queue_conditions(db, ledger))
+        reasons = waiting_reasons(db, waiting, read_queue_conditions(db, ledger))
+        return [with_limit(reason, report) if reason.code == "retry_time" else reason for reason in reasons]
     if report.job.status is JobStatus.RUNNING:
         state = running(report.job) if is_up else orphaned(report.job)
     else:

@@ -248,7 +248,8 @@ def _breaker(data: Data) -> str:
 
 def _retry_time(data: Data) -> str:
     due = f"Attempt {data['attempt']} of {data['max_attempts']} {'is' if data['is_ahead'] else 'was'} due"
-    return f"{due} {_when(data, 'next_retry_at')}. The previous attempt failed: {data['error']}"
+    text = f"{due} {_when(data, 'next_retry_at')}. The previous attempt failed: {data['error']}"
+    return _with_limit(text, data.get("limit_key"))
 
 
 def _join(data: Data) -> str:

@@ -135,6 +135,18 @@ def test_a_job_names_its_events_that_led_to_no_job(ledger: LedgerDriver, path: P
     ]
 
 
+@pytest.mark.usefixtures("service")
+def test_a_job_that_a_limit_ended_names_its_key_while_it_waits_for_a_retry(ledger: LedgerDriver, path: Path) -> None:
+    ledger.enqueue()
+    job = ledger.claim_one()
+    data = {"limit_key": "service.limits.stdout"}
+    ledger.end(job, Retried("output limit", timedelta(seconds=30), ledger.evidence(), data))
+
+    (reason,) = explain(ledger, path, job.id).reasons
+    assert (reason.code, reason.data["limit_key"]) == ("retry_time", "service.limits.stdout")
+    assert reason.words.endswith("output limit (limit: service.limits.stdout)")
+
+
 def test_a_duplicate_event_names_the_job_it_duplicates(ledger: LedgerDriver) -> None:
     winner = ledger.enqueue(dedupe_key="k", source_event_id="first", dedupe_ttl=timedelta(hours=1)).job_id
     ledger.end(ledger.claim_one())

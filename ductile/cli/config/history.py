@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ductile.explain.changes import ConfigDiffView
 
 DISK = "disk"
+MAX_PLACES = 4
 
 
 @click.command("history")
@@ -20,7 +21,8 @@ DISK = "disk"
 def history(limit: int, cursor: str | None, as_json: bool, **where: Any) -> None:
     """List the configurations that the service has used, newest first: one for each start and each reload.
 
-    Reads the ledger, so it works while the service is stopped. `ductile system audit` shows who reloaded.
+    Each has its actor and what changed; `ductile config diff` shows the values. Reads the ledger, so it works while the
+    service is stopped.
 
     Example: ductile config history --limit 10
     """
@@ -36,19 +38,30 @@ def history(limit: int, cursor: str | None, as_json: bool, **where: Any) -> None
 def _history_lines(view: dict[str, Any]) -> list[str]:
     from ductile.core.format_time import format_when
 
-    head = ("SNAPSHOT", "LOADED", "REASON", "VERSION", "")
+    head = ("SNAPSHOT", "LOADED", "REASON", "ACTOR", "VERSION", "CHANGED")
     rows = [
         (
             one["snapshot_id"],
             format_when(one["loaded_at"]),
             one["reason"],
+            one["actor"] or "-",
             one["ductile_version"] or "",
-            "changed" if one["changed"] else "",
+            _changed(one),
         )
         for one in view["snapshots"]
     ]
     lines = output.table([head, *rows]) if rows else ["no service has used this ledger yet"]
     return lines + ([f"continue with --cursor {view['next_cursor']}"] if view["next_cursor"] else [])
+
+
+def _changed(one: dict[str, Any]) -> str:
+    """Return the first places that changed, and the number of the others."""
+    if not one["changed"]:
+        return ""
+    changes = one["changes"] or {"config": [], "secrets": [], "plugins": []}
+    places = [*changes["config"], *changes["secrets"], *(f"files of {name}" for name in changes["plugins"])]
+    more = [f"{len(places) - MAX_PLACES} more"] if len(places) > MAX_PLACES else []
+    return ", ".join([*places[:MAX_PLACES], *more]) or "changed"
 
 
 @click.command("diff")

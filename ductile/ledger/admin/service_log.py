@@ -1,7 +1,7 @@
 """The journal of the service itself: starts, stops, stops without a record because the process was killed, reloads."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -85,6 +85,20 @@ def journal_reload(db: Db, loaded: StoredSnapshot, *, actor: str) -> None:
 def journal_refused_reload(db: Db, *, code: str, error: str, actor: str, now: datetime) -> None:
     """Record that a reload was refused, so that the old configuration stays in use."""
     journal.append(db, "config.reload_refused", now=now, data={"code": code, "error": error}, actor=actor)
+
+
+LOADS = f"""
+    SELECT at, actor {_OF_SERVICE} AND kind IN ('{STARTED}', '{RELOADED}') AND at >= ? ORDER BY seq
+"""
+
+
+def actors_of(db: Db, loaded: Sequence[StoredSnapshot]) -> dict[str, str]:
+    """Return who put each configuration into use, by its id. `loaded` is newest first, without gaps."""
+    actors: dict[str, str] = {}
+    for at, actor in db.execute(LOADS, (to_text(loaded[-1].loaded_at),)) if loaded else ():
+        used = next(one for one in loaded if to_text(one.loaded_at) <= at)
+        actors.setdefault(used.id, actor)
+    return actors
 
 
 CONFIG_IN_USE = f"""

@@ -69,5 +69,5 @@ def code_of(outcome: Outcome) -> OutcomeCode | None:
 
 
 def data_of(outcome: Outcome) -> Mapping[str, Any]:
-    """Return the values that belong to the code of the outcome."""
-    return NO_DATA if isinstance(outcome, Retried | Interrupted) else outcome.data
+    """Return the values that belong to the outcome."""
+    return NO_DATA if isinstance(outcome, Interrupted) else outcome.data

@@ -38,7 +38,7 @@ from ductile.ledger.completion.follow_ups import (
     replace_outcome,
     write_follow_ups,
 )
-from ductile.ledger.completion.outcomes import attempt_status, code_of, error_of, job_status
+from ductile.ledger.completion.outcomes import attempt_status, code_of, data_of, error_of, job_status
 from ductile.ledger.jobs import dedupe, joins
 from ductile.ledger.jobs.dedupe import DEFAULT_TTL, Duplicate
 from ductile.ledger.jobs.enqueue import Enqueued
@@ -268,6 +268,7 @@ def _requeue(
         error=error,
         evidence=outcome.evidence,
         started_at=started[0],
+        data=data_of(outcome),
     )
     failpoint("record.after_retry")
     contexts.put_all(db, completion.contexts, now=now)

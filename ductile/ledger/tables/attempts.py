@@ -47,7 +47,7 @@ def log_attempt(
 ) -> None:
     """Write the row of an attempt. `started_at` is used where there is no evidence of a run that did start.
 
-    `code` and `data` are the outcome of the job; an attempt after which it is queued again has none.
+    `code` and `data` are the outcome of the job; an attempt after which it is queued again has no code.
     """
     ended_at = now if isinstance(now, str) else to_text(now)
     outcome = (code, _data_text(data))

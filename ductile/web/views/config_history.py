@@ -9,6 +9,7 @@ from ductile.core.errors import NotFound, UsageInvalid
 from ductile.core.formats.json_schema import Keywords, Timestamp
 from ductile.core.units import quote_text
 from ductile.explain.changes import ConfigDiffView, compare_configurations
+from ductile.ledger.admin import service_log
 from ductile.ledger.reports.filters import MAX_PAGE_SIZE
 from ductile.ledger.storage.db import Db
 from ductile.ledger.tables import snapshots
@@ -24,6 +25,14 @@ class ConfigPlanView(ReloadView):
     compared_with: str
 
 
+class ChangedPathsView(TypedDict):
+    """What differs from the configuration before. `GET /config/diff` has the values."""
+
+    config: list[str]
+    secrets: list[str]
+    plugins: Annotated[list[str], "Plugins whose files or paths differ"]
+
+
 class ListedSnapshotView(TypedDict):
     """A configuration that the service has used."""
 
@@ -33,7 +42,9 @@ class ListedSnapshotView(TypedDict):
     ductile_version: str | None
     source_path: str | None
     config_hash: Annotated[str, "Changes with every setting and secret"]
+    actor: Annotated[str, "Who started or reloaded the service, if that is on record"] | None
     changed: Annotated[bool, "True if settings, secrets or plugin files differ from those of the configuration before"]
+    changes: Annotated[ChangedPathsView, "null if nothing changed, or if the content of one is not on record"] | None
 
 
 class ConfigHistoryView(TypedDict):
@@ -45,7 +56,8 @@ def history_view(db: Db, *, cursor: str | None, limit: int) -> ConfigHistoryView
     """Return a page of the configurations on record, newest first. Raises UsageInvalid for an unknown cursor."""
     found = snapshots.latest(db, before=_position(db, cursor) if cursor else None, limit=limit + 1)
     rows, older = found[:limit], [*found[1:], None]
-    listed = [_listed(one, before) for one, before in zip(rows, older, strict=False)]
+    actors = service_log.actors_of(db, rows)
+    listed = [_listed(db, one, before, actors.get(one.id)) for one, before in zip(rows, older, strict=False)]
     return {"snapshots": listed, "next_cursor": rows[-1].id if len(found) > limit else None}
 
 
@@ -57,8 +69,9 @@ def _position(db: Db, cursor: str) -> datetime:
     return last.loaded_at
 
 
-def _listed(one: StoredSnapshot, before: StoredSnapshot | None) -> ListedSnapshotView:
+def _listed(db: Db, one: StoredSnapshot, before: StoredSnapshot | None, actor: str | None) -> ListedSnapshotView:
     content = (one.config_hash, one.plugin_fingerprints)
+    is_changed = before is None or content != (before.config_hash, before.plugin_fingerprints)
     return {
         "snapshot_id": one.id,
         "loaded_at": to_text(one.loaded_at),
@@ -66,8 +79,19 @@ def _listed(one: StoredSnapshot, before: StoredSnapshot | None) -> ListedSnapsho
         "ductile_version": one.ductile_version,
         "source_path": one.source_path,
         "config_hash": one.config_hash,
-        "changed": before is None or content != (before.config_hash, before.plugin_fingerprints),
+        "actor": actor,
+        "changed": is_changed,
+        "changes": _changed_paths(db, before.id, one.id) if before and is_changed else None,
     }
+
+
+def _changed_paths(db: Db, old_id: str, new_id: str) -> ChangedPathsView | None:
+    old, new = snapshots.get(db, old_id), snapshots.get(db, new_id)
+    if old is None or new is None or None in (old.sanitized_config, new.sanitized_config):
+        return None
+    diff = compare_configurations(old, new)
+    paths = [one["path"] for one in diff["config"]]
+    return {"config": paths, "secrets": diff["secrets"], "plugins": list(diff["plugins"])}
 
 
 def diff_view(db: Db, old: str | None, new: str | None) -> ConfigDiffView:
