@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+from ductile.cli.logs.event_format import event_line
 from ductile.core.clock import to_text
 from ductile.core.model import Failed, Succeeded
 from tests.cli.conftest import Answer, Run
@@ -38,6 +39,13 @@ def test_logs_selects_past_events_by_time_kind_and_text(run: Run, demo: Path) ->
     }
     found = {options: names(run("logs", "--json", "--config", demo, *options)) for options in cases}
     assert found == cases
+
+
+def test_a_notification_is_shown_with_its_message() -> None:
+    data = {"signal": "run.failed", "subject": "pipeline deploy", "count": 1, "message": "Pipeline deploy failed."}
+    sent = {"event": "notification.sent", "at": "2026-02-08T09:30:00.000000Z", "data": data}
+
+    assert event_line(sent).endswith('count=1 message="Pipeline deploy failed."')
 
 
 def test_logs_refuses_a_wrong_filter_with_a_hint(run: Run, demo: Path) -> None:

@@ -24,13 +24,14 @@ KINDS: Mapping[str, NotifySignal] = {
     RECOVERED: "service.recovered",
 }
 """Journal kind → the signal that it can be."""
-NOUNS: Mapping[str, str] = {
-    "run.failed": "failed runs of",
-    "breaker.opened": "openings of the circuit breaker of",
-    "schedule.late": "late runs of",
-    "queue.stuck": "alarms about",
-    "service.recovered": "recoveries of",
+NOUNS: Mapping[str, tuple[str, str]] = {
+    "run.failed": ("failed run of", "failed runs of"),
+    "breaker.opened": ("opening of the circuit breaker of", "openings of the circuit breaker of"),
+    "schedule.late": ("late run of", "late runs of"),
+    "queue.stuck": ("alarm about", "alarms about"),
+    "service.recovered": ("recovery of", "recoveries of"),
 }
+"""Signal → how one and how several of them are named."""
 OWN_BREAKER = "the message would be sent by the plugin that it is about"
 
 
@@ -51,7 +52,8 @@ def why_skipped(entry: JournalEntry, config: Notify) -> str | None:
 
 def summary_of(group: NotificationGroup, *, now: datetime) -> Notification:
     """Return one message for all signals that were held since the last message of the group."""
-    signals = f"{group.held} more {NOUNS.get(group.signal, group.signal)} {group.subject}"
+    one, several = NOUNS.get(group.signal, (group.signal, group.signal))
+    signals = f"{group.held} more {one if group.held == 1 else several} {group.subject}"
     message = f"{signals} since {format_timestamp(to_text(group.sent_at))}. The last: {group.last.get('message', '')}"
     payload = {
         "signal": group.signal,

@@ -30,7 +30,7 @@ class ChangedPathsView(TypedDict):
 
     config: list[str]
     secrets: list[str]
-    plugins: Annotated[list[str], "Plugins whose files or paths differ"]
+    plugins: Annotated[list[str], "Plugins of both configurations whose files or paths differ"]
 
 
 class ListedSnapshotView(TypedDict):
@@ -91,7 +91,8 @@ def _changed_paths(db: Db, old_id: str, new_id: str) -> ChangedPathsView | None:
         return None
     diff = compare_configurations(old, new)
     paths = [one["path"] for one in diff["config"]]
-    return {"config": paths, "secrets": diff["secrets"], "plugins": list(diff["plugins"])}
+    plugins = [name for name, parts in diff["plugins"].items() if parts]
+    return {"config": paths, "secrets": diff["secrets"], "plugins": plugins}
 
 
 def diff_view(db: Db, old: str | None, new: str | None) -> ConfigDiffView:

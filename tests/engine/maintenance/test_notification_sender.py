@@ -98,6 +98,14 @@ def test_the_first_message_of_a_group_is_sent_at_once(outbox: Outbox) -> None:
     ]
 
 
+def test_a_summary_of_one_signal_is_in_the_singular(outbox: Outbox) -> None:
+    for number in range(2):
+        outbox.signal(pipeline="deploy", message=f"failure {number}")
+    outbox.round()
+    outbox.round(timedelta(minutes=5))
+    assert outbox.messages()[-1]["payload"]["title"] == "1 more failed run of pipeline deploy"
+
+
 def test_the_others_are_counted_in_one_summary(outbox: Outbox) -> None:
     """It is sent when the interval has passed, also if a restart is in between, and begins a new interval."""
     for number in range(4):

@@ -14,7 +14,9 @@ from tests.ledger.conftest import LedgerDriver, db, ledger, path
 __all__ = ["db", "ledger", "path"]
 
 
-def snapshot(ledger: LedgerDriver, name: str, config: dict[str, Any], secret: str) -> StoredSnapshot:
+def snapshot(
+    ledger: LedgerDriver, name: str, config: dict[str, Any], secret: str, plugins: dict[str, Any] | None = None
+) -> StoredSnapshot:
     uses = [{"purpose": "tokens.github.key", "source": "tokens.yaml", "present": True, "fingerprint": secret}]
     return StoredSnapshot(
         id=f"cfg_{name}",
@@ -22,7 +24,7 @@ def snapshot(ledger: LedgerDriver, name: str, config: dict[str, Any], secret: st
         loaded_at=ledger.now,
         reason="reload",
         sanitized_config=json.dumps(config),
-        plugin_fingerprints="{}",
+        plugin_fingerprints=json.dumps(plugins or {}),
         secret_fingerprints=json.dumps(uses),
     )
 
@@ -55,3 +57,18 @@ def test_the_history_has_the_actor_and_the_changes_of_each_configuration(ledger:
     assert [one["changes"] for one in listed] == [nothing, both, None]
     page = history_view(ledger.db, cursor="cfg_third", limit=1)["snapshots"]
     assert [(one["snapshot_id"], one["actor"]) for one in page] == [("cfg_second", "token:ci")]
+
+
+def test_a_plugin_that_was_added_or_removed_has_no_changed_files(ledger: LedgerDriver) -> None:
+    """Its section of the configuration tells that."""
+    before, after = (
+        {"same": {"entrypoint_hash": "a"}, "gone": {"entrypoint_hash": "b"}},
+        {"same": {"entrypoint_hash": "c"}},
+    )
+    with transaction(ledger.db):
+        for name, plugins in (("first", before), ("second", after)):
+            snapshots.put(ledger.db, snapshot(ledger, name, {}, "blake3:a", plugins))
+            ledger.advance(seconds=1)
+
+    newest = history_view(ledger.db, cursor=None, limit=1)["snapshots"][0]
+    assert newest["changes"] == {"config": [], "secrets": [], "plugins": ["same"]}
