@@ -11,10 +11,10 @@ from attrs import frozen
 from ductile.core.errors import LedgerBusy, LedgerError, LedgerFull, LedgerLost
 from ductile.core.instance.failpoints import failpoint
 from ductile.engine.follow_up_rules import gates_of, join_rule_of, signal_runs
-from ductile.engine.job_context import JobContext
+from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
 from ductile.engine.judge import DRAIN
 from ductile.engine.maintenance.drifted_plugins import release_restored_plugins
-from ductile.engine.run_job import LEDGER_RETRY_INTERVAL, announce, run_job
+from ductile.engine.run_job import announce, run_job
 from ductile.engine.running_jobs import Attempt, Capacity
 from ductile.ledger.completion.record import Recorded, Stale
 from ductile.ledger.jobs.enqueue import newest_seq

@@ -22,6 +22,9 @@ from ductile.plugin.checked_files import CheckedFiles
 RelaySender = Callable[["JobContext", Attempt], Awaitable[Completion | None]]
 """Sends the event of a relay job. Returns its completion, or None if the job was requeued until its instance is up."""
 
+LEDGER_RETRY_INTERVAL = 0.5
+"""Seconds until a write is repeated after the ledger was busy or full."""
+
 
 @define
 class DriftedPlugins:

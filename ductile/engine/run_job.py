@@ -23,7 +23,7 @@ from ductile.core.model import RELAY, Completion, Dead, Failed, Job, OutcomeCode
 from ductile.core.threads import run_in_thread_if_large
 from ductile.engine.completion import complete, complete_without_run
 from ductile.engine.follow_up_rules import follow_up_rule_of, join_rule_of, signal_runs
-from ductile.engine.job_context import JobContext
+from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
 from ductile.engine.judge import Verdict, backoff, judge, stop_outcome
 from ductile.engine.maintenance.drifted_plugins import note_files, postpone_for_drift
 from ductile.engine.maintenance.unrunnable_jobs import end_unrunnable_jobs
@@ -38,7 +38,7 @@ from ductile.ledger.queue.claim import ProcessNote, note_process
 from ductile.ledger.storage.db import Db
 
 INTERNAL_ERROR_RETRY = timedelta(seconds=30)
-LEDGER_TIMEOUT, LEDGER_RETRY_INTERVAL = 60.0, 0.5
+LEDGER_TIMEOUT = 60.0
 MAX_BACKOFF_STEPS = 20
 
 

@@ -29,8 +29,7 @@ def mark_orphans(jobs: Sequence[J], ledger: Path) -> list[J]:
 
 
 def display_status(job: Mapping[str, Any]) -> str:
-    """Return the status to show: `orphaned` where no service runs the job, `cancelled` or `purged` where an operator
-    ended it."""
+    """Return the status to show: `orphaned` without a service, `cancelled` or `purged` if an operator ended the job."""
     if job.get("orphaned"):
         return "orphaned"
     code = job.get("outcome_code")

@@ -11,7 +11,7 @@ import trio
 
 from ductile.core.errors import LedgerBusy, LedgerFull
 from ductile.core.model import Job, Outcome, cancelled
-from ductile.engine.job_context import JobContext
+from ductile.engine.job_context import LEDGER_RETRY_INTERVAL, JobContext
 from ductile.ledger.admin import drifted_plugins
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin
 from ductile.ledger.jobs.rows import get_job
@@ -19,7 +19,6 @@ from ductile.ledger.queue.outbox import postpone
 from ductile.ledger.storage.db import Db
 from ductile.plugin.checked_files import CheckedFiles
 
-LEDGER_RETRY_INTERVAL = 0.5
 CHECK_INTERVAL = 1.0
 """Minimum seconds between two checks, because a check reads the state of every file of a plugin."""
 NOT_REPORTED = CheckedFiles(None)

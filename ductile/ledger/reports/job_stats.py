@@ -167,8 +167,10 @@ NEWEST_ENDS = f"""
 
 
 def failures_since_success(db: Db, plugin: str, *, limit: int = MAX_FAILURES) -> FailureRun | None:
-    """Return the failed and dead jobs since the last success, without those that an operator ended. None if there are
-    none among the newest `limit` attempts. Reads one row of a plugin that works."""
+    """Return the failed and dead jobs since the last success, without those that an operator ended.
+
+    None if there are none among the newest `limit` attempts. Reads one row of a plugin that works.
+    """
     count, is_capped, last = 0, True, None
     for read, row in enumerate(db.execute(NEWEST_ENDS, (plugin, limit)), start=1):
         is_capped = read == limit
