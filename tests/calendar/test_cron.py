@@ -101,6 +101,7 @@ def test_a_line_is_fixed_unless_its_hour_begins_with_an_asterisk(text: str, is_f
     assert parse_line(text).is_fixed is is_fixed
 
 
+@pytest.mark.slow
 def test_a_line_without_weekdays_matches_the_other_days_of_the_line() -> None:
     """In both directions and counted, also for lines that match by day or weekday."""
     days = [datetime(2026, 1, 1) + number * timedelta(days=1) for number in range(400)]

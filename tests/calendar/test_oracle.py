@@ -11,6 +11,7 @@ from tests.calendar.oracle import DAY, ZONES, MinuteWalk, OracleLine, changes, e
 DENSE = {"* * * * *", "*/5 * * * *", "*/7 * * * *", "0-10 * * * *"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 def test_slots_equal_those_of_the_oracle(zone: str) -> None:
     """Around two clock changes of each zone, in both directions, and on random days."""

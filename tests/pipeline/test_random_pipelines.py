@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import count
 from typing import Any
 
+import pytest
 from attrs import define, frozen
 from hypothesis import HealthCheck, given, settings
 
@@ -13,6 +14,8 @@ from ductile.pipeline.language.conditions import holds
 from ductile.pipeline.language.paths import Scope
 from tests.pipeline.compiling import compile_text, shape
 from tests.pipeline.random_pipelines import PAYLOAD, Data, each_step, pipelines_strategy
+
+pytestmark = pytest.mark.slow
 
 SCOPE = Scope(PAYLOAD, {})
 MAX_RUNS = 20_000

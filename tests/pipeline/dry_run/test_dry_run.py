@@ -376,6 +376,7 @@ def predicted_outcomes(plans: Plans, name: str) -> Counter[tuple[str, str]] | No
     return Counter({key: n for key, n in counted.items() if key[1] != "not reached"}) if found.is_complete else None
 
 
+@pytest.mark.slow
 @given(listed=pipelines_strategy(max_leaves=5))
 @settings(
     max_examples=60,
