@@ -48,6 +48,7 @@ class HealthFacts:
     is_stuck: bool = False
     """True if the service cannot write the ledger or evaluate schedules."""
     lock_holder: LockHolder | None = None
+    """Another process that keeps the service from writing."""
     was_killed: bool = False
     """True if the last run of the service ended without a shutdown."""
     orphaned: int = 0
@@ -114,7 +115,7 @@ def judge_health(facts: HealthFacts) -> Health:
 
 
 def _failures(facts: HealthFacts) -> Iterator[HealthReason]:
-    if facts.is_stuck and (holder := facts.lock_holder):
+    if holder := facts.lock_holder:
         yield _failed("ledger_locked", {"pid": holder.pid, "command": holder.command}, f"ps -fp {holder.pid}")
     elif facts.is_stuck:
         yield _failed("stuck", {}, "ductile system doctor")
@@ -144,8 +145,8 @@ def _waiting(facts: HealthFacts) -> Iterator[HealthReason]:
         fix = f"ductile system reset {shlex.join((breaker.plugin, breaker.command))}"
         yield _attention(facts, "breaker", counts | probe, fix)
     job = facts.oldest_ready
-    if job is not None and facts.now - job.asked_at > MAX_READY:
-        data = {"job_id": job.id, "plugin": job.plugin, "since": to_text(job.asked_at)}
+    if job is not None and facts.now - job.ready_at > MAX_READY:
+        data = {"job_id": job.id, "plugin": job.plugin, "since": to_text(job.ready_at)}
         yield _attention(facts, "ready_too_long", data, f"ductile job why {job.id}")
 
 
@@ -216,7 +217,7 @@ def read_health_facts(
         ),
         late=tuple(_late_schedules(db, plugins, now)) if is_running else (),
         missed=tuple(one for one in sla.missed(db, now=now) if one.plugin in plugins) if is_running else (),
-        oldest_ready=oldest_ready_job(db, claimable),
+        oldest_ready=oldest_ready_job(db, claimable, now=now),
         failing=tuple(run for run in failing if run is not None),
     )
 

@@ -13,15 +13,14 @@ def check_health(
     db: Db, ledger: Path, *, is_running: bool, is_degraded: bool = False, was_killed: bool = False, now: datetime
 ) -> Health:
     """Return the verdict about the instance of this ledger. `is_degraded` is what its running service reports."""
-    holder = _foreign_writer(ledger)
     facts = read_health_facts(
         db,
         loaded_plugins(db),
         now=now,
         is_running=is_running,
         was_killed=was_killed,
-        is_stuck=is_degraded or holder is not None,
-        lock_holder=holder,
+        is_stuck=is_degraded,
+        lock_holder=_foreign_writer(ledger),
     )
     return judge_health(facts)
 

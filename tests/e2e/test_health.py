@@ -62,6 +62,7 @@ def test_all_reports_agree(home: Home, start: Start) -> None:
     ductile(home, "queue", "resume")
     service.run("ok")
     with locked(home.ledger) as pid:
+        assert codes_of_all(service, "failed") == [["ledger_locked", "failing"]] * 4
         status = ductile_json(home, "system", "status", exit_code=1)
         assert (status["verdict"], status["reasons"][0]["code"], status["reasons"][0]["pid"]) == (
             "failed",

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead, Failed, OutcomeCode, Retried
+from ductile.core.clock import to_text
+from ductile.core.model import Breaker, BreakerChange, BreakerState, Dead, Failed, Held, OutcomeCode, Retried
 from ductile.explain.health import Health, HealthVerdict, judge_health, read_health_facts
 from ductile.explain.sentences import SENTENCES
 from ductile.ledger.admin import drifted_plugins, job_actions, pauses
 from ductile.ledger.admin.drifted_plugins import DriftedPlugin
+from ductile.ledger.queue.claim import claim_next
 from ductile.ledger.storage.connections import transaction
 from ductile.ledger.storage.lock_holder import LockHolder
 from ductile.ledger.storage.open_file import open_writer
-from ductile.ledger.tables import breakers, plugin_inits, schedules, sla
+from ductile.ledger.tables import blocked_jobs, breakers, plugin_inits, schedules, sla
 from ductile.ledger.tables.plugin_inits import PluginInit
 from ductile.ledger.tables.sla import Expectation
 from tests.ledger.conftest import LedgerDriver
@@ -121,13 +124,54 @@ def test_a_retried_job_is_ready_since_its_retry(ledger: Any) -> None:
     ledger.end(delayed, Retried("broken", timedelta(hours=1)))
     ledger.advance(hours=1)
     ledger.claim(0)
+    ledger.advance(seconds=-1)
+    retried_at = ledger.now
     with transaction(ledger.db):
         job_actions.retry(ledger.db, failed.id, now=ledger.now)
+    ledger.advance(seconds=1)
     ledger.enqueue()
     assert "ready_too_long" not in health(ledger).codes
 
     ledger.advance(minutes=6)
-    assert [fix for code, fix in reasons(ledger) if code == "ready_too_long"] == [f"ductile job why {failed.id}"]
+    (found,) = [one for one in health(ledger).reasons if one.reason.code == "ready_too_long"]
+    assert (found.fix, found.reason.data["since"]) == (f"ductile job why {failed.id}", to_text(retried_at))
+
+
+def test_an_attempt_that_does_not_follow_its_retry_time_needs_attention(ledger: Any) -> None:
+    """Also a retry that is due while the dispatcher cannot claim, and one without a delay."""
+    for retried in (Retried("broken", timedelta(hours=1)), Retried("broken", timedelta())):
+        for wakes in (False, True):
+            ledger.enqueue(max_attempts=2)
+            job = ledger.claim_one()
+            ledger.end(job, retried)
+            ledger.advance(seconds=retried.delay.total_seconds() + 1)
+            if wakes:
+                ledger.claim(0)
+            assert reasons(ledger) == [], retried
+            ledger.advance(minutes=6)
+
+            (found,) = health(ledger).reasons
+            assert (found.reason.code, found.fix) == ("ready_too_long", f"ductile job why {job.id}"), retried
+            ledger.end(ledger.claim_one())
+
+
+def test_a_job_that_waited_for_a_breaker_is_ready_since_the_breaker_closed(ledger: Any) -> None:
+    opened = Breaker(plugin="echo", command="poll", state=BreakerState.OPEN, failure_count=3)
+    held = Held(ledger.now + timedelta(hours=1), "open")
+    job_id = ledger.enqueue().job_id
+    with transaction(ledger.db):
+        breakers.put(ledger.db, BreakerChange(opened, "failures"), now=ledger.now)
+        gates = {"echo": lambda *_: held}
+        claim_next(ledger.db, now=ledger.now, run_id="run", free={"echo": 1}, limit=1, gates=gates)
+    ledger.advance(minutes=30)
+    with transaction(ledger.db):
+        breakers.put(ledger.db, BreakerChange(evolve(opened, state=BreakerState.CLOSED), "reset"), now=ledger.now)
+        blocked_jobs.unblock_command(ledger.db, "echo", "poll")
+    ledger.advance(minutes=4)
+    assert reasons(ledger) == []
+
+    ledger.advance(minutes=2)
+    assert reasons(ledger) == [("ready_too_long", f"ductile job why {job_id}")]
 
 
 def test_failures_since_the_last_success_need_attention(ledger: Any) -> None:

@@ -71,11 +71,11 @@ def summary_of(group: NotificationGroup, *, now: datetime) -> Notification:
 
 def stuck_queue_data(job: OldestJob, limit: timedelta, *, now: datetime) -> dict[str, Any]:
     """Return the journal data of `queue.stuck`."""
-    waited = format_span(now - job.asked_at)
+    waited = format_span(now - job.ready_at)
     message = f"The oldest ready job ({job.plugin}.{job.command}) has waited for {waited} to start."
     return {
         "command": job.command,
-        "since": to_text(job.asked_at),
+        "since": to_text(job.ready_at),
         "within": format_duration(limit),
         "title": "The queue is stuck",
         "message": message,

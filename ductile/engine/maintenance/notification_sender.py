@@ -135,9 +135,9 @@ class NotificationSender:
 
         Jobs of the plugin that sends messages do not count: they would be about themselves.
         """
-        job = await self.ledger.read(oldest_ready_job, [name for name in snapshot.slots if name != config.to])
-        now = self.clock.now()
-        is_stuck = job is not None and now - job.asked_at > config.queue_stuck_after
+        now, plugins = self.clock.now(), [name for name in snapshot.slots if name != config.to]
+        job = await self.ledger.read(oldest_ready_job, plugins, now=now)
+        is_stuck = job is not None and now - job.ready_at > config.queue_stuck_after
         if job is not None and is_stuck and not self._is_stuck and "queue.stuck" in config.on:
             await self.ledger.transact(partial(_journal_stuck_queue, job=job, config=config, now=now))
         self._is_stuck = is_stuck

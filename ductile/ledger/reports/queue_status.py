@@ -5,7 +5,8 @@ from datetime import datetime
 
 from attrs import frozen
 
-from ductile.core.clock import from_text, from_text_or_none
+from ductile.core.clock import from_text, from_text_or_none, to_text
+from ductile.core.formats.stored_json import load_stored_object
 from ductile.core.model import JobStatus
 from ductile.ledger.queue.claim import plugins_with_ready_jobs
 from ductile.ledger.storage.db import Db
@@ -154,31 +155,69 @@ class OldestJob:
     root_job_id: str
     plugin: str
     command: str
-    asked_at: datetime
+    ready_at: datetime
 
 
 MAX_HEADS = 100
-"""Ready jobs of a plugin that are compared. Those behind them were enqueued later."""
-OLDEST_READY_JOB = """
-    SELECT id, root_job_id, plugin, command, asked_at
-      FROM (SELECT id, root_job_id, plugin, command, asked_at, failed_at, seq FROM job_queue
-             WHERE lane = ? ORDER BY seq LIMIT ?)
-     WHERE failed_at IS NULL OR failed_at < asked_at
-     ORDER BY asked_at, seq LIMIT 1
+"""Ready jobs of a plugin that are compared, and jobs whose retry is due."""
+# A job that failed or was blocked since it was enqueued has waited: it is ready since then or later.
+READY_HEADS = """
+    SELECT id, root_job_id, plugin, command, asked_at, failed_at FROM job_queue WHERE lane = ? ORDER BY seq LIMIT ?
+"""
+DUE_RETRIES = """
+    SELECT id, root_job_id, plugin, command, next_retry_at, NULL FROM job_queue
+     WHERE next_retry_at <= ? ORDER BY next_retry_at LIMIT ?
 """
 
 
-def oldest_ready_job(db: Db, plugins: Collection[str]) -> OldestJob | None:
+def oldest_ready_job(db: Db, plugins: Collection[str], *, now: datetime) -> OldestJob | None:
     """Return the job of these plugins that has been ready for longest.
 
-    A job that an operator retried is as old as the retry. Jobs that waited for their retry time or a breaker do not
-    count, because only the end of that wait is known.
+    A job that an operator retried is as old as the retry. A job that waited for its retry time or a breaker is as old
+    as the end of that wait, also if the dispatcher has not claimed jobs since then.
     """
     ready = [name for name in plugins_with_ready_jobs(db) if name in plugins]
-    rows = [db.execute(OLDEST_READY_JOB, (name, MAX_HEADS)).fetchone() for name in ready]
-    jobs = (
-        OldestJob(id=row[0], root_job_id=row[1], plugin=row[2], command=row[3], asked_at=from_text(row[4]))
-        for row in rows
-        if row is not None
-    )
-    return min(jobs, key=lambda job: job.asked_at, default=None)
+    heads = [row for name in ready for row in db.execute(READY_HEADS, (name, MAX_HEADS))]
+    heads += [row for row in db.execute(DUE_RETRIES, (to_text(now), MAX_HEADS)) if row[2] in plugins]
+    oldest: OldestJob | None = None
+    for row in sorted(heads, key=_ready_at_least):
+        if oldest and to_text(oldest.ready_at) <= _ready_at_least(row):
+            break
+        job = _ready_job(db, row)
+        oldest = job if oldest is None or job.ready_at < oldest.ready_at else oldest
+    return oldest
+
+
+_Head = tuple[str, str, str, str, str, str | None]
+
+
+def _ready_at_least(head: _Head) -> str:
+    *_, asked_at, failed_at = head
+    return max(asked_at, failed_at or "")
+
+
+def _ready_job(db: Db, head: _Head) -> OldestJob:
+    job_id, root_job_id, plugin, command, asked_at, failed_at = head
+    ready_at = _ready_at_least(head)
+    if failed_at and failed_at >= asked_at:
+        ready_at = max(ready_at, _end_of_delay(db, job_id), _last_transition(db, plugin, command))
+    return OldestJob(id=job_id, root_job_id=root_job_id, plugin=plugin, command=command, ready_at=from_text(ready_at))
+
+
+LAST_DELAY = """
+    SELECT data FROM journal WHERE job_id = ? AND kind IN ('job.retry_scheduled', 'job.held') ORDER BY seq DESC LIMIT 1
+"""
+
+
+def _end_of_delay(db: Db, job_id: str) -> str:
+    """Return the retry time that the job last waited for. The queue no longer has it."""
+    row = db.execute(LAST_DELAY, (job_id,)).fetchone()
+    return str(load_stored_object(row[0] if row else None).get("next_retry_at", ""))
+
+
+LAST_TRANSITION = "SELECT MAX(created_at) FROM circuit_breaker_transitions WHERE plugin = ? AND command = ?"
+
+
+def _last_transition(db: Db, plugin: str, command: str) -> str:
+    """Return when the breaker of the command last changed its state, which makes the jobs that it blocked ready."""
+    return db.execute(LAST_TRANSITION, (plugin, command)).fetchone()[0] or ""

@@ -219,7 +219,7 @@ def is_service_stuck(ctx: AppContext) -> bool:
 def health_judge(ctx: AppContext) -> Callable[[Db], Health]:
     """Return a function of the ledger that decides the verdict about this service now."""
     plugins, now, is_stuck = ctx.snapshot().plugins, ctx.clock.now(), is_service_stuck(ctx)
-    holder = find_lock_holder(ctx.ledger.path) if is_stuck else None
+    holder = find_lock_holder(ctx.ledger.path)
 
     def judge(db: Db) -> Health:
         return judge_health(read_health_facts(db, plugins, now=now, is_stuck=is_stuck, lock_holder=holder))
